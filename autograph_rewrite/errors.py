@@ -1,0 +1,85 @@
+"""Every error that a user can meet, as one small tree.
+
+    RewriteError
+    ├── ConfigError    the config file or dict is wrong (file:line, closest valid key)
+    ├── PlanError      the plan does not fit the graph or the devices
+    ├── GraphError     the graph cannot be read, or cannot be rewritten soundly
+    ├── PassError      a pass met something that it refuses
+    ├── VerifyError    an invariant is broken, or the numbers differ
+    └── ClusterError   devices or processes are missing, or do not answer
+
+Each message says what is wrong, where (file:line, or the node with its op) and what to do.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class _NamedNode(Protocol):
+    """What an error needs to know of a graph node."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def op(self) -> str: ...
+
+
+class RewriteError(Exception):
+    """Base of all errors of this package.
+
+    Args:
+        problem: what is wrong, in one sentence.
+        node: the graph node that it is about, if there is one.
+        where: a place in a file (`file:line`) or a name, if there is one.
+        hint: what the user can do.
+    """
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        node: _NamedNode | None = None,
+        where: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        self.problem = problem
+        self.node_name = node.name if node is not None else None
+        self.node_op = node.op if node is not None else None
+        self.where = where
+        self.hint = hint
+        super().__init__(self._render())
+
+    def _render(self) -> str:
+        lines = [self.problem]
+        if self.where is not None:
+            lines.append(f"  at   {self.where}")
+        if self.node_name is not None:
+            lines.append(f"  node '{self.node_name}' (op {self.node_op})")
+        if self.hint is not None:
+            lines.append(f"  hint {self.hint}")
+        return "\n".join(lines)
+
+
+class ConfigError(RewriteError):
+    """The configuration is wrong: an unknown key, a wrong type or an impossible combination."""
+
+
+class PlanError(RewriteError):
+    """The plan does not fit the graph, or its devices do not exist."""
+
+
+class GraphError(RewriteError):
+    """The graph cannot be read, is malformed, or cannot be distributed soundly."""
+
+
+class PassError(RewriteError):
+    """A pass met something that it refuses to rewrite."""
+
+
+class VerifyError(RewriteError):
+    """An invariant of the rewritten graph is broken, or its numbers differ from one device."""
+
+
+class ClusterError(RewriteError):
+    """Devices or processes are missing, misconfigured, or do not answer in time."""
