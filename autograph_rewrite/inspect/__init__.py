@@ -1,0 +1,1 @@
+"""Looking at graphs: text, tables, pictures, differences."""

@@ -1,0 +1,459 @@
+"""Graph, Node, Value, Use: the graph and the closed set of verbs that edit it.
+
+    Graph ──nodes──► Node ──outputs──► Value ──uses──► Use(node, index)     data edges
+      │                └─controls──► Node (both directions kept)            ordering edges
+      └─anchors: {name from outside: Value}                                 fetches, gradients, saver tensors
+
+The graph is *folded*: a node that every replica runs stands here once, with `span` EACH. Where a node that runs once
+reads such a node, its input says which instances it takes (`Select`). `passes.expand` writes the instances out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir import dtypes
+from autograph_rewrite.ir.attrs import decode, encode
+from autograph_rewrite.ir.opdefs import find_op, get_op, signature
+
+PASS_ATTR = "_autograph_pass"
+ORIGIN_ATTR = "_autograph_origin"
+
+
+class Span(Enum):
+    """How often the expanded graph runs a node."""
+
+    ONCE = "once"
+    EACH = "each"  # once per replica
+
+
+class Select(Enum):
+    """Which instances of an EACH value a node that runs ONCE reads."""
+
+    ALL = "all"  # one input per replica, in replica order
+    FIRST = "first"  # replica 0's
+
+
+@dataclass(frozen=True)
+class PerInstance:
+    """Raw attribute values that differ between the instances of an EACH node."""
+
+    raws: tuple[bytes, ...]
+
+
+class Use(NamedTuple):
+    """One reader of a value: input `index` of `node`."""
+
+    node: Node
+    index: int
+
+
+class Value:
+    """One output of a node."""
+
+    __slots__ = ("_uses", "index", "node")
+
+    def __init__(self, node: Node, index: int) -> None:
+        self.node = node
+        self.index = index
+        self._uses: dict[tuple[Node, int], None] = {}
+
+    @property
+    def name(self) -> str:
+        """The tensor's name in GraphDef syntax: `node` for output 0, else `node:1`."""
+        return self.node.name if self.index == 0 else f"{self.node.name}:{self.index}"
+
+    @property
+    def uses(self) -> tuple[Use, ...]:
+        """A snapshot of the readers: safe to rewire while iterating."""
+        return tuple([Use(*use) for use in self._uses])
+
+    @property
+    def dtype(self) -> int:
+        """The element type (TensorFlow's number)."""
+        return self.node.output_dtypes[self.index]
+
+    def replace_all_uses_with(self, new: Value, *, keep: Collection[Node] = ()) -> None:
+        """Point every reader of this value at `new`, except the nodes in `keep`; anchors are readers too."""
+        for node, index in tuple(self._uses):
+            if node not in keep:
+                node.set_input(index, new)
+        anchors = self.node.graph.anchors
+        for anchor, value in anchors.items():
+            if value is self:
+                anchors[anchor] = new
+
+    def __repr__(self) -> str:
+        return f"%{self.name}"
+
+
+class Node:
+    """One operation. Change it through its methods only; they keep the uses of its inputs true."""
+
+    __slots__ = (
+        "_attrs", "_control_users", "_controls", "_inputs", "_outputs",
+        "device", "graph", "name", "op", "rest", "selects", "span",
+    )  # fmt: skip
+
+    def __init__(self, graph: Graph, name: str, op: str, device: str, attrs: dict[str, Any], rest: bytes) -> None:
+        self.graph = graph
+        self.name = name
+        self.op = op
+        self.device = device
+        self.rest = rest
+        self.span = Span.ONCE
+        self.selects: dict[int, Select] = {}
+        self._attrs = attrs
+        self._inputs: tuple[Value, ...] = ()
+        self._controls: dict[Node, None] = {}
+        self._control_users: dict[Node, None] = {}
+        self._outputs: list[Value] = []
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        """The values that it reads, in order."""
+        return self._inputs
+
+    @property
+    def controls(self) -> tuple[Node, ...]:
+        """The nodes that must run before it."""
+        return tuple(self._controls)
+
+    @property
+    def control_users(self) -> tuple[Node, ...]:
+        """The nodes that wait for it."""
+        return tuple(self._control_users)
+
+    @property
+    def attrs(self) -> Mapping[str, Any]:
+        """Raw attribute values (bytes or PerInstance), read-only."""
+        return MappingProxyType(self._attrs)
+
+    def attr(self, key: str, default: Any = None) -> Any:
+        """Return a decoded attribute; the op's own default, else `default`, where the node does not set it."""
+        raw = self._attrs.get(key)
+        if raw is None:
+            op = find_op(self.op)
+            declared = op.attrs.get(key) if op is not None else None
+            if declared is None or declared.default is None:
+                return default
+            raw = declared.default
+        if isinstance(raw, PerInstance):
+            return tuple(decode(one) for one in raw.raws)
+        return decode(raw)
+
+    def set_attr(self, key: str, value: Any) -> None:
+        """Set an attribute from a Python value of the kind that the op declares; `_x` attributes are strings."""
+        declared = get_op(self.op).attrs.get(key)
+        self.set_raw_attr(key, encode(declared.kind if declared is not None else "string", value))
+
+    def set_raw_attr(self, key: str, raw: bytes | PerInstance) -> None:
+        """Set an attribute from encoded bytes."""
+        self._attrs = {**self._attrs, key: raw}  # nodes made from one template share the dict
+        self.graph.edits += 1
+
+    def drop_attr(self, key: str) -> None:
+        """Remove an attribute if it is there."""
+        if key in self._attrs:
+            self._attrs = {k: v for k, v in self._attrs.items() if k != key}
+            self.graph.edits += 1
+
+    def set_device(self, device: str) -> None:
+        """Place the node."""
+        if device != self.device:
+            self.device = device
+            self.graph.edits += 1
+
+    @property
+    def input_dtypes(self) -> tuple[int, ...]:
+        """The element types that it takes."""
+        return self._signature()[0]
+
+    @property
+    def output_dtypes(self) -> tuple[int, ...]:
+        """The element types that it gives."""
+        return self._signature()[1]
+
+    def _signature(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        try:
+            return signature(self.op, self._attrs)
+        except GraphError as error:
+            raise GraphError(error.problem, node=self, hint=error.hint) from None
+
+    @property
+    def outputs(self) -> tuple[Value, ...]:
+        """All its output values."""
+        return tuple(self.output(i) for i in range(len(self.output_dtypes)))
+
+    def output(self, index: int = 0) -> Value:
+        """Return one output value."""
+        outputs = self._outputs
+        while len(outputs) <= index:
+            outputs.append(Value(self, len(outputs)))
+        return outputs[index]
+
+    @property
+    def read_outputs(self) -> tuple[Value, ...]:
+        """The output values that somebody has asked for so far (a superset of those with readers)."""
+        return tuple(self._outputs)
+
+    def set_inputs(self, inputs: Iterable[Value], selects: Mapping[int, Select] | None = None) -> None:
+        """Replace all inputs, and with them the selectors."""
+        for index, value in enumerate(self._inputs):
+            value._uses.pop((self, index), None)
+        self._inputs = tuple(inputs)
+        for index, value in enumerate(self._inputs):
+            value._uses[self, index] = None
+        self.selects = dict(selects) if selects else {}
+        self.graph.edits += 1
+
+    def set_input(self, index: int, value: Value, select: Select | None = None) -> None:
+        """Replace one input, and its selector."""
+        inputs = self._inputs
+        inputs[index]._uses.pop((self, index), None)
+        self._inputs = (*inputs[:index], value, *inputs[index + 1 :])
+        value._uses[self, index] = None
+        if select is not None:
+            self.selects[index] = select
+        else:
+            self.selects.pop(index, None)
+        self.graph.edits += 1
+
+    def add_control(self, node: Node) -> None:
+        """Make this node wait for `node`."""
+        if node not in self._controls:
+            self._controls[node] = None
+            node._control_users[self] = None
+            self.graph.edits += 1
+
+    def remove_control(self, node: Node) -> None:
+        """Stop waiting for `node`."""
+        if node in self._controls:
+            del self._controls[node]
+            del node._control_users[self]
+            self.graph.edits += 1
+
+    def __repr__(self) -> str:
+        return f"<{self.op} '{self.name}'>"
+
+
+class Graph:
+    """Nodes in insertion order, the function library, and the names that outsiders hold (`anchors`)."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, Node] = {}
+        self.library = b""  # FunctionDefLibrary, encoded
+        self.versions = b""  # VersionDef, encoded
+        self.rest = b""  # other GraphDef fields, encoded
+        self.anchors: dict[str, Value] = {}
+        self.edits = 0
+        self.current_pass = ""
+        self._suffixes: dict[str, int] = {}
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self.nodes.values())
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.nodes
+
+    def node(self, name: str) -> Node:
+        """Return the node of that name.
+
+        Raises:
+            GraphError: there is none; the hint names the closest.
+        """
+        found = self.nodes.get(name)
+        if found is None:
+            raise GraphError(f"the graph has no node '{name}'", hint=_closest(name, self.nodes))
+        return found
+
+    def value(self, tensor: str) -> Value:
+        """Return a value by tensor name, `x`, `x:0` or `x:1`.
+
+        Raises:
+            GraphError: there is no such node or output.
+        """
+        name, _, index = tensor.partition(":")
+        node = self.node(name)
+        number = int(index) if index.isdigit() else 0
+        if number >= len(node.output_dtypes):
+            raise GraphError(f"'{name}' has {len(node.output_dtypes)} outputs, so no '{tensor}'", node=node)
+        return node.output(number)
+
+    def unique_name(self, base: str) -> str:
+        """Return `base`, or `base_1`, `base_2`...: the first that is free."""
+        if base not in self.nodes:
+            return base
+        count = self._suffixes.get(base, 0)
+        while True:
+            count += 1
+            name = f"{base}_{count}"
+            if name not in self.nodes:
+                self._suffixes[base] = count
+                return name
+
+    def insert(self, node: Node, inputs: Iterable[Value] = (), controls: Iterable[Node] = ()) -> Node:
+        """Add a finished node under its own name.
+
+        Raises:
+            GraphError: the name is taken.
+        """
+        if node.name in self.nodes:
+            raise GraphError(f"two nodes are named '{node.name}'", node=node)
+        self.nodes[node.name] = node
+        node.set_inputs(inputs)
+        for control in controls:
+            node.add_control(control)
+        return node
+
+    def add(
+        self,
+        op: str,
+        inputs: Sequence[Value] = (),
+        *,
+        name: str,
+        attrs: Mapping[str, Any] | None = None,
+        device: str = "",
+        controls: Iterable[Node] = (),
+        span: Span = Span.ONCE,
+        selects: Mapping[int, Select] | None = None,
+        origin: Node | str | None = None,
+    ) -> Node:
+        """Add a node; dtype and count attributes that `attrs` leaves out are inferred from the inputs.
+
+        Args:
+            op: a registered op type.
+            inputs: the values it reads.
+            name: wanted name; made unique.
+            attrs: Python values by attribute name, encoded by the kind that the op declares.
+            device: device string, empty for none yet.
+            controls: nodes that must run before it.
+            span: how often it runs.
+            selects: which instances it reads, by input index.
+            origin: the original node that it stands for or serves (provenance).
+
+        Raises:
+            GraphError: unknown op, or a needed attribute cannot be inferred.
+        """
+        raw = _encode_attrs(op, inputs, attrs or {})
+        if self.current_pass:
+            raw[PASS_ATTR] = encode("string", self.current_pass)
+            if origin is not None:
+                raw[ORIGIN_ATTR] = encode("string", origin if isinstance(origin, str) else origin.name)
+        node = Node(self, self.unique_name(name), op, device, raw, b"")
+        node.span = span
+        self.insert(node, inputs, controls)
+        node.selects = dict(selects) if selects else {}
+        return node
+
+    def erase(self, node: Node) -> None:
+        """Remove a node.
+
+        Raises:
+            GraphError: something still reads it, waits for it, or names it from outside.
+        """
+        readers = [use.node.name for value in node.read_outputs for use in value.uses]
+        readers += [user.name for user in node._control_users]
+        readers += [f"outside name {a}" for a, value in self.anchors.items() if value.node is node]
+        if readers:
+            raise GraphError(
+                f"cannot erase '{node.name}': still read by {', '.join(readers[:5])}",
+                node=node,
+                hint="rewire its readers first with replace_all_uses_with()",
+            )
+        node.set_inputs(())
+        for control in node.controls:
+            node.remove_control(control)
+        del self.nodes[node.name]
+        self.edits += 1
+
+    def replace(self, node: Node, new: Node) -> None:
+        """Let `new` take the place of `node` for readers, waiters and outside names, then erase `node`."""
+        for value in node.read_outputs:
+            value.replace_all_uses_with(new.output(value.index), keep={new})
+        for user in node.control_users:
+            user.remove_control(node)
+            if user is not new:
+                user.add_control(new)
+        self.erase(node)
+
+    def splice_after(self, value: Value, op: str, extra: Sequence[Value] = (), *, name: str, **attrs: Any) -> Value:
+        """Add `op(value, *extra)` and make everyone else read its output 0 instead of `value`."""
+        node = self.add(op, [value, *extra], name=name, attrs=attrs, origin=value.node, span=value.node.span)
+        value.replace_all_uses_with(node.output(), keep={node})
+        return node.output()
+
+    def clone_into(self, target: Graph, *, prefix: str = "") -> dict[Node, Node]:
+        """Copy every node into `target` under `prefix`; return old -> new. Flat loops: deep graphs are common."""
+        copies: dict[Node, Node] = {}
+        for node in self:
+            copy = Node(target, prefix + node.name, node.op, node.device, node._attrs, node.rest)
+            copy.span = node.span
+            copies[node] = target.insert(copy)
+        for node, copy in copies.items():
+            copy.set_inputs([copies[v.node].output(v.index) for v in node._inputs], node.selects)
+            for control in node._controls:
+                copy.add_control(copies[control])
+        return copies
+
+    def clone(self) -> Graph:
+        """Return an independent copy, with library, versions and anchors."""
+        copy = Graph()
+        copies = self.clone_into(copy)
+        copy.library, copy.versions, copy.rest = self.library, self.versions, self.rest
+        copy.anchors = {name: copies[v.node].output(v.index) for name, v in self.anchors.items()}
+        copy.edits = 0
+        return copy
+
+
+def _encode_attrs(op_name: str, inputs: Sequence[Value], attrs: Mapping[str, Any]) -> dict[str, Any]:
+    op = get_op(op_name)
+    raw: dict[str, Any] = {}
+    for key, value in attrs.items():
+        declared = op.attrs.get(key)
+        if declared is None and not key.startswith("_"):
+            raise GraphError(f"op '{op_name}' has no attribute '{key}'", hint=_closest(key, op.attrs))
+        is_raw = isinstance(value, PerInstance)
+        raw[key] = value if is_raw else encode(declared.kind if declared is not None else "string", value)
+    if any(name not in raw for name in op.type_attrs):
+        _infer_attrs(op_name, inputs, raw)
+    for name, declared in op.attrs.items():
+        if name not in raw and declared.default is None:
+            raise GraphError(f"a new {op_name} node needs its attribute '{name}'")
+    return raw
+
+
+def _infer_attrs(op_name: str, inputs: Sequence[Value], raw: dict[str, Any]) -> None:
+    """Fill in type and count attributes from the inputs, as TensorFlow's own op builders do."""
+    at = 0
+    args = get_op(op_name).inputs
+    for position, arg in enumerate(args):
+        rest = len(args) - position - 1  # declared inputs after this one; each takes at least one value
+        if arg.number_attr:
+            count = decode(raw[arg.number_attr]) if arg.number_attr in raw else len(inputs) - at - rest
+            raw.setdefault(arg.number_attr, encode("int", count))
+        elif arg.type_list_attr:
+            known = raw.get(arg.type_list_attr)
+            count = len(decode(known)) if known is not None else len(inputs) - at - rest
+            types = [dtypes.base(v.dtype) for v in inputs[at : at + count]]
+            raw.setdefault(arg.type_list_attr, encode("list(type)", types))
+        else:
+            count = 1
+        if arg.type_attr and arg.type_attr not in raw and at < len(inputs):
+            raw[arg.type_attr] = encode("type", dtypes.base(inputs[at].dtype))
+        at += count
+
+
+def _closest(name: str, known: Iterable[str]) -> str | None:
+    import difflib
+
+    close = difflib.get_close_matches(name, list(known), n=3)
+    return f"closest names: {', '.join(close)}" if close else None

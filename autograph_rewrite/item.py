@@ -1,0 +1,167 @@
+"""GraphItem: a graph, and what training means in it (inputs, outputs, targets, variables).
+
+An item is a value: rewriting makes a new one and never changes the old one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autograph_rewrite.ir import serde
+from autograph_rewrite.ir.graph import Graph
+
+if TYPE_CHECKING:
+    import networkx
+
+Shape = tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """An input or output of the step.
+
+    Attributes:
+        name: public name: placeholder name, argument path ("x/image") or output name.
+        tensor: the tensor in the graph, "x:0".
+        dtype: TensorFlow's name of the element type.
+        shape: static shape, None for unknown dimensions; None as a whole for an unknown rank.
+        batch_axis: the axis that counts examples; None for an input that all replicas share.
+    """
+
+    name: str
+    tensor: str
+    dtype: str
+    shape: Shape | None
+    batch_axis: int | None = None
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A variable of the graph.
+
+    Attributes:
+        name: unique public name.
+        handle: name of the node that gives its handle (VarHandleOp, or the placeholder of a captured variable).
+        dtype: TensorFlow's name of the element type.
+        shape: static shape, None when unknown.
+        trainable: whether it is trained; None when nothing says so.
+        initializer: the op that assigns its initial value; None for a captured variable.
+        captured: it lives outside the graph, as a tf.Variable of the user.
+    """
+
+    name: str
+    handle: str
+    dtype: str
+    shape: Shape | None
+    trainable: bool | None = None
+    initializer: str | None = None
+    captured: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class GraphItem:
+    """A training graph with its signature.
+
+    Attributes:
+        graph: the graph; treat it as read-only.
+        inputs: by public name.
+        outputs: by public name.
+        targets: nodes that one step runs for their effect (the train op; the control outputs of a function).
+        init_op: the node that initialises everything, if the graph has one.
+        variables: by public name.
+        report: what rewriting did; None for an original.
+        binding: what a runtime needs besides the graph (captured tf.Variables...); never saved.
+        data: the encoded GraphDef, when a pass has already written it.
+    """
+
+    graph: Graph
+    inputs: Mapping[str, TensorInfo]
+    outputs: Mapping[str, TensorInfo]
+    targets: tuple[str, ...] = ()
+    init_op: str | None = None
+    variables: Mapping[str, Variable] = field(default_factory=dict)
+    report: Any = None
+    binding: Any = None
+    data: bytes | None = None
+
+    @property
+    def graph_bytes(self) -> bytes:
+        """The encoded GraphDef."""
+        return self.data if self.data is not None else serde.to_bytes(self.graph)
+
+    @property
+    def graph_def(self) -> Any:  # TensorFlow's class is only known at run time
+        """The graph as TensorFlow's GraphDef (this imports TensorFlow)."""
+        from tensorflow.core.framework import graph_pb2
+
+        return graph_pb2.GraphDef.FromString(self.graph_bytes)
+
+    def with_(self, **changes: Any) -> GraphItem:
+        """Return a copy with some attributes replaced."""
+        return replace(self, **changes)
+
+    def save(self, path: str | Path) -> None:
+        """Write the item as one self-contained file (graph, signature, variables; no pickle)."""
+        from autograph_rewrite.load import bundle
+
+        bundle.save(self, Path(path))
+
+    def to_networkx(self) -> networkx.MultiDiGraph[str]:
+        """Return the nodes and edges as a networkx graph, with op and device as node attributes."""
+        from autograph_rewrite.inspect import export
+
+        return export.to_networkx(self.graph)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        train_op: str | Sequence[str] | None = None,
+        outputs: Sequence[str] | None = None,
+        init_op: str | None = None,
+        batch_inputs: Mapping[str, int | None] | None = None,
+        signature: str | None = None,
+    ) -> GraphItem:
+        """Read a .pb, .pbtxt, .meta, SavedModel directory, or what `save` wrote."""
+        from autograph_rewrite.load import files
+
+        return files.load(
+            Path(path), train_op=train_op, outputs=outputs, init_op=init_op, batch_inputs=batch_inputs, signature=signature
+        )
+
+    @classmethod
+    def from_graph(
+        cls,
+        graph: Any,
+        *,
+        train_op: Any = None,
+        outputs: Sequence[Any] = (),
+        init_op: Any = None,
+        batch_inputs: Mapping[str, int | None] | None = None,
+    ) -> GraphItem:
+        """Wrap a tf.Graph or GraphDef; ops and tensors are given by name or as TensorFlow objects."""
+        from autograph_rewrite.load import graphs
+
+        return graphs.from_graph(graph, train_op=train_op, outputs=outputs, init_op=init_op, batch_inputs=batch_inputs)
+
+    @classmethod
+    def from_function(
+        cls, function: Any, *specs: Any, batch_inputs: Mapping[str, int | None] | None = None, **named_specs: Any
+    ) -> GraphItem:
+        """Trace a tf.function, or a plain function that uses tf.Variables."""
+        from autograph_rewrite.load import functions
+
+        return functions.from_function(function, *specs, batch_inputs=batch_inputs, **named_specs)
+
+    @classmethod
+    def from_keras(
+        cls, model: Any, *specs: Any, batch_inputs: Mapping[str, int | None] | None = None
+    ) -> GraphItem:
+        """Trace the train step of a compiled Keras 3 model on `(x, y[, sample_weight])` specs."""
+        from autograph_rewrite.load import keras_models
+
+        return keras_models.from_keras(model, *specs, batch_inputs=batch_inputs)

@@ -1,0 +1,1 @@
+"""The edits, one per file, in the order of `pipeline.py`."""

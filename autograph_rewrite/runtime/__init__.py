@@ -1,0 +1,1 @@
+"""Running a rewritten item: Session, tf.function, Keras, and the numeric check against the original."""
