@@ -1,0 +1,78 @@
+"""Rewrite an unmodified single-device training graph into an exact distributed one.
+
+Importing this package costs nothing: each public name is loaded at first use, TensorFlow only by what runs a graph.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from autograph_rewrite.errors import (
+    ClusterError,
+    ConfigError,
+    GraphError,
+    PassError,
+    PlanError,
+    RewriteError,
+    VerifyError,
+)
+
+if TYPE_CHECKING:
+    from autograph_rewrite.api import build_plan, distribute, rewrite, verify
+    from autograph_rewrite.inspect.diff import diff
+    from autograph_rewrite.inspect.dump import dump
+    from autograph_rewrite.inspect.explain import explain
+    from autograph_rewrite.item import GraphItem
+    from autograph_rewrite.plan.config import Config
+    from autograph_rewrite.plan.plan import Plan
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ClusterError",
+    "Config",
+    "ConfigError",
+    "GraphError",
+    "GraphItem",
+    "PassError",
+    "Plan",
+    "PlanError",
+    "RewriteError",
+    "VerifyError",
+    "build_plan",
+    "diff",
+    "distribute",
+    "dump",
+    "explain",
+    "rewrite",
+    "verify",
+]
+
+_LAZY = {
+    "Config": "plan.config",
+    "GraphItem": "item",
+    "Plan": "plan.plan",
+    "build_plan": "api",
+    "diff": "inspect.diff",
+    "distribute": "api",
+    "dump": "inspect.dump",
+    "explain": "inspect.explain",
+    "rewrite": "api",
+    "verify": "api",
+}
+
+if not TYPE_CHECKING:  # a type checker that saw this function would accept any misspelt name
+
+    def __getattr__(name: str) -> object:
+        """Load a public name from its module, once (PEP 562)."""
+        if name not in _LAZY:
+            raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+        value = getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
+        globals()[name] = value  # later reads find it without coming here
+        return value
+
+
+def __dir__() -> list[str]:
+    """List the public names, loaded or not."""
+    return sorted({*globals(), *__all__})

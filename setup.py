@@ -1,0 +1,70 @@
+"""Package two source trees as one: `strategies/`, `tools/` and `configs/` install below `autograph_rewrite`."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+MAPPED = ("strategies", "tools", "configs")
+
+TESTS = ["hypothesis", "pytest>=8", "pytest-timeout", "pytest-xdist"]
+CHECKS = ["mypy", "ruff", "types-PyYAML", "types-networkx", "types-protobuf"]
+DEMO = ["scikit-learn"]
+
+
+def mapped_packages() -> list[str]:
+    """Return the installed names of the packages whose sources lie beside `autograph_rewrite`."""
+    return [
+        ".".join(("autograph_rewrite", top, *below))
+        for top in MAPPED
+        for below in [(), *((name,) for name in find_packages(top))]
+    ]
+
+
+setup(
+    name="autograph-rewrite",
+    version="0.1.0",
+    description="Rewrite an unmodified single-device TensorFlow training graph into an exact distributed one",
+    long_description=Path("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.10,<3.14",
+    packages=[*find_packages(include=["autograph_rewrite", "autograph_rewrite.*"]), *mapped_packages()],
+    package_dir={f"autograph_rewrite.{top}": top for top in MAPPED},
+    package_data={
+        "autograph_rewrite": ["py.typed"],
+        "autograph_rewrite.configs": ["*.yaml"],
+        "autograph_rewrite.inspect": ["*.html", "*.js", "*.css"],
+        "autograph_rewrite.ir": ["*.binpb", "*.binpb.gz", "*.proto"],
+        "autograph_rewrite.plan": ["*.binpb", "*.proto", "*.json"],
+    },
+    # TensorFlow is no hard dependency: `tensorflow` and `tensorflow-cpu` install the same files, so naming
+    # one of them would overwrite the other for whoever has it. The extras choose; `requires.py` checks.
+    install_requires=[
+        "keras>=3.12",
+        "networkx>=3.2",
+        "numpy>=1.26",
+        "protobuf>=6.31.1,<8",
+        "pydantic>=2.6",
+        "pyyaml>=6",
+        "rich>=13",
+    ],
+    extras_require={
+        "tensorflow": ["tensorflow>=2.21"],
+        "cpu": ["tensorflow-cpu>=2.21"],
+        "demo": DEMO,
+        "dev": [*TESTS, *CHECKS, *DEMO, "setuptools>=77", "wheel"],
+    },
+    entry_points={"console_scripts": ["autograph-rewrite = autograph_rewrite.tools.cli:main"]},
+    classifiers=[
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3 :: Only",
+        "Programming Language :: Python :: 3.10",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
+)

@@ -1,0 +1,135 @@
+"""The command line: finds the verb's module, and turns errors into messages and exit codes.
+
+A verb is a module `tools/verb_<name>.py` with two functions:
+
+    add_arguments(parser)    declare its options on an argparse parser; `--json` is there already
+    run(args) -> int         do it; return 0 (good) or 1 (the check failed)
+
+Only the verb that was asked for is imported, so `--help` and verbs that merely read protobufs never start
+TensorFlow. What a verb raises ends here: a `RewriteError` or an unreadable file is exit code 2 and a message.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import json
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+import autograph_rewrite
+from autograph_rewrite.errors import RewriteError
+from autograph_rewrite.requires import missing_tensorflow
+
+GOOD, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+VERBS = {
+    "inspect": "show inputs, outputs, variables, op counts and warnings of a graph",
+    "plan": "run the strategy builder and print or write its plan",
+    "rewrite": "write the distributed graph",
+    "dump": "print a graph as text, table, JSON or dot",
+    "diff": "show what changed between two graphs",
+    "why": "say which pass, source node and plan line made a node",
+    "comm": "list the collectives: members, order, bytes per step",
+    "verify": "check a rewrite numerically against the single-device graph",
+    "simulate": "predict step time, memory and communication",
+    "run": "run a script under a configuration",
+    "launch": "run a script under a configuration on several processes",
+}
+
+EPILOG = "exit codes: 0 good, 1 the check failed, 2 bad usage or input. `autograph-rewrite VERB --help` says more."
+
+
+class Verb(Protocol):
+    """What a `verb_<name>` module offers."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the verb's options."""
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Carry the verb out and return the exit code."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb and return the exit code."""
+    args = parse(sys.argv[1:] if argv is None else argv)
+    try:
+        code = load_verb(args.verb).run(args)
+        sys.stdout.flush()  # a closed pipe must fail here, not at interpreter exit
+        return code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # `dump | head` is no error. Python would write the same pipe again at exit: give it another one.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return GOOD
+    except Exception as error:
+        return report(error, as_json=args.json)
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Parse a command line; only the verb that stands in it is loaded."""
+    parser = argparse.ArgumentParser(
+        prog="autograph-rewrite", description=autograph_rewrite.__doc__.partition("\n")[0], epilog=EPILOG
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {autograph_rewrite.__version__}")
+    subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for verb in available_verbs():
+        subparser = subparsers.add_parser(verb, help=VERBS[verb], description=VERBS[verb])
+        if argv and argv[0] == verb:
+            subparser.add_argument("--json", action="store_true", help="print JSON on standard output")
+            load_verb(verb).add_arguments(subparser)
+    return parser.parse_args(argv)
+
+
+def available_verbs() -> list[str]:
+    """Return the verbs whose module exists, in the order of `VERBS`."""
+    return [verb for verb in VERBS if importlib.util.find_spec(module_of(verb)) is not None]
+
+
+def load_verb(verb: str) -> Verb:
+    """Import the module of a verb."""
+    return cast(Verb, importlib.import_module(module_of(verb)))
+
+
+def module_of(verb: str) -> str:
+    """Return the module that implements a verb."""
+    return f"{__package__}.verb_{verb}"
+
+
+def report(error: Exception, *, as_json: bool) -> int:
+    """Print an error on standard error (and, for `--json`, as an object on standard output)."""
+    if isinstance(error, ModuleNotFoundError) and error.name == "tensorflow":
+        error = missing_tensorflow()
+    if not isinstance(error, (RewriteError, OSError)):
+        traceback.print_exception(error)
+        print("this is a bug in autograph-rewrite: please report it with the lines above", file=sys.stderr)
+        return BAD_INPUT
+    print(f"{type(error).__name__}: {error}", file=sys.stderr)
+    for note in getattr(error, "__notes__", ()):
+        print(note, file=sys.stderr)
+    if as_json:
+        print(json.dumps({"error": describe(error)}))
+    return BAD_INPUT
+
+
+def describe(error: RewriteError | OSError) -> dict[str, str | None]:
+    """Return an error as plain data."""
+    if isinstance(error, OSError):
+        return {"type": type(error).__name__, "problem": str(error)}
+    return {
+        "type": type(error).__name__,
+        "problem": error.problem,
+        "where": error.where,
+        "node": error.node_name,
+        "hint": error.hint,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
