@@ -1,0 +1,106 @@
+"""Symbolic sizes: integers that are a constant times unknown factors, such as `32*b` for 32 rows per example.
+
+`b` is the number of examples in this replica's block, `B` in the whole batch. A size that contains `b` differs between
+replicas; every other symbol has one value everywhere. Sizes outside this form (b - 1, max(b, 8)) are None: unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+LOCAL_MARK = "b"
+BLOCK = "b"
+BATCH = "B"
+
+
+class Sym(NamedTuple):
+    """`coef` times the product of `factors` (sorted, at least one)."""
+
+    coef: int
+    factors: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        product = "*".join(self.factors)
+        return product if self.coef == 1 else f"{self.coef}*{product}"
+
+
+Dim = int | Sym | None
+"""A size; None when nothing is known about it."""
+
+
+def local_symbol(origin: str = "") -> Sym:
+    """Return the block size `b`, or a block size of its own for the value named `origin`."""
+    return Sym(1, (f"{BLOCK}#{origin}" if origin else BLOCK,))
+
+
+def is_local(dim: Dim) -> bool:
+    """Return whether the size differs between replicas."""
+    return isinstance(dim, Sym) and any(factor.startswith(LOCAL_MARK) for factor in dim.factors)
+
+
+def any_local(dims: Iterable[Dim] | None) -> bool:
+    """Return whether some size differs between replicas."""
+    return dims is not None and any(is_local(dim) for dim in dims)
+
+
+def times(a: Dim, b: Dim) -> Dim:
+    """Multiply; a product of two block sizes is not a size of any block, so it is unknown."""
+    if a is None or b is None:
+        return None
+    if isinstance(a, int) and isinstance(b, int):
+        return a * b
+    if a == 0 or b == 0:
+        return 0
+    if is_local(a) and is_local(b):
+        return None
+    coef_a, factors_a = (a, ()) if isinstance(a, int) else a
+    coef_b, factors_b = (b, ()) if isinstance(b, int) else b
+    return Sym(coef_a * coef_b, tuple(sorted(factors_a + factors_b)))
+
+
+def product(dims: Iterable[Dim]) -> Dim:
+    """Multiply all."""
+    result: Dim = 1
+    for dim in dims:
+        result = times(result, dim)
+    return result
+
+
+def divide(a: Dim, b: Dim) -> Dim:
+    """Divide exactly: every factor of `b` must cancel; otherwise the result is unknown."""
+    if a is None or b is None or b == 0:
+        return None
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b if a % b == 0 else None
+    coef_a, factors_a = (a, ()) if isinstance(a, int) else a
+    coef_b, factors_b = (b, ()) if isinstance(b, int) else b
+    left = list(factors_a)
+    for factor in factors_b:
+        if factor not in left:
+            return None
+        left.remove(factor)
+    if coef_b == 0 or coef_a % coef_b:
+        return None
+    return Sym(coef_a // coef_b, tuple(left)) if left else coef_a // coef_b
+
+
+def to_global(dim: Dim, batch: int | None) -> Dim:
+    """Return the size over the whole batch of a size per block.
+
+    Args:
+        dim: a size, local or not.
+        batch: the number of examples, where it is static.
+    """
+    if not isinstance(dim, Sym) or not is_local(dim):
+        return dim
+    rest = tuple(f for f in dim.factors if not f.startswith(LOCAL_MARK))
+    (mine,) = (f for f in dim.factors if f.startswith(LOCAL_MARK))
+    if mine == BLOCK and batch is not None:
+        return times(dim.coef * batch, Sym(1, rest)) if rest else dim.coef * batch
+    return Sym(dim.coef, tuple(sorted((*rest, BATCH + mine[len(BLOCK) :]))))
+
+
+def unit(dim: Dim) -> int | None:
+    """Return c where the size is `c * b` with `b` the common block size; None otherwise."""
+    return dim.coef if isinstance(dim, Sym) and dim.factors == (BLOCK,) else None

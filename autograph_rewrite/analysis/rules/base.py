@@ -1,0 +1,133 @@
+"""What a rule is: a small pure function from the facts of a node's inputs to the placements of its outputs.
+
+A rule answers three questions about one op type, each with its own function in a `Rule`:
+
+    place(n)  which placements follow, and which input has to be converted first (`wants`)
+    shape(n)  the shape of one instance of each output, from the inputs as they are after conversion
+    value(n)  contents of small integer outputs, symbolically (sizes); None where the op never makes sizes
+
+They depend on nothing but op, attributes and facts, so that results are cached across equal nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from autograph_rewrite.analysis.dims import Dim
+from autograph_rewrite.analysis.fact import REPLICATED, Fact, Placement, Shape
+
+
+class Semantics(NamedTuple):
+    """The choices of the config that rules depend on, and the batch.
+
+    Attributes:
+        random: "exact" draws what one device would draw; "independent" lets each replica draw its own block.
+        batch_norm: "sync" uses the statistics of the whole batch; "local" those of each block.
+        batch: number of examples in the whole batch where that is static, else None.
+    """
+
+    random: str = "exact"
+    batch_norm: str = "sync"
+    batch: int | None = None
+
+
+class Op(NamedTuple):
+    """A node as a rule sees it.
+
+    Attributes:
+        op: op type.
+        attr: reads a decoded attribute by name, with the op's own default.
+        inputs: facts of the inputs. `shape` and `value` functions get them as they are after conversion.
+        output_dtypes: element type of each output.
+        static: static global shapes of the outputs as the graph states them (entries None where unknown), or None.
+        semantics: the config's choices.
+        cells: for a handle input, the joined placement and element shape of what its container holds, by index.
+    """
+
+    op: str
+    attr: Callable[..., Any]
+    inputs: tuple[Fact, ...]
+    output_dtypes: tuple[int, ...]
+    static: tuple[Shape | None, ...]
+    semantics: Semantics
+    cells: Mapping[int, Fact]
+
+    def placement(self, index: int) -> Placement:
+        """Placement of one input."""
+        return self.inputs[index].placement
+
+    def shape(self, index: int) -> Shape | None:
+        """Shape of one instance of one input."""
+        return self.inputs[index].shape
+
+    def rank(self, index: int) -> int | None:
+        """Rank of one input."""
+        return self.inputs[index].rank
+
+    def value(self, index: int) -> tuple[Dim, ...] | None:
+        """Known integer contents of one input."""
+        return self.inputs[index].value
+
+    def ints(self, index: int) -> tuple[int, ...] | None:
+        """Contents of one input where all entries are plain integers."""
+        value = self.inputs[index].value
+        if value is None or not all(isinstance(v, int) for v in value):
+            return None
+        return tuple(v for v in value if isinstance(v, int))
+
+
+class LocalEntry(NamedTuple):
+    """A want of a shape operand: entry `index` holds the global size and must become the block size `size`."""
+
+    index: int
+    size: Dim
+
+
+class Slice(NamedTuple):
+    """A want of a replicated input: this replica's block of `dim`; one example covers `unit` rows of it."""
+
+    dim: int
+    unit: int
+
+
+Want = Placement | LocalEntry | Slice
+"""What an input must be converted to: REPLICATED, PARTIAL, split(d), a Slice of a replicated value, or a LocalEntry."""
+
+
+class Placed(NamedTuple):
+    """The answer of `place`.
+
+    Attributes:
+        outputs: a placement per output.
+        wants: conversions by input index; an input that is not named is read as it is.
+        decompose: the op has to be rewritten into simpler ops first (`passes.decompose`), for example a mean over
+            the split dimension; `outputs` then only matters until the next round.
+        zero: per output, known to be zero.
+        holds: (container input index, input index of the element put into it) for writes.
+    """
+
+    outputs: tuple[Placement, ...]
+    wants: Mapping[int, Want] = {}
+    decompose: bool = False
+    zero: tuple[bool, ...] = ()
+    holds: tuple[int, int] | None = None
+
+
+class Rule(NamedTuple):
+    """How one op type is placed. `pinned`: runs once, whatever the mode (randomness, input, side effects)."""
+
+    place: Callable[[Op], Placed | None]
+    shape: Callable[[Op], tuple[Shape | None, ...]] | None = None
+    value: Callable[[Op], tuple[tuple[Dim, ...] | None, ...] | None] | None = None
+    family: str = ""
+    pinned: bool = False
+    identity: bool = False  # the shape or value rule needs fresh symbols, so results are not shared between nodes
+
+
+def whole(n: Op) -> Placed:
+    """Sound for every op: convert all inputs to their whole, global value; the outputs are replicated."""
+    return Placed(
+        (REPLICATED,) * len(n.output_dtypes),
+        {i: REPLICATED for i, fact in enumerate(n.inputs) if fact.placement.differs},
+    )
