@@ -1,4 +1,4 @@
-"""Package two source trees as one: `strategies/`, `tools/` and `configs/` install below `autograph_rewrite`."""
+"""Package several trees as one: `strategies/`, `tools/` and `configs/` go below `autograph_rewrite`."""
 
 from pathlib import Path
 

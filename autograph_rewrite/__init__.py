@@ -1,6 +1,7 @@
 """Rewrite an unmodified single-device training graph into an exact distributed one.
 
-Importing this package costs nothing: each public name is loaded at first use, TensorFlow only by what runs a graph.
+Importing this package costs nothing: each public name is loaded at first use, and TensorFlow only by what
+runs a graph.
 """
 
 from __future__ import annotations

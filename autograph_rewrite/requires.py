@@ -15,7 +15,7 @@ from autograph_rewrite.errors import ClusterError
 
 OLDEST_TENSORFLOW = (2, 21)
 
-_INSTALL = "install one: pip install 'autograph-rewrite[tensorflow]', or 'autograph-rewrite[cpu]' without GPUs"
+_INSTALL = "pip install 'autograph-rewrite[tensorflow]', or 'autograph-rewrite[cpu]' where there are no GPUs"
 
 
 @functools.cache

@@ -41,7 +41,7 @@ VERBS = {
     "launch": "run a script under a configuration on several processes",
 }
 
-EPILOG = "exit codes: 0 good, 1 the check failed, 2 bad usage or input. `autograph-rewrite VERB --help` says more."
+EPILOG = "exit codes: 0 good, 1 the check failed, 2 bad usage or input; VERB --help says more"
 
 
 class Verb(Protocol):

@@ -1,0 +1,73 @@
+# `make demo` and `make test` work on a fresh machine: they make .venv first, with the versions in constraints.txt.
+#   PYTHON=python3.12   another interpreter (3.10 to 3.13)
+#   EXTRA=tensorflow    the package with GPU support instead of tensorflow-cpu
+#   ARGS="-k name"      more arguments for pytest, the demo or the benchmarks
+
+PYTHON ?= python3
+EXTRA ?= cpu
+WORKERS ?= 2
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+
+.PHONY: help install demo test test-full bench lint format types wheel clean distclean
+
+help:
+	@echo "make demo        train a Keras CNN on one device and over two replicas, and compare"
+	@echo "make test        run the tests;  make test-full: the whole matrix too (about an hour)"
+	@echo "make bench       measure rewrite throughput, step time, start-up time and memory"
+	@echo "make lint types  check the style and the types;  make format: repair the style"
+	@echo "make wheel       build the package;  make clean, make distclean: remove what was made"
+
+install: $(VENV)/.ok
+
+$(VENV)/.ok: setup.py constraints.txt
+	@$(PYTHON) -c 'import sys; (3, 10) <= sys.version_info < (3, 14) or sys.exit("Python 3.10 to 3.13 is needed, \
+	this is " + sys.version.split()[0] + ": try make PYTHON=python3.11")'
+	@echo "Making $(VENV) (once; TensorFlow is a large download) ..."
+	@# A distribution may split ensurepip off: then the interpreter's own pip fills the environment.
+	$(PYTHON) -m venv --clear $(VENV) || { \
+	  $(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip -q --python $(BIN)/python install pip; }
+	$(PIP) install -c constraints.txt setuptools wheel
+	$(PIP) install -c constraints.txt --no-build-isolation -e '.[$(EXTRA),dev]'
+	@touch $@
+
+demo: $(VENV)/.ok
+	$(BIN)/python examples/digits.py $(ARGS)
+
+test: $(VENV)/.ok
+	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+test-full: $(VENV)/.ok
+	$(BIN)/python -m pytest -n $(WORKERS) -m "" --timeout 900 $(ARGS)
+
+bench: $(VENV)/.ok
+	$(BIN)/python -m benchmarks $(ARGS)
+
+lint: $(VENV)/.ok
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/.ok
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# strategies/ and tools/ become part of the package only by being installed, so that is what gets checked.
+types: $(VENV)/.ok
+	@rm -rf build/lib build/types
+	$(PIP) install --no-deps --no-build-isolation --target build/types .
+	cd build/types && ../../$(BIN)/mypy --config-file ../../pyproject.toml \
+	  --cache-dir ../../.mypy_cache -p autograph_rewrite
+
+wheel: $(VENV)/.ok
+	@rm -rf build/lib dist
+	$(PIP) wheel --no-deps --no-build-isolation -w dist .
+
+clean:
+	rm -rf build dist out *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV)

@@ -1,0 +1,81 @@
+"""Give every test process one TensorFlow: quiet, on the CPU, with few threads and four virtual devices.
+
+Only the tests that need TensorFlow import it. What must be set between its import and its first operation
+is set by an import hook, so no test can come too early or too late for it.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+
+import pytest
+
+VIRTUAL_DEVICES = 4
+
+# One thread per operation: xdist's workers share the machine's cores, and tiny shapes gain nothing from more.
+os.environ.update(
+    CUDA_VISIBLE_DEVICES="-1",
+    KERAS_BACKEND="tensorflow",
+    OMP_NUM_THREADS="1",
+    TF_NUM_INTEROP_THREADS="4",
+    TF_NUM_INTRAOP_THREADS="1",
+)
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+
+def set_up_tensorflow(tf: ModuleType) -> None:
+    """Split the CPU into virtual devices; TensorFlow allows it only before its first operation."""
+    (cpu,) = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(
+        cpu, [tf.config.LogicalDeviceConfiguration() for _ in range(VIRTUAL_DEVICES)]
+    )
+
+
+class TensorFlowHook(importlib.abc.MetaPathFinder):
+    """Runs `set_up_tensorflow` once, right after the import of TensorFlow."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Find TensorFlow where it is found without this hook, with a loader that sets it up as well."""
+        if fullname != "tensorflow":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def execute_and_set_up(module: ModuleType) -> None:
+            execute(module)
+            set_up_tensorflow(module)
+
+        spec.loader.exec_module = execute_and_set_up  # type: ignore[method-assign]
+        return spec
+
+
+def pytest_configure() -> None:
+    """Install the hook before any test module is imported."""
+    if "tensorflow" in sys.modules:
+        set_up_tensorflow(sys.modules["tensorflow"])
+    else:
+        sys.meta_path.insert(0, TensorFlowHook())
+
+
+@pytest.fixture(scope="session")
+def fresh_python() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Return a function that runs code in a new interpreter: for what happens once per process."""
+
+    def run(code: str, *, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=timeout, check=False
+        )
+
+    return run

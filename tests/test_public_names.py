@@ -1,0 +1,78 @@
+"""What `import autograph_rewrite` gives, and what it must not cost."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+
+import autograph_rewrite as ar
+from autograph_rewrite import requires
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+ENTRY_POINTS = {"GraphItem", "Config", "Plan", "build_plan", "rewrite", "distribute", "verify"}
+VIEWS = {"dump", "diff", "explain"}
+ERRORS = {"ConfigError", "PlanError", "GraphError", "PassError", "VerifyError", "ClusterError"}
+HEAVY = {"tensorflow", "keras", "numpy", "networkx", "pydantic", "google.protobuf", "rich"}
+
+
+@pytest.mark.parametrize("name", ar.__all__)
+def test_every_public_name_resolves(name: str) -> None:
+    assert getattr(ar, name).__name__ == name
+
+
+def test_the_names_of_the_contract_are_public() -> None:
+    assert {*ENTRY_POINTS, *VIEWS, *ERRORS, "RewriteError"} <= set(ar.__all__)
+    assert set(ar.__all__) <= set(dir(ar))
+    assert sorted(ar.__all__) == ar.__all__
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'rewrit'"):
+        ar.rewrit  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_importing_the_package_loads_no_heavy_module(fresh_python: Run) -> None:
+    done = fresh_python("import sys, autograph_rewrite; print(*sys.modules)")
+    assert done.stderr == ""
+    assert HEAVY & set(done.stdout.split()) == set()
+
+
+def test_the_help_of_the_command_does_not_start_tensorflow(fresh_python: Run) -> None:
+    done = fresh_python(
+        "import sys\n"
+        "from autograph_rewrite.tools.cli import main\n"
+        "try:\n"
+        "    main(['--help'])\n"
+        "except SystemExit as end:\n"
+        "    print('code', end.code, 'tensorflow' in sys.modules)\n"
+    )
+    assert done.stdout.endswith("code 0 False\n")
+
+
+def test_a_missing_tensorflow_is_explained_at_first_use(fresh_python: Run) -> None:
+    done = fresh_python(
+        "import sys\n"
+        "sys.modules['tensorflow'] = None\n"
+        "import autograph_rewrite\n"
+        "from autograph_rewrite.requires import tensorflow\n"
+        "tensorflow()\n"
+    )
+    assert "ClusterError: TensorFlow is not installed" in done.stderr
+    assert "autograph-rewrite[cpu]" in done.stderr
+
+
+@pytest.mark.parametrize("version", ["2.9.0", "2.20.3", "1.15.5", ""])
+def test_an_old_tensorflow_is_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(__version__=version))
+    with pytest.raises(ar.ClusterError, match=f"'{version}' is too old: 2.21 or later"):
+        requires.tensorflow.__wrapped__()
+
+
+@pytest.mark.parametrize("version", ["2.21.0", "2.21.0-rc1", "2.100.0", "3.0"])
+def test_a_recent_tensorflow_is_accepted(version: str) -> None:
+    requires.check_tensorflow_version(version)
