@@ -1,0 +1,56 @@
+"""What a configuration may say and this version cannot do yet: refused at its line, never ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from autograph_rewrite.plan.located import KeyPath, dotted
+
+if TYPE_CHECKING:
+    from autograph_rewrite.plan.config import Config
+    from autograph_rewrite.plan.sections import Override
+
+
+def unavailable(config: Config) -> Iterator[tuple[KeyPath, str]]:
+    """Each setting of `config` that asks for a feature to come, with the words for it."""
+    if config.strategy.name != "AllReduce":
+        yield ("strategy", "name"), f"strategy.name {config.strategy.name}"
+    if config.strategy.compressor != "none":
+        yield ("strategy", "compressor"), f"strategy.compressor {config.strategy.compressor}"
+    for i, override in enumerate(config.variables):
+        yield from _of_override(("variables", i), override)
+    yield from _of_cluster(config)
+    if config.pipeline is not None:
+        yield ("pipeline",), "pipeline"
+    if config.microbatches > 1:
+        yield ("microbatches",), "microbatches above 1"
+    if config.remat.policy != "none":
+        yield ("remat", "policy"), f"remat.policy {config.remat.policy}"
+    if config.mesh is not None and config.mesh.model > 1:
+        yield ("mesh", "model"), "mesh.model above 1"
+    if config.sharding:
+        yield ("sharding",), "sharding"
+    if config.steps_per_run > 1:
+        yield ("steps_per_run",), "steps_per_run above 1"
+
+
+def _of_override(path: KeyPath, override: Override) -> Iterator[tuple[KeyPath, str]]:
+    where = dotted(path)
+    if override.synchronizer == "ps":
+        yield (*path, "synchronizer"), f"{where}.synchronizer ps"
+    if override.partition is not None:
+        yield (*path, "partition"), f"{where}.partition"
+    if override.compressor not in (None, "none"):
+        yield (*path, "compressor"), f"{where}.compressor {override.compressor}"
+    for key in override.server_settings:
+        yield (*path, key), f"{where}.{key}, a setting of parameter servers,"
+
+
+def _of_cluster(config: Config) -> Iterator[tuple[KeyPath, str]]:
+    if config.workers > 1:
+        yield ("cluster", "workers"), "cluster.workers with more than one worker"
+    if config.cluster is not None and config.cluster.ps:
+        yield ("cluster", "ps"), "cluster.ps"
+    if config.input == "per_worker":
+        yield ("input",), "input per_worker"

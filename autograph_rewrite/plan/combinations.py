@@ -1,0 +1,124 @@
+"""Settings that are right one by one and impossible together, each with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from autograph_rewrite.plan.devices import repeated, short
+from autograph_rewrite.plan.located import KeyPath
+
+if TYPE_CHECKING:
+    from autograph_rewrite.plan.config import Config
+
+
+class Clash(NamedTuple):
+    """Where two settings disagree, why, and the way out."""
+
+    path: KeyPath
+    message: str
+    hint: str
+
+
+def replicas_have_a_device(config: Config) -> Iterator[Clash]:
+    """`devices`, when given, names at least one."""
+    if config.devices == ():
+        yield Clash(("devices",), "devices is empty: there must be a replica", "name one, as in [CPU:0]")
+
+
+def workers_are_there_once(config: Config) -> Iterator[Clash]:
+    """A cluster has workers, and no two processes listen at one address."""
+    if config.cluster is None:
+        return
+    if not config.cluster.workers:
+        yield Clash(("cluster", "workers"), "cluster.workers is empty: there must be a worker", "name one")
+    for address in repeated((*config.cluster.workers, *config.cluster.ps)):
+        message = f"the address {address} stands twice in cluster: two processes cannot listen at one"
+        yield Clash(("cluster", "workers"), message, "give each its own port")
+
+
+def mirrored_devices_are_distinct(config: Config) -> Iterator[Clash]:
+    """A collective whose members share a device waits for ever."""
+    if config.mode != "mirrored":
+        return
+    for device in repeated(config.devices or ()):
+        assert config.devices is not None
+        second = config.devices.index(device, config.devices.index(device) + 1)
+        yield Clash(
+            ("devices", second),
+            f"{short(device)} stands twice in devices, but mirrored variables live on distinct devices: "
+            "a collective with two members on one device never ends",
+            "name N distinct devices, or set strategy.variables to shared",
+        )
+
+
+def mesh_covers_the_devices(config: Config) -> Iterator[Clash]:
+    """The axes of the mesh multiply to the number of devices."""
+    if config.mesh is None or not config.devices:
+        return
+    mesh, devices = config.mesh, len(config.devices) * config.workers
+    if mesh.data is None and devices % mesh.model:
+        message = f"mesh.model is {mesh.model}, which {devices} devices cannot be divided by"
+        yield Clash(("mesh",), message, "change either")
+    if mesh.data is not None and mesh.data * mesh.model != devices:
+        message = f"mesh has data {mesh.data} x model {mesh.model}, but there are {devices} devices"
+        yield Clash(("mesh",), message, "the axes must multiply to the number of devices")
+
+
+def schedules_come_out_even(config: Config) -> Iterator[Clash]:
+    """The interleaved schedule works in rounds of as many micro-batches as there are stages."""
+    pipeline = config.pipeline
+    if pipeline is None:
+        return
+    if pipeline.schedule == "interleaved" and (pipeline.microbatches or 0) % pipeline.stages:
+        message = (
+            f"pipeline.microbatches ({pipeline.microbatches}) must be a multiple of pipeline.stages "
+            f"({pipeline.stages}) for the interleaved schedule"
+        )
+        yield Clash(("pipeline",), message, "change either, or use 1f1b")
+    if pipeline.devices is not None and len(pipeline.devices) != pipeline.stages:
+        message = f"pipeline.devices names {len(pipeline.devices)} devices for {pipeline.stages} stages"
+        yield Clash(("pipeline", "devices"), message, "name one device per stage")
+
+
+def overrides_fit_their_synchronizer(config: Config) -> Iterator[Clash]:
+    """Staleness and proxies belong to parameter servers."""
+    for i, override in enumerate(config.variables):
+        if override.synchronizer == "all_reduce":
+            for key in override.server_settings:
+                message = f"variables[{i}].{key} belongs to parameter servers; an all-reduce has none"
+                yield Clash(("variables", i, key), message, "set synchronizer to ps, or leave it out")
+        if override.staleness and not override.sync:
+            message = f"variables[{i}].staleness bounds how far replicas drift, but sync: false sets no bound"
+            yield Clash(("variables", i, "staleness"), message, "leave one of them out")
+
+
+def shardings_say_one_thing(config: Config) -> Iterator[Clash]:
+    """A tensor is split, replicated or assigned."""
+    for i, sharding in enumerate(config.sharding):
+        asked = (sharding.split is not None) + sharding.replicate + (sharding.assign is not None)
+        if asked != 1:
+            message = f"sharding[{i}] must say exactly one of split, replicate and assign, not {asked}"
+            yield Clash(("sharding", i), message, "for example split: [1, 2]")
+
+
+def remat_names_go_with_their_policy(config: Config) -> Iterator[Clash]:
+    """`names` is read by one policy only."""
+    if config.remat.names and config.remat.policy != "names":
+        message = f"remat.names is read by the policy 'names', not by '{config.remat.policy}'"
+        yield Clash(("remat", "names"), message, "set remat.policy to names")
+    if config.remat.policy == "names" and not config.remat.names:
+        yield Clash(("remat",), "the policy 'names' needs remat.names", "list patterns of tensors to keep")
+
+
+# Each with the keys that it reads: where one of them is wrong by itself, their combination means nothing.
+CHECKS: tuple[tuple[frozenset[str], Callable[[Config], Iterator[Clash]]], ...] = (
+    (frozenset({"devices"}), replicas_have_a_device),
+    (frozenset({"cluster"}), workers_are_there_once),
+    (frozenset({"devices", "strategy", "cluster"}), mirrored_devices_are_distinct),
+    (frozenset({"devices", "mesh", "cluster"}), mesh_covers_the_devices),
+    (frozenset({"pipeline"}), schedules_come_out_even),
+    (frozenset({"variables"}), overrides_fit_their_synchronizer),
+    (frozenset({"sharding"}), shardings_say_one_thing),
+    (frozenset({"remat"}), remat_names_go_with_their_policy),
+)

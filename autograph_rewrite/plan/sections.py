@@ -1,0 +1,180 @@
+"""The sections of a configuration file, one class each; a knob's comment is its documentation everywhere."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from autograph_rewrite.plan.fields import (
+    Address,
+    Count,
+    DeviceName,
+    Flag,
+    Natural,
+    NotNegative,
+    Pattern,
+    Positive,
+    RematPolicy,
+    Size,
+    Text,
+)
+
+Mode = Literal["shared", "mirrored"]
+Hint = Literal["auto", "ring", "nccl"]
+Compressor = Literal["none", "fp16", "bf16", "fp16_ef", "bf16_ef", "topk", "powersgd"]
+StrategyName = Literal[
+    "AllReduce",
+    "PS",
+    "PSLoadBalancing",
+    "PartitionedPS",
+    "UnevenPartitionedPS",
+    "PartitionedAR",
+    "RandomAxisPartitionAR",
+    "Parallax",
+    "Pipeline",
+    "Auto",
+]
+
+
+class Section(BaseModel):
+    """A frozen mapping of known keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class Network(Section):
+    """The links between the machines, as the cost model sees them."""
+
+    bandwidth_gbps: Positive = 10.0
+    """Gigabits per second of one link."""
+    latency_us: NotNegative = 50.0
+    """Microseconds that a message takes."""
+
+
+class Cluster(Section):
+    """The processes of a job; TF_CONFIG, when it is set, overrides the addresses."""
+
+    workers: tuple[Address, ...]
+    """Addresses (host:port) of the workers, in the order of their parts of the global batch."""
+    ps: tuple[Address, ...] = ()
+    """Addresses of the parameter servers."""
+    network: Network | None = None
+    """The links between them."""
+
+
+class Strategy(Section):
+    """Which builder makes the plan, and how it synchronises by default."""
+
+    name: StrategyName = "AllReduce"
+    """The builder."""
+    variables: Mode | None = None
+    """One copy of each variable per process (shared) or per device (mirrored); left out: shared in one
+    process, mirrored across processes."""
+    bucket_bytes: Size = 4 * 1024**2
+    """Gradients of one type are reduced together up to this size (4MiB, or a number); 0: each alone."""
+    compressor: Compressor = "none"
+    """What makes gradients smaller on their way."""
+    hint: Hint = "auto"
+    """Which implementation TensorFlow's collectives use."""
+
+
+class Partition(Section):
+    """Split a variable into nearly equal parts along one axis."""
+
+    axis: Natural = 0
+    """The axis that is split."""
+    shards: Annotated[int, Field(strict=True, ge=2)]
+    """How many parts; at least 2."""
+
+
+class Override(Section):
+    """What is different for some variables; of several that match, the first counts."""
+
+    match: Pattern
+    """Regular expression; it must match the whole name of a variable."""
+    synchronizer: Literal["all_reduce", "ps"] | None = None
+    """How its gradients meet; left out: as the strategy says."""
+    partition: Partition | None = None
+    """Split the variable."""
+    sync: Flag = True
+    """Whether a parameter server waits for all replicas."""
+    staleness: Natural = 0
+    """By how many steps a replica may be ahead."""
+    proxy: Flag = False
+    """Whether each worker reads a local copy that is refreshed once per step."""
+    bucket_bytes: Size | None = None
+    """As in strategy."""
+    compressor: Compressor | None = None
+    """As in strategy."""
+    hint: Hint | None = None
+    """As in strategy."""
+
+    @property
+    def server_settings(self) -> tuple[str, ...]:
+        """The keys that ask a parameter server for something."""
+        asked = {"sync": not self.sync, "staleness": self.staleness > 0, "proxy": self.proxy}
+        return tuple(key for key, is_asked in asked.items() if is_asked)
+
+
+class Pipeline(Section):
+    """Cut the model into stages that work on micro-batches one after another."""
+
+    stages: Count
+    """How many stages."""
+    microbatches: Count | None = None
+    """Into how many parts the batch is cut."""
+    microbatch_size: Count | None = None
+    """The other way to say it: examples in one micro-batch."""
+    schedule: Literal["gpipe", "1f1b", "interleaved"] = "1f1b"
+    """In which order a stage runs forwards and backwards."""
+    circular_repeat: Count = 1
+    """How many stages each device holds, in rounds."""
+    boundaries: tuple[Text, ...] | None = None
+    """Tensors after which a new stage begins; left out: balanced by cost."""
+    devices: tuple[DeviceName, ...] | None = None
+    """The device of each stage."""
+    layout: Literal["contiguous", "interleaved"] = "contiguous"
+    """Which rows of the batch make up a micro-batch."""
+
+
+class Remat(Section):
+    """Recompute activations in the backward part instead of keeping them."""
+
+    policy: RematPolicy = "none"
+    """none, sqrt, every:N, names, budget:SIZE or save_matmuls."""
+    names: tuple[Pattern, ...] = ()
+    """Patterns of the tensors that are kept, for the policy `names`."""
+
+
+class Mesh(Section):
+    """The sizes of the device axes."""
+
+    data: Count | None = None
+    """How many replicas; left out: what `devices` makes of it."""
+    model: Count = 1
+    """How many devices one replica has."""
+
+
+class Sharding(Section):
+    """Where the tensors of one name lie on the model axis."""
+
+    match: Pattern
+    """Regular expression; it must match the whole name of a tensor or variable."""
+    split: tuple[Count, ...] | None = None
+    """Into how many parts each dimension is cut."""
+    replicate: Flag = False
+    """Every device holds the whole."""
+    assign: Natural | None = None
+    """The one device that holds it."""
+
+
+class Semantics(Section):
+    """What must come out exactly as on one device."""
+
+    batch_norm: Literal["sync", "local"] = "sync"
+    """Statistics over the whole batch (sync, exact) or over each replica's part (local)."""
+    random: Literal["exact", "independent"] = "exact"
+    """One random mask for the whole batch (exact), or one per replica with seeds of its own (independent)."""
+    strict: Flag = False
+    """Refuse a graph with an op that no rule covers, which otherwise runs once on the whole batch."""
