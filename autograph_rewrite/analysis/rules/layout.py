@@ -1,0 +1,269 @@
+"""Ops that only move elements: the split dimension is followed to where it goes.
+
+A reshape keeps a value split when the blocks stay contiguous; a shape operand that comes from local sizes is local
+already, one that is a constant of the global size is rewritten to the block's (`LocalEntry`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autograph_rewrite.analysis.dims import Dim, divide, is_local, product, times, to_global, unit
+from autograph_rewrite.analysis.fact import LOCAL, PARTIAL, REPLICATED, Placement, Shape, split
+from autograph_rewrite.analysis.rules import sizes
+from autograph_rewrite.analysis.rules.base import LocalEntry, Op, Placed, Rule, Slice, Want, whole
+
+
+def _sum_stays(n: Op, data: int = 0) -> Placed | None:
+    """Moving elements is linear: a sum of contributions stays one while the other operands are replicated."""
+    others = (fact for i, fact in enumerate(n.inputs) if i != data)
+    if n.placement(data).is_partial and all(fact.placement == REPLICATED for fact in others):
+        return Placed((n.placement(data),) * len(n.output_dtypes), zero=(n.inputs[data].zero,))
+    return None
+
+
+def _zero(n: Op, placed: Placed) -> Placed:
+    return placed._replace(zero=(n.inputs[0].zero,) * len(placed.outputs))
+
+
+def place_reshape(n: Op) -> Placed:
+    """Follow the split dimension through a reshape."""
+    if (kept := _sum_stays(n)) is not None:
+        return kept
+    fact, target = n.inputs[0], n.value(1)
+    if not fact.placement.is_split or fact.shape is None or target is None:
+        return _zero(n, whole(n))
+    found = reshape_split(fact.shape, fact.placement.dim, target, n.semantics.batch)
+    if found is None:
+        return whole(n)
+    dim, entry = found
+    return Placed((split(dim),), {} if entry is None else {1: entry}, zero=(fact.zero,))
+
+
+def reshape_split(
+    shape: Shape, dim: int, target: Sequence[Dim], batch: int | None
+) -> tuple[int, LocalEntry | None] | None:
+    """Return the output dimension that holds the blocks, and the entry of a static target to make local.
+
+    Blocks stay contiguous when the dimensions before the split one multiply to the same number on both sides.
+    """
+    before, inside = product(shape[:dim]), product(shape[dim:])
+    ahead: Dim = 1
+    for j, entry in enumerate(target):
+        if ahead == before and ahead is not None:
+            behind = product(target[j + 1 :])
+            if -1 in target[j + 1 :] or is_local(behind):
+                behind = None
+            block = divide(inside, behind)
+            if is_local(block):
+                if entry == -1 or entry == block:
+                    return j, None
+                if isinstance(entry, int) and to_global(block, batch) == entry:
+                    return j, LocalEntry(j, block)
+        ahead = times(ahead, entry)
+    return None
+
+
+def shape_reshape(n: Op) -> tuple[Shape | None, ...]:
+    """The target, with -1 worked out from the number of elements."""
+    shape, target = n.shape(0), n.value(1)
+    if target is None:
+        return (None,)
+    if -1 not in target:
+        return (tuple(target),)
+    rest = product([d for d in target if d != -1])
+    missing = divide(product(shape), rest) if shape is not None else None
+    return (tuple(missing if d == -1 else d for d in target),)
+
+
+def place_transpose(n: Op) -> Placed:
+    """The split dimension moves with the permutation."""
+    if (kept := _sum_stays(n)) is not None:
+        return kept
+    order = n.ints(1)
+    if not n.placement(0).is_split or order is None:
+        return _zero(n, whole(n))
+    return Placed((split(order.index(n.placement(0).dim)),), zero=(n.inputs[0].zero,))
+
+
+def shape_transpose(n: Op) -> tuple[Shape | None, ...]:
+    """Permute the sizes."""
+    shape, order = n.shape(0), n.ints(1)
+    return (None,) if shape is None or order is None else (tuple(shape[i] for i in order),)
+
+
+def _expand_axis(n: Op) -> int | None:
+    axis, rank = n.ints(1), n.rank(0)
+    return None if axis is None or rank is None else axis[0] % (rank + 1)
+
+
+def place_expand_dims(n: Op) -> Placed:
+    """Insert a dimension."""
+    if (kept := _sum_stays(n)) is not None:
+        return kept
+    axis, placement = _expand_axis(n), n.placement(0)
+    if not placement.is_split or axis is None:
+        return _zero(n, whole(n))
+    return Placed((split(placement.dim + (axis <= placement.dim)),), zero=(n.inputs[0].zero,))
+
+
+def shape_expand_dims(n: Op) -> tuple[Shape | None, ...]:
+    """Insert a 1."""
+    axis, shape = _expand_axis(n), n.shape(0)
+    return (None,) if axis is None or shape is None else ((*shape[:axis], 1, *shape[axis:]),)
+
+
+def _squeezed(n: Op) -> frozenset[int] | None:
+    shape, wanted = n.shape(0), n.attr("squeeze_dims") or ()
+    if shape is None:
+        return None
+    if not wanted:
+        # Without names the kernel drops every dimension that is 1 at run time, perhaps a block of one example.
+        return frozenset(i for i, d in enumerate(shape) if d == 1) if all(isinstance(d, int) for d in shape) else None
+    return frozenset(axis % len(shape) for axis in wanted)
+
+
+def place_squeeze(n: Op) -> Placed:
+    """Drop dimensions of size 1."""
+    if (kept := _sum_stays(n)) is not None:
+        return kept
+    dropped, placement = _squeezed(n), n.placement(0)
+    if not placement.is_split or dropped is None or placement.dim in dropped:
+        return _zero(n, whole(n))
+    return Placed((split(placement.dim - sum(a < placement.dim for a in dropped)),), zero=(n.inputs[0].zero,))
+
+
+def shape_squeeze(n: Op) -> tuple[Shape | None, ...]:
+    """Leave the dropped dimensions out."""
+    dropped, shape = _squeezed(n), n.shape(0)
+    return (None,) if dropped is None or shape is None else (tuple(d for i, d in enumerate(shape) if i not in dropped),)
+
+
+def local_entry(value: Sequence[Dim] | None) -> int | None:
+    """Return the position of the one local size in a shape vector, None if there is none or more."""
+    found = [i for i, dim in enumerate(value or ()) if is_local(dim)]
+    return found[0] if len(found) == 1 else None
+
+
+def place_broadcast_to(n: Op) -> Placed:
+    """A target with a local size makes a split value; otherwise the split dimension keeps its size."""
+    placement, shape, target = n.placement(0), n.shape(0), n.value(1)
+    if (kept := _sum_stays(n)) is not None:
+        return kept
+    if shape is None or target is None:
+        return _zero(n, whole(n))
+    offset = len(target) - len(shape)
+    zero = (n.inputs[0].zero,)
+    if n.inputs[1].is_local:
+        at = local_entry(target)
+        if at is None:
+            return whole(n)
+        if placement.is_split and placement.dim + offset == at:
+            return Placed((split(at),), zero=zero)
+        wants: dict[int, Want] = {0: REPLICATED} if placement.differs else {}
+        if at >= offset and shape[at - offset] != 1:
+            rows = unit(target[at])
+            if rows is None:
+                return whole(n)
+            wants = {0: Slice(at - offset, rows)}
+        return Placed((split(at),), wants, zero=zero)
+    if placement.is_split:
+        at, size = placement.dim + offset, n.inputs[0].split_size
+        if target[at] == to_global(size, n.semantics.batch) and isinstance(target[at], int):
+            return Placed((split(at),), {1: LocalEntry(at, size)}, zero=zero)
+    return _zero(n, whole(n))
+
+
+def shape_value(n: Op, index: int) -> Shape | None:
+    """Return the contents of a shape operand as a shape; -1 stands for unknown."""
+    value = n.value(index)
+    return None if value is None else tuple(None if d == -1 else d for d in value)
+
+
+def shape_broadcast_to(n: Op) -> tuple[Shape | None, ...]:
+    """The target."""
+    return (shape_value(n, 1),)
+
+
+def place_tile(n: Op) -> Placed:
+    """Repeating a dimension of size 1 a local number of times makes it split; others must not be repeated."""
+    if (kept := _sum_stays(n)) is not None:
+        return kept
+    placement, shape, repeats = n.placement(0), n.shape(0), n.value(1)
+    if shape is None or repeats is None:
+        return _zero(n, whole(n))
+    at = local_entry(repeats)
+    zero = (n.inputs[0].zero,)
+    if at is not None and shape[at] == 1:
+        return Placed((split(at),), {0: REPLICATED} if placement.differs else {}, zero=zero)
+    if placement.is_split and not n.inputs[1].is_local and repeats[placement.dim] == 1:
+        return Placed((placement,), zero=zero)
+    return _zero(n, whole(n))
+
+
+def shape_tile(n: Op) -> tuple[Shape | None, ...]:
+    """Multiply the sizes."""
+    shape, repeats = n.shape(0), n.value(1)
+    if shape is None or repeats is None:
+        return (None,)
+    return (tuple(times(a, b) for a, b in zip(shape, repeats, strict=True)),)
+
+
+def place_fill(n: Op) -> Placed:
+    """A shape with a local size makes a split value."""
+    at = local_entry(n.value(0)) if n.inputs[0].placement == LOCAL else None
+    zero = (n.inputs[1].zero,)
+    if at is None:
+        return Placed(whole(n).outputs, whole(n).wants, zero=zero)
+    return Placed((split(at),), {1: REPLICATED} if n.placement(1).differs else {}, zero=zero)
+
+
+def shape_fill(n: Op) -> tuple[Shape | None, ...]:
+    """The first operand."""
+    return (shape_value(n, 0),)
+
+
+def value_fill(n: Op) -> sizes.Values | None:
+    """A small integer vector of one size."""
+    count, value = n.ints(0), n.value(1)
+    if count is None or value is None or len(count) > 1 or (count and count[0] > 64):
+        return None
+    return (value * (count[0] if count else 1),)
+
+
+def align_pieces(n: Op, pieces: Sequence[int], dim: int, size: Dim) -> dict[int, Want] | None:
+    """Return what equally shaped pieces need so that all are split on `dim`; None if blocks cannot be computed."""
+    rows = unit(size)
+    wants: dict[int, Want] = {}
+    for i in pieces:
+        if n.placement(i) == split(dim) and n.inputs[i].split_size == size:
+            continue
+        if rows is None:
+            return None
+        wants[i] = Slice(dim, rows)
+    return wants
+
+
+def join_pieces(n: Op, pieces: Sequence[int]) -> tuple[Placement, dict[int, Want]] | None:
+    """Return the common placement of pieces that are stacked or concatenated, and what each needs for it."""
+    placements = [n.placement(i) for i in pieces]
+    first = next((i for i in pieces if n.placement(i).is_split), None)
+    if first is not None:
+        wants = align_pieces(n, pieces, n.placement(first).dim, n.inputs[first].split_size)
+        return None if wants is None else (n.placement(first), wants)
+    if any(p == PARTIAL for p in placements) and all(p in (PARTIAL, REPLICATED) for p in placements):
+        masked = [i for i in pieces if n.placement(i) == REPLICATED and not n.inputs[i].zero]
+        return PARTIAL, {i: PARTIAL for i in masked}
+    return None
+
+
+RULES: dict[str, Rule] = {
+    "Reshape": Rule(place_reshape, shape_reshape, lambda n: (n.value(0),), "layout"),
+    "Transpose": Rule(place_transpose, shape_transpose, family="layout"),
+    "ConjugateTranspose": Rule(place_transpose, shape_transpose, family="layout"),
+    "ExpandDims": Rule(place_expand_dims, shape_expand_dims, lambda n: (n.value(0),), "layout"),
+    "Squeeze": Rule(place_squeeze, shape_squeeze, lambda n: (n.value(0),), "layout"),
+    "BroadcastTo": Rule(place_broadcast_to, shape_broadcast_to, family="layout"),
+    "Tile": Rule(place_tile, shape_tile, family="layout"),
+    "Fill": Rule(place_fill, shape_fill, value_fill, "layout"),
+}

@@ -1,0 +1,382 @@
+"""Stacking, concatenating, cutting and padding: fine along other dimensions than the split one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from autograph_rewrite.analysis.dims import Dim, to_global
+from autograph_rewrite.analysis.fact import PARTIAL, REPLICATED, Shape, split
+from autograph_rewrite.analysis.rules import sizes
+from autograph_rewrite.analysis.rules.base import LocalEntry, Op, Placed, Rule, Want, whole
+from autograph_rewrite.analysis.rules.layout import join_pieces
+
+
+def _many(n: Op, placed: Placed) -> Placed:
+    """Repeat a one-output answer for every output."""
+    return placed._replace(outputs=placed.outputs[:1] * len(n.output_dtypes))
+
+
+def place_pack(n: Op) -> Placed:
+    """Stack: the new dimension goes before or after the split one."""
+    found = join_pieces(n, range(len(n.inputs)))
+    if found is None:
+        return whole(n)
+    placement, wants = found
+    if not placement.is_split:
+        return Placed((placement,), wants)
+    axis = n.attr("axis") % ((n.rank(0) or 0) + 1)
+    return Placed((split(placement.dim + (axis <= placement.dim)),), wants)
+
+
+def shape_pack(n: Op) -> tuple[Shape | None, ...]:
+    """Insert the number of pieces."""
+    shape = n.shape(0)
+    if shape is None:
+        return (None,)
+    axis = n.attr("axis") % (len(shape) + 1)
+    return ((*shape[:axis], len(n.inputs), *shape[axis:]),)
+
+
+def value_pack(n: Op) -> sizes.Values | None:
+    """A vector of sizes."""
+    if any(n.rank(i) != 0 or n.value(i) is None for i in range(len(n.inputs))):
+        return None
+    return (tuple((n.value(i) or (None,))[0] for i in range(len(n.inputs))),)
+
+
+def place_unpack(n: Op) -> Placed:
+    """Unstack another dimension than the split one."""
+    placement, rank = n.placement(0), n.rank(0)
+    if placement.is_partial:
+        return _many(n, Placed((placement,)))
+    if not placement.is_split or rank is None:
+        return whole(n)
+    axis = n.attr("axis") % rank
+    if axis == placement.dim:
+        return whole(n)
+    return _many(n, Placed((split(placement.dim - (axis < placement.dim)),)))
+
+
+def shape_unpack(n: Op) -> tuple[Shape | None, ...]:
+    """Drop the unstacked dimension."""
+    shape = n.shape(0)
+    if shape is None:
+        return (None,) * len(n.output_dtypes)
+    axis = n.attr("axis") % len(shape)
+    return ((*shape[:axis], *shape[axis + 1 :]),) * len(n.output_dtypes)
+
+
+def value_unpack(n: Op) -> sizes.Values | None:
+    """One size each."""
+    value = n.value(0)
+    return None if value is None or n.rank(0) != 1 else tuple((entry,) for entry in value)
+
+
+def _concat(n: Op) -> tuple[range, int | None]:
+    """Return the pieces' input indices and the axis of Concat (axis first) or ConcatV2 (axis last)."""
+    count = len(n.inputs)
+    pieces, at = (range(1, count), 0) if n.op == "Concat" else (range(count - 1), count - 1)
+    axis, rank = n.ints(at), n.rank(pieces[0])
+    return pieces, None if axis is None or rank is None else axis[0] % rank
+
+
+def place_concat(n: Op) -> Placed:
+    """Concatenate along another dimension than the split one; along it the blocks would interleave."""
+    pieces, axis = _concat(n)
+    found = join_pieces(n, pieces)
+    if axis is None or found is None or found[0] == split(axis):
+        return whole(n)
+    return Placed((found[0],), found[1])
+
+
+def shape_concat(n: Op) -> tuple[Shape | None, ...]:
+    """Add the sizes along the axis."""
+    pieces, axis = _concat(n)
+    shapes = [n.shape(i) for i in pieces]
+    known = [shape for shape in shapes if shape is not None]
+    if axis is None or len(known) < len(shapes):
+        return (None,)
+    total: Dim = 0
+    for shape in known:
+        total = sizes._add(total, shape[axis])
+    return ((*known[0][:axis], total, *known[0][axis + 1 :]),)
+
+
+def value_concat(n: Op) -> sizes.Values | None:
+    """Join vectors of sizes."""
+    pieces, _ = _concat(n)
+    values = [n.value(i) for i in pieces]
+    if any(value is None or n.rank(i) != 1 for i, value in zip(pieces, values, strict=True)):
+        return None
+    return (tuple(entry for value in values for entry in value or ()),)
+
+
+def _cut_axis(n: Op) -> tuple[int, int | None]:
+    """Return the data input and the axis of Split (axis first) or SplitV (axis last)."""
+    data, at = (1, 0) if n.op == "Split" else (0, 2)
+    axis, rank = n.ints(at), n.rank(data)
+    return data, None if axis is None or rank is None else axis[0] % rank
+
+
+def place_cut(n: Op) -> Placed:
+    """Split and SplitV along another dimension than the split one."""
+    data, axis = _cut_axis(n)
+    placement = n.placement(data)
+    others = all(fact.placement == REPLICATED for i, fact in enumerate(n.inputs) if i != data)
+    if placement.is_partial and others:
+        return _many(n, Placed((placement,)))
+    if not placement.is_split or axis is None or axis == placement.dim or not others:
+        return whole(n)
+    return _many(n, Placed((placement,)))
+
+
+def shape_cut(n: Op) -> tuple[Shape | None, ...]:
+    """Divide the size along the axis."""
+    data, axis = _cut_axis(n)
+    shape, count = n.shape(data), len(n.output_dtypes)
+    if shape is None or axis is None:
+        return (None,) * count
+    parts: Sequence[Dim]
+    if n.op == "Split":
+        whole_size = shape[axis]
+        parts = [whole_size // count if isinstance(whole_size, int) else None] * count
+    else:
+        parts = [None if d == -1 else d for d in n.value(1) or (None,) * count]
+    return tuple((*shape[:axis], part, *shape[axis + 1 :]) for part in parts)
+
+
+def place_slice(n: Op) -> Placed:
+    """Slice: the split dimension has to be taken whole."""
+    placement, begin, size = n.placement(0), n.ints(1), n.value(2)
+    if placement.is_partial and all(f.placement == REPLICATED for f in n.inputs[1:]):
+        return Placed((placement,))
+    if not placement.is_split or begin is None or size is None or begin[placement.dim] != 0:
+        return whole(n)
+    block, wanted = n.inputs[0].split_size, size[placement.dim]
+    if wanted in (-1, block):
+        return Placed((placement,))
+    if isinstance(wanted, int) and wanted == to_global(block, n.semantics.batch):
+        return Placed((placement,), {2: LocalEntry(placement.dim, block)})
+    return whole(n)
+
+
+def shape_slice(n: Op) -> tuple[Shape | None, ...]:
+    """The sizes asked for; -1 takes the rest."""
+    shape, begin, size = n.shape(0), n.ints(1), n.value(2)
+    if shape is None or size is None:
+        return (None,)
+    dims: list[Dim] = []
+    for i, wanted in enumerate(size):
+        start = begin[i] if begin is not None else None
+        rest = shape[i] if start == 0 else None if start is None else sizes._subtract(shape[i], start)
+        dims.append(rest if wanted == -1 else wanted)
+    return (tuple(dims),)
+
+
+class Cut(NamedTuple):
+    """One dimension of a strided slice: which source dimension, how much of it, and where it goes.
+
+    `source` is None for a new dimension, `target` None for a dropped one; `span` is None when it is taken whole.
+    """
+
+    source: int | None
+    target: int | None
+    span: tuple[Dim, Dim, Dim] | None
+
+
+def strided_cuts(n: Op, rank: int, first: int) -> list[Cut] | None:
+    """Read a strided-slice specification; `first` is the index of its `begin` operand. None if it is not known."""
+    spec = [n.value(first + i) for i in range(3)]
+    if any(part is None for part in spec):
+        return None
+    begin, end, step = (part or () for part in spec)
+    masks = {m: n.attr(f"{m}_mask") for m in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
+    count = len(begin)
+    new_axes = sum(1 for i in range(count) if masks["new_axis"] >> i & 1)
+    has_ellipsis = masks["ellipsis"] != 0
+    covered = count - new_axes - (1 if has_ellipsis else 0)
+    cuts: list[Cut] = []
+    source = target = 0
+
+    def take_whole(dims: int) -> None:
+        nonlocal source, target
+        for _ in range(dims):
+            cuts.append(Cut(source, target, None))
+            source, target = source + 1, target + 1
+
+    for i in range(count):
+        if masks["ellipsis"] >> i & 1:
+            take_whole(rank - covered)
+        elif masks["new_axis"] >> i & 1:
+            cuts.append(Cut(None, target, None))
+            target += 1
+        elif masks["shrink_axis"] >> i & 1:
+            cuts.append(Cut(source, None, (begin[i], None, 1)))
+            source += 1
+        else:
+            low = None if masks["begin"] >> i & 1 else begin[i]
+            high = None if masks["end"] >> i & 1 else end[i]
+            everything = low in (None, 0) and high is None and step[i] == 1
+            cuts.append(Cut(source, target, None if everything else (low, high, step[i])))
+            source, target = source + 1, target + 1
+    take_whole(rank - source)
+    return cuts
+
+
+def _keeps_whole(cut: Cut, size: Dim) -> bool:
+    """Return whether a cut takes its dimension of that size completely."""
+    return cut.span is None or (cut.span[0] in (None, 0) and cut.span[1] == size and cut.span[2] == 1)
+
+
+def place_strided_slice(n: Op) -> Placed:
+    """StridedSlice: the split dimension has to be taken whole."""
+    placement, rank = n.placement(0), n.rank(0)
+    if placement.is_partial and all(f.placement == REPLICATED for f in n.inputs[1:]):
+        return Placed((placement,))
+    cuts = strided_cuts(n, rank, 1) if rank is not None and placement.is_split else None
+    cut = next((c for c in cuts or () if c.source == placement.dim), None)
+    if cut is None or cut.target is None:
+        return whole(n)
+    size = n.inputs[0].split_size
+    if _keeps_whole(cut, size):
+        return Placed((split(cut.target),))
+    everything = to_global(size, n.semantics.batch)
+    if isinstance(everything, int) and _keeps_whole(cut, everything):
+        return Placed((split(cut.target),))  # a constant end at the whole size also ends every block
+    return whole(n)
+
+
+def shape_strided_slice(n: Op) -> tuple[Shape | None, ...]:
+    """Work each dimension out where its bounds are plain integers."""
+    shape = n.shape(0)
+    cuts = strided_cuts(n, len(shape), 1) if shape is not None else None
+    if shape is None or cuts is None:
+        return (None,)
+    dims: list[Dim] = []
+    for cut in cuts:
+        if cut.target is None:
+            continue
+        size = shape[cut.source] if cut.source is not None else 1
+        dims.append(size if cut.span is None or _keeps_whole(cut, size) else _extent(size, cut.span))
+    return (tuple(dims),)
+
+
+def _extent(size: Dim, span: tuple[Dim, Dim, Dim]) -> Dim:
+    low, high, step = span
+    if not isinstance(step, int) or not all(isinstance(v, int | None) for v in (low, high)):
+        return None
+    if isinstance(size, int):
+        return len(range(size)[slice(low, high, step)])  # type: ignore[misc]
+    if step == 1 and low in (None, 0) and high is None:
+        return size
+    return None
+
+
+def value_strided_slice(n: Op) -> sizes.Values | None:
+    """Index a vector of sizes."""
+    vector = sizes.array(n, 0)
+    cuts = strided_cuts(n, 1, 1) if vector is not None and vector.ndim == 1 else None
+    if vector is None or cuts is None or len(cuts) != 1 or cuts[0].source is None:
+        return None
+    entries, span = vector.tolist(), cuts[0].span
+    if span is None:
+        return (tuple(entries),)
+    if not all(isinstance(v, int | None) for v in span):
+        return None
+    if cuts[0].target is None:
+        return ((entries[span[0]],),) if isinstance(span[0], int) and -len(entries) <= span[0] < len(entries) else None
+    return (tuple(entries[slice(*span)]),)  # type: ignore[misc]
+
+
+def place_strided_slice_grad(n: Op) -> Placed:
+    """The gradient of a slice that took the split dimension whole is split where the source was."""
+    gradient, target = n.placement(4), n.value(0)
+    others = all(f.placement == REPLICATED for f in n.inputs[:4])
+    if gradient == PARTIAL and others:
+        return Placed((PARTIAL,))
+    cuts = strided_cuts(n, len(target), 1) if target is not None and gradient.is_split else None
+    cut = next((c for c in cuts or () if c.target == gradient.dim), None)
+    if cut is None or cut.source is None or target is None:
+        return whole(n)
+    size, wanted = n.inputs[4].split_size, target[cut.source]
+    if wanted == size and _keeps_whole(cut, size):
+        return Placed((split(cut.source),))
+    everything = to_global(size, n.semantics.batch)
+    if isinstance(wanted, int) and wanted == everything and _keeps_whole(cut, everything):
+        return Placed((split(cut.source),), {0: LocalEntry(cut.source, size)})
+    return whole(n)
+
+
+def shape_first_value(n: Op) -> tuple[Shape | None, ...]:
+    """The contents of the first operand."""
+    return (n.value(0),)
+
+
+def place_pad(n: Op) -> Placed:
+    """Padding must leave the split dimension alone; padding with zeros is linear."""
+    placement, pads = n.placement(0), sizes.array(n, 1)
+    if n.op == "Pad" and placement == PARTIAL and n.placement(1) == REPLICATED:
+        return Placed((PARTIAL,))
+    if not placement.is_split or pads is None or n.placement(1).differs:
+        return whole(n)
+    if sizes.ints(pads[placement.dim]) != [0, 0]:
+        return whole(n)
+    wants: dict[int, Want] = {i: REPLICATED for i in range(2, len(n.inputs)) if n.placement(i).differs}
+    return Placed((placement,), wants)
+
+
+def shape_pad(n: Op) -> tuple[Shape | None, ...]:
+    """Add what is padded (or, for the gradient, take it away)."""
+    shape, pads = n.shape(0), sizes.array(n, 1)
+    if shape is None or pads is None:
+        return (None,)
+    sign = -1 if n.op == "MirrorPadGrad" else 1
+    dims: list[Dim] = []
+    for dim, row in zip(shape, pads.tolist(), strict=True):
+        total = row[0] + row[1] if all(isinstance(v, int) for v in row) else None
+        dims.append(dim if total == 0 else dim + sign * total if isinstance(dim, int) and total is not None else None)
+    return (tuple(dims),)
+
+
+def place_reverse(n: Op) -> Placed:
+    """Reverse other dimensions than the split one."""
+    placement, axis, rank = n.placement(0), n.ints(1), n.rank(0)
+    if placement.is_partial and n.placement(1) == REPLICATED:
+        return Placed((placement,))
+    if not placement.is_split or axis is None or rank is None or placement.dim in {a % rank for a in axis}:
+        return whole(n)
+    return Placed((placement,))
+
+
+def shape_first(n: Op) -> tuple[Shape | None, ...]:
+    """The shape of the first input."""
+    return (n.shape(0),)
+
+
+def value_gather(n: Op) -> sizes.Values | None:
+    """Pick sizes out of a vector."""
+    vector, index = sizes.array(n, 0), n.ints(1)
+    if vector is None or index is None or vector.ndim != 1 or any(not -len(vector) <= i < len(vector) for i in index):
+        return None
+    return (tuple(np.asarray(vector, dtype=object)[i] for i in index),)
+
+
+RULES: dict[str, Rule] = {
+    "Pack": Rule(place_pack, shape_pack, value_pack, "pieces"),
+    "Unpack": Rule(place_unpack, shape_unpack, value_unpack, "pieces"),
+    "Concat": Rule(place_concat, shape_concat, value_concat, "pieces"),
+    "ConcatV2": Rule(place_concat, shape_concat, value_concat, "pieces"),
+    "Split": Rule(place_cut, shape_cut, family="pieces"),
+    "SplitV": Rule(place_cut, shape_cut, family="pieces"),
+    "Slice": Rule(place_slice, shape_slice, family="pieces"),
+    "StridedSlice": Rule(place_strided_slice, shape_strided_slice, value_strided_slice, "pieces"),
+    "StridedSliceGrad": Rule(place_strided_slice_grad, shape_first_value, family="pieces"),
+    "Pad": Rule(place_pad, shape_pad, family="pieces"),
+    "PadV2": Rule(place_pad, shape_pad, family="pieces"),
+    "MirrorPad": Rule(place_pad, shape_pad, family="pieces"),
+    "MirrorPadGrad": Rule(place_pad, shape_pad, family="pieces"),
+    "ReverseV2": Rule(place_reverse, shape_first, family="pieces"),
+}

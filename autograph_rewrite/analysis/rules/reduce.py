@@ -1,0 +1,77 @@
+"""Reductions: over the split dimension they give a partial result, over others they stay split."""
+
+from __future__ import annotations
+
+from autograph_rewrite.analysis.dims import Dim
+from autograph_rewrite.analysis.fact import PARTIAL, Placement, Shape, split
+from autograph_rewrite.analysis.rules.base import Op, Placed, Rule, whole
+from autograph_rewrite.ir import dtypes
+
+COMBINE = {"Sum": "sum", "Max": "max", "Min": "min", "Prod": "prod", "All": "all", "Any": "any"}
+"""How the blocks' results combine."""
+
+
+def axes(n: Op) -> frozenset[int] | None:
+    """Return the reduced dimensions, None when they or the rank are unknown."""
+    wanted, rank = n.ints(1), n.rank(0)
+    if wanted is None or rank is None:
+        return None
+    return frozenset(axis % rank for axis in wanted) if rank else frozenset()
+
+
+def place_reduction(n: Op) -> Placed:
+    """Place Sum, Mean, Max, Min, Prod, All, Any."""
+    placement = n.placement(0)
+    if placement == PARTIAL and n.op in ("Sum", "Mean") and dtypes.base(n.inputs[0].dtype) in dtypes.INEXACT:
+        return Placed((PARTIAL,), zero=(n.inputs[0].zero,))
+    reduced = axes(n)
+    if not placement.is_split or reduced is None:
+        return whole(n)
+    if placement.dim not in reduced:
+        kept = placement.dim if n.attr("keep_dims") else placement.dim - sum(a < placement.dim for a in reduced)
+        return Placed((split(kept),))
+    if n.op == "Mean":
+        return Placed((PARTIAL,), decompose=True)
+    how = COMBINE.get(n.op)
+    return whole(n) if how is None else Placed((Placement("partial", op=how),))
+
+
+def place_norm(n: Op) -> Placed:
+    """Place EuclideanNorm: split on other dimensions, whole over the split one."""
+    reduced, placement = axes(n), n.placement(0)
+    if placement.is_split and reduced is not None and placement.dim not in reduced:
+        return place_reduction(n)
+    return whole(n)
+
+
+def place_l2_loss(n: Op) -> Placed:
+    """Half the sum of squares: blocks give contributions."""
+    return Placed((PARTIAL,)) if n.placement(0).is_split else whole(n)
+
+
+def shape_reduction(n: Op) -> tuple[Shape | None, ...]:
+    """Drop the reduced dimensions, or keep them as 1."""
+    reduced, shape = axes(n), n.shape(0)
+    if reduced is None or shape is None:
+        return (None,)
+    if n.attr("keep_dims"):
+        return (tuple(1 if i in reduced else dim for i, dim in enumerate(shape)),)
+    return (tuple(dim for i, dim in enumerate(shape) if i not in reduced),)
+
+
+def shape_scalar(n: Op) -> tuple[Shape | None, ...]:
+    """Return a scalar shape."""
+    return ((),)
+
+
+def value_prod(n: Op) -> tuple[tuple[Dim, ...] | None, ...] | None:
+    """Interpret a product, sum, maximum or minimum of sizes."""
+    from autograph_rewrite.analysis.rules.sizes import reduce_sizes
+
+    return reduce_sizes(n)
+
+
+RULES = {op: Rule(place_reduction, shape_reduction, value_prod, "reduce") for op in (*COMBINE, "Mean")} | {
+    "EuclideanNorm": Rule(place_norm, shape_reduction, family="reduce"),
+    "L2Loss": Rule(place_l2_loss, shape_scalar, family="reduce"),
+}

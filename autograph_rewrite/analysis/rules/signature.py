@@ -1,0 +1,211 @@
+"""Most ops map labelled dimensions to labelled dimensions; one function places them all.
+
+    Conv2D                 n... , ....        -> n...     split n: the images; the filter is read whole
+    Conv2DBackpropFilter   n... , .... , n... -> ....     split n: summed over, so the result is partial
+    Softmax                ab.                -> ab.      the last dimension cannot be split ("" is the label)
+
+`place` picks the label that the inputs are split along, wants every other input that has it cut likewise, and reads
+off where the label stands in the outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from autograph_rewrite.analysis.dims import Dim, any_local, unit
+from autograph_rewrite.analysis.fact import PARTIAL, REPLICATED, Fact, Placement, Shape, split
+from autograph_rewrite.analysis.rules.base import LocalEntry, Op, Placed, Rule, Slice, Want, whole
+from autograph_rewrite.ir.dtypes import INEXACT
+
+Labels = tuple[str, ...]
+"""A label per dimension; the empty label stands for a dimension that cannot be cut."""
+
+
+class Signature(NamedTuple):
+    """How the dimensions of inputs and outputs belong together.
+
+    Attributes:
+        inputs: labels of each input; None for a parameter, which is read whole.
+        outputs: labels of each output; None for one that is the same in every block (a copy of a parameter).
+        summed: labels that are summed over, so that an output without them is partial.
+        linear: inputs in each of which the op is linear while the others stay fixed.
+        additive: the op is linear in all labelled inputs together, as a sum of them is.
+        sizes: inputs that are shape vectors; their labels are those of the shape that they describe.
+        broadcast: a dimension of size one stretches to the size of its label.
+    """
+
+    inputs: tuple[Labels | None, ...]
+    outputs: tuple[Labels | None, ...]
+    summed: frozenset[str] = frozenset()
+    linear: tuple[int, ...] = ()
+    additive: bool = False
+    sizes: frozenset[int] = frozenset()
+    broadcast: bool = False
+
+
+Describe = Callable[[Op], Signature | None]
+
+
+class Cut(NamedTuple):
+    """What the op is split along: a label, and the rows of it that one block has."""
+
+    label: str
+    size: Dim
+
+
+def signed(describe: Describe) -> Rule:
+    """Return the rule of an op with a signature; `describe` returns None where ranks or attributes are unknown."""
+    return Rule(lambda n: place(n, describe(n)), lambda n: shapes(n, describe(n)))
+
+
+def fixed(signature: Signature) -> Rule:
+    """Return the rule of an op whose signature depends on neither attributes nor ranks."""
+    return signed(lambda n: signature)
+
+
+def place(n: Op, sig: Signature | None) -> Placed:
+    """Place an op by its signature; whatever does not fit is read whole."""
+    if sig is None or not _ranks_fit(n, sig):
+        return whole(n)
+    cut = find_cut(n, sig)
+    if cut is None:
+        return _linear(n, sig)
+    wants: dict[int, Want] = {}
+    for i, fact in enumerate(n.inputs):
+        labels = sig.inputs[i] if i < len(sig.inputs) else None
+        converted = _convert(fact, labels, cut, sig, i)
+        if converted is None:
+            return whole(n)
+        if converted is not fact.placement:
+            wants[i] = converted
+    outputs = [_output(labels, cut, sig, dtype) for labels, dtype in zip(sig.outputs, n.output_dtypes, strict=True)]
+    placements = tuple(placement for placement in outputs if placement is not None)
+    return Placed(placements, wants) if len(placements) == len(outputs) else whole(n)
+
+
+def find_cut(n: Op, sig: Signature) -> Cut | None:
+    """Return what the inputs are split along: the first label that some split input has."""
+    for fact, labels in _labelled(n, sig):
+        if fact.placement.is_split and fact.placement.dim < len(labels) and labels[fact.placement.dim]:
+            return Cut(labels[fact.placement.dim], fact.split_size)
+    return None
+
+
+def _labelled(n: Op, sig: Signature) -> Iterator[tuple[Fact, Labels]]:
+    for i, (fact, labels) in enumerate(zip(n.inputs, sig.inputs, strict=False)):
+        if labels is not None and i not in sig.sizes:
+            yield fact, labels
+
+
+def _ranks_fit(n: Op, sig: Signature) -> bool:
+    return all(fact.shape is None or len(fact.shape) == len(labels) for fact, labels in _labelled(n, sig))
+
+
+def _convert(fact: Fact, labels: Labels | None, cut: Cut, sig: Signature, index: int) -> Want | None:
+    """Return the want of one input, its own placement where it fits as it is, or None where nothing helps."""
+    if labels is None or cut.label not in labels:
+        return REPLICATED if fact.placement.differs else fact.placement
+    dim = labels.index(cut.label)
+    if index in sig.sizes:
+        return _convert_size(fact, dim, cut)
+    if fact.placement.is_split:
+        # Blocks of unknown or other sizes need not line up with those of the first split input.
+        aligned = fact.split_size == cut.size and (cut.size is not None or _alone(sig, cut.label))
+        return fact.placement if fact.placement.dim == dim and aligned else None
+    if fact.placement.differs:
+        return None
+    if sig.broadcast and fact.shape is not None and fact.shape[dim] == 1:
+        return fact.placement
+    rows = unit(cut.size)
+    return None if rows is None else Slice(dim, rows)
+
+
+def _alone(sig: Signature, label: str) -> bool:
+    return sum(labels is not None and label in labels for labels in sig.inputs) == 1
+
+
+def _convert_size(fact: Fact, entry: int, cut: Cut) -> Want | None:
+    if not fact.is_local:
+        return None if cut.size is None or fact.placement.differs else LocalEntry(entry, cut.size)
+    if fact.value is None or entry >= len(fact.value) or fact.value[entry] != cut.size:
+        return None
+    others = fact.value[:entry] + fact.value[entry + 1 :]
+    return None if any_local(others) else fact.placement
+
+
+def _output(labels: Labels | None, cut: Cut, sig: Signature, dtype: int) -> Placement | None:
+    if labels is None:
+        return REPLICATED
+    if cut.label in labels:
+        return split(labels.index(cut.label))
+    return PARTIAL if cut.label in sig.summed and dtype in INEXACT else None
+
+
+def _linear(n: Op, sig: Signature) -> Placed:
+    """Place an op none of whose inputs is usefully split: a partial value passes where the op is linear."""
+    partial = {i for i, fact in enumerate(n.inputs) if fact.placement.is_partial}
+    others = {i: fact for i, fact in enumerate(n.inputs) if i not in partial}
+    if not partial or any(dtype not in INEXACT for dtype in n.output_dtypes):
+        return whole(n)
+    if sig.additive:
+        terms = {i for i, labels in enumerate(sig.inputs) if labels is not None and i not in sig.sizes}
+        if not partial <= terms or any(not others[i].zero for i in terms - partial):
+            return whole(n)
+    elif len(partial) > 1 or not partial <= set(sig.linear):
+        return whole(n)
+    wants = {i: REPLICATED for i, fact in others.items() if fact.placement.differs}
+    return Placed((PARTIAL,) * len(n.output_dtypes), wants)
+
+
+def shapes(n: Op, sig: Signature | None) -> tuple[Shape | None, ...]:
+    """Return the shape of one instance of each output: labelled sizes from the inputs, the others as stated."""
+    if sig is None:
+        return global_shapes(n)
+    known = sizes(n, sig)
+    cut = find_cut(n, sig)
+    result = []
+    for labels, static in zip(sig.outputs, n.static, strict=True):
+        if labels is None:
+            result.append(static)
+            continue
+        stated = static if static is not None and len(static) == len(labels) else (None,) * len(labels)
+        result.append(tuple(_size(x, s, known, cut) for x, s in zip(labels, stated, strict=True)))
+    return tuple(result)
+
+
+def _size(label: str, stated: Dim, known: dict[str, Dim], cut: Cut | None) -> Dim:
+    if not label:
+        return stated
+    if known.get(label) is None and (cut is None or cut.label != label):
+        return stated
+    return known.get(label)
+
+
+def sizes(n: Op, sig: Signature) -> dict[str, Dim]:
+    """Return the size of every label as the inputs have it, those that stretch (size one) last."""
+    found: dict[str, Dim] = {}
+    for i, (fact, labels) in enumerate(zip(n.inputs, sig.inputs, strict=False)):
+        dims = fact.value if i in sig.sizes else fact.shape
+        if labels is None or dims is None or len(dims) != len(labels):
+            continue
+        for label, dim in zip(labels, dims, strict=True):
+            if label and dim is not None and (label not in found or (sig.broadcast and found[label] == 1)):
+                found[label] = dim
+    return found
+
+
+def global_shapes(n: Op) -> tuple[Shape | None, ...]:
+    """Return the shapes as the graph states them: those of replicated outputs."""
+    return n.static
+
+
+def axes(rank: int, prefix: str = "d") -> Labels:
+    """Return a label for each of `rank` dimensions."""
+    return tuple(f"{prefix}{i}" for i in range(rank))
+
+
+def without(labels: Labels, *closed: int) -> Labels:
+    """Return the labels with the dimensions `closed` (negative ones count from the end) not to be cut."""
+    shut = {dim % len(labels) for dim in closed}
+    return tuple("" if i in shut else label for i, label in enumerate(labels))
