@@ -31,6 +31,7 @@ setup(
     packages=[*find_packages(include=["autograph_rewrite", "autograph_rewrite.*"]), *mapped_packages()],
     package_dir={f"autograph_rewrite.{top}": top for top in MAPPED},
     package_data={
+        "": ["*.pyi"],
         "autograph_rewrite": ["py.typed"],
         "autograph_rewrite.configs": ["*.yaml"],
         "autograph_rewrite.inspect": ["*.html", "*.js", "*.css"],
