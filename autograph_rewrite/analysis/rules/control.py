@@ -57,7 +57,9 @@ def _merge(n: Op) -> Placed:
         return whole(n)
     (target,) = leading
     if target == PARTIAL:
-        wants: dict[int, Want] = {i: PARTIAL for i, f in reached.items() if f.placement == REPLICATED and not f.zero}
+        wants: dict[int, Want] = {
+            i: PARTIAL for i, f in reached.items() if f.placement == REPLICATED and not f.zero
+        }
         return Placed((PARTIAL, REPLICATED), wants, zero=zero)
     if not target.is_split:
         return whole(n)
@@ -65,7 +67,9 @@ def _merge(n: Op) -> Placed:
     rows = units.pop() if len(units) == 1 else None
     if rows is None:
         return whole(n)
-    cuts: dict[int, Want] = {i: Slice(target.dim, rows) for i, f in reached.items() if f.placement == REPLICATED}
+    cuts: dict[int, Want] = {
+        i: Slice(target.dim, rows) for i, f in reached.items() if f.placement == REPLICATED
+    }
     return Placed((target, REPLICATED), cuts, zero=zero)
 
 
@@ -75,11 +79,16 @@ def _same_contents(facts: dict[int, Fact]) -> bool:
 
 
 def _merged_shape(n: Op) -> tuple[Shape | None, ...]:
-    shapes = [fact.shape for fact in n.inputs if fact.placement not in (UNKNOWN, ANY) or fact.shape is not None]
+    shapes = [
+        fact.shape for fact in n.inputs if fact.placement not in (UNKNOWN, ANY) or fact.shape is not None
+    ]
     first = shapes[0] if shapes else None
     if first is None or any(shape is None or len(shape) != len(first) for shape in shapes):
         return (None, ())
-    return (tuple(dims[0] if len(set(dims)) == 1 else None for dims in zip(*filter(None, shapes), strict=True)), ())
+    return (
+        tuple(dims[0] if len(set(dims)) == 1 else None for dims in zip(*filter(None, shapes), strict=True)),
+        (),
+    )
 
 
 def _merged_value(n: Op) -> tuple[tuple[Dim, ...] | None, ...]:

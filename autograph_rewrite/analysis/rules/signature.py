@@ -77,9 +77,11 @@ def place(n: Op, sig: Signature | None) -> Placed:
         converted = _convert(fact, labels, cut, sig, i)
         if converted is None:
             return whole(n)
-        if converted is not fact.placement:
+        if converted != fact.placement:
             wants[i] = converted
-    outputs = [_output(labels, cut, sig, dtype) for labels, dtype in zip(sig.outputs, n.output_dtypes, strict=True)]
+    outputs = [
+        _output(labels, cut, sig, dtype) for labels, dtype in zip(sig.outputs, n.output_dtypes, strict=True)
+    ]
     placements = tuple(placement for placement in outputs if placement is not None)
     return Placed(placements, wants) if len(placements) == len(outputs) else whole(n)
 
@@ -109,14 +111,12 @@ def _convert(fact: Fact, labels: Labels | None, cut: Cut, sig: Signature, index:
     dim = labels.index(cut.label)
     if index in sig.sizes:
         return _convert_size(fact, dim, cut)
-    if fact.placement.is_split:
-        # Blocks of unknown or other sizes need not line up with those of the first split input.
-        aligned = fact.split_size == cut.size and (cut.size is not None or _alone(sig, cut.label))
-        return fact.placement if fact.placement.dim == dim and aligned else None
-    if fact.placement.differs:
-        return None
-    if sig.broadcast and fact.shape is not None and fact.shape[dim] == 1:
+    # Blocks of unknown or other sizes need not line up with those of the first split input.
+    aligned = fact.split_size == cut.size and (cut.size is not None or _alone(sig, cut.label))
+    if fact.placement == split(dim) and aligned:
         return fact.placement
+    if sig.broadcast and fact.shape is not None and fact.shape[dim] == 1:
+        return REPLICATED if fact.placement.differs else fact.placement
     rows = unit(cut.size)
     return None if rows is None else Slice(dim, rows)
 
@@ -144,7 +144,7 @@ def _output(labels: Labels | None, cut: Cut, sig: Signature, dtype: int) -> Plac
 
 def _linear(n: Op, sig: Signature) -> Placed:
     """Place an op none of whose inputs is usefully split: a partial value passes where the op is linear."""
-    partial = {i for i, fact in enumerate(n.inputs) if fact.placement.is_partial}
+    partial = {i for i, fact in enumerate(n.inputs) if fact.placement == PARTIAL}
     others = {i: fact for i, fact in enumerate(n.inputs) if i not in partial}
     if not partial or any(dtype not in INEXACT for dtype in n.output_dtypes):
         return whole(n)
@@ -161,7 +161,7 @@ def _linear(n: Op, sig: Signature) -> Placed:
 def shapes(n: Op, sig: Signature | None) -> tuple[Shape | None, ...]:
     """Return the shape of one instance of each output: labelled sizes from the inputs, the others as stated."""
     if sig is None:
-        return global_shapes(n)
+        return n.static
     known = sizes(n, sig)
     cut = find_cut(n, sig)
     result = []
@@ -193,11 +193,6 @@ def sizes(n: Op, sig: Signature) -> dict[str, Dim]:
             if label and dim is not None and (label not in found or (sig.broadcast and found[label] == 1)):
                 found[label] = dim
     return found
-
-
-def global_shapes(n: Op) -> tuple[Shape | None, ...]:
-    """Return the shapes as the graph states them: those of replicated outputs."""
-    return n.static
 
 
 def axes(rank: int, prefix: str = "d") -> Labels:

@@ -49,7 +49,9 @@ RULES: dict[str, Rule] = {
     "VariableShape": Rule(whole, _shape_of_shape, _shape_value),
     "VarIsInitializedOp": Rule(whole, _scalar),
     "ResourceCountUpTo": Rule(whole, _scalar),
-    **dict.fromkeys(("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", "DestroyResourceOp"), UPDATE),
+    **dict.fromkeys(
+        ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", "DestroyResourceOp"), UPDATE
+    ),
     **dict.fromkeys((f"ResourceApply{name}" for name in _DENSE.split()), UPDATE),
     **dict.fromkeys((f"ResourceSparseApply{name}" for name in _SPARSE.split()), UPDATE),
     **dict.fromkeys((f"ResourceScatter{name}" for name in "Add Sub Mul Div Min Max Update".split()), UPDATE),

@@ -1,0 +1,119 @@
+"""Randomness is drawn once, whole, and its readers slice it; or each replica draws its own block.
+
+`random: exact` draws what one device would draw. `random: independent` lets an op whose shape counts this replica's
+block, or whose parameters are split, draw just that block; the lowering then gives every replica its own seed.
+"""
+
+from __future__ import annotations
+
+from autograph_rewrite.analysis.dims import Dim, is_local
+from autograph_rewrite.analysis.fact import REPLICATED, Shape, split
+from autograph_rewrite.analysis.rules.base import Op, Placed, Rule, Want, whole
+from autograph_rewrite.analysis.rules.signature import Signature, place, shapes
+
+
+def place_shaped(n: Op) -> Placed:
+    """Place an op whose first input is the whole shape of what it draws."""
+    dim = _local_entry(n)
+    if n.semantics.random != "independent" or dim is None:
+        return whole(n)
+    wants: dict[int, Want] = {
+        i: REPLICATED for i, fact in enumerate(n.inputs) if i and fact.placement.differs
+    }
+    return Placed((split(dim),) * len(n.output_dtypes), wants)
+
+
+def _local_entry(n: Op) -> int | None:
+    """Return the one entry of the shape operand that counts this replica's block."""
+    if not n.inputs[0].is_local:
+        return None
+    entries = [i for i, size in enumerate(n.value(0) or ()) if is_local(size)]
+    return entries[0] if len(entries) == 1 else None
+
+
+def shape_shaped(n: Op) -> tuple[Shape | None, ...]:
+    """The first input is the shape."""
+    value: tuple[Dim, ...] | None = n.value(0)
+    return tuple(static if value is None else value for static in n.static)
+
+
+def _by_parameters(n: Op) -> Signature | None:
+    """`alpha` of shape [a..] and sample shape [s..] give [s.., a..]."""
+    rank, count = n.rank(1), n.static[0]
+    if rank is None or count is None or len(count) < rank:
+        return None
+    labels = tuple(f"a{i}" for i in range(rank))
+    return Signature((None, labels), (("",) * (len(count) - rank) + labels,))
+
+
+def _by_logits(n: Op) -> Signature:
+    """Logits [b, classes] give [b, samples]."""
+    return Signature((("b", ""),), (("b", ""),))
+
+
+def place_by_parameters(n: Op) -> Placed:
+    """Place RandomGamma and RandomPoisson: a block of parameters gives a block of samples."""
+    return place(n, _by_parameters(n)) if n.semantics.random == "independent" else whole(n)
+
+
+def place_by_logits(n: Op) -> Placed:
+    """Place Multinomial: a block of logits gives a block of samples."""
+    return place(n, _by_logits(n)) if n.semantics.random == "independent" else whole(n)
+
+
+def shape_by_parameters(n: Op) -> tuple[Shape | None, ...]:
+    """Sample shape, then that of the parameters."""
+    sample, parameters = n.value(0), n.shape(1)
+    if sample is None or parameters is None:
+        return shapes(n, _by_parameters(n))
+    return ((*sample, *parameters),)
+
+
+def shape_by_logits(n: Op) -> tuple[Shape | None, ...]:
+    """As many rows as logits, and a column per sample."""
+    logits, count = n.shape(0), n.value(1)
+    if logits is None or len(logits) != 2:
+        return n.static
+    columns = count[0] if count is not None and len(count) == 1 else (n.static[0] or (None, None))[1]
+    return ((logits[0], columns),)
+
+
+def stated(n: Op) -> tuple[Shape | None, ...]:
+    """Shapes as the graph states them: the outputs are replicated."""
+    return n.static
+
+
+SHAPED = Rule(place_shaped, shape_shaped, pinned=True)
+PER_PARAMETER = Rule(place_by_parameters, shape_by_parameters, pinned=True)
+PER_LOGITS = Rule(place_by_logits, shape_by_logits, pinned=True)
+ONCE = Rule(whole, stated, pinned=True)
+KEYS = Rule(whole, stated)  # a pure function of replicated seeds
+
+_SHAPED = (
+    "RandomUniform RandomUniformInt RandomStandardNormal TruncatedNormal "
+    "StatelessRandomUniform StatelessRandomUniformInt StatelessRandomUniformFullInt StatelessRandomNormal "
+    "StatelessTruncatedNormal StatelessRandomUniformV2 StatelessRandomUniformIntV2 StatelessRandomUniformFullIntV2 "
+    "StatelessRandomNormalV2 StatelessTruncatedNormalV2"
+)
+_ONCE = (
+    "RandomShuffle RandomCrop ParameterizedTruncatedNormal StatelessParameterizedTruncatedNormal StatelessShuffle "
+    "StatelessRandomBinomial StatelessRandomGammaV2 StatelessRandomGammaV3 StatelessRandomPoisson RandomPoisson "
+    "StatefulRandomBinomial StatefulUniform StatefulUniformInt StatefulUniformFullInt StatefulStandardNormal "
+    "StatefulStandardNormalV2 StatefulTruncatedNormal NonDeterministicInts RngReadAndSkip RngSkip "
+    "StatelessMultinomial SampleDistortedBoundingBox SampleDistortedBoundingBoxV2 "
+    "StatelessSampleDistortedBoundingBox AnonymousSeedGenerator AnonymousRandomSeedGenerator "
+    "DummySeedGenerator DeleteSeedGenerator DeleteRandomSeedGenerator "
+    "UniformCandidateSampler LogUniformCandidateSampler LearnedUnigramCandidateSampler FixedUnigramCandidateSampler "
+    "ThreadUnsafeUnigramCandidateSampler AllCandidateSampler ComputeAccidentalHits"
+)
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(_SHAPED.split(), SHAPED),
+    **dict.fromkeys(("RandomGamma", "RandomPoissonV2"), PER_PARAMETER),
+    "Multinomial": PER_LOGITS,
+    **dict.fromkeys(_ONCE.split(), ONCE),
+    **dict.fromkeys(
+        "StatelessRandomGetKeyCounter StatelessRandomGetKeyCounterAlg StatelessRandomGetAlg".split(),
+        KEYS,
+    ),
+}
