@@ -72,6 +72,7 @@ class GraphItem:
         targets: nodes that one step runs for their effect (the train op; the control outputs of a function).
         init_op: the node that initialises everything, if the graph has one.
         variables: by public name.
+        keep: nodes that survive a rewrite although no step runs them (saver, table initialisers).
         report: what rewriting did; None for an original.
         binding: what a runtime needs besides the graph (captured tf.Variables...); never saved.
         data: the encoded GraphDef, when a pass has already written it.
@@ -83,6 +84,7 @@ class GraphItem:
     targets: tuple[str, ...] = ()
     init_op: str | None = None
     variables: Mapping[str, Variable] = field(default_factory=dict)
+    keep: tuple[str, ...] = ()
     report: Any = None
     binding: Any = None
     data: bytes | None = None

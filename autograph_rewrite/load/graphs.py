@@ -1,0 +1,110 @@
+"""A tf.Graph or GraphDef, and a few names in it, as a GraphItem.
+
+    graph ──bytes──► ir.Graph ──names──► targets, outputs, init_op ──reach──► inputs, variables
+
+The graph is kept whole: a user may fetch any tensor of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir import serde
+from autograph_rewrite.ir.graph import Graph
+from autograph_rewrite.ir.walk import ancestors
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.load import collected as collections
+from autograph_rewrite.load import validate
+from autograph_rewrite.load.collected import Collected
+from autograph_rewrite.load.inputs import describe, graph_inputs, public_name
+from autograph_rewrite.load.names import as_list, find_node, find_value
+from autograph_rewrite.load.targets import infer_init_op, infer_train_ops
+from autograph_rewrite.load.variables import find_variables
+
+
+def from_graph(
+    graph: Any,
+    *,
+    train_op: Any = None,
+    outputs: Sequence[Any] = (),
+    init_op: Any = None,
+    batch_inputs: Mapping[str, int | None] | None = None,
+) -> GraphItem:
+    """Wrap a tf.Graph, a GraphDef or its bytes. See `GraphItem.from_graph`.
+
+    Raises:
+        GraphError: malformed graph, unknown name, or a batch of unknown rank.
+    """
+    known = collections.from_tf_graph(graph) if hasattr(graph, "as_graph_def") else Collected()
+    return build_item(
+        read(graph), known, train_op=train_op, outputs=outputs, init_op=init_op, batch_inputs=batch_inputs
+    )
+
+
+def read(graph: Any) -> Graph:
+    """Return the IR of a tf.Graph (with the static shapes that it knows), a GraphDef or encoded bytes.
+
+    Raises:
+        GraphError: it is none of these, over 2 GiB, or malformed.
+    """
+    if isinstance(graph, Graph):
+        return graph
+    data = graph if isinstance(graph, bytes) else _encode(graph)
+    result = serde.from_bytes(data)
+    validate.check(result)
+    return result
+
+
+def _encode(graph: Any) -> bytes:
+    if not hasattr(graph, "as_graph_def") and not hasattr(graph, "SerializeToString"):
+        raise GraphError(
+            f"expected a tf.Graph or a GraphDef, not {type(graph).__name__}",
+            hint="for a function use from_function, for a Keras model from_keras, for a file load",
+        )
+    try:
+        message = graph.as_graph_def(add_shapes=True) if hasattr(graph, "as_graph_def") else graph
+        data: bytes = message.SerializeToString()
+    except Exception as error:  # protobuf and TensorFlow raise several types here, all for the same reason
+        raise GraphError(
+            f"the graph cannot be encoded: {error}",
+            hint="a GraphDef must be smaller than 2 GiB: keep large constants in variables or files",
+        ) from error
+    return data
+
+
+def build_item(
+    graph: Graph,
+    collected: Collected,
+    *,
+    train_op: Any = None,
+    outputs: Sequence[Any] | None = None,
+    init_op: Any = None,
+    batch_inputs: Mapping[str, int | None] | None = None,
+) -> GraphItem:
+    """Wrap an IR graph; what is not named is inferred where the graph leaves no doubt.
+
+    Raises:
+        GraphError: unknown name, or a batch of unknown rank.
+    """
+    named = as_list(train_op)
+    targets = (
+        tuple(dict.fromkeys(find_node(graph, one, "train_op").name for one in named))
+        if named
+        else infer_train_ops(graph, collected)
+    )
+    values = [find_value(graph, one, "output") for one in as_list(outputs)]
+    init = find_node(graph, init_op, "init_op").name if init_op is not None else infer_init_op(graph, targets)
+    roots = [graph.node(name) for name in targets] + [value.node for value in values]
+    step = ancestors(roots) if roots else set(graph)
+    initial = ancestors([graph.node(init)]) if init is not None else set()
+    return GraphItem(
+        graph=graph,
+        inputs=graph_inputs(graph, step, initial - step, batch_inputs),
+        outputs={public_name(value): describe(public_name(value), value) for value in values},
+        targets=targets,
+        init_op=init,
+        variables=find_variables(graph, collected, init, step),
+        keep=tuple(name for name in collected.keep if name in graph),
+    )

@@ -1,0 +1,152 @@
+"""Which tensors are the inputs of a step, and which axis of each counts examples.
+
+By default an input is a batch when it is dense and its dimension 0 is unknown: placeholders, traced
+arguments, iterator outputs. Everything else (static, sparse, ragged, from a queue) is named in `batch_inputs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir import dtypes
+from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.item import GraphItem, TensorInfo
+from autograph_rewrite.load.names import find_value, tensor_name
+from autograph_rewrite.load.shapes import static_shape
+
+PLACEHOLDERS = frozenset(("Placeholder", "PlaceholderV2", "PlaceholderWithDefault"))
+ITERATORS = frozenset(("IteratorGetNext", "IteratorGetNextSync", "MultiDeviceIteratorGetNextFromShard"))
+_NEVER_BATCH = frozenset((dtypes.RESOURCE, dtypes.VARIANT))
+
+BatchInputs = Mapping[str, int | None]
+
+
+def describe(name: str, value: Value, batch_axis: int | None = None) -> TensorInfo:
+    """Return what the graph knows of a tensor."""
+    dtype = dtypes.dtype_name(dtypes.base(value.dtype))
+    return TensorInfo(name, tensor_name(value), dtype, static_shape(value), batch_axis)
+
+
+def public_name(value: Value) -> str:
+    """Return the name of a tensor as users write it: `x` for output 0, else `x:1`."""
+    return value.name
+
+
+def source_values(nodes: Iterable[Node]) -> list[Value]:
+    """Return the tensors that enter a graph from outside: placeholders and iterator outputs."""
+    found: list[Value] = []
+    for node in nodes:
+        if node.op in PLACEHOLDERS:
+            found.append(node.output())
+        elif node.op in ITERATORS:
+            found += node.outputs
+    return found
+
+
+def default_axis(info: TensorInfo) -> int | None:
+    """Return 0 for a dense input whose dimension 0 is unknown, else None."""
+    if dtypes.NUMBERS[info.dtype] in _NEVER_BATCH or not info.shape:
+        return None
+    return 0 if info.shape[0] is None else None
+
+
+def graph_inputs(
+    graph: Graph, step: set[Node], initial: set[Node], batch_inputs: BatchInputs | None
+) -> dict[str, TensorInfo]:
+    """Return the inputs of a v1 graph by public name.
+
+    Args:
+        graph: the graph.
+        step: the nodes that a step runs.
+        initial: the nodes that initialisation runs; what only they read is never a batch.
+        batch_inputs: axis by name, None for an input that is shared; None for the default.
+
+    Raises:
+        GraphError: an unknown name, an axis that the input does not have, or an unknown rank.
+    """
+    inputs: dict[str, TensorInfo] = {}
+    for value in source_values(node for node in graph if node in step or node in initial):
+        info = describe(public_name(value), value)
+        if value.node in step and batch_inputs is None:
+            info = describe(info.name, value, default_axis(info))
+        inputs[info.name] = info
+    for reference, axis in (batch_inputs or {}).items():
+        value = find_value(graph, reference, "batch input")
+        name = public_name(value)
+        inputs[name] = checked(describe(name, value, axis))
+    return inputs
+
+
+def named_batches(
+    inputs: Mapping[str, TensorInfo], batch_inputs: BatchInputs | None
+) -> dict[str, TensorInfo]:
+    """Return inputs with their batch axes set: as named, or by default.
+
+    A name may also stand for a whole structure: "x" for "x/image" and "x/mask".
+
+    Raises:
+        GraphError: an unknown name, an axis that the input does not have, or an unknown rank.
+    """
+    if batch_inputs is None:
+        return {name: _with_axis(info, default_axis(info)) for name, info in inputs.items()}
+    axes: dict[str, int | None] = {}
+    for reference, axis in batch_inputs.items():
+        name = reference.removesuffix(":0")
+        below = [name] if name in inputs else [known for known in inputs if known.startswith(f"{name}/")]
+        if not below:
+            import difflib
+
+            close = difflib.get_close_matches(name, list(inputs), n=3) or list(inputs)[:10]
+            raise GraphError(f"batch input '{name}' is not an input", hint=f"inputs: {', '.join(close)}")
+        axes |= dict.fromkeys(below, axis)
+    return {name: checked(_with_axis(info, axes.get(name))) for name, info in inputs.items()}
+
+
+def _with_axis(info: TensorInfo, axis: int | None) -> TensorInfo:
+    return TensorInfo(info.name, info.tensor, info.dtype, info.shape, axis)
+
+
+def checked(info: TensorInfo) -> TensorInfo:
+    """Return `info` with a non-negative batch axis.
+
+    Raises:
+        GraphError: the input has no such axis, or its rank is unknown.
+    """
+    if info.batch_axis is None:
+        return info
+    if info.shape is None:
+        raise GraphError(
+            f"the batch input '{info.name}' has an unknown rank",
+            where=info.tensor,
+            hint="give its placeholder a shape, for example (None, 3); only the dimensions may be unknown",
+        )
+    axis = info.batch_axis + len(info.shape) if info.batch_axis < 0 else info.batch_axis
+    if not 0 <= axis < len(info.shape):
+        raise GraphError(
+            f"the batch input '{info.name}' has no axis {info.batch_axis}: its shape is {info.shape}",
+            where=info.tensor,
+        )
+    return _with_axis(info, axis)
+
+
+def check_batch(item: GraphItem) -> None:
+    """Make sure that at least one input of the step is a batch.
+
+    Raises:
+        GraphError: there is none; the message names inputs of unknown rank, which could have been meant.
+    """
+    if any(info.batch_axis is not None for info in item.inputs.values()):
+        return
+    dense = [info for info in item.inputs.values() if dtypes.NUMBERS[info.dtype] not in _NEVER_BATCH]
+    vague = [info.name for info in dense if info.shape is None]
+    if vague:
+        raise GraphError(
+            f"no input is known to be a batch, and the rank of {', '.join(map(repr, vague[:5]))} is unknown",
+            hint="give the placeholder a shape with its batch dimension None",
+        )
+    listed = ", ".join(f"{info.name} {info.shape}" for info in dense[:10]) or "none at all"
+    raise GraphError(
+        f"no input of the step is a batch (inputs: {listed})",
+        hint="a batch has dimension 0 unknown; name others with batch_inputs={name: axis}",
+    )

@@ -1,0 +1,82 @@
+"""What a user calls an op or a tensor (a name with or without `:0`, TensorFlow's object) as nodes and values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.graph import Graph, Node, Value
+
+
+def text_of(reference: Any) -> str:
+    """Return the name of a tensor or an op given as text or as TensorFlow's object.
+
+    Raises:
+        GraphError: it has no name.
+    """
+    if isinstance(reference, str):
+        return reference.lstrip("^")
+    handle = getattr(reference, "handle", None)  # a resource variable stands for its value in user code
+    if handle is not None and hasattr(handle, "op"):
+        return str(handle.op.name)
+    name = getattr(reference, "name", None)
+    if not isinstance(name, str):
+        raise GraphError(
+            f"{reference!r} is not an op or tensor of a graph",
+            hint="give its name, or the tf.Operation or tf.Tensor itself",
+        )
+    return name
+
+
+def as_list(references: Any) -> list[Any]:
+    """Return one or several references as a list; None is the empty list."""
+    if references is None:
+        return []
+    # A symbolic tensor claims to be iterable, so whatever has a name is one reference.
+    single = isinstance(references, str) or hasattr(references, "name")
+    return [references] if single or not isinstance(references, Iterable) else list(references)
+
+
+def find_node(graph: Graph, reference: Any, role: str) -> Node:
+    """Return the node that `reference` names; `role` says in an error what it was given as.
+
+    Raises:
+        GraphError: the graph has no such node.
+    """
+    name = text_of(reference).partition(":")[0]
+    try:
+        return graph.node(name)
+    except GraphError as error:
+        raise GraphError(f"{role} '{name}': {error.problem}", hint=error.hint) from None
+
+
+def find_value(graph: Graph, reference: Any, role: str) -> Value:
+    """Return the tensor that `reference` names.
+
+    Raises:
+        GraphError: the graph has no such node, or the node no such output.
+    """
+    name = text_of(reference)
+    node = find_node(graph, name, role)
+    index = name.partition(":")[2] or "0"
+    count = output_count(node)
+    if not index.isdigit() or (count is not None and int(index) >= count):
+        raise GraphError(
+            f"{role} '{name}' is not a tensor: the op gives {count} output(s)",
+            node=node,
+            hint="an op without outputs is a target: name it as train_op" if count == 0 else None,
+        )
+    return node.output(int(index))
+
+
+def output_count(node: Node) -> int | None:
+    """Return how many outputs a node gives; None for a call of a library function by its name."""
+    from autograph_rewrite.ir.opdefs import find_op
+
+    return len(node.output_dtypes) if find_op(node.op) is not None else None
+
+
+def tensor_name(value: Value) -> str:
+    """Return the full name of a tensor, `x:0`."""
+    return f"{value.node.name}:{value.index}"

@@ -1,0 +1,23 @@
+"""Static shapes as the graph records them: in `_output_shapes`, or in the op's own attribute."""
+
+from __future__ import annotations
+
+from autograph_rewrite.ir.graph import Value
+from autograph_rewrite.item import Shape
+
+_OWN_ATTR = {"Placeholder": "shape", "PlaceholderV2": "shape", "PlaceholderWithDefault": "shape"}
+_OWN_LIST = {"IteratorGetNext": "output_shapes", "IteratorGetNextSync": "output_shapes"}
+
+
+def static_shape(value: Value) -> Shape | None:
+    """Return the shape of a tensor; None for an unknown rank, or where nothing is recorded."""
+    node = value.node
+    shapes = node.attr("_output_shapes")
+    if shapes is None and node.op in _OWN_ATTR:
+        shapes = (node.attr(_OWN_ATTR[node.op]),)
+    if shapes is None and node.op in _OWN_LIST:
+        shapes = node.attr(_OWN_LIST[node.op])
+    if not shapes or value.index >= len(shapes):
+        return None
+    shape: Shape | None = shapes[value.index]
+    return shape
