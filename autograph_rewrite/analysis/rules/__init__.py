@@ -13,6 +13,7 @@ FAMILIES = (
     "reduce",
     "contract",
     "layout",
+    "pieces",
     "sizes",
     "control",
     "variables",

@@ -204,3 +204,8 @@ def without(labels: Labels, *closed: int) -> Labels:
     """Return the labels with the dimensions `closed` (negative ones count from the end) not to be cut."""
     shut = {dim % len(labels) for dim in closed}
     return tuple("" if i in shut else label for i, label in enumerate(labels))
+
+
+def every(rule: Rule, *lines: str) -> dict[str, Rule]:
+    """Return one rule for all op types named in `lines`."""
+    return {op: rule for line in lines for op in line.split()}

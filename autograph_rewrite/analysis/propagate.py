@@ -1,0 +1,414 @@
+"""Placement propagation: walk the graph once, and know where every value lives and which edges disagree.
+
+    x: split(0)  w: replicated            MatMul(x, w): split(0)
+    MatMul(x^T, dy): partial(sum)   ──►   ResourceApplyAdam wants it replicated: one reshard edge
+
+Loops are walked until nothing changes. Values that arise as contributions are summed where `cut.choose` says; the walk
+is then repeated with those values seen as replicated. Equal nodes share one answer (`_answer` is cached by facts).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from autograph_rewrite.analysis.dims import Dim, any_local, is_local, local_symbol, to_global
+from autograph_rewrite.analysis.fact import ANY, LOCAL, REPLICATED, UNKNOWN, Fact, Placement, Shape
+from autograph_rewrite.analysis.rules import TABLE
+from autograph_rewrite.analysis.rules.base import LocalEntry, Op, Placed, Rule, Semantics, Slice, Want, whole
+from autograph_rewrite.analysis.rules.sizes import MEASURES
+from autograph_rewrite.errors import PassError
+from autograph_rewrite.ir import dtypes
+from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.opdefs import find_op
+from autograph_rewrite.ir.walk import topological_order
+
+MAX_ROUNDS = 24
+MOVES = frozenset(
+    ("Pack", "Unpack", "ConcatV2", "StridedSlice", "GatherV2", "Identity", "IdentityN", "Reshape", "ExpandDims", "Squeeze",
+     "Cast", "Slice", "DynamicStitch", "Enter", "Merge", "Switch", "Fill", *MEASURES)
+)  # fmt: skip
+"""Ops that move sizes without computing: unknown entries pass through them harmlessly."""
+LARGEST_TRACKED = 64
+
+
+class Answer(NamedTuple):
+    """What propagation says about one node."""
+
+    outputs: tuple[Fact, ...]
+    wants: Mapping[int, Want] = {}
+    decompose: bool = False
+    note: str = ""
+    holds: tuple[int, int] | None = None
+    constant: bool = False  # its outputs are plain integers although its inputs differ between replicas
+
+
+@dataclass
+class Propagation:
+    """The placements of a graph.
+
+    Attributes:
+        graph: the graph that it is about.
+        order: its nodes, producers first.
+        facts: what readers see of each value.
+        raw: what each value in `whole_inputs` and `reduced` is before its conversion.
+        answers: per node.
+        reduced: contributions that are summed once, for all readers.
+        whole_inputs: batch inputs: whole in the graph, split for their readers.
+        semantics: the choices that it was made under.
+    """
+
+    graph: Graph
+    order: list[Node]
+    semantics: Semantics
+    facts: dict[Value, Fact] = field(default_factory=dict)
+    raw: dict[Value, Fact] = field(default_factory=dict)
+    answers: dict[Node, Answer] = field(default_factory=dict)
+    reduced: set[Value] = field(default_factory=set)
+    whole_inputs: dict[Value, int] = field(default_factory=dict)
+    cells: dict[str, Fact] = field(default_factory=dict)
+    cache: dict[Any, Answer] = field(default_factory=dict)
+
+    def wants(self, node: Node) -> Mapping[int, Want]:
+        """Return the conversions that the inputs of `node` need."""
+        return self.answers[node].wants
+
+    def source(self, value: Value) -> Fact:
+        """Return what a value is where it is produced."""
+        return self.raw.get(value) or self.facts[value]
+
+
+def propagate(
+    graph: Graph,
+    batch_inputs: Mapping[Value, int],
+    semantics: Semantics,
+    *,
+    reduced: Iterable[Value] = (),
+    order: list[Node] | None = None,
+    cache: dict[Any, Answer] | None = None,
+) -> Propagation:
+    """Find the placement of every value.
+
+    Args:
+        graph: a flat graph (function calls inlined).
+        batch_inputs: the values that are cut into blocks, with the dimension to cut.
+        semantics: choices of the config.
+        reduced: contributions that are summed where they arise.
+        order: a topological order, where it is already known.
+        cache: answers of an earlier walk over the same kind of nodes.
+
+    Raises:
+        GraphError: the graph has a cycle outside its loops.
+        PassError: the loops do not settle.
+    """
+    state = Propagation(graph, order if order is not None else topological_order(graph), semantics)
+    state.reduced = set(reduced)
+    state.whole_inputs = dict(batch_inputs)
+    if cache is not None:
+        state.cache = cache
+    loops = any(node.op in ("NextIteration", "RefNextIteration") for node in state.order)
+    for _ in range(MAX_ROUNDS):
+        changed = _walk(state, optimistic=True)
+        if not (changed and (loops or state.cells)):
+            break
+    else:
+        raise PassError("the placements of a loop do not settle", hint="please report this graph")
+    if any(fact.placement == UNKNOWN for fact in state.facts.values()):
+        for _ in range(MAX_ROUNDS):
+            if not _walk(state, optimistic=False):
+                break
+    return state
+
+
+def _walk(state: Propagation, *, optimistic: bool) -> bool:
+    """Visit every node once; return whether some fact or container changed."""
+    facts, answers = state.facts, state.answers
+    changed = False
+    for node in state.order:
+        answer = _visit(state, node, optimistic)
+        if answers.get(node) is answer:
+            continue
+        if answer.holds is not None:
+            changed |= _put(state, node, answer)
+        answers[node] = answer
+        for index, fact in enumerate(answer.outputs):
+            value = node.output(index)
+            fact = _presented(state, value, fact)
+            if facts.get(value) != fact:
+                facts[value] = fact
+                changed = True
+    return changed
+
+
+def _presented(state: Propagation, value: Value, fact: Fact) -> Fact:
+    """Return what readers see: a batch input as its blocks, a reduced value as its sum."""
+    axis = state.whole_inputs.get(value)
+    if axis is not None:
+        state.raw[value] = fact
+        return batch_fact(value, fact, axis)
+    if value in state.reduced and fact.placement.is_partial:
+        state.raw[value] = fact
+        return fact._replace(placement=REPLICATED)
+    return fact
+
+
+def batch_fact(value: Value, fact: Fact, axis: int) -> Fact:
+    """Return the fact of a batch input as its readers see it: one block."""
+    shape = fact.shape
+    if shape is not None:
+        shape = (*shape[:axis], local_symbol(), *shape[axis + 1 :])
+    return Fact(Placement("split", axis), fact.dtype, shape)
+
+
+_UNKNOWN_FACT = Fact(UNKNOWN, 0)
+
+
+def _visit(state: Propagation, node: Node, optimistic: bool) -> Answer:
+    facts = state.facts
+    if node.op == "Const":
+        return state.answers.get(node) or Answer((const_fact(node),))
+    inputs = tuple([facts.get(value, _UNKNOWN_FACT) for value in node.inputs])
+    if not optimistic:
+        inputs = tuple([f._replace(placement=REPLICATED) if f.placement == UNKNOWN else f for f in inputs])
+    cells: tuple[tuple[int, Fact], ...] = ()
+    if any(fact.cell for fact in inputs):
+        empty = Fact(ANY, 0)
+        cells = tuple((i, state.cells.get(fact.cell, empty)) for i, fact in enumerate(inputs) if fact.cell)
+    attrs = tuple([item for item in node._attrs.items() if item[0][0] != "_"])
+    key = (node.op, attrs, inputs, cells, node._attrs.get("_output_shapes"))
+    answer = state.cache.get(key)
+    if answer is None:
+        answer = _answer(state, node, inputs, dict(cells))
+        rule = TABLE.get(node.op)
+        if rule is None or not (rule.identity or any(_is_fresh(fact) for fact in answer.outputs)):
+            state.cache[key] = answer
+    return answer
+
+
+def _is_fresh(fact: Fact) -> bool:
+    """Return whether a fact names its own node, so that no other node may share it."""
+    return bool(fact.cell) or any(
+        "#" in factor for dim in fact.shape or () if isinstance(dim, tuple) for factor in dim.factors
+    )
+
+
+def const_fact(node: Node) -> Fact:
+    """Return the fact of a constant; small integers are tracked as sizes."""
+    (dtype,) = node.output_dtypes
+    content = node.attr("value")
+    if not isinstance(content, np.ndarray):
+        shape = content.tensor_shape
+        return Fact(REPLICATED, dtype, tuple(dim.size for dim in shape.dim))
+    value: tuple[Dim, ...] | None = None
+    if dtype in (dtypes.INT32, dtypes.INT64) and content.size <= LARGEST_TRACKED:
+        value = tuple(content.ravel().tolist())
+    zero = bool(dtype in dtypes.INEXACT and content.size <= 4096 and not content.any())
+    return Fact(REPLICATED, dtype, content.shape, value, zero)
+
+
+def _static_shapes(node: Node, count: int) -> tuple[Shape | None, ...]:
+    stated = node.attr("_output_shapes")
+    if stated is None:
+        declared = node.attr("shape") if node.op in ("Placeholder", "PlaceholderWithDefault") else None
+        stated = (declared,) if declared is not None else None
+    if node.op == "IteratorGetNext" and stated is None:
+        stated = node.attr("output_shapes")
+    return tuple(stated) if stated is not None and len(stated) == count else (None,) * count
+
+
+def _answer(state: Propagation, node: Node, inputs: tuple[Fact, ...], cells: Mapping[int, Fact]) -> Answer:
+    dtypes_out = node.output_dtypes
+    rule = TABLE.get(node.op)
+    if any(f.placement == UNKNOWN for f in inputs) and node.op not in ("Merge", "RefMerge"):
+        return Answer(tuple(Fact(UNKNOWN, dtype) for dtype in dtypes_out))
+    n = Op(node.op, node.attr, inputs, dtypes_out, _static_shapes(node, len(dtypes_out)), state.semantics, cells)
+    if rule is not None and rule.value is not None:
+        answer = _measured(n, rule)
+        if answer is not None:
+            return answer
+    placed, note = _place(n, rule)
+    return _conclude(state, node, n, rule, placed, note)
+
+
+def _measured(n: Op, rule: Rule) -> Answer | None:
+    """Interpret a size symbolically; None where that is not possible, or where it is no size."""
+    assert rule.value is not None
+    differs = n.op in MEASURES and any(f.placement.differs for f in n.inputs)
+    local = any(f.is_local for f in n.inputs)
+    if not (differs or local):
+        return None
+    if any(f.placement.is_split or f.placement.is_partial for f in n.inputs) and n.op not in MEASURES:
+        return None
+    values = rule.value(n)
+    if values is None or any(v is None for v in values):
+        return None
+    if n.op not in MOVES and any(None in v for v in values if v is not None):
+        return None
+    shapes = rule.shape(n) if rule.shape is not None else (None,) * len(values)
+    outputs = []
+    for value, shape, dtype in zip(values, shapes, n.output_dtypes, strict=True):
+        placement = LOCAL if any_local(value) else REPLICATED
+        outputs.append(Fact(placement, dtype, shape if shape is not None else (len(value or ()),), value))
+    if all(fact.placement == REPLICATED for fact in outputs):
+        if all(isinstance(entry, int) for fact in outputs for entry in fact.value or ()):
+            return Answer(tuple(outputs), constant=True)
+        if local:
+            return Answer(tuple(outputs), {i: REPLICATED for i, f in enumerate(n.inputs) if f.is_local})
+    return Answer(tuple(outputs))
+
+
+def _place(n: Op, rule: Rule | None) -> tuple[Placed, str]:
+    if n.op in MEASURES:
+        if any(f.placement.differs and f.shape is None for f in n.inputs):
+            return whole(n), f"the rank of the input of {n.op} is unknown"
+        return Placed((REPLICATED,) * len(n.output_dtypes)), ""
+    if rule is None:
+        placed = whole(n)
+        return placed, f"{n.op} has no rule" if placed.wants else ""
+    placed_or_none = rule.place(n)
+    if placed_or_none is None:
+        return whole(n), f"{n.op} has no rule for this case"
+    return placed_or_none, ""
+
+
+def convert(fact: Fact, want: Want, batch: int | None) -> Fact:
+    """Return the fact of an input after its conversion."""
+    if isinstance(want, LocalEntry):
+        value = list(fact.value or ())
+        value[want.index] = want.size
+        return fact._replace(placement=LOCAL, value=tuple(value))
+    shape = fact.shape
+    if shape is not None:
+        shape = tuple(to_global(dim, batch) for dim in shape)
+    if isinstance(want, Slice):
+        if shape is not None:
+            block = local_symbol()._replace(coef=want.unit)
+            shape = (*shape[: want.dim], block, *shape[want.dim + 1 :])
+        return fact._replace(placement=Placement("split", want.dim), shape=shape, value=None)
+    value_after = fact.value
+    if value_after is not None:
+        value_after = tuple(to_global(entry, batch) for entry in value_after)
+    return fact._replace(placement=want, shape=shape, value=value_after)
+
+
+def _conclude(state: Propagation, node: Node, n: Op, rule: Rule | None, placed: Placed, note: str) -> Answer:
+    """Work the output facts out from the converted inputs."""
+    batch = state.semantics.batch
+    inputs = n.inputs
+    if placed.wants:
+        inputs = tuple(convert(f, placed.wants[i], batch) if i in placed.wants else f for i, f in enumerate(inputs))
+    after = n._replace(inputs=inputs)
+    count = len(n.output_dtypes)
+    shapes: tuple[Shape | None, ...] = (None,) * count
+    values: tuple[tuple[Dim, ...] | None, ...] = (None,) * count
+    if rule is not None and not any(f.placement == UNKNOWN for f in inputs):
+        if rule.shape is not None:
+            shapes = rule.shape(after)
+        if rule.value is not None and all(p == REPLICATED for p in placed.outputs):
+            values = rule.value(after) or values
+    if len(shapes) != count or len(placed.outputs) != count:
+        raise PassError(f"the rule of {node.op} answers for another number of outputs", node=node)
+    outputs = tuple(
+        _output(node, i, placed.outputs[i], n.output_dtypes[i], shapes[i], n.static[i], values[i], placed, batch)
+        for i in range(count)
+    )
+    if any(f.cell for f in inputs):
+        outputs = _carry_cells(node, inputs, outputs)
+    elif node.op in CELL_MAKERS:
+        outputs = (outputs[0]._replace(cell=node.name), *outputs[1:])
+    return Answer(outputs, placed.wants, placed.decompose, note, placed.holds)
+
+
+def _output(
+    node: Node,
+    index: int,
+    placement: Placement,
+    dtype: int,
+    shape: Shape | None,
+    static: Shape | None,
+    value: tuple[Dim, ...] | None,
+    placed: Placed,
+    batch: int | None,
+) -> Fact:
+    if shape is None:
+        shape = static
+    elif static is not None and len(static) == len(shape) and None in shape:
+        shape = tuple(s if mine is None else mine for mine, s in zip(shape, static, strict=True))
+    if shape is not None:
+        shape = _settle_shape(node, index, placement, shape, static, batch)
+    if value is not None and len(value) > LARGEST_TRACKED:
+        value = None
+    zero = bool(placed.zero and placed.zero[index])
+    return Fact(placement, dtype, shape, value if placement == REPLICATED else None, zero)
+
+
+def _settle_shape(
+    node: Node, index: int, placement: Placement, shape: Shape, static: Shape | None, batch: int | None
+) -> Shape:
+    """Make the split dimension, and no other, a block size."""
+    dims = [dim if placement.is_split and i == placement.dim else to_global(dim, batch) for i, dim in enumerate(shape)]
+    if placement.is_split and placement.dim < len(dims) and not is_local(dims[placement.dim]):
+        size = dims[placement.dim]
+        if isinstance(size, int) and batch and size % batch == 0:
+            dims[placement.dim] = local_symbol()._replace(coef=size // batch)
+        else:
+            dims[placement.dim] = local_symbol(f"{node.name}:{index}")
+    return tuple(dims)
+
+
+CELL_MAKERS = frozenset(("TensorArrayV3", "StackV2"))
+CARRIERS = frozenset(("Identity", "Enter", "Switch", "Merge", "Exit", "NextIteration", "RefIdentity"))
+GRADIENT_CELLS = frozenset(("TensorArrayGradV3", "TensorArrayGradWithShape"))
+
+
+def _carry_cells(node: Node, inputs: tuple[Fact, ...], outputs: tuple[Fact, ...]) -> tuple[Fact, ...]:
+    cell = next(fact.cell for fact in inputs if fact.cell)
+    if node.op in CARRIERS:
+        return tuple(f._replace(cell=cell) if f.dtype in (dtypes.RESOURCE, 0) else f for f in outputs)
+    if node.op in GRADIENT_CELLS:
+        source = node.attr("source", b"")
+        return (outputs[0]._replace(cell=f"{cell}@{source.decode()}"), *outputs[1:])
+    return outputs
+
+
+def _put(state: Propagation, node: Node, answer: Answer) -> bool:
+    """Record what a write puts into its container; return whether the container's fact changed."""
+    assert answer.holds is not None
+    container, element = answer.holds
+    cell = state.facts[node.inputs[container]].cell
+    if not cell:
+        return False
+    fact = state.facts[node.inputs[element]]
+    if element in answer.wants:
+        fact = convert(fact, answer.wants[element], state.semantics.batch)
+    old = state.cells.get(cell)
+    if old is None or old.placement in (ANY, UNKNOWN):
+        state.cells[cell] = fact._replace(cell="", value=None)
+    elif old.placement != fact.placement and fact.placement not in (ANY, UNKNOWN):
+        state.cells[cell] = Fact(REPLICATED, fact.dtype)
+    return state.cells.get(cell) != old
+
+
+Reporter = Callable[[Node, str], None]
+
+
+def notes(state: Propagation) -> list[tuple[Node, str]]:
+    """Return the nodes that run whole for want of a rule, with the reason."""
+    return [(node, answer.note) for node, answer in state.answers.items() if answer.note]
+
+
+def is_pinned(node: Node) -> bool:
+    """Return whether a node runs once even where replicas hold their own variables.
+
+    Randomness, inputs and side effects must happen as often as on one device. An op that touches a variable is not
+    pinned: every mirror of the variable needs it.
+    """
+    rule = TABLE.get(node.op)
+    if rule is not None:
+        return rule.pinned
+    op = find_op(node.op)
+    touches_variable = any(dtypes.base(value.dtype) == dtypes.RESOURCE for value in node.inputs)
+    return op is not None and op.is_stateful and not touches_variable
