@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from autograph_rewrite.plan.devices import canonical
+from autograph_rewrite.plan.parts import EdgePlan
 
 # Keys are int32 inputs of the collectives. Zero is kept free: in a plan it means "not a collective".
 KEYS = 2**31 - 1
@@ -38,6 +40,35 @@ def instance_keys(collectives: Iterable[tuple[str, str]]) -> dict[tuple[str, str
         taken.add(key)
         keys[value, role] = key
     return keys
+
+
+def with_keys(edges: Iterable[EdgePlan], devices: Sequence[str]) -> tuple[EdgePlan, ...]:
+    """The edges, those that are collectives with their keys and their place in the total order.
+
+    The order is the one in which the edges come; the edges of a bucket stand where its first one does.
+    """
+    listed = tuple(edges)
+    first: dict[object, EdgePlan] = {}  # of each collective: an edge alone, or a bucket
+    for index, edge in enumerate(listed):
+        if edge.is_collective:
+            first.setdefault(edge.bucket or ("alone", index), edge)
+    orders = {collective: order for order, collective in enumerate(first)}
+    keys = instance_keys(_identity(edge) for edge in first.values())
+    group = group_key(devices)
+
+    def keyed(index: int, edge: EdgePlan) -> EdgePlan:
+        if not edge.is_collective:
+            return edge
+        collective = edge.bucket or ("alone", index)
+        key = keys[_identity(first[collective])]
+        return replace(edge, group_key=group, instance_key=key, order=orders[collective])
+
+    return tuple(keyed(index, edge) for index, edge in enumerate(listed))
+
+
+def _identity(edge: EdgePlan) -> tuple[str, str]:
+    """What an instance key is made of. One value may be converted twice, to different placements."""
+    return edge.value, edge.role or f"{edge.from_} to {edge.to}"
 
 
 def _stable(*parts: str) -> int:

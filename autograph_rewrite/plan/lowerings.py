@@ -1,0 +1,33 @@
+"""The ways to turn a value of one placement into another, by name: what a plan says, and the passes do.
+
+Where the replicas share one process and one copy of each variable, a reshard is ordinary ops on one device.
+Where each device has its own, its members are collectives, which need keys and an order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+LOWERINGS: Mapping[str, str] = MappingProxyType(
+    {
+        "add_n": "the sum of the replicas' values, made on the first device",
+        "fold": "the maximum, minimum or product of the replicas' values, made on the first device",
+        "concat": "the replicas' blocks in replica order, made on the first device",
+        "split": "the blocks of a value that exists once, one for each replica",
+        "slice": "each replica's own block of a value that it holds",
+        "broadcast": "every replica reads the value that exists once",
+        "first": "the value of the first replica, where all are equal",
+        "zeros": "the value on the first replica, zeros elsewhere: a sum of one term",
+        "global_size": "the size of the whole instead of the size of the block",
+        "global_index": "positions in the whole instead of positions in the block",
+        "collective_reduce": "CollectiveReduceV2: every device gets the reduced value",
+        "collective_gather": "CollectiveGatherV2: every device gets all blocks, in replica order",
+    }
+)
+
+# Their members find each other by keys and wait for each other.
+COLLECTIVES = frozenset({"collective_reduce", "collective_gather"})
+
+# Their values may share a bucket: one flat value, reduced or concatenated at once.
+BUCKETED = frozenset({"add_n", "collective_reduce", "collective_gather"})

@@ -1,0 +1,99 @@
+"""The parts of a plan: the messages of plan.proto as frozen dataclasses, field by field."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from autograph_rewrite.plan.lowerings import COLLECTIVES
+
+# The owner of an edge that serves no single variable: losses, norms, metrics, forward gathers.
+STEP = "step"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A device axis: `data` (replicas) or `model` (devices of a replica)."""
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Semantics:
+    """What must come out exactly as on one device."""
+
+    batch_norm: str = "sync"
+    random: str = "exact"
+    strict: bool = False
+
+
+@dataclass(frozen=True)
+class BatchInput:
+    """An input of the step and the axis of it that counts examples."""
+
+    name: str
+    axis: int = 0
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a reduction is carried out."""
+
+    synchronizer: str = "all_reduce"
+    hint: str = "auto"
+    compressor: str = "none"
+    bucket_bytes: int = 4 * 1024**2
+
+
+@dataclass(frozen=True)
+class VariableRequest:
+    """What is asked for one variable."""
+
+    name: str
+    placement: str = "replicated"
+    options: Options = field(default_factory=Options)
+
+
+@dataclass(frozen=True)
+class EdgePlan:
+    """An edge where producer and consumer disagree about a placement, and what is done about it.
+
+    Attributes:
+        value: the converted value, `node` or `node:1`.
+        from_: its placement, as in "partial(sum)".
+        to: the placement that its readers need.
+        owner: the variable whose update it serves, or `STEP`.
+        role: tells edges of one value and target apart: "indices", "values", "sizes".
+        lowering: a name of `plan.lowerings`.
+        dtype: TensorFlow's name of the element type.
+        bytes: moved per step and replica, as far as shapes are known.
+        group_key: of the collective; 0 where there is none.
+        instance_key: of the collective; the edges of a bucket share one.
+        order: place of the collective in the one total order; shared in a bucket.
+        bucket: edges with one number are reduced together; 0 alone.
+        reason: why the edge is there, for people.
+    """
+
+    value: str
+    from_: str
+    to: str
+    owner: str = STEP
+    role: str = ""
+    lowering: str = ""
+    dtype: str = ""
+    bytes: int = 0
+    group_key: int = 0
+    instance_key: int = 0
+    order: int | None = None
+    bucket: int = 0
+    reason: str = ""
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether its members wait for each other."""
+        return self.lowering in COLLECTIVES
+
+    @property
+    def node(self) -> str:
+        """The name of the node that makes the value."""
+        return self.value.partition(":")[0]

@@ -1,0 +1,190 @@
+"""The plan: the one thing that all workers agree on, a frozen value with two file forms (.yaml and .pb).
+
+A builder makes the *request*: devices, placements, options. Propagation adds the *edges* that follow from it.
+Everything in it is data, so it can be reviewed, edited, shipped and compared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+from google.protobuf.message import DecodeError
+
+from autograph_rewrite.errors import PlanError
+from autograph_rewrite.plan import plan_pb2, tree, wire
+from autograph_rewrite.plan.faults import either
+from autograph_rewrite.plan.located import Located, Source, load_yaml, parse_yaml
+from autograph_rewrite.plan.parts import (
+    Axis,
+    BatchInput,
+    EdgePlan,
+    Options,
+    Semantics,
+    VariableRequest,
+)
+
+VERSION = 1
+
+_TEXT = (".yaml", ".yml", ".json")
+_BINARY = (".pb", ".binpb")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a graph is distributed; plan.proto says what each field means.
+
+    Attributes:
+        devices: one per replica, canonical, in order.
+        mode: "shared" (one copy of each variable per process) or "mirrored" (one per device).
+        default: options of the step's own edges, and of variables not listed.
+        edges: empty in a request; resolved by propagation.
+        source: the file that it came from, for error messages; no part of its value.
+    """
+
+    devices: tuple[str, ...]
+    mode: str = "shared"
+    version: int = VERSION
+    id: str = ""
+    strategy: str = ""
+    graph_digest: str = ""
+    mesh: tuple[Axis, ...] = ()
+    semantics: Semantics = field(default_factory=Semantics)
+    timeout_seconds: float = 60.0
+    batch_inputs: tuple[BatchInput, ...] = ()
+    default: Options = field(default_factory=Options)
+    variables: tuple[VariableRequest, ...] = ()
+    edges: tuple[EdgePlan, ...] = ()
+    notes: tuple[str, ...] = ()
+    source: Source = field(default_factory=lambda: Source("plan"), compare=False, repr=False)
+
+    @property
+    def replicas(self) -> int:
+        """How many replicas this process runs."""
+        return len(self.devices)
+
+    def options_of(self, owner: str) -> Options:
+        """The options of an edge's owner: a variable, or `parts.STEP`."""
+        return self._options.get(owner, self.default)
+
+    @cached_property
+    def _options(self) -> dict[str, Options]:
+        return {request.name: request.options for request in self.variables}
+
+    def with_edges(
+        self, edges: Iterable[EdgePlan], *, graph_digest: str | None = None, notes: Iterable[str] = ()
+    ) -> Plan:
+        """This request, resolved: with the edges that follow from it on one graph."""
+        digest = self.graph_digest if graph_digest is None else graph_digest
+        return replace(self, edges=tuple(edges), graph_digest=digest, notes=(*self.notes, *notes))
+
+    def digest(self) -> str:
+        """A hash of what workers must agree on: everything but the id and the notes."""
+        data = replace(self, id="", notes=()).to_proto().SerializeToString(deterministic=True)
+        return hashlib.sha256(data).hexdigest()
+
+    def to_proto(self) -> plan_pb2.Plan:
+        """The message of plan.proto."""
+        message = plan_pb2.Plan()
+        wire.fill(message, self)
+        return message
+
+    @classmethod
+    def from_proto(cls, message: plan_pb2.Plan, *, source: Source | None = None) -> Plan:
+        """Read a message.
+
+        Raises:
+            PlanError: when another version wrote it.
+        """
+        source = source or Source("plan")
+        if message.version != VERSION:
+            written = f"version {message.version}" if message.version else "no version"
+            fault = source.fault(("version",), f"this plan has {written}; only version {VERSION} can be read")
+            raise PlanError(str(fault), where=None, hint="build it anew with build_plan")
+        known = plan_pb2.Plan()
+        known.CopyFrom(message)
+        known.DiscardUnknownFields()
+        if known.ByteSize() != message.ByteSize():
+            raise PlanError(
+                f"{source.name}: this plan has fields that are not known here", hint="build it anew"
+            )
+        return replace(wire.read(cls, message), source=source)
+
+    def to_yaml(self) -> str:
+        """The YAML form."""
+        return tree.dump(self.to_proto())
+
+    @classmethod
+    def from_yaml(cls, text: str, *, name: str = "plan") -> Plan:
+        """Read the YAML form; `name` is what error messages call it."""
+        return cls._parse(parse_yaml(text, file=name, error=PlanError))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Plan:
+        """Read a plan file, .yaml or .pb.
+
+        Raises:
+            PlanError: with everything that is wrong in the file, each at its line.
+        """
+        if _suffix(path) in _TEXT:
+            return cls._parse(load_yaml(path, error=PlanError))
+        try:
+            data = Path(path).read_bytes()
+        except OSError as error:
+            raise PlanError(
+                f"cannot read '{os.fspath(path)}': {error.strerror}", hint="check the path"
+            ) from None
+        message = plan_pb2.Plan()
+        try:
+            message.ParseFromString(data)
+        except DecodeError:
+            raise PlanError(f"'{os.fspath(path)}' is no plan, or is cut short", hint="save it anew") from None
+        return cls.from_proto(message, source=Source(os.fspath(path)))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a plan file, .yaml or .pb: whole, or not at all.
+
+        Raises:
+            PlanError: when the file cannot be written, or its name says no known form.
+        """
+        if _suffix(path) in _TEXT:
+            data = self.to_yaml().encode("utf-8")
+        else:
+            data = self.to_proto().SerializeToString(deterministic=True)
+        try:
+            _write(Path(path), data)
+        except OSError as error:
+            raise PlanError(
+                f"cannot write '{os.fspath(path)}': {error.strerror}", hint="check the path"
+            ) from None
+
+    @classmethod
+    def _parse(cls, located: Located) -> Plan:
+        message = plan_pb2.Plan()
+        tree.parse(located, message)
+        return cls.from_proto(message, source=located.source)
+
+
+def _suffix(path: str | os.PathLike[str]) -> str:
+    suffix = Path(path).suffix.lower()
+    if suffix not in (*_TEXT, *_BINARY):
+        known = either((*_TEXT, *_BINARY))
+        raise PlanError(f"'{os.fspath(path)}' does not say which form the plan has", hint=f"name it {known}")
+    return suffix
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a file so that no reader ever sees half of it."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise

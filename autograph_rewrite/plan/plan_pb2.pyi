@@ -1,0 +1,153 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Plan(_message.Message):
+    __slots__ = ("version", "id", "strategy", "graph_digest", "mesh", "devices", "mode", "semantics", "timeout_seconds", "batch_inputs", "default", "variables", "edges", "notes")
+    class Mode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        unset: _ClassVar[Plan.Mode]
+        shared: _ClassVar[Plan.Mode]
+        mirrored: _ClassVar[Plan.Mode]
+    unset: Plan.Mode
+    shared: Plan.Mode
+    mirrored: Plan.Mode
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    STRATEGY_FIELD_NUMBER: _ClassVar[int]
+    GRAPH_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    MESH_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    SEMANTICS_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BATCH_INPUTS_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_FIELD_NUMBER: _ClassVar[int]
+    VARIABLES_FIELD_NUMBER: _ClassVar[int]
+    EDGES_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    id: str
+    strategy: str
+    graph_digest: str
+    mesh: _containers.RepeatedCompositeFieldContainer[Axis]
+    devices: _containers.RepeatedScalarFieldContainer[str]
+    mode: Plan.Mode
+    semantics: Semantics
+    timeout_seconds: float
+    batch_inputs: _containers.RepeatedCompositeFieldContainer[BatchInput]
+    default: Options
+    variables: _containers.RepeatedCompositeFieldContainer[VariableRequest]
+    edges: _containers.RepeatedCompositeFieldContainer[Edge]
+    notes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, version: _Optional[int] = ..., id: _Optional[str] = ..., strategy: _Optional[str] = ..., graph_digest: _Optional[str] = ..., mesh: _Optional[_Iterable[_Union[Axis, _Mapping]]] = ..., devices: _Optional[_Iterable[str]] = ..., mode: _Optional[_Union[Plan.Mode, str]] = ..., semantics: _Optional[_Union[Semantics, _Mapping]] = ..., timeout_seconds: _Optional[float] = ..., batch_inputs: _Optional[_Iterable[_Union[BatchInput, _Mapping]]] = ..., default: _Optional[_Union[Options, _Mapping]] = ..., variables: _Optional[_Iterable[_Union[VariableRequest, _Mapping]]] = ..., edges: _Optional[_Iterable[_Union[Edge, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Axis(_message.Message):
+    __slots__ = ("name", "size")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    size: int
+    def __init__(self, name: _Optional[str] = ..., size: _Optional[int] = ...) -> None: ...
+
+class Semantics(_message.Message):
+    __slots__ = ("batch_norm", "random", "strict")
+    class BatchNorm(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        sync: _ClassVar[Semantics.BatchNorm]
+        local: _ClassVar[Semantics.BatchNorm]
+    sync: Semantics.BatchNorm
+    local: Semantics.BatchNorm
+    class Random(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        exact: _ClassVar[Semantics.Random]
+        independent: _ClassVar[Semantics.Random]
+    exact: Semantics.Random
+    independent: Semantics.Random
+    BATCH_NORM_FIELD_NUMBER: _ClassVar[int]
+    RANDOM_FIELD_NUMBER: _ClassVar[int]
+    STRICT_FIELD_NUMBER: _ClassVar[int]
+    batch_norm: Semantics.BatchNorm
+    random: Semantics.Random
+    strict: bool
+    def __init__(self, batch_norm: _Optional[_Union[Semantics.BatchNorm, str]] = ..., random: _Optional[_Union[Semantics.Random, str]] = ..., strict: bool = ...) -> None: ...
+
+class BatchInput(_message.Message):
+    __slots__ = ("name", "axis")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    AXIS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    axis: int
+    def __init__(self, name: _Optional[str] = ..., axis: _Optional[int] = ...) -> None: ...
+
+class Options(_message.Message):
+    __slots__ = ("synchronizer", "hint", "compressor", "bucket_bytes")
+    class Synchronizer(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        all_reduce: _ClassVar[Options.Synchronizer]
+    all_reduce: Options.Synchronizer
+    class Hint(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        auto: _ClassVar[Options.Hint]
+        ring: _ClassVar[Options.Hint]
+        nccl: _ClassVar[Options.Hint]
+    auto: Options.Hint
+    ring: Options.Hint
+    nccl: Options.Hint
+    class Compressor(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        none: _ClassVar[Options.Compressor]
+    none: Options.Compressor
+    SYNCHRONIZER_FIELD_NUMBER: _ClassVar[int]
+    HINT_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSOR_FIELD_NUMBER: _ClassVar[int]
+    BUCKET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    synchronizer: Options.Synchronizer
+    hint: Options.Hint
+    compressor: Options.Compressor
+    bucket_bytes: int
+    def __init__(self, synchronizer: _Optional[_Union[Options.Synchronizer, str]] = ..., hint: _Optional[_Union[Options.Hint, str]] = ..., compressor: _Optional[_Union[Options.Compressor, str]] = ..., bucket_bytes: _Optional[int] = ...) -> None: ...
+
+class VariableRequest(_message.Message):
+    __slots__ = ("name", "placement", "options")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    placement: str
+    options: Options
+    def __init__(self, name: _Optional[str] = ..., placement: _Optional[str] = ..., options: _Optional[_Union[Options, _Mapping]] = ...) -> None: ...
+
+class Edge(_message.Message):
+    __slots__ = ("value", "to", "owner", "role", "lowering", "dtype", "bytes", "group_key", "instance_key", "order", "bucket", "reason")
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    FROM_FIELD_NUMBER: _ClassVar[int]
+    TO_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    LOWERING_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    GROUP_KEY_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_KEY_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    BUCKET_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    value: str
+    to: str
+    owner: str
+    role: str
+    lowering: str
+    dtype: str
+    bytes: int
+    group_key: int
+    instance_key: int
+    order: int
+    bucket: int
+    reason: str
+    def __init__(self, value: _Optional[str] = ..., to: _Optional[str] = ..., owner: _Optional[str] = ..., role: _Optional[str] = ..., lowering: _Optional[str] = ..., dtype: _Optional[str] = ..., bytes: _Optional[int] = ..., group_key: _Optional[int] = ..., instance_key: _Optional[int] = ..., order: _Optional[int] = ..., bucket: _Optional[int] = ..., reason: _Optional[str] = ..., **kwargs) -> None: ...

@@ -1,0 +1,82 @@
+"""From a configuration to a request: the part of a plan that holds before the graph has been looked into."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+from autograph_rewrite.errors import ConfigError
+from autograph_rewrite.plan import parts
+from autograph_rewrite.plan.config import Config
+from autograph_rewrite.plan.faults import Fault, did_you_mean, raise_if_any
+from autograph_rewrite.plan.items import ItemLike, graph_digest
+from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.plan.sections import Override
+
+
+def request(item: ItemLike, config: Config, *, strategy: str) -> Plan:
+    """The request in which every variable follows `config`: its overrides, else its strategy section.
+
+    Raises:
+        ConfigError: with every setting that this version or this item does not have.
+    """
+    config.require_usable()
+    raise_if_any(_idle_overrides(item, config), error=ConfigError, title=config.where())
+    devices = config.replica_devices()
+    plan = Plan(
+        devices=devices,
+        mode=config.mode,
+        strategy=strategy,
+        graph_digest=graph_digest(item.graph),
+        mesh=(parts.Axis("data", len(devices)),),
+        semantics=parts.Semantics(**config.semantics.model_dump()),
+        timeout_seconds=config.timeout_seconds,
+        batch_inputs=tuple(
+            parts.BatchInput(name, tensor.batch_axis)
+            for name, tensor in item.inputs.items()
+            if tensor.batch_axis is not None
+        ),
+        default=default_options(config),
+        variables=tuple(_variable_requests(item, config)),
+    )
+    return replace(plan, id=f"{strategy}-{plan.digest()[:12]}")
+
+
+def default_options(config: Config) -> parts.Options:
+    """What the strategy section says of every reduction."""
+    section = config.strategy
+    return parts.Options("all_reduce", section.hint, section.compressor, section.bucket_bytes)
+
+
+def override_of(variable: str, config: Config) -> Override | None:
+    """The first override whose pattern matches the whole name."""
+    return next((o for o in config.variables if re.fullmatch(o.match, variable)), None)
+
+
+def _variable_requests(item: ItemLike, config: Config) -> Iterator[parts.VariableRequest]:
+    """One for each variable that is trained, as far as one knows, or that an override names."""
+    default = default_options(config)
+    for name, variable in item.variables.items():
+        override = override_of(name, config)
+        if override is None and variable.trainable is False:
+            continue
+        yield parts.VariableRequest(name, options=_overridden(default, override))
+
+
+def _overridden(options: parts.Options, override: Override | None) -> parts.Options:
+    if override is None:
+        return options
+    said = override.model_dump(
+        include={"synchronizer", "hint", "compressor", "bucket_bytes"}, exclude_none=True
+    )
+    return replace(options, **said)
+
+
+def _idle_overrides(item: ItemLike, config: Config) -> Iterator[Fault]:
+    """Overrides that match no variable: misspelt, most likely."""
+    for i, override in enumerate(config.variables):
+        if not any(re.fullmatch(override.match, name) for name in item.variables):
+            message = f"variables[{i}].match: no variable's whole name matches '{override.match}'"
+            hint = did_you_mean(override.match, list(item.variables), noun="known variables")
+            yield config.fault(("variables", i, "match"), message, hint)
