@@ -1,12 +1,12 @@
 """Which tensors are the inputs of a step, and which axis of each counts examples.
 
 By default an input is a batch when it is dense and its dimension 0 is unknown: placeholders, traced
-arguments, iterator outputs. Everything else (static, sparse, ragged, from a queue) is named in `batch_inputs`.
+arguments, iterator outputs. Everything else (static, sparse, ragged, queues) is named in `batch_inputs`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir import dtypes
@@ -79,17 +79,21 @@ def graph_inputs(
 
 
 def named_batches(
-    inputs: Mapping[str, TensorInfo], batch_inputs: BatchInputs | None
+    inputs: Mapping[str, TensorInfo], batch_inputs: BatchInputs | None, composite: Collection[str] = ()
 ) -> dict[str, TensorInfo]:
     """Return inputs with their batch axes set: as named, or by default.
 
-    A name may also stand for a whole structure: "x" for "x/image" and "x/mask".
+    A name may also stand for a whole structure: "x" for "x/image" and "x/mask". `composite` lists parts
+    of sparse and ragged tensors, whose dimension 0 is not the batch.
 
     Raises:
         GraphError: an unknown name, an axis that the input does not have, or an unknown rank.
     """
     if batch_inputs is None:
-        return {name: _with_axis(info, default_axis(info)) for name, info in inputs.items()}
+        return {
+            name: _with_axis(info, None if name in composite else default_axis(info))
+            for name, info in inputs.items()
+        }
     axes: dict[str, int | None] = {}
     for reference, axis in batch_inputs.items():
         name = reference.removesuffix(":0")

@@ -1,4 +1,4 @@
-"""What a user calls an op or a tensor (a name with or without `:0`, TensorFlow's object) as nodes and values."""
+"""What a user calls an op or a tensor (a name, TensorFlow's object) as nodes and values of the graph."""
 
 from __future__ import annotations
 

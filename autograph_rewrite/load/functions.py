@@ -1,0 +1,180 @@
+"""A tf.function, or a plain function over tf.Variables, as a GraphItem: traced, captures as placeholders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.graph import Graph
+from autograph_rewrite.item import GraphItem, TensorInfo, Variable
+from autograph_rewrite.load.binding import Capture, FunctionBinding
+from autograph_rewrite.load.graphs import read
+from autograph_rewrite.load.inputs import ITERATORS, describe, named_batches
+from autograph_rewrite.load.keras_names import keras_variables
+from autograph_rewrite.load.specs import as_spec, leaves, output_leaves
+
+_NO_EFFECT = frozenset(("ReadVariableOp",))  # registered as stateful, but nobody runs one for its effect
+
+
+def from_function(
+    function: Any, *specs: Any, batch_inputs: Mapping[str, int | None] | None = None, **named_specs: Any
+) -> GraphItem:
+    """Trace a function. See `GraphItem.from_function`.
+
+    Raises:
+        GraphError: it cannot be traced with these specs, or `batch_inputs` does not fit them.
+    """
+    concrete = trace(function, specs, named_specs)
+    return from_concrete(concrete, batch_inputs=batch_inputs, search=(function,))
+
+
+def trace(function: Any, specs: Sequence[Any], named_specs: Mapping[str, Any]) -> Any:
+    """Return the ConcreteFunction of a function for specs (or arrays, whose shapes are then fixed).
+
+    Raises:
+        GraphError: not callable, or tracing raised.
+    """
+    import tensorflow as tf
+
+    if hasattr(function, "structured_input_signature") and hasattr(function, "graph"):
+        return function
+    if not callable(function):
+        raise GraphError(f"expected a function to trace, not {type(function).__name__}")
+    traceable = function if hasattr(function, "get_concrete_function") else tf.function(function)
+    named = {name: as_spec(spec) for name, spec in named_specs.items()}
+    try:
+        return traceable.get_concrete_function(*map(as_spec, specs), **named)
+    except Exception as error:  # whatever the user's code raises while it is traced
+        name = getattr(function, "__name__", type(function).__name__)
+        raise GraphError(
+            f"'{name}' cannot be traced: {type(error).__name__}: {str(error).strip()[:4000]}",
+            hint="give one spec per argument, as tf.TensorSpec, nested like the argument",
+        ) from error
+
+
+def from_concrete(
+    concrete: Any,
+    *,
+    batch_inputs: Mapping[str, int | None] | None = None,
+    search: Sequence[Any] = (),
+) -> GraphItem:
+    """Wrap a ConcreteFunction.
+
+    Args:
+        concrete: what tracing gave.
+        batch_inputs: axis by argument path.
+        search: objects from which the Keras variables that it captures can be reached.
+
+    Raises:
+        GraphError: a deferred capture, or `batch_inputs` does not fit.
+    """
+    traced = concrete.graph
+    if traced.deferred_external_captures:
+        raise GraphError("the function captures a value that only exists at call time (a deferred capture)")
+    graph = read(traced)
+    _order_controls(graph)
+    arguments = [tensor.op.name for tensor in concrete.inputs[: len(concrete.inputs) - len(traced.captures)]]
+    captures = _captures(traced, keras_variables(*search))
+    inputs, composite = _inputs(graph, concrete, arguments)
+    outputs = _outputs(graph, concrete)
+    binding = FunctionBinding(
+        concrete=concrete,
+        captures=captures,
+        structured_input_signature=concrete.structured_input_signature,
+        structured_outputs=concrete.structured_outputs,
+        inputs=tuple(arguments),
+        outputs=tuple(tensor.name for tensor in concrete.outputs),
+    )
+    effects = {op.name for op in traced.control_outputs if op.type not in _NO_EFFECT}
+    return GraphItem(
+        graph=graph,
+        inputs=named_batches(inputs, batch_inputs, composite),
+        outputs=outputs,
+        targets=tuple(name for name in graph.nodes if name in effects),
+        variables={capture.name: _variable(capture) for capture in captures if capture.name is not None},
+        binding=binding,
+    )
+
+
+def _order_controls(graph: Graph) -> None:
+    """Put control edges into graph order: TensorFlow's tracer takes them from sets, in an order of chance."""
+    position = {node: index for index, node in enumerate(graph)}
+    for node in graph:
+        controls = node.controls
+        ordered = sorted(controls, key=position.__getitem__)
+        if list(controls) != ordered:
+            for control in controls:
+                node.remove_control(control)
+            for control in ordered:
+                node.add_control(control)
+
+
+def _inputs(
+    graph: Graph, concrete: Any, arguments: Sequence[str]
+) -> tuple[dict[str, TensorInfo], frozenset[str]]:
+    """Return the arguments and what iterators yield, by path; and which are parts of composite tensors."""
+    args, kwargs = concrete.structured_input_signature
+    names = list(concrete.function_type.parameters)
+    given = dict(zip(names, args, strict=False)) | kwargs
+    # TensorFlow flattens keyword arguments in the order of the signature, not of the call.
+    flat = [leaf for name in names if name in given for leaf in leaves(given[name], name)]
+    paths = [leaf.path for leaf in flat]
+    if len(paths) != len(arguments):
+        paths = list(arguments)
+    inputs = {
+        path: describe(path, graph.node(node).output()) for path, node in zip(paths, arguments, strict=True)
+    }
+    for node in graph:
+        if node.op in ITERATORS:
+            inputs |= {value.name: describe(value.name, value) for value in node.outputs}
+    return inputs, frozenset(leaf.path for leaf in flat if not leaf.dense)
+
+
+def _outputs(graph: Graph, concrete: Any) -> dict[str, TensorInfo]:
+    by_id = {id(tensor) for tensor in concrete.outputs}
+    flat = output_leaves(concrete.structured_outputs)
+    named = [(leaf.path, leaf.tensor.name) for leaf in flat if id(leaf.tensor) in by_id]
+    if len(named) != len(concrete.outputs):
+        named = [(f"output_{i}", tensor.name) for i, tensor in enumerate(concrete.outputs)]
+    return {path: describe(path, graph.value(name)) for path, name in named}
+
+
+def _captures(traced: Any, keras: Mapping[int, Any]) -> tuple[Capture, ...]:
+    by_handle = {id(variable.handle): variable for variable in traced.variables}
+    taken: set[str] = set()
+    captures = []
+    for external, internal in traced.captures:
+        variable = by_handle.get(id(external))
+        if variable is None:
+            captures.append(Capture(internal.op.name, external))
+            continue
+        public = keras.get(id(variable), variable)
+        name = unique_name(getattr(public, "path", None) or variable.name.partition(":")[0], taken)
+        captures.append(Capture(internal.op.name, external, public, name))
+    return tuple(captures)
+
+
+def unique_name(base: str, taken: set[str]) -> str:
+    """Return `base`, or `base_1`, `base_2`..., and mark it as taken."""
+    name, count = base, 0
+    while name in taken:
+        count += 1
+        name = f"{base}_{count}"
+    taken.add(name)
+    return name
+
+
+def _variable(capture: Capture) -> Variable:
+    variable = capture.variable
+    shape = variable.shape
+    known = not hasattr(shape, "rank") or shape.rank is not None  # Keras shapes are tuples
+    dtype = variable.dtype
+    return Variable(
+        name=capture.name or "",
+        handle=capture.node,
+        dtype=dtype if isinstance(dtype, str) else dtype.name,
+        shape=tuple(shape) if known else None,
+        trainable=bool(variable.trainable),
+        captured=True,
+    )
