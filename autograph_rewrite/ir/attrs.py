@@ -1,6 +1,6 @@
-"""Attribute values between their wire bytes and Python values, decoded only when asked for.
+r"""Attribute values between their wire bytes and Python values, decoded only when asked for.
 
-    b"0\\x01" ◄─encode(kind="type")── 1 ──decode──► 1
+    b"0\x01" ◄─encode(kind="type")── 1 ──decode──► 1
 
 Kinds are those of OpDef: type, int, float, bool, string, shape, tensor, func, and `list(...)` of each.
 """
@@ -14,7 +14,9 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import DecodeError
 
+from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.protos import Message, proto
 from autograph_rewrite.ir.wire import varint
@@ -43,11 +45,12 @@ def decode(raw: bytes) -> Any:  # the value's type depends on the attribute's ki
 
 
 def _decode(raw: bytes) -> Any:
-    value = proto("AttrValue").FromString(raw)
-    which = value.WhichOneof("value")
-    if which is None:
-        return None
-    return _python(which, getattr(value, which))
+    try:
+        value = proto("AttrValue").FromString(raw)
+        which = value.WhichOneof("value")
+        return None if which is None else _python(which, getattr(value, which))
+    except (DecodeError, ValueError, OverflowError) as error:
+        raise GraphError(f"an attribute is malformed ({error})") from None
 
 
 @lru_cache(maxsize=65536)
@@ -102,8 +105,13 @@ def decode_tensor(tensor: Any) -> Any:
     size = int(np.prod(shape, dtype=np.int64))
     if tensor.tensor_content:
         return np.frombuffer(tensor.tensor_content, dtype=dtype).reshape(shape).copy()
+    values: Any  # of an element type that only the message knows
     if tensor.dtype == dtypes.HALF:
         values = np.array(tensor.half_val, dtype=np.uint16).view(np.float16)
+    elif tensor.dtype == dtypes.COMPLEX64:
+        values = np.array(tensor.scomplex_val, dtype=np.float32).view(np.complex64)
+    elif tensor.dtype == dtypes.COMPLEX128:
+        values = np.array(tensor.dcomplex_val, dtype=np.float64).view(np.complex128)
     elif tensor.dtype in _VALUE_FIELDS:
         values = np.array(getattr(tensor, _VALUE_FIELDS[tensor.dtype]), dtype=dtype)
     else:
@@ -164,11 +172,12 @@ def _put_tensor(message: Any, value: Any) -> None:
         return
     array = np.asarray(value)
     if array.dtype.kind in "SU" or array.dtype == object:
+        array = np.asarray(value, dtype=object)  # numpy's own strings lose trailing zero bytes
         message.dtype = dtypes.STRING
         message.string_val.extend(v.encode() if isinstance(v, str) else bytes(v) for v in array.ravel())
     else:
         message.dtype = dtypes.from_numpy(array.dtype)
-        message.tensor_content = array.tobytes()
+        message.tensor_content = array.astype(array.dtype.newbyteorder("="), copy=False).tobytes()
     _put_shape(message.tensor_shape, array.shape)
 
 
@@ -187,6 +196,6 @@ def _put_list(message: Any, kind: str, values: Sequence[Any]) -> None:
         items = [v.encode() if isinstance(v, str) else v for v in values]
         getattr(message, _LIST_FIELDS[kind]).extend(items)
         return
-    put = {"shape": _put_shape, "tensor": _put_tensor, "func": _put_function}[kind]
+    put: Any = {"shape": _put_shape, "tensor": _put_tensor, "func": _put_function}[kind]
     for value in values:
         put(getattr(message, kind).add(), value)

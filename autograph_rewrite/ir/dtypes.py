@@ -11,9 +11,10 @@ FLOAT, DOUBLE, INT32, UINT8, INT16, INT8, STRING, COMPLEX64, INT64, BOOL = 1, 2,
 BFLOAT16, UINT16, COMPLEX128, HALF, RESOURCE, VARIANT, UINT32, UINT64 = 14, 17, 18, 19, 20, 21, 22, 23
 
 NAMES: dict[int, str] = {
-    0: "invalid", FLOAT: "float32", DOUBLE: "float64", INT32: "int32", UINT8: "uint8", INT16: "int16", INT8: "int8",
-    STRING: "string", COMPLEX64: "complex64", INT64: "int64", BOOL: "bool", 11: "qint8", 12: "quint8", 13: "qint32",
-    BFLOAT16: "bfloat16", 15: "qint16", 16: "quint16", UINT16: "uint16", COMPLEX128: "complex128", HALF: "float16",
+    0: "invalid", FLOAT: "float32", DOUBLE: "float64", INT32: "int32", UINT8: "uint8", INT16: "int16",
+    INT8: "int8", STRING: "string", COMPLEX64: "complex64", INT64: "int64", BOOL: "bool", 11: "qint8",
+    12: "quint8", 13: "qint32", BFLOAT16: "bfloat16", 15: "qint16", 16: "quint16", UINT16: "uint16",
+    COMPLEX128: "complex128", HALF: "float16",
     RESOURCE: "resource", VARIANT: "variant", UINT32: "uint32", UINT64: "uint64", 24: "float8_e5m2",
     25: "float8_e4m3fn", 29: "int4", 30: "uint4",
 }  # fmt: skip

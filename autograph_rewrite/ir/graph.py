@@ -4,53 +4,31 @@
       │                └─controls──► Node (both directions kept)            ordering edges
       └─anchors: {name from outside: Value}                                 fetches, gradients, saver tensors
 
-The graph is *folded*: a node that every replica runs stands here once, with `span` EACH. Where a node that runs once
-reads such a node, its input says which instances it takes (`Select`). `passes.expand` writes the instances out.
+The graph is *folded*: a node that every replica runs stands here once, with `span` EACH. Where a node that
+runs once reads such a node, its input says which instances it takes (`Select`). `passes.expand` unfolds it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.ir import dtypes
-from autograph_rewrite.ir.attrs import decode, encode
-from autograph_rewrite.ir.opdefs import find_op, get_op, signature
+from autograph_rewrite.ir import clone
+from autograph_rewrite.ir.attrs import decode
+from autograph_rewrite.ir.build import ORIGIN_ATTR, PASS_ATTR, closest, provenance, raw_attr, raw_attrs
+from autograph_rewrite.ir.fold import PerInstance, Select, Span
+from autograph_rewrite.ir.opdefs import default_attr, get_op, signature
 
-PASS_ATTR = "_autograph_pass"
-ORIGIN_ATTR = "_autograph_origin"
-
-
-class Span(Enum):
-    """How often the expanded graph runs a node."""
-
-    ONCE = "once"
-    EACH = "each"  # once per replica
-
-
-class Select(Enum):
-    """Which instances of an EACH value a node that runs ONCE reads."""
-
-    ALL = "all"  # one input per replica, in replica order
-    FIRST = "first"  # replica 0's
-
-
-@dataclass(frozen=True)
-class PerInstance:
-    """Raw attribute values that differ between the instances of an EACH node."""
-
-    raws: tuple[bytes, ...]
+__all__ = ["ORIGIN_ATTR", "PASS_ATTR", "Graph", "Node", "PerInstance", "Select", "Span", "Use", "Value"]
 
 
 class Use(NamedTuple):
     """One reader of a value: input `index` of `node`."""
 
     node: Node
-    index: int
+    index: int  # type: ignore[assignment]  # a tuple has a method of that name, which nobody calls here
 
 
 class Value:
@@ -76,13 +54,20 @@ class Value:
     @property
     def dtype(self) -> int:
         """The element type (TensorFlow's number)."""
-        return self.node.output_dtypes[self.index]
+        try:
+            return self.node.output_dtypes[self.index]
+        except IndexError:
+            raise GraphError(f"'{self.node.name}' has no output {self.index}", node=self.node) from None
 
     def replace_all_uses_with(self, new: Value, *, keep: Collection[Node] = ()) -> None:
-        """Point every reader of this value at `new`, except the nodes in `keep`; anchors are readers too."""
+        """Point every reader of this value at `new`, except the nodes in `keep`; anchors are readers too.
+
+        A reader that selects instances keeps its selector as long as there are instances to select from.
+        """
+        folded = new.node.span is Span.EACH
         for node, index in tuple(self._uses):
             if node not in keep:
-                node.set_input(index, new)
+                node.set_input(index, new, node.selects.get(index) if folded else None)
         anchors = self.node.graph.anchors
         for anchor, value in anchors.items():
             if value is self:
@@ -100,7 +85,9 @@ class Node:
         "device", "graph", "name", "op", "rest", "selects", "span",
     )  # fmt: skip
 
-    def __init__(self, graph: Graph, name: str, op: str, device: str, attrs: dict[str, Any], rest: bytes) -> None:
+    def __init__(
+        self, graph: Graph, name: str, op: str, device: str, attrs: dict[str, Any], rest: bytes
+    ) -> None:
         self.graph = graph
         self.name = name
         self.op = op
@@ -135,22 +122,17 @@ class Node:
         return MappingProxyType(self._attrs)
 
     def attr(self, key: str, default: Any = None) -> Any:
-        """Return a decoded attribute; the op's own default, else `default`, where the node does not set it."""
+        """Return a decoded attribute; where the node has none, the op's own default, else `default`."""
         raw = self._attrs.get(key)
         if raw is None:
-            op = find_op(self.op)
-            declared = op.attrs.get(key) if op is not None else None
-            if declared is None or declared.default is None:
-                return default
-            raw = declared.default
+            raw = default_attr(self.op, key)
         if isinstance(raw, PerInstance):
             return tuple(decode(one) for one in raw.raws)
-        return decode(raw)
+        return default if raw is None else decode(raw)
 
     def set_attr(self, key: str, value: Any) -> None:
-        """Set an attribute from a Python value of the kind that the op declares; `_x` attributes are strings."""
-        declared = get_op(self.op).attrs.get(key)
-        self.set_raw_attr(key, encode(declared.kind if declared is not None else "string", value))
+        """Set an attribute from a Python value of the kind that its op declares; `_x` are strings."""
+        self.set_raw_attr(key, raw_attr(get_op(self.op), key, value))
 
     def set_raw_attr(self, key: str, raw: bytes | PerInstance) -> None:
         """Set an attribute from encoded bytes."""
@@ -204,17 +186,24 @@ class Node:
 
     def set_inputs(self, inputs: Iterable[Value], selects: Mapping[int, Select] | None = None) -> None:
         """Replace all inputs, and with them the selectors."""
+        new = tuple(inputs)  # before anything changes: it may read the old ones
         for index, value in enumerate(self._inputs):
             value._uses.pop((self, index), None)
-        self._inputs = tuple(inputs)
-        for index, value in enumerate(self._inputs):
+        self._inputs = new
+        for index, value in enumerate(new):
             value._uses[self, index] = None
         self.selects = dict(selects) if selects else {}
         self.graph.edits += 1
 
     def set_input(self, index: int, value: Value, select: Select | None = None) -> None:
-        """Replace one input, and its selector."""
+        """Replace one input, and its selector.
+
+        Raises:
+            GraphError: there is no such input.
+        """
         inputs = self._inputs
+        if not 0 <= index < len(inputs):
+            raise GraphError(f"'{self.name}' has {len(inputs)} inputs, so no input {index}", node=self)
         inputs[index]._uses.pop((self, index), None)
         self._inputs = (*inputs[:index], value, *inputs[index + 1 :])
         value._uses[self, index] = None
@@ -272,7 +261,7 @@ class Graph:
         """
         found = self.nodes.get(name)
         if found is None:
-            raise GraphError(f"the graph has no node '{name}'", hint=_closest(name, self.nodes))
+            raise GraphError(f"the graph has no node '{name}'", hint=closest(name, self.nodes))
         return found
 
     def value(self, tensor: str) -> Value:
@@ -281,10 +270,10 @@ class Graph:
         Raises:
             GraphError: there is no such node or output.
         """
-        name, _, index = tensor.partition(":")
+        name, colon, index = tensor.partition(":")
         node = self.node(name)
-        number = int(index) if index.isdigit() else 0
-        if number >= len(node.output_dtypes):
+        number = int(index) if index.isascii() and index.isdigit() else -1 if colon else 0
+        if not 0 <= number < len(node.output_dtypes):
             raise GraphError(f"'{name}' has {len(node.output_dtypes)} outputs, so no '{tensor}'", node=node)
         return node.output(number)
 
@@ -292,13 +281,11 @@ class Graph:
         """Return `base`, or `base_1`, `base_2`...: the first that is free."""
         if base not in self.nodes:
             return base
-        count = self._suffixes.get(base, 0)
-        while True:
+        count = self._suffixes.get(base, 0) + 1
+        while f"{base}_{count}" in self.nodes:
             count += 1
-            name = f"{base}_{count}"
-            if name not in self.nodes:
-                self._suffixes[base] = count
-                return name
+        self._suffixes[base] = count
+        return f"{base}_{count}"
 
     def insert(self, node: Node, inputs: Iterable[Value] = (), controls: Iterable[Node] = ()) -> Node:
         """Add a finished node under its own name.
@@ -343,11 +330,9 @@ class Graph:
         Raises:
             GraphError: unknown op, or a needed attribute cannot be inferred.
         """
-        raw = _encode_attrs(op, inputs, attrs or {})
+        raw = raw_attrs(op, inputs, attrs or {}, selects or {})
         if self.current_pass:
-            raw[PASS_ATTR] = encode("string", self.current_pass)
-            if origin is not None:
-                raw[ORIGIN_ATTR] = encode("string", origin if isinstance(origin, str) else origin.name)
+            raw |= provenance(self.current_pass, origin.name if isinstance(origin, Node) else origin)
         node = Node(self, self.unique_name(name), op, device, raw, b"")
         node.span = span
         self.insert(node, inputs, controls)
@@ -358,8 +343,10 @@ class Graph:
         """Remove a node.
 
         Raises:
-            GraphError: something still reads it, waits for it, or names it from outside.
+            GraphError: it is gone already, or something still reads it, waits for it or names it.
         """
+        if self.nodes.get(node.name) is not node:
+            raise GraphError(f"the graph has no node '{node.name}' to erase", node=node)
         readers = [use.node.name for value in node.read_outputs for use in value.uses]
         readers += [user.name for user in node._control_users]
         readers += [f"outside name {a}" for a, value in self.anchors.items() if value.node is node]
@@ -376,84 +363,33 @@ class Graph:
         self.edits += 1
 
     def replace(self, node: Node, new: Node) -> None:
-        """Let `new` take the place of `node` for readers, waiters and outside names, then erase `node`."""
+        """Let `new` take the place of `node` for readers, waiters and outside names, then erase `node`.
+
+        Raises:
+            GraphError: `new` needs `node`.
+        """
+        if any(value.node is node for value in new._inputs):
+            raise GraphError(f"'{new.name}' reads '{node.name}', so it cannot replace it", node=new)
         for value in node.read_outputs:
-            value.replace_all_uses_with(new.output(value.index), keep={new})
+            value.replace_all_uses_with(new.output(value.index))
         for user in node.control_users:
             user.remove_control(node)
             if user is not new:
                 user.add_control(new)
         self.erase(node)
 
-    def splice_after(self, value: Value, op: str, extra: Sequence[Value] = (), *, name: str, **attrs: Any) -> Value:
+    def splice_after(
+        self, value: Value, op: str, extra: Sequence[Value] = (), *, name: str, **attrs: Any
+    ) -> Value:
         """Add `op(value, *extra)` and make everyone else read its output 0 instead of `value`."""
         node = self.add(op, [value, *extra], name=name, attrs=attrs, origin=value.node, span=value.node.span)
         value.replace_all_uses_with(node.output(), keep={node})
         return node.output()
 
     def clone_into(self, target: Graph, *, prefix: str = "") -> dict[Node, Node]:
-        """Copy every node into `target` under `prefix`; return old -> new. Flat loops: deep graphs are common."""
-        copies: dict[Node, Node] = {}
-        for node in self:
-            copy = Node(target, prefix + node.name, node.op, node.device, node._attrs, node.rest)
-            copy.span = node.span
-            copies[node] = target.insert(copy)
-        for node, copy in copies.items():
-            copy.set_inputs([copies[v.node].output(v.index) for v in node._inputs], node.selects)
-            for control in node._controls:
-                copy.add_control(copies[control])
-        return copies
+        """Copy every node into `target` under `prefix`; return old -> new."""
+        return clone.clone_into(self, target, prefix)
 
     def clone(self) -> Graph:
         """Return an independent copy, with library, versions and anchors."""
-        copy = Graph()
-        copies = self.clone_into(copy)
-        copy.library, copy.versions, copy.rest = self.library, self.versions, self.rest
-        copy.anchors = {name: copies[v.node].output(v.index) for name, v in self.anchors.items()}
-        copy.edits = 0
-        return copy
-
-
-def _encode_attrs(op_name: str, inputs: Sequence[Value], attrs: Mapping[str, Any]) -> dict[str, Any]:
-    op = get_op(op_name)
-    raw: dict[str, Any] = {}
-    for key, value in attrs.items():
-        declared = op.attrs.get(key)
-        if declared is None and not key.startswith("_"):
-            raise GraphError(f"op '{op_name}' has no attribute '{key}'", hint=_closest(key, op.attrs))
-        is_raw = isinstance(value, PerInstance)
-        raw[key] = value if is_raw else encode(declared.kind if declared is not None else "string", value)
-    if any(name not in raw for name in op.type_attrs):
-        _infer_attrs(op_name, inputs, raw)
-    for name, declared in op.attrs.items():
-        if name not in raw and declared.default is None:
-            raise GraphError(f"a new {op_name} node needs its attribute '{name}'")
-    return raw
-
-
-def _infer_attrs(op_name: str, inputs: Sequence[Value], raw: dict[str, Any]) -> None:
-    """Fill in type and count attributes from the inputs, as TensorFlow's own op builders do."""
-    at = 0
-    args = get_op(op_name).inputs
-    for position, arg in enumerate(args):
-        rest = len(args) - position - 1  # declared inputs after this one; each takes at least one value
-        if arg.number_attr:
-            count = decode(raw[arg.number_attr]) if arg.number_attr in raw else len(inputs) - at - rest
-            raw.setdefault(arg.number_attr, encode("int", count))
-        elif arg.type_list_attr:
-            known = raw.get(arg.type_list_attr)
-            count = len(decode(known)) if known is not None else len(inputs) - at - rest
-            types = [dtypes.base(v.dtype) for v in inputs[at : at + count]]
-            raw.setdefault(arg.type_list_attr, encode("list(type)", types))
-        else:
-            count = 1
-        if arg.type_attr and arg.type_attr not in raw and at < len(inputs):
-            raw[arg.type_attr] = encode("type", dtypes.base(inputs[at].dtype))
-        at += count
-
-
-def _closest(name: str, known: Iterable[str]) -> str | None:
-    import difflib
-
-    close = difflib.get_close_matches(name, list(known), n=3)
-    return f"closest names: {', '.join(close)}" if close else None
+        return clone.clone(self)

@@ -1,7 +1,7 @@
 """What each op type takes and gives: TensorFlow's op registry, shipped, and read without TensorFlow.
 
-An op that the shipped registry lacks (a custom kernel, a newer release) is looked up in TensorFlow when the process
-has already imported it.
+An op that the shipped registry lacks (a custom kernel, a newer release) is looked up in TensorFlow when the
+process has already imported it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from autograph_rewrite.ir.protos import proto
 
 @dataclass(frozen=True)
 class Arg:
-    """One declared input or output: one tensor, `number_attr` of them, or one per type of `type_list_attr`."""
+    """One declared input or output: one tensor, `number_attr` of them, or one per type in a list."""
 
     name: str
     dtype: int
@@ -68,19 +68,34 @@ def _args(items: Any) -> tuple[Arg, ...]:
     return tuple(Arg(a.name, a.type, a.type_attr, a.number_attr, a.type_list_attr, a.is_ref) for a in items)
 
 
-@cache
 def find_op(name: str) -> OpDef | None:
     """Return the signature of an op type, or None if nobody knows it."""
-    found = _shipped().get(name) or _from_running_tensorflow(name)
-    if found is None:
+    try:
+        return _known(name)
+    except LookupError:
         return None
+
+
+@cache  # an exception is not kept: the library of an unknown op may be loaded later
+def _known(name: str) -> OpDef:
+    declared = _shipped().get(name) or _from_running_tensorflow(name)
+    if declared is None:
+        raise LookupError(name)
+    return _read(declared)
+
+
+def _read(found: Any) -> OpDef:
     attrs = {
-        a.name: Attr(a.name, a.type, a.default_value.SerializeToString() if a.HasField("default_value") else None)
+        a.name: Attr(
+            a.name, a.type, a.default_value.SerializeToString() if a.HasField("default_value") else None
+        )
         for a in found.attr
     }
     inputs, outputs = _args(found.input_arg), _args(found.output_arg)
-    deciding = (n for arg in (*inputs, *outputs) for n in (arg.type_attr, arg.number_attr, arg.type_list_attr) if n)
-    return OpDef(name, inputs, outputs, attrs, found.is_stateful, tuple(dict.fromkeys(deciding)))
+    deciding = (
+        n for arg in (*inputs, *outputs) for n in (arg.type_attr, arg.number_attr, arg.type_list_attr) if n
+    )
+    return OpDef(found.name, inputs, outputs, attrs, found.is_stateful, tuple(dict.fromkeys(deciding)))
 
 
 def get_op(name: str) -> OpDef:
@@ -98,6 +113,13 @@ def get_op(name: str) -> OpDef:
     return found
 
 
+def default_attr(op: str, key: str) -> bytes | None:
+    """Return the raw default of an attribute, None where the op or the default does not exist."""
+    found = find_op(op)
+    declared = found.attrs.get(key) if found is not None else None
+    return declared.default if declared is not None else None
+
+
 def _dtypes(args: tuple[Arg, ...], attrs: Mapping[str, bytes]) -> tuple[int, ...]:
     result: list[int] = []
     for arg in args:
@@ -105,6 +127,8 @@ def _dtypes(args: tuple[Arg, ...], attrs: Mapping[str, bytes]) -> tuple[int, ...
             result += decode(attrs[arg.type_list_attr]) or ()
             continue
         dtype = arg.dtype or decode(attrs[arg.type_attr])
+        if not isinstance(dtype, int):
+            raise TypeError(dtype)
         if arg.is_ref:
             dtype += 100
         result += [dtype] * (decode(attrs[arg.number_attr]) if arg.number_attr else 1)
@@ -120,7 +144,12 @@ def _signature(name: str, deciding: tuple[bytes | None, ...]) -> tuple[tuple[int
         if value is None:
             raise GraphError(f"a {name} node lacks its attribute '{key}'")
         attrs[key] = value
-    return _dtypes(op.inputs, attrs), _dtypes(op.outputs, attrs)
+    try:
+        return _dtypes(op.inputs, attrs), _dtypes(op.outputs, attrs)
+    except TypeError:  # an attribute of another kind than the op declares
+        raise GraphError(
+            f"a {name} node has a malformed attribute among {', '.join(op.type_attrs)}"
+        ) from None
 
 
 def signature(name: str, attrs: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:

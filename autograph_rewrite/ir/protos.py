@@ -1,7 +1,7 @@
 """TensorFlow's proto messages without TensorFlow: classes from a shipped descriptor set in a private pool.
 
-Importing `tensorflow.core.framework.graph_pb2` pulls in all of TensorFlow (seconds); this takes milliseconds. The wire
-format is the same, so bytes cross freely between these classes and TensorFlow's own.
+Importing `tensorflow.core.framework.graph_pb2` pulls in all of TensorFlow (seconds); this takes milliseconds.
+The wire format is the same, so bytes cross freely between these classes and TensorFlow's own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def _pool() -> descriptor_pool.DescriptorPool:
     pool = descriptor_pool.DescriptorPool()
     shipped = Path(__file__).with_name("tensorflow_protos.binpb").read_bytes()
     for file in descriptor_pb2.FileDescriptorSet.FromString(shipped).file:
-        pool.Add(file)  # type: ignore[no-untyped-call]
+        pool.Add(file)
     return pool
 
 

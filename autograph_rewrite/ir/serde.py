@@ -1,12 +1,15 @@
-"""GraphDef bytes to Graph and back, exactly. The only file that knows the string syntax `^name` and `name:1`."""
+"""GraphDef bytes to Graph and back, exactly; only this file knows the syntax `^name` and `name:1`."""
 
 from __future__ import annotations
 
+import re
+
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir import wire
-from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Span, Value
 
 TWO_GIB = 2**31 - 1
+_INDEX = re.compile("[0-9]{1,5}")  # a longer one is corruption, and would cost memory
 
 
 def from_bytes(data: bytes) -> Graph:
@@ -21,7 +24,7 @@ def from_bytes(data: bytes) -> Graph:
         for field, _, tag_at, start, stop in wire.fields(data):
             if field == wire.NODE:
                 raw = wire.read_node(data, start, stop)
-                node = Node(graph, raw.name, raw.op, raw.device, raw.attrs, raw.rest)  # type: ignore[arg-type]
+                node = Node(graph, raw.name, raw.op, raw.device, raw.attrs, raw.rest)
                 if not raw.name or not raw.op:
                     raise GraphError("a node has no name or no op: the data is not a valid GraphDef")
                 if raw.name in graph.nodes:
@@ -29,9 +32,9 @@ def from_bytes(data: bytes) -> Graph:
                 graph.nodes[raw.name] = node
                 pending.append((node, raw.inputs))
             elif field == wire.LIBRARY:
-                graph.library = data[start:stop]
+                graph.library += data[start:stop]  # joined encodings are merged messages
             elif field == wire.VERSIONS:
-                graph.versions = data[start:stop]
+                graph.versions += data[start:stop]
             else:
                 graph.rest += data[tag_at:stop]
     except (ValueError, IndexError, UnicodeDecodeError) as error:
@@ -46,10 +49,12 @@ def _connect(graph: Graph, node: Node, inputs: list[str]) -> None:
     nodes = graph.nodes
     values: list[Value] = []
     for text in inputs:
-        if text[0] == "^":
+        if text.startswith("^"):
             control = nodes.get(text[1:])
             if control is None:
-                raise GraphError(f"'{node.name}' waits for '{text[1:]}', which the graph does not have", node=node)
+                raise GraphError(
+                    f"'{node.name}' waits for '{text[1:]}', which the graph does not have", node=node
+                )
             node._controls[control] = None
             control._control_users[node] = None
             continue
@@ -58,7 +63,7 @@ def _connect(graph: Graph, node: Node, inputs: list[str]) -> None:
         if producer is None:
             name, _, number = text.rpartition(":")
             producer = nodes.get(name)
-            if producer is None or not number.isdigit():
+            if producer is None or not _INDEX.fullmatch(number):
                 raise GraphError(f"'{node.name}' reads '{text}', which the graph does not have", node=node)
             index = int(number)
         value = producer.output(index)
@@ -102,12 +107,20 @@ def to_bytes(graph: Graph) -> bytes:
     """Encode a graph without EACH nodes as a GraphDef.
 
     Raises:
-        GraphError: over 2 GiB.
+        GraphError: over 2 GiB, or still folded.
     """
     nodes = []
     for node in graph:
+        if node.span is Span.EACH or PerInstance in map(type, node._attrs.values()):
+            raise GraphError(
+                f"'{node.name}' runs on each replica: a folded graph is no GraphDef yet",
+                node=node,
+                hint="expand it first, or print it with ir.text",
+            )
         inputs = [text.encode() for text in input_names(node)]
         nodes.append(
-            wire.write_node(node.name.encode(), node.op.encode(), inputs, node.device.encode(), tail_bytes(node))
+            wire.write_node(
+                node.name.encode(), node.op.encode(), inputs, node.device.encode(), tail_bytes(node)
+            )
         )
     return frame(nodes, graph)

@@ -2,8 +2,9 @@
 
     bytes ──read_node──► RawNode(name, op, inputs, device, attrs, rest) ──write_node──► bytes
 
-Attribute values stay raw bytes until somebody asks for one: most passes never look, an exact round trip costs nothing,
-and equal raw bytes make a free cache key. Format: https://protobuf.dev/programming-guides/encoding, node_def.proto.
+Attribute values stay raw bytes until somebody asks for one: most passes never look, an exact round trip costs
+nothing, and equal raw bytes make a free cache key.
+Format: https://protobuf.dev/programming-guides/encoding, node_def.proto.
 """
 
 from __future__ import annotations
@@ -123,7 +124,12 @@ def read_node(data: bytes, at: int = 0, end: int | None = None) -> RawNode:
             # The usual shape of a map entry: key (field 1), then value (field 2), both short.
             key_end = at + 2 + data[at + 1]
             value_at = key_end + 2
-            if data[at] == 0x0A and key_end + 1 < stop and data[key_end] == 0x12 and value_at + data[key_end + 1] == stop:
+            if (
+                data[at] == 0x0A
+                and key_end + 1 < stop
+                and data[key_end] == 0x12
+                and value_at + data[key_end + 1] == stop
+            ):
                 attrs[str(data[at + 2 : key_end], "utf-8")] = data[value_at:stop]
             else:
                 key, value = _read_attr(data, at, stop)
@@ -145,11 +151,13 @@ _NODE_TAGS = frozenset((0x0A, 0x12, 0x1A, 0x22, 0x2A))
 
 def write_attrs(attrs: Mapping[str, bytes]) -> bytes:
     """Encode the attribute map of a NodeDef, in the order of the mapping."""
-    return b"".join([delimited(ATTR, delimited(1, key.encode()) + delimited(2, value)) for key, value in attrs.items()])
+    return b"".join(
+        [delimited(ATTR, delimited(1, key.encode()) + delimited(2, value)) for key, value in attrs.items()]
+    )
 
 
 def write_node(name: bytes, op: bytes, inputs: Iterable[bytes], device: bytes, tail: bytes) -> bytes:
-    """Encode one NodeDef as a `node` field of GraphDef; `tail` is its encoded attributes and uninterpreted fields."""
+    """Encode one NodeDef as a `node` field of GraphDef; `tail` is its attributes and uninterpreted fields."""
     body = [b"\n", varint(len(name)), name, b"\x12", varint(len(op)), op]
     for text in inputs:
         body += (b"\x1a", varint(len(text)), text)

@@ -1,0 +1,27 @@
+"""What makes a graph folded: how often a node runs, what an input selects, what differs by instance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Span(Enum):
+    """How often the expanded graph runs a node."""
+
+    ONCE = "once"
+    EACH = "each"  # once per replica
+
+
+class Select(Enum):
+    """Which instances of an EACH value a node that runs ONCE reads."""
+
+    ALL = "all"  # one input per replica, in replica order
+    FIRST = "first"  # replica 0's
+
+
+@dataclass(frozen=True)
+class PerInstance:
+    """Raw attribute values that differ between the instances of an EACH node."""
+
+    raws: tuple[bytes, ...]
