@@ -1,6 +1,6 @@
-"""Batch normalisation mixes the examples of a batch, so in training it is rewritten; the others keep images apart.
+"""Batch normalisation mixes the examples of a batch, so in training it is rewritten.
 
-`batch_norm: sync` takes the statistics of the whole batch: the op is decomposed into sums, which are then partial.
+`batch_norm: sync` takes the statistics of the whole batch: the op is decomposed into sums, which are partial.
 `batch_norm: local` keeps the op, marked `BLOCK_STATISTICS` by the same pass. Each block's statistics are then
 contributions (partial); the pass divides those that feed moving averages by the number of replicas, so what
 is averaged is the replicas' mean, and the op's own gradient reads its block's as they are.

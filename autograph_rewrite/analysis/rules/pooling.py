@@ -19,7 +19,7 @@ def _average_gradient(image: Labels) -> Signature:
 
 
 def _indexed(images: int, outputs: int) -> Rule:
-    """Indices that count from the start of the batch point elsewhere in a block, so they need the whole batch."""
+    """Indices that count from the start of the batch mean something else in a block."""
     signature = Signature((N4,) * images, (N4,) * outputs)
 
     def describe(n: Op) -> Signature | None:

@@ -1,7 +1,8 @@
 """Randomness is drawn once, whole, and its readers slice it; or each replica draws its own block.
 
-`random: exact` draws what one device would draw. `random: independent` lets an op whose shape counts this replica's
-block, or whose parameters are split, draw just that block; the lowering then gives every replica its own seed.
+`random: exact` draws what one device would draw. `random: independent` lets an op whose shape counts this
+replica's block, or whose parameters are split, draw just that block; the lowering gives each replica its
+own seed.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from autograph_rewrite.analysis.dims import Dim, is_local
 from autograph_rewrite.analysis.fact import REPLICATED, Shape, split
 from autograph_rewrite.analysis.rules.base import Op, Placed, Rule, Want, whole
-from autograph_rewrite.analysis.rules.signature import Signature, place, shapes
+from autograph_rewrite.analysis.rules.signature import Signature, every, place, shapes
 
 
 def place_shaped(n: Op) -> Placed:
@@ -89,31 +90,29 @@ PER_LOGITS = Rule(place_by_logits, shape_by_logits, pinned=True)
 ONCE = Rule(whole, stated, pinned=True)
 KEYS = Rule(whole, stated)  # a pure function of replicated seeds
 
-_SHAPED = (
-    "RandomUniform RandomUniformInt RandomStandardNormal TruncatedNormal "
-    "StatelessRandomUniform StatelessRandomUniformInt StatelessRandomUniformFullInt StatelessRandomNormal "
-    "StatelessTruncatedNormal StatelessRandomUniformV2 StatelessRandomUniformIntV2 StatelessRandomUniformFullIntV2 "
-    "StatelessRandomNormalV2 StatelessTruncatedNormalV2"
-)
-_ONCE = (
-    "RandomShuffle RandomCrop ParameterizedTruncatedNormal StatelessParameterizedTruncatedNormal StatelessShuffle "
-    "StatelessRandomBinomial StatelessRandomGammaV2 StatelessRandomGammaV3 StatelessRandomPoisson RandomPoisson "
-    "StatefulRandomBinomial StatefulUniform StatefulUniformInt StatefulUniformFullInt StatefulStandardNormal "
-    "StatefulStandardNormalV2 StatefulTruncatedNormal NonDeterministicInts RngReadAndSkip RngSkip "
-    "StatelessMultinomial SampleDistortedBoundingBox SampleDistortedBoundingBoxV2 "
-    "StatelessSampleDistortedBoundingBox AnonymousSeedGenerator AnonymousRandomSeedGenerator "
-    "DummySeedGenerator DeleteSeedGenerator DeleteRandomSeedGenerator "
-    "UniformCandidateSampler LogUniformCandidateSampler LearnedUnigramCandidateSampler FixedUnigramCandidateSampler "
-    "ThreadUnsafeUnigramCandidateSampler AllCandidateSampler ComputeAccidentalHits"
-)
-
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(_SHAPED.split(), SHAPED),
-    **dict.fromkeys(("RandomGamma", "RandomPoissonV2"), PER_PARAMETER),
-    "Multinomial": PER_LOGITS,
-    **dict.fromkeys(_ONCE.split(), ONCE),
-    **dict.fromkeys(
-        "StatelessRandomGetKeyCounter StatelessRandomGetKeyCounterAlg StatelessRandomGetAlg".split(),
-        KEYS,
+    **every(
+        SHAPED,
+        "RandomUniform RandomUniformInt RandomStandardNormal TruncatedNormal",
+        "StatelessRandomUniform StatelessRandomUniformInt StatelessRandomUniformFullInt",
+        "StatelessRandomNormal StatelessTruncatedNormal",
+        "StatelessRandomUniformV2 StatelessRandomUniformIntV2 StatelessRandomUniformFullIntV2",
+        "StatelessRandomNormalV2 StatelessTruncatedNormalV2",
     ),
+    **every(PER_PARAMETER, "RandomGamma RandomPoissonV2"),
+    "Multinomial": PER_LOGITS,
+    **every(
+        ONCE,
+        "RandomShuffle RandomCrop ParameterizedTruncatedNormal StatelessParameterizedTruncatedNormal",
+        "StatelessShuffle StatelessRandomBinomial StatelessRandomGammaV2 StatelessRandomGammaV3",
+        "StatelessRandomPoisson RandomPoisson StatefulRandomBinomial StatefulUniform",
+        "StatefulUniformInt StatefulUniformFullInt StatefulStandardNormal StatefulStandardNormalV2",
+        "StatefulTruncatedNormal NonDeterministicInts RngReadAndSkip RngSkip StatelessMultinomial",
+        "SampleDistortedBoundingBox SampleDistortedBoundingBoxV2 StatelessSampleDistortedBoundingBox",
+        "AnonymousSeedGenerator AnonymousRandomSeedGenerator DummySeedGenerator DeleteSeedGenerator",
+        "DeleteRandomSeedGenerator UniformCandidateSampler LogUniformCandidateSampler",
+        "LearnedUnigramCandidateSampler FixedUnigramCandidateSampler AllCandidateSampler",
+        "ThreadUnsafeUnigramCandidateSampler ComputeAccidentalHits",
+    ),
+    **every(KEYS, "StatelessRandomGetKeyCounter StatelessRandomGetKeyCounterAlg StatelessRandomGetAlg"),
 }

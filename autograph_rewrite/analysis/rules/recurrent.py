@@ -1,4 +1,4 @@
-"""Fused recurrent cells treat every example of the batch (`b`) alike; gradients of their weights sum over it."""
+"""Fused recurrent cells treat all examples of the batch (`b`) alike; their weights' gradients sum over it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ MATRIX = ("", "")
 OVER_BATCH = frozenset("b")
 
 LSTM_CELL = Signature((STATE,) * 3 + (None,) * 5, (STATE,) * 7)
-LSTM_CELL_GRAD = Signature((STATE,) * 3 + (None,) * 5 + (STATE,) * 8, (STATE,) * 2 + (PEEPHOLE,) * 3, OVER_BATCH)
+LSTM_CELL_GRAD = Signature(
+    (STATE,) * 3 + (None,) * 5 + (STATE,) * 8, (STATE,) * 2 + (PEEPHOLE,) * 3, OVER_BATCH
+)
 GRU_CELL = Signature((STATE,) * 2 + (None,) * 4, (STATE,) * 4)
 GRU_CELL_GRAD = Signature((STATE,) * 2 + (None,) * 4 + (STATE,) * 4, (STATE,) * 4)
 BLOCK_LSTM = Signature((None, STEPS, STATE, STATE) + (None,) * 5, (STEPS,) * 7)

@@ -4,8 +4,8 @@
     Conv2DBackpropFilter   n... , .... , n... -> ....     split n: summed over, so the result is partial
     Softmax                ab.                -> ab.      the last dimension cannot be split ("" is the label)
 
-`place` picks the label that the inputs are split along, wants every other input that has it cut likewise, and reads
-off where the label stands in the outputs.
+`place` picks the label that the inputs are split along, wants every other input that has it cut likewise, and
+reads off where the label stands in the outputs.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Cut(NamedTuple):
 
 
 def signed(describe: Describe) -> Rule:
-    """Return the rule of an op with a signature; `describe` returns None where ranks or attributes are unknown."""
+    """Return the rule of an op with a signature; `describe` returns None where it cannot tell."""
     return Rule(lambda n: place(n, describe(n)), lambda n: shapes(n, describe(n)))
 
 
@@ -159,7 +159,7 @@ def _linear(n: Op, sig: Signature) -> Placed:
 
 
 def shapes(n: Op, sig: Signature | None) -> tuple[Shape | None, ...]:
-    """Return the shape of one instance of each output: labelled sizes from the inputs, the others as stated."""
+    """Return the shape of one block of each output: labelled sizes from the inputs, the others as stated."""
     if sig is None:
         return n.static
     known = sizes(n, sig)

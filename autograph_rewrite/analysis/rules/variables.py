@@ -8,6 +8,7 @@ from __future__ import annotations
 from autograph_rewrite.analysis.dims import Dim
 from autograph_rewrite.analysis.fact import Shape
 from autograph_rewrite.analysis.rules.base import Op, Rule, whole
+from autograph_rewrite.analysis.rules.signature import every
 
 
 def _handle(n: Op) -> tuple[Shape | None]:
@@ -34,27 +35,29 @@ def _scalar(n: Op) -> tuple[Shape]:
 
 UPDATE = Rule(whole)
 
-_DENSE = (
-    "Adadelta Adagrad AdagradDA AdagradV2 AdaMax Adam AdamWithAmsgrad AddSign CenteredRMSProp Ftrl FtrlV2 "
-    "GradientDescent KerasMomentum Momentum PowerSign ProximalAdagrad ProximalGradientDescent RMSProp"
-)
-_SPARSE = (
-    "Adadelta Adagrad AdagradDA AdagradV2 CenteredRMSProp Ftrl FtrlV2 KerasMomentum Momentum ProximalAdagrad "
-    "ProximalGradientDescent RMSProp"
-)
-
 RULES: dict[str, Rule] = {
     "VarHandleOp": Rule(whole, _handle),
     "ReadVariableOp": Rule(whole, _content),
     "VariableShape": Rule(whole, _shape_of_shape, _shape_value),
     "VarIsInitializedOp": Rule(whole, _scalar),
     "ResourceCountUpTo": Rule(whole, _scalar),
-    **dict.fromkeys(
-        ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", "DestroyResourceOp"), UPDATE
+    **every(
+        UPDATE,
+        "AssignVariableOp AssignAddVariableOp AssignSubVariableOp ResourceStridedSliceAssign",
+        "DestroyResourceOp",
+        "ResourceApplyAdadelta ResourceApplyAdagrad ResourceApplyAdagradDA ResourceApplyAdagradV2",
+        "ResourceApplyAdaMax ResourceApplyAdam ResourceApplyAdamWithAmsgrad ResourceApplyAddSign",
+        "ResourceApplyCenteredRMSProp ResourceApplyFtrl ResourceApplyFtrlV2 ResourceApplyMomentum",
+        "ResourceApplyGradientDescent ResourceApplyKerasMomentum ResourceApplyPowerSign",
+        "ResourceApplyProximalAdagrad ResourceApplyProximalGradientDescent ResourceApplyRMSProp",
+        "ResourceSparseApplyAdadelta ResourceSparseApplyAdagrad ResourceSparseApplyAdagradDA",
+        "ResourceSparseApplyAdagradV2 ResourceSparseApplyCenteredRMSProp ResourceSparseApplyFtrl",
+        "ResourceSparseApplyFtrlV2 ResourceSparseApplyKerasMomentum ResourceSparseApplyMomentum",
+        "ResourceSparseApplyProximalAdagrad ResourceSparseApplyProximalGradientDescent",
+        "ResourceSparseApplyRMSProp",
+        "ResourceScatterAdd ResourceScatterSub ResourceScatterMul ResourceScatterDiv",
+        "ResourceScatterMin ResourceScatterMax ResourceScatterUpdate",
+        "ResourceScatterNdAdd ResourceScatterNdSub ResourceScatterNdMin ResourceScatterNdMax",
+        "ResourceScatterNdUpdate",
     ),
-    **dict.fromkeys((f"ResourceApply{name}" for name in _DENSE.split()), UPDATE),
-    **dict.fromkeys((f"ResourceSparseApply{name}" for name in _SPARSE.split()), UPDATE),
-    **dict.fromkeys((f"ResourceScatter{name}" for name in "Add Sub Mul Div Min Max Update".split()), UPDATE),
-    **dict.fromkeys((f"ResourceScatterNd{name}" for name in "Add Sub Min Max Update".split()), UPDATE),
-    "ResourceStridedSliceAssign": UPDATE,
 }

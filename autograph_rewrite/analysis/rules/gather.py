@@ -1,0 +1,180 @@
+"""Gathers and scatters: the indexed dimensions stay whole, all others keep the split.
+
+A gather from a whole table by split indices is split like the indices. Its gradient scatters split updates by
+split indices into a whole table, which makes a partial result.
+"""
+
+from __future__ import annotations
+
+from autograph_rewrite.analysis.dims import Dim
+from autograph_rewrite.analysis.fact import Shape
+from autograph_rewrite.analysis.rules.base import Op, Rule
+from autograph_rewrite.analysis.rules.pieces import value_gather
+from autograph_rewrite.analysis.rules.signature import (
+    Labels,
+    Signature,
+    axes,
+    every,
+    shapes,
+    signed,
+    without,
+)
+
+
+def axis_of(n: Op, index: int, rank: int) -> int | None:
+    """Return the dimension that a scalar input names, counted from the front."""
+    value = n.ints(index)
+    if value is None or len(value) != 1 or not -rank <= value[0] < rank:
+        return None
+    return value[0] % rank
+
+
+def taken(rank: int, axis: int, index_rank: int, batch_dims: int) -> tuple[Labels, Labels, Labels]:
+    """Return the labels of table, indices and result of a gather along `axis`."""
+    table = axes(rank, "table")
+    indices = table[:batch_dims] + axes(index_rank - batch_dims, "index")
+    result = table[:axis] + indices[batch_dims:] + table[axis + 1 :]
+    return without(table, axis), indices, result
+
+
+def _gather(n: Op) -> Signature | None:
+    rank, index_rank = n.rank(0), n.rank(1)
+    if not rank or index_rank is None:
+        return None
+    axis = axis_of(n, 2, rank) if n.op == "GatherV2" else 0
+    if axis is None:
+        return None
+    batch_dims = n.attr("batch_dims", 0) if n.op == "GatherV2" else 0
+    if batch_dims < 0:
+        batch_dims += index_rank
+    table, indices, result = taken(rank, axis, index_rank, batch_dims)
+    inputs: tuple[Labels | None, ...] = (table, indices, None)
+    return Signature(inputs[: len(n.inputs)], (result,), linear=(0,))
+
+
+def _resource_gather(n: Op) -> Signature | None:
+    """A variable cannot be sliced, so dimensions that its indices share with it are closed."""
+    index_rank, variable = n.rank(1), n.shape(0)
+    if index_rank is None or variable is None:
+        return None
+    shared = n.attr("batch_dims", 0)
+    indices = ("",) * shared + axes(index_rank - shared, "index")
+    return Signature((None, indices), (indices + ("",) * (len(variable) - 1 - shared),))
+
+
+def resource_gather_shape(n: Op) -> tuple[Shape | None, ...]:
+    """The variable's dimensions but the first, behind those of the indices."""
+    variable, indices = n.shape(0), n.shape(1)
+    if variable is None or indices is None:
+        return shapes(n, _resource_gather(n))
+    return ((*indices, *variable[1 + n.attr("batch_dims", 0) :]),)
+
+
+def _depth(n: Op, index: int) -> int | None:
+    """Return how many leading dimensions of the table one index row addresses."""
+    shape = n.shape(index)
+    depth: Dim = shape[-1] if shape else None
+    return depth if isinstance(depth, int) else None
+
+
+def nd_labels(n: Op, table_rank: int, indices: int) -> tuple[Labels, Labels, Labels] | None:
+    """Return the labels of table, indices and elements where index rows address the first dimensions."""
+    depth, index_rank = _depth(n, indices), n.rank(indices)
+    if depth is None or index_rank is None or depth > table_rank:
+        return None
+    rows, rest = axes(index_rank - 1, "index"), axes(table_rank - depth, "table")
+    return ("",) * depth + rest, (*rows, ""), rows + rest
+
+
+def _gather_nd(n: Op) -> Signature | None:
+    rank = n.rank(0)
+    labels = None if rank is None else nd_labels(n, rank, 1)
+    return None if labels is None else Signature(labels[:2], labels[2:], linear=(0,))
+
+
+def _resource_gather_nd(n: Op) -> Signature | None:
+    rank = n.rank(0)
+    labels = None if rank is None else nd_labels(n, rank, 1)
+    if labels is None or rank is None:
+        return None
+    rows = labels[1][:-1]
+    return Signature((None, labels[1]), (rows + ("",) * (len(labels[2]) - len(rows)),))
+
+
+def resource_gather_nd_shape(n: Op) -> tuple[Shape | None, ...]:
+    """The variable's dimensions that no index addresses, behind those of the indices."""
+    variable, indices, depth = n.shape(0), n.shape(1), _depth(n, 1)
+    if variable is None or indices is None or depth is None:
+        return n.static
+    return ((*indices[:-1], *variable[depth:]),)
+
+
+def _one_hot(n: Op) -> Signature | None:
+    rank = n.rank(0)
+    if rank is None:
+        return None
+    labels, axis = axes(rank), n.attr("axis")
+    at = rank if axis == -1 else axis
+    return Signature((labels, None, None, None), ((*labels[:at], "", *labels[at:]),))
+
+
+def one_hot_shape(n: Op) -> tuple[Shape | None, ...]:
+    """The indices' shape with the depth put in."""
+    indices, depth = n.shape(0), n.value(1)
+    if indices is None:
+        return n.static
+    at = len(indices) if n.attr("axis") == -1 else n.attr("axis")
+    return ((*indices[:at], depth[0] if depth else None, *indices[at:]),)
+
+
+def _result_rank(n: Op, shape_operand: int) -> int | None:
+    shape, value = n.shape(shape_operand), n.value(shape_operand)
+    if value is not None:
+        return len(value)
+    length = shape[0] if shape is not None and len(shape) == 1 else None
+    if isinstance(length, int):
+        return length
+    return None if n.static[0] is None else len(n.static[0])
+
+
+def _scatter_nd(n: Op) -> Signature | None:
+    """Rows of updates with equal indices are summed, so indices and updates may be split together."""
+    rank = _result_rank(n, 2)
+    labels = None if rank is None else nd_labels(n, rank, 0)
+    if labels is None:
+        return None
+    table, indices, updates = labels
+    summed = frozenset(indices) - {""}
+    return Signature((indices, updates, table), (table,), summed, linear=(1,), sizes=frozenset({2}))
+
+
+def scatter_nd_shape(n: Op) -> tuple[Shape | None, ...]:
+    """The last operand is the shape."""
+    value = n.value(2)
+    return shapes(n, _scatter_nd(n)) if value is None else (value,)
+
+
+def _tensor_scatter(n: Op) -> Signature | None:
+    """Every index may hit every row, so only the dimensions behind the indexed ones are open."""
+    rank = n.rank(0)
+    labels = None if rank is None else nd_labels(n, rank, 1)
+    if labels is None:
+        return None
+    table, indices, updates = labels
+    closed = ("",) * len(indices)
+    opened = ("",) * (len(indices) - 1) + updates[len(indices) - 1 :]
+    return Signature((table, closed, opened), (table,))
+
+
+RULES: dict[str, Rule] = {
+    **every(Rule(signed(_gather).place, signed(_gather).shape, value_gather), "GatherV2 Gather"),
+    "GatherNd": signed(_gather_nd),
+    "ResourceGather": Rule(signed(_resource_gather).place, resource_gather_shape),
+    "ResourceGatherNd": Rule(signed(_resource_gather_nd).place, resource_gather_nd_shape),
+    "OneHot": Rule(signed(_one_hot).place, one_hot_shape),
+    "ScatterNd": Rule(signed(_scatter_nd).place, scatter_nd_shape),
+    **every(
+        signed(_tensor_scatter),
+        "TensorScatterUpdate TensorScatterAdd TensorScatterSub TensorScatterMin TensorScatterMax",
+    ),
+}

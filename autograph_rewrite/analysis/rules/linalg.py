@@ -1,0 +1,137 @@
+"""Linear algebra and Fourier transforms work on the innermost dimensions; the batch dimensions stay split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from autograph_rewrite.analysis.rules.base import Op, Rule, whole
+from autograph_rewrite.analysis.rules.signature import (
+    Labels,
+    Signature,
+    axes,
+    every,
+    signed,
+    without,
+)
+
+Describe = Callable[[Op], Signature | None]
+
+
+def batched(inner: int, outputs: tuple[int, ...], linear: tuple[int, ...] = ()) -> Describe:
+    """Return the signature of an op on stacks of blocks.
+
+    Args:
+        inner: dimensions of one block of each input; inputs of a lower rank than the first are parameters.
+        outputs: dimensions of one block of each output.
+        linear: inputs in which the op is linear.
+    """
+
+    def describe(n: Op) -> Signature | None:
+        rank = n.rank(0)
+        if rank is None or rank < inner:
+            return None
+        stack = axes(rank - inner)
+        inputs: list[Labels | None] = [stack + ("",) * inner]
+        for fact in n.inputs[1:]:
+            is_block = fact.rank == rank and rank > 1
+            inputs.append(stack + ("",) * inner if is_block else None)
+        return Signature(tuple(inputs), tuple(stack + ("",) * k for k in outputs), linear=linear)
+
+    return describe
+
+
+def _broadcast_solve(n: Op) -> Signature | None:
+    """The stacks of matrix and right-hand side broadcast; dimensions that differ are closed."""
+    ranks = n.rank(0), n.rank(1)
+    if ranks[0] is None or ranks[1] is None or min(ranks[0], ranks[1]) < 2:
+        return None
+    rank = max(ranks[0], ranks[1])
+    stack = axes(rank - 2)
+    inputs = tuple((*stack[rank - r :], "", "") for r in ranks if r is not None)
+    return Signature(inputs, ((*stack, "", ""),), linear=(1,), broadcast=True)
+
+
+def _diagonal(n: Op) -> Signature | None:
+    """Diagonals into matrices and back; several diagonals at once are a dimension of their own."""
+    static, rank = n.static[0], n.rank(0)
+    if static is None or not rank:
+        return None
+    stack = axes(min(rank, len(static)) - 1)
+    if n.op.startswith("MatrixSetDiag"):
+        stack = axes(rank - 2)
+        diagonal = n.rank(1)
+        if diagonal is None or diagonal < len(stack) + 1:
+            return None
+        second = stack + ("",) * (diagonal - len(stack))
+        opened = (*stack, "", "")
+        return Signature((opened, second) + (None,) * (len(n.inputs) - 2), (opened,), additive=True)
+    if n.op.startswith("MatrixDiagPart"):
+        stack = axes(rank - 2)
+    elif len(stack) + 2 != len(static):
+        stack = axes(len(static) - 2)
+    source = stack + ("",) * (rank - len(stack))
+    result = stack + ("",) * (len(static) - len(stack))
+    return Signature((source,) + (None,) * (len(n.inputs) - 1), (result,), linear=_linear_diagonal(n))
+
+
+def _linear_diagonal(n: Op) -> tuple[int, ...]:
+    """Padding with something other than zero is not linear; only the old ops have no padding."""
+    return (0,) if n.op in ("MatrixDiag", "MatrixDiagPart") else ()
+
+
+def _band(n: Op) -> Signature | None:
+    rank = n.rank(0)
+    if rank is None or rank < 2:
+        return None
+    labels = without(axes(rank), -1, -2)
+    return Signature((labels, None, None), (labels,), linear=(0,))
+
+
+def _cross(n: Op) -> Signature | None:
+    rank = n.rank(0)
+    if not rank:
+        return None
+    labels = without(axes(rank), -1)
+    return Signature((labels, labels), (labels,), linear=(0, 1))
+
+
+def _vectors(n: Op) -> tuple[int, ...]:
+    return (1, 2) if n.op.startswith("SelfAdjointEig") else (1, 2, 2)
+
+
+def _transform(inner: int) -> Rule:
+    return signed(batched(inner, (inner,), linear=(0,)))
+
+
+WHOLE = Rule(whole, lambda n: n.static)
+
+RULES: dict[str, Rule] = {
+    **every(
+        signed(batched(2, (2,))),
+        "Cholesky CholeskyGrad MatrixInverse MatrixExponential MatrixLogarithm MatrixSquareRoot",
+    ),
+    "MatrixSolve": signed(batched(2, (2,), linear=(1,))),
+    "MatrixTriangularSolve": signed(_broadcast_solve),
+    "BandedTriangularSolve": signed(_broadcast_solve),
+    "TridiagonalSolve": signed(batched(2, (2,), linear=(1,))),
+    "MatrixSolveLs": signed(batched(2, (2,), linear=(1,))),
+    "MatrixDeterminant": signed(batched(2, (0,))),
+    "LogMatrixDeterminant": signed(batched(2, (0, 0))),
+    "Qr": signed(batched(2, (2, 2))),
+    "Svd": signed(batched(2, (1, 2, 2))),
+    "SelfAdjointEigV2": signed(batched(2, (1, 2))),
+    "Eig": signed(batched(2, (1, 2))),
+    "Lu": signed(batched(2, (2, 1))),
+    "Cross": signed(_cross),
+    "MatrixBandPart": signed(_band),
+    "BatchMatrixBandPart": signed(_band),
+    **every(
+        signed(_diagonal),
+        "MatrixDiag MatrixDiagV2 MatrixDiagV3 MatrixDiagPart MatrixDiagPartV2 MatrixDiagPartV3",
+        "MatrixSetDiag MatrixSetDiagV2 MatrixSetDiagV3",
+    ),
+    **every(_transform(1), "FFT IFFT RFFT IRFFT"),
+    **every(_transform(2), "FFT2D IFFT2D RFFT2D IRFFT2D"),
+    **every(_transform(3), "FFT3D IFFT3D RFFT3D IRFFT3D"),
+    **every(WHOLE, "Diag DiagPart TridiagonalMatMul"),
+}

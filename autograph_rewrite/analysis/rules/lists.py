@@ -1,0 +1,320 @@
+"""Tensor lists: the fact of a handle is that of its elements (their placement and shape), never of the list.
+
+Every replica has a list of the same length; where elements are split, each list holds its replica's
+blocks. So the dimension that a list adds or removes (stacking) must not be the split one. A list that
+nothing was put into is `ANY`.
+"""
+
+from __future__ import annotations
+
+from autograph_rewrite.analysis.dims import Dim, any_local, is_local
+from autograph_rewrite.analysis.fact import ANY, REPLICATED, Fact, Placement, Shape, split
+from autograph_rewrite.analysis.rules.base import LocalEntry, Op, Placed, Rule, Want, whole
+from autograph_rewrite.analysis.rules.joining import conform, join, join_shapes
+from autograph_rewrite.analysis.rules.signature import every
+
+
+def with_leading(placement: Placement) -> Placement:
+    """Return the placement of stacked elements."""
+    return split(placement.dim + 1) if placement.is_split else placement
+
+
+def without_leading(fact: Fact) -> Fact | None:
+    """Return the fact of the elements of an unstacked tensor; None where its first dimension is split."""
+    if fact.placement == split(0):
+        return None
+    placement = split(fact.placement.dim - 1) if fact.placement.is_split else fact.placement
+    shape = None if not fact.shape else fact.shape[1:]
+    return fact._replace(placement=placement, shape=shape, value=None)
+
+
+def element_shape(n: Op, index: int, element: Fact) -> Want | bool:
+    """Return whether the operand that states the elements' shape fits as it is, or what it has to become."""
+    operand = n.inputs[index]
+    if not element.placement.is_split:
+        return REPLICATED if operand.placement.differs else True
+    dim, size = element.placement.dim, element.split_size
+    if operand.is_local:
+        value = operand.value or ()
+        fits = dim < len(value) and is_local(value[dim]) and not any_local(value[:dim] + value[dim + 1 :])
+        return fits
+    if operand.placement.differs:
+        return False
+    if operand.shape == () or (operand.value is not None and operand.value[dim : dim + 1] == (-1,)):
+        return True  # unknown rank, or unknown size
+    return False if size is None or operand.shape is None else LocalEntry(dim, size)
+
+
+def stated_shape(n: Op, index: int) -> Shape | None:
+    """Return the contents of a shape operand; None where the rank is unknown."""
+    value, shape = n.value(index), n.shape(index)
+    if value is None or shape == ():
+        return None
+    return tuple(None if dim == -1 else dim for dim in value)
+
+
+def place_make(n: Op) -> Placed:
+    """An empty list takes what is put in; if its element shape counts a block it is split from the start."""
+    wants: dict[int, Want] = {1: REPLICATED} if n.placement(1).differs else {}
+    local = [i for i, dim in enumerate(n.value(0) or ()) if is_local(dim)]
+    if n.inputs[0].is_local and len(local) == 1:
+        return Placed((split(local[0]),), wants, zero=(True,))
+    if n.placement(0).differs:
+        wants[0] = REPLICATED
+    return Placed((ANY,), wants, zero=(True,))
+
+
+def _made_shape(n: Op) -> tuple[Shape | None, ...]:
+    return (stated_shape(n, 0),)
+
+
+def put(n: Op, handle: int, item: int) -> Placed:
+    """Put one element into a list: it is converted to the placement of those that are there already."""
+    container, element = n.inputs[handle], n.inputs[item]
+    return _put(n, handle, container, {item: element})
+
+
+def _put(n: Op, handle: int, container: Fact, elements: dict[int, Fact]) -> Placed:
+    """A list cannot be converted, so what is put in must follow it, unless it is empty."""
+    wants: dict[int, Want] = {
+        i: REPLICATED
+        for i, fact in enumerate(n.inputs)
+        if i != handle and i not in elements and fact.placement.differs
+    }
+    target = join(elements.values()) if container.placement == ANY else container
+    if target.is_local:
+        target = target._replace(placement=REPLICATED)
+    for i, element in elements.items():
+        want = conform(element, target)
+        if want is not None:
+            wants[i] = want
+    zero = container.zero and all(element.zero for element in elements.values())
+    return Placed((target.placement,), wants, zero=(zero,))
+
+
+def _element_or_list(n: Op, handle: int, element: Shape | None) -> Shape | None:
+    container = n.inputs[handle]
+    known = container.placement != ANY and container.shape is not None
+    if not known or element is None:
+        return element if element is not None else container.shape
+    return join_shapes([container.shape, element], container.placement, container.split_size)
+
+
+def _pushed_shape(n: Op) -> tuple[Shape | None, ...]:
+    return (_element_or_list(n, 0, n.shape(1)),)
+
+
+def _set_shape(n: Op) -> tuple[Shape | None, ...]:
+    return (_element_or_list(n, 0, n.shape(2)),)
+
+
+def place_keep(n: Op) -> Placed:
+    """Change the length only."""
+    wants: dict[int, Want] = {i: REPLICATED for i, f in enumerate(n.inputs) if i and f.placement.differs}
+    return Placed((n.placement(0),), wants, zero=(n.inputs[0].zero,))
+
+
+def _kept_shape(n: Op) -> tuple[Shape | None, ...]:
+    return (n.shape(0),)
+
+
+def take(n: Op, operand: int, *, stacked: bool) -> Placed | None:
+    """Read elements (zeros, of an empty list); None where the element shape cannot be made to fit."""
+    element = n.inputs[0]
+    placement = REPLICATED if element.placement == ANY else element.placement
+    wants: dict[int, Want] = {
+        i: REPLICATED for i, f in enumerate(n.inputs) if i not in (0, operand) and f.placement.differs
+    }
+    want = element_shape(n, operand, element._replace(placement=placement))
+    if want is False:
+        return None
+    if not isinstance(want, bool):
+        wants[operand] = want
+    return Placed((with_leading(placement) if stacked else placement,), wants, zero=(element.zero,))
+
+
+def place_get(n: Op) -> Placed:
+    """Read one element."""
+    return take(n, 2, stacked=False) or whole(n)
+
+
+def place_pop(n: Op) -> Placed:
+    """Take the last element off."""
+    taken = take(n, 1, stacked=False)
+    if taken is None:
+        return whole(n)
+    return taken._replace(outputs=(n.placement(0), *taken.outputs), zero=(n.inputs[0].zero,) * 2)
+
+
+def place_stack(n: Op) -> Placed:
+    """Stack all elements."""
+    return take(n, 1, stacked=True) or whole(n)
+
+
+def place_gather(n: Op) -> Placed:
+    """Stack some elements."""
+    return take(n, 2, stacked=True) or whole(n)
+
+
+def _item_shape(n: Op, operand: int) -> Shape | None:
+    shape, stated = n.shape(0), stated_shape(n, operand)
+    if shape is None or stated is None or len(shape) != len(stated):
+        return shape if stated is None or n.placement(0).is_split else stated
+    return tuple(mine if mine is not None else other for mine, other in zip(shape, stated, strict=True))
+
+
+def _got_shape(n: Op) -> tuple[Shape | None, ...]:
+    return (_item_shape(n, 2),)
+
+
+def _popped_shape(n: Op) -> tuple[Shape | None, ...]:
+    return (n.shape(0), _item_shape(n, 1))
+
+
+def _stacked_shape(n: Op) -> tuple[Shape | None, ...]:
+    shape, count = _item_shape(n, 1), n.attr("num_elements", -1)
+    return (None if shape is None else (None if count < 0 else count, *shape),)
+
+
+def _gathered_shape(n: Op) -> tuple[Shape | None, ...]:
+    shape, indices = _item_shape(n, 2), n.shape(1)
+    return (None if shape is None else (indices[0] if indices else None, *shape),)
+
+
+def place_unstack(n: Op) -> Placed:
+    """Make a list of the slices along the first dimension."""
+    element = without_leading(n.inputs[0])
+    operand = 1 if n.op == "TensorListFromTensor" else 2
+    want = False if element is None else element_shape(n, operand, element)
+    if element is None or want is False or element.is_local:
+        return whole(n)
+    wants: dict[int, Want] = {
+        i: REPLICATED for i, f in enumerate(n.inputs) if i not in (0, operand) and f.placement.differs
+    }
+    if not isinstance(want, bool):
+        wants[operand] = want
+    return Placed((element.placement,), wants, zero=(n.inputs[0].zero,))
+
+
+def _unstacked_shape(n: Op) -> tuple[Shape | None, ...]:
+    shape = n.shape(0)
+    return (None if not shape else shape[1:],)
+
+
+def place_scatter_into(n: Op) -> Placed:
+    """Put the slices of a tensor into an existing list."""
+    element = without_leading(n.inputs[1])
+    container = n.inputs[0]
+    if element is None or (container.placement != ANY and container.placement != element.placement):
+        return _follow(n, container)
+    indices: dict[int, Want] = {2: REPLICATED} if n.placement(2).differs else {}
+    return Placed((element.placement,), indices, zero=(container.zero and element.zero,))
+
+
+def _follow(n: Op, container: Fact) -> Placed:
+    if container.placement.differs:
+        return whole(n)
+    wants: dict[int, Want] = {i: REPLICATED for i, f in enumerate(n.inputs) if i and f.placement.differs}
+    return Placed((REPLICATED,), wants)
+
+
+def _scattered_shape(n: Op) -> tuple[Shape | None, ...]:
+    shape = n.shape(1)
+    return (_element_or_list(n, 0, shape[1:] if shape else None),)
+
+
+def place_concat(n: Op) -> Placed:
+    """Concatenate the elements along their first dimension, which must not be the split one."""
+    if n.placement(0) == split(0):
+        return whole(n)
+    if n.op == "TensorListConcat":
+        return Placed((REPLICATED if n.placement(0) == ANY else n.placement(0), REPLICATED))
+    taken = take(n, 1, stacked=False)
+    return whole(n) if taken is None else taken._replace(outputs=(*taken.outputs, REPLICATED), zero=())
+
+
+def _concatenated_shape(n: Op) -> tuple[Shape | None, ...]:
+    shape = n.shape(0)
+    return (None if not shape else (None, *shape[1:]), (None,))
+
+
+def place_split(n: Op) -> Placed:
+    """Make a list of pieces along the first dimension."""
+    tensor = n.inputs[0]
+    want = False if tensor.placement == split(0) or tensor.is_local else element_shape(n, 1, tensor)
+    if want is False:
+        return whole(n)
+    wants: dict[int, Want] = {2: REPLICATED} if n.placement(2).differs else {}
+    if not isinstance(want, bool):
+        wants[1] = want
+    return Placed((tensor.placement,), wants)
+
+
+def _piece_shape(n: Op) -> tuple[Shape | None, ...]:
+    shape = n.shape(0)
+    return (None if not shape else (None, *shape[1:]),)
+
+
+def place_join(n: Op) -> Placed:
+    """Append one list to another; two lists that disagree cannot be converted in place."""
+    placements = {fact.placement for fact in n.inputs} - {ANY}
+    if len(placements) > 1:
+        return whole(n)
+    return Placed((placements.pop() if placements else ANY,))
+
+
+def _joined_shape(n: Op) -> tuple[Shape | None, ...]:
+    return (join(n.inputs).shape,)
+
+
+def place_measure(n: Op) -> Placed:
+    """Length and element shape are read off any list."""
+    return Placed((REPLICATED,))
+
+
+def _scalar(n: Op) -> tuple[Shape | None, ...]:
+    return ((),)
+
+
+def _no_value(n: Op) -> tuple[tuple[Dim, ...] | None, ...] | None:
+    return None
+
+
+def element_shape_value(n: Op) -> tuple[tuple[Dim, ...] | None, ...] | None:
+    """The elements' shape."""
+    return (n.shape(0),)
+
+
+def _vector(n: Op) -> tuple[Shape | None, ...]:
+    return (None if n.shape(0) is None else (n.rank(0),),)
+
+
+def _place_push(n: Op) -> Placed:
+    return put(n, 0, 1)
+
+
+def _place_set(n: Op) -> Placed:
+    return put(n, 0, 2)
+
+
+RULES: dict[str, Rule] = {
+    **every(Rule(place_make, _made_shape), "EmptyTensorList TensorListReserve"),
+    "TensorListPushBack": Rule(_place_push, _pushed_shape),
+    "TensorListSetItem": Rule(_place_set, _set_shape),
+    "TensorListResize": Rule(place_keep, _kept_shape),
+    "TensorListGetItem": Rule(place_get, _got_shape),
+    "TensorListPopBack": Rule(place_pop, _popped_shape),
+    "TensorListStack": Rule(place_stack, _stacked_shape),
+    "TensorListGather": Rule(place_gather, _gathered_shape),
+    **every(
+        Rule(place_unstack, _unstacked_shape),
+        "TensorListFromTensor TensorListScatter TensorListScatterV2",
+    ),
+    "TensorListScatterIntoExistingList": Rule(place_scatter_into, _scattered_shape),
+    **every(Rule(place_concat, _concatenated_shape), "TensorListConcat TensorListConcatV2"),
+    "TensorListSplit": Rule(place_split, _piece_shape),
+    "TensorListConcatLists": Rule(place_join, _joined_shape),
+    "TensorListLength": Rule(place_measure, _scalar),
+    "TensorListElementShape": Rule(place_measure, _vector, element_shape_value),
+    "TensorListPushBackBatch": Rule(whole),
+}
