@@ -35,7 +35,7 @@ def test_half_a_batch_trains_to_other_values_so_a_comparison_can_fail(case: Case
     assert max(_distance(half[name], whole[name]) for name in whole) > 1e-4
 
 
-# TensorFlow numbers the bodies of functional loops and branches through the process, so v2 cases are left out.
+# TensorFlow numbers the bodies of functional loops and branches through the process: v2 cases are left out.
 @pytest.mark.parametrize("name", [case.name for case in GRAPHS if not case.name.endswith("_v2")])
 def test_a_graph_has_the_same_bytes_whenever_it_is_built(name: str):
     case = ZOO[name]

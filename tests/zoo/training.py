@@ -80,24 +80,47 @@ def reduced(losses: Any, how: str) -> Any:
     return tf.reduce_mean(losses) if how == "mean" else tf.reduce_sum(losses)
 
 
+@dataclass(frozen=True)
+class Step:
+    """A finished training step: what `assemble` needs to name it."""
+
+    loss: Any
+    train: Any  # the op (or ops) that update the variables
+    outputs: Mapping[str, Any] = field(default_factory=dict)
+    gradients: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    init: tuple[Any, ...] = ()  # initializers other than the variables'
+
+
 def training_graph(
     options: Options, inputs: Sequence[Input], forward: Callable[[Variables, dict[str, Any]], Forward]
 ) -> Built:
-    """Build the graph that trains `forward` on `inputs`."""
-    graph = tf.Graph()
-    with graph.as_default():
-        v1.set_random_seed(options.seed)
-        tensors = {each.name: _placeholder(each, options) for each in inputs}
+    """Build the graph that trains `forward` on `inputs` with the optimizer of the options."""
+
+    def body(variables: Variables, tensors: dict[str, Any]) -> Step:
         step = v1.train.get_or_create_global_step()
-        result = forward(Variables(options), tensors)
+        result = forward(variables, tensors)
         loss = result.loss if result.loss is not None else reduced(result.losses, options.reduction)
         if result.penalty is not None:
             loss += result.penalty
-        loss = tf.identity(loss, name="loss")
+        train, gradients = _train(options, loss, step, result.clip_norm)
+        return Step(loss, train, result.outputs, gradients)
+
+    return assemble(options, inputs, body)
+
+
+def assemble(
+    options: Options, inputs: Sequence[Input], body: Callable[[Variables, dict[str, Any]], Step]
+) -> Built:
+    """Build the graph whose step is `body`, and name its loss, outputs, train op and initializer."""
+    graph = tf.Graph()
+    with graph.as_default():
+        v1.set_random_seed(options.seed)
+        result = body(Variables(options), {each.name: _placeholder(each, options) for each in inputs})
+        tf.identity(result.loss, name="loss")
         for name, tensor in result.outputs.items():
             tf.identity(tensor, name=name)
-        gradients = _train(options, loss, step, result.clip_norm)
-        tf.group(v1.global_variables_initializer(), name="init")
+        tf.group(result.train, name="train")
+        tf.group(v1.variables_initializer(v1.global_variables(), "init_variables"), *result.init, name="init")
         variables = tuple(variable.op.name for variable in v1.global_variables())
 
     def feeds(at: int, batch: int) -> dict[str, Array]:
@@ -110,7 +133,7 @@ def training_graph(
         loss="loss:0",
         outputs=("loss:0", *(f"{name}:0" for name in result.outputs)),
         variables=variables,
-        gradients=gradients,
+        gradients=result.gradients,
         batch_inputs={each.name: each.axis for each in inputs},
         feeds=feeds,
     )
@@ -120,8 +143,10 @@ def _placeholder(each: Input, options: Options) -> Any:
     return v1.placeholder(each.concrete(options.dtype), each.batched(options.batch), name=each.name)
 
 
-def _train(options: Options, loss: Any, step: Any, clip_norm: float | None) -> dict[str, tuple[str, ...]]:
-    """Add the backward pass and the update; return the raw gradient's name(s) by variable."""
+def _train(
+    options: Options, loss: Any, step: Any, clip_norm: float | None
+) -> tuple[Any, dict[str, tuple[str, ...]]]:
+    """Add the backward pass and the update; return the raw gradient's name(s) by variable as well."""
     optimizer = GRAPH_OPTIMIZERS[options.optimizer]()
     pairs = optimizer.compute_gradients(loss, v1.trainable_variables())
     raw = {variable.op.name: _parts(gradient) for gradient, variable in pairs if gradient is not None}
@@ -129,8 +154,7 @@ def _train(options: Options, loss: Any, step: Any, clip_norm: float | None) -> d
         clipped, _ = tf.clip_by_global_norm([gradient for gradient, _ in pairs], clip_norm)
         pairs = [(gradient, variable) for gradient, (_, variable) in zip(clipped, pairs, strict=True)]
     with tf.control_dependencies(v1.get_collection(v1.GraphKeys.UPDATE_OPS)):
-        optimizer.apply_gradients(pairs, step, name="train")
-    return raw
+        return optimizer.apply_gradients(pairs, step), raw
 
 
 def _parts(gradient: Any) -> tuple[str, ...]:

@@ -1,0 +1,1 @@
+"""The test matrix: zoo x optimizers x replicas x variable modes x batches, compared with one device."""

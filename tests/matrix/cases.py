@@ -1,0 +1,123 @@
+"""Which combinations run: a pairwise cover in every test run, and everything that is worth an hour.
+
+The cover pairs each optimizer with each *form* that a gradient can come in (dense, sparse, out of a loop, out
+of a branch) and everything else with each model; the full set has every optimizer on every model, both ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+
+from tests.zoo import FUNCTIONS, GRAPHS, MODELS, ZOO, Case, optimizers_for
+
+from .cover import pairwise
+
+EVEN = 12  # rows that 2, 3 and 4 replicas share equally
+PRIME = 7
+STEPS = 5
+
+
+@dataclass(frozen=True)
+class MatrixCase:
+    """One training run and how it is distributed."""
+
+    model: str
+    optimizer: str
+    replicas: int
+    variables: str  # mirrored or shared
+    batches: str  # even, prime, few (fewer rows than replicas) or changing
+    reduction: str = "mean"
+    static: bool = False
+    dtype: str = "float64"
+
+    def __str__(self) -> str:
+        """Return the test id."""
+        shape = "static" if self.static else "open"
+        return (
+            f"{self.model}-{self.optimizer}-{self.replicas}x{self.variables}-{self.batches}"
+            f"-{self.reduction}-{shape}-{self.dtype}"
+        )
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Return the batch size of each step."""
+        few = self.replicas - 1
+        return {
+            "even": (EVEN,) * STEPS,
+            "prime": (PRIME,) * STEPS,
+            "few": (few,) * STEPS,
+            "changing": (EVEN, PRIME, EVEN, few, 5),
+        }[self.batches]
+
+
+# Conv nets and attention hand optimizers nothing but dense gradients.
+FORMS = {"conv": "dense", "attention": "dense"}
+REPLICAS = (2, 3, 4)
+VARIABLES = ("mirrored", "shared")
+BATCHES = ("even", "prime", "few", "changing")
+REDUCTIONS = ("mean", "sum")
+
+
+def cases_pairwise() -> list[MatrixCase]:
+    """Return the cases of every test run."""
+    cases = [*_cover(GRAPHS), *_cover((*FUNCTIONS, *MODELS)), *_in_float32()]
+    return list(dict.fromkeys(cases))
+
+
+def cases_full() -> list[MatrixCase]:
+    """Return all cases: the pairwise ones first, then every model with every optimizer in both modes."""
+    return list(dict.fromkeys([*cases_pairwise(), *_every_optimizer_on_every_model()]))
+
+
+def _cover(entries: tuple[Case, ...]) -> Iterator[MatrixCase]:
+    forms = {case.name: FORMS.get(case.family, case.family) for case in entries}
+    factors = {
+        "model": tuple(forms),
+        "optimizer": optimizers_for(entries[0].kind),
+        "form": tuple(dict.fromkeys(forms.values())),
+        "replicas": REPLICAS,
+        "variables": VARIABLES,
+        "batches": BATCHES,
+        "reduction": REDUCTIONS,
+        "static": (False, True),
+    }
+
+    def allowed(row: Mapping[str, object]) -> bool:
+        if "form" in row and "model" in row and forms[str(row["model"])] != row["form"]:
+            return False
+        return not (row.get("static") and row.get("batches") == "changing")
+
+    for row in pairwise(factors, allowed, skip=[frozenset(("model", "optimizer"))]):
+        choice = {name: value for name, value in row.items() if name != "form"}
+        yield MatrixCase(**choice, dtype=ZOO[str(row["model"])].dtypes[0])  # type: ignore[arg-type]
+
+
+def _in_float32() -> Iterator[MatrixCase]:
+    """Run every model once in the precision of real training, with an optimizer that damps rounding."""
+    for i, case in enumerate(ZOO.values()):
+        yield MatrixCase(
+            model=case.name,
+            optimizer=("sgd", "adagrad")[i % 2],
+            replicas=REPLICAS[i % 3],
+            variables=VARIABLES[i // 2 % 2],
+            batches=BATCHES[i % 4],
+            dtype="float32",
+        )
+
+
+def _every_optimizer_on_every_model() -> Iterator[MatrixCase]:
+    everything = ((case, optimizer) for case in ZOO.values() for optimizer in optimizers_for(case.kind))
+    for i, ((case, optimizer), variables) in enumerate(product(everything, VARIABLES)):
+        batches = BATCHES[i // 2 % 4]
+        yield MatrixCase(
+            model=case.name,
+            optimizer=optimizer,
+            replicas=REPLICAS[i // 3 % 3],
+            variables=variables,
+            batches=batches,
+            reduction=REDUCTIONS[i // 5 % 2],
+            static=batches != "changing" and i // 7 % 2 == 0,
+            dtype=case.dtypes[0],
+        )

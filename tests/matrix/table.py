@@ -1,0 +1,97 @@
+"""One line per model and optimizer: how often each gradient is reduced, and which ops have no rule.
+
+    python -m tests.matrix.table [replicas]
+
+Nothing is trained: this reads the reports of the rewrites.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import singledispatch
+from typing import Any
+
+import autograph_rewrite as ar
+from tests.zoo import ZOO, Built, BuiltFunction, BuiltModel, Case, optimizers_for
+
+from .report import notes_of, reductions_of
+
+
+@dataclass(frozen=True)
+class Line:
+    """What the rewrite of one model with one optimizer reports."""
+
+    model: str
+    optimizer: str
+    reductions: Mapping[str, int]
+    notes: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Return whether every gradient is reduced exactly once and every op has a rule."""
+        return bool(self.reductions) and set(self.reductions.values()) == {1} and not self.notes
+
+
+def lines(cases: Iterable[Case] = tuple(ZOO.values()), replicas: int = 2) -> Iterator[Line]:
+    """Rewrite every case with every optimizer that it can have."""
+    config = {"devices": [f"CPU:{i}" for i in range(replicas)], "strategy": {"name": "AllReduce"}}
+    for case in cases:
+        for optimizer in optimizers_for(case.kind):
+            report = rewritten(case.build(optimizer=optimizer, dtype=case.dtypes[0]), config).report
+            yield Line(case.name, optimizer, reductions_of(report), notes_of(report))
+
+
+@singledispatch
+def rewritten(built: Any, config: Mapping[str, Any]) -> Any:
+    """Return the rewritten item of a zoo entry."""
+    raise TypeError(f"not a zoo entry: {type(built).__name__}")
+
+
+@rewritten.register
+def _(built: Built, config: Mapping[str, Any]) -> Any:
+    item = ar.GraphItem.from_graph(
+        built.graph,
+        train_op=built.train_op,
+        outputs=list(built.outputs),
+        init_op=built.init_op,
+        batch_inputs=dict(built.batch_inputs) or None,
+    )
+    return ar.rewrite(item, dict(config))
+
+
+@rewritten.register
+def _(built: BuiltFunction, config: Mapping[str, Any]) -> Any:
+    item = ar.GraphItem.from_function(built.step, *built.specs, batch_inputs=dict(built.batch_inputs))
+    return ar.rewrite(item, dict(config))
+
+
+@rewritten.register
+def _(built: BuiltModel, config: Mapping[str, Any]) -> Any:
+    x, y = built.feeds(0, 4)
+    return ar.rewrite(ar.GraphItem.from_keras(built.model, specs(x), specs(y)), dict(config))
+
+
+def specs(arrays: Any) -> Any:
+    """Return tensor specs of a nest of arrays, with an open batch dimension."""
+    import tensorflow as tf
+
+    return tf.nest.map_structure(lambda array: tf.TensorSpec([None, *array.shape[1:]], array.dtype), arrays)
+
+
+def render(found: Iterable[Line]) -> str:
+    """Lay the lines out as text."""
+    rows = [f"{'model':<18}{'optimizer':<11}{'gradients':>9}  {'reductions each':<16}ops without a rule"]
+    for line in found:
+        counts = sorted(set(line.reductions.values()))
+        each = ", ".join(map(str, counts)) or "-"
+        rows.append(
+            f"{line.model:<18}{line.optimizer:<11}{len(line.reductions):>9}  {each:<16}"
+            f"{', '.join(line.notes) or 'none'}"
+        )
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    print(render(lines(replicas=int(sys.argv[1]) if len(sys.argv) > 1 else 2)))

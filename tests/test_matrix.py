@@ -1,0 +1,56 @@
+"""Replicas train to the values of one device: losses, outputs, variables, slots, metrics after five steps."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.matrix.cases import MatrixCase, cases_full, cases_pairwise
+from tests.matrix.run import distributed, relative_error, run_case, truth
+from tests.matrix.summary import record
+from tests.zoo import ZOO, Options
+
+COVER = cases_pairwise()
+REST = cases_full()[len(COVER) :]
+
+
+@pytest.mark.parametrize("case", COVER, ids=str)
+def test_training_equals_one_device(case: MatrixCase, request: pytest.FixtureRequest):
+    check(case, request)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", REST, ids=str)
+def test_training_equals_one_device_in_every_combination(case: MatrixCase, request: pytest.FixtureRequest):
+    check(case, request)
+
+
+def check(case: MatrixCase, request: pytest.FixtureRequest) -> None:
+    result = run_case(case)
+    record(request, result)
+
+    assert result.ok, result.explain()
+    assert set(result.reductions.values()) <= {1}
+    assert not result.notes
+
+
+@pytest.mark.parametrize("name", ["mlp", "language_model"])
+def test_shared_variables_let_all_replicas_live_on_one_device(name: str):
+    sizes = (12, 7, 2)
+    config = {"devices": ["CPU:0"] * 3, "strategy": {"name": "AllReduce", "variables": "shared"}}
+    trace, _ = distributed(ZOO[name].build(optimizer="adam"), config, sizes)
+
+    expected = truth(name, Options(optimizer="adam"), sizes)
+    for variable, value in expected.variables.items():
+        assert relative_error(trace.variables[variable], value, 1e-6) < 1e-9, variable
+
+
+@pytest.mark.parametrize("variables", ["mirrored", "shared"])
+@pytest.mark.parametrize("name", ["mlp", "language_model", "transformer"])
+def test_ref_variables_train_to_the_values_of_one_device(name: str, variables: str):
+    sizes = (12, 7, 2)
+    options = Options(optimizer="momentum", ref_variables=True)
+    config = {"devices": ["CPU:0", "CPU:1"], "strategy": {"name": "AllReduce", "variables": variables}}
+    trace, _ = distributed(ZOO[name].build(options), config, sizes)
+
+    for variable, value in truth(name, options, sizes).variables.items():
+        assert relative_error(trace.variables[variable], value, 1e-6) < 1e-9, variable
