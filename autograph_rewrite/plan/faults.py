@@ -34,18 +34,22 @@ def raise_if_any(faults: Iterable[Fault], *, error: type[RewriteError], title: s
         title: what was read, as in "configs/ring.yaml"; it opens a message of several lines.
     """
     listed = sorted(dict.fromkeys(faults), key=lambda fault: fault.line)
-    if not listed:
-        return
-    if len(listed) == 1:
-        problem = str(listed[0])
+    if listed:
+        raise failure(listed, error=error, title=title)
+
+
+def failure(faults: Sequence[Fault], *, error: type[RewriteError], title: str = "") -> RewriteError:
+    """The error that tells these faults."""
+    if len(faults) == 1:
+        problem = str(faults[0])
     else:
-        lines = [f"{title} has {len(listed)} problems:", *(f"  {fault}" for fault in listed[:SHOWN])]
-        if len(listed) > SHOWN:
-            lines.append(f"  ... and {len(listed) - SHOWN} more")
+        lines = [f"{title} has {len(faults)} problems:", *(f"  {fault}" for fault in faults[:SHOWN])]
+        if len(faults) > SHOWN:
+            lines.append(f"  ... and {len(faults) - SHOWN} more")
         problem = "\n".join(lines)
-    raised = error(problem)
-    raised.where = listed[0].where  # for programs; the text above says it already
-    raise raised
+    made = error(problem)
+    made.where = faults[0].where  # for programs; the text above says it already
+    return made
 
 
 def did_you_mean(word: str, known: Sequence[str], *, noun: str = "known keys") -> str:

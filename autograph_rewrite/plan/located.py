@@ -15,13 +15,14 @@ from types import MappingProxyType
 import yaml
 
 from autograph_rewrite.errors import RewriteError
-from autograph_rewrite.plan.faults import Fault
+from autograph_rewrite.plan.faults import Fault, failure
 
 KeyPath = tuple[str | int, ...]
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml where it was built: ten times faster
 _TAG = "tag:yaml.org,2002:"
 _TEXT = (f"{_TAG}str", f"{_TAG}timestamp")
+_MAX_DEPTH = 100  # libyaml composes recursively, in C: a file of brackets alone would crash the process
 _MAX_NODES = 5_000_000  # aliases of aliases can write a gigabyte in ten lines
 
 
@@ -93,7 +94,7 @@ def load_yaml(path: str | os.PathLike[str], *, error: type[RewriteError]) -> Loc
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as problem:
         line = data.count(b"\n", 0, problem.start) + 1
-        raise error(f"{shown}:{line}: this is not UTF-8 text", where=f"{shown}:{line}") from None
+        raise failure([Fault(f"{shown}:{line}", "this is not UTF-8 text")], error=error) from None
     return parse_yaml(text, file=shown, error=error)
 
 
@@ -104,28 +105,43 @@ def parse_yaml(text: str, *, file: str, error: type[RewriteError]) -> Located:
         RewriteError: of type `error`, when the text is no YAML or holds nothing.
     """
     try:
+        if _depth(text) > _MAX_DEPTH:
+            raise error(f"{file}: this is nested too deeply to be read")
         root = yaml.compose(text, Loader=_LOADER)
     except yaml.YAMLError as problem:
-        where, message = _syntax(file, problem)
-        raise error(f"{where}: {message}", where=where) from None
+        raise failure([_syntax(file, problem)], error=error) from None
     if root is None:
         raise error(f"{file}: the file is empty", hint="write {} to leave everything at its default")
     reader = _Reader(file)
     try:
         data = reader.read(root, ())
-    except RecursionError:
+    except RecursionError:  # aliases of aliases nest, too
         raise error(f"{file}: this is nested too deeply to be read") from None
     except _EndlessError:
         raise error(f"{file}: its aliases (*name) write more than {_MAX_NODES:,} values") from None
     return Located(data, Source(file, MappingProxyType(reader.places)), tuple(reader.faults))
 
 
-def _syntax(file: str, problem: yaml.YAMLError) -> tuple[str, str]:
-    """The place and the sentence of a YAML syntax error."""
+def _depth(text: str) -> int:
+    """How deeply collections are nested in each other; it stops to count where it is too much."""
+    depth = deepest = 0
+    for event in yaml.parse(text, Loader=_LOADER):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            deepest = max(deepest, depth)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > _MAX_DEPTH:
+            break
+    return deepest
+
+
+def _syntax(file: str, problem: yaml.YAMLError) -> Fault:
+    """What is wrong as YAML."""
     if isinstance(problem, yaml.MarkedYAMLError) and problem.problem_mark is not None:
         said = " ".join(part for part in (problem.context, problem.problem) if part)
-        return f"{file}:{problem.problem_mark.line + 1}", f"this is not YAML: {said}"
-    return f"{file}:1", f"this is not YAML: {str(problem).splitlines()[0]}"
+        return Fault(f"{file}:{problem.problem_mark.line + 1}", f"this is not YAML: {said}")
+    return Fault(f"{file}:1", f"this is not YAML: {str(problem).splitlines()[0]}")
 
 
 class _EndlessError(Exception):

@@ -19,6 +19,7 @@ LOWERINGS: Mapping[str, str] = MappingProxyType(
         "broadcast": "every replica reads the value that exists once",
         "first": "the value of the first replica, where all are equal",
         "zeros": "the value on the first replica, zeros elsewhere: a sum of one term",
+        "local_size": "the size of the block instead of the size of the whole",
         "global_size": "the size of the whole instead of the size of the block",
         "global_index": "positions in the whole instead of positions in the block",
         "collective_reduce": "CollectiveReduceV2: every device gets the reduced value",

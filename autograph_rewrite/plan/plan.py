@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.plan import plan_pb2, tree, wire
-from autograph_rewrite.plan.faults import either
+from autograph_rewrite.plan.faults import either, failure
 from autograph_rewrite.plan.located import Located, Source, load_yaml, parse_yaml
 from autograph_rewrite.plan.parts import (
     Axis,
@@ -105,15 +105,19 @@ class Plan:
         if message.version != VERSION:
             written = f"version {message.version}" if message.version else "no version"
             fault = source.fault(("version",), f"this plan has {written}; only version {VERSION} can be read")
-            raise PlanError(str(fault), where=None, hint="build it anew with build_plan")
+            raise failure([replace(fault, hint="build it anew with build_plan")], error=PlanError)
         known = plan_pb2.Plan()
         known.CopyFrom(message)
         known.DiscardUnknownFields()
         if known.ByteSize() != message.ByteSize():
-            raise PlanError(
-                f"{source.name}: this plan has fields that are not known here", hint="build it anew"
-            )
-        return replace(wire.read(cls, message), source=source)
+            problem = f"{source.name}: this plan has fields that are not known here"
+            raise PlanError(problem, hint="build it anew with build_plan")
+        for request in known.variables:  # what its options leave out is as in `default`
+            said = plan_pb2.Options()
+            said.CopyFrom(known.default)
+            said.MergeFrom(request.options)
+            request.options.CopyFrom(said)
+        return replace(wire.read(cls, known), source=source)
 
     def to_yaml(self) -> str:
         """The YAML form."""

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!autograph_rewrite/plan/plan.proto\x12\x16\x61utograph_rewrite.plan\"\x99\x04\n\x04Plan\x12\x0f\n\x07version\x18\x01 \x01(\x05\x12\n\n\x02id\x18\x02 \x01(\t\x12\x10\n\x08strategy\x18\x03 \x01(\t\x12\x14\n\x0cgraph_digest\x18\x04 \x01(\t\x12*\n\x04mesh\x18\x05 \x03(\x0b\x32\x1c.autograph_rewrite.plan.Axis\x12\x0f\n\x07\x64\x65vices\x18\x06 \x03(\t\x12/\n\x04mode\x18\x07 \x01(\x0e\x32!.autograph_rewrite.plan.Plan.Mode\x12\x34\n\tsemantics\x18\x08 \x01(\x0b\x32!.autograph_rewrite.plan.Semantics\x12\x17\n\x0ftimeout_seconds\x18\t \x01(\x01\x12\x38\n\x0c\x62\x61tch_inputs\x18\n \x03(\x0b\x32\".autograph_rewrite.plan.BatchInput\x12\x30\n\x07\x64\x65\x66\x61ult\x18\x0b \x01(\x0b\x32\x1f.autograph_rewrite.plan.Options\x12:\n\tvariables\x18\x0c \x03(\x0b\x32\'.autograph_rewrite.plan.VariableRequest\x12+\n\x05\x65\x64ges\x18\r \x03(\x0b\x32\x1c.autograph_rewrite.plan.Edge\x12\r\n\x05notes\x18\x0e \x03(\t\"+\n\x04Mode\x12\t\n\x05unset\x10\x00\x12\n\n\x06shared\x10\x01\x12\x0c\n\x08mirrored\x10\x02\"\"\n\x04\x41xis\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x05\"\x92\x02\n\tSemantics\x12\x44\n\nbatch_norm\x18\x01 \x01(\x0e\x32+.autograph_rewrite.plan.Semantics.BatchNormH\x00\x88\x01\x01\x12=\n\x06random\x18\x02 \x01(\x0e\x32(.autograph_rewrite.plan.Semantics.RandomH\x01\x88\x01\x01\x12\x13\n\x06strict\x18\x03 \x01(\x08H\x02\x88\x01\x01\" \n\tBatchNorm\x12\x08\n\x04sync\x10\x00\x12\t\n\x05local\x10\x01\"$\n\x06Random\x12\t\n\x05\x65xact\x10\x00\x12\x0f\n\x0bindependent\x10\x01\x42\r\n\x0b_batch_normB\t\n\x07_randomB\t\n\x07_strict\"6\n\nBatchInput\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\x04\x61xis\x18\x02 \x01(\x05H\x00\x88\x01\x01\x42\x07\n\x05_axis\"\x83\x03\n\x07Options\x12G\n\x0csynchronizer\x18\x01 \x01(\x0e\x32,.autograph_rewrite.plan.Options.SynchronizerH\x00\x88\x01\x01\x12\x37\n\x04hint\x18\x02 \x01(\x0e\x32$.autograph_rewrite.plan.Options.HintH\x01\x88\x01\x01\x12\x43\n\ncompressor\x18\x03 \x01(\x0e\x32*.autograph_rewrite.plan.Options.CompressorH\x02\x88\x01\x01\x12\x19\n\x0c\x62ucket_bytes\x18\x04 \x01(\x03H\x03\x88\x01\x01\"\x1e\n\x0cSynchronizer\x12\x0e\n\nall_reduce\x10\x00\"$\n\x04Hint\x12\x08\n\x04\x61uto\x10\x00\x12\x08\n\x04ring\x10\x01\x12\x08\n\x04nccl\x10\x02\"\x16\n\nCompressor\x12\x08\n\x04none\x10\x00\x42\x0f\n\r_synchronizerB\x07\n\x05_hintB\r\n\x0b_compressorB\x0f\n\r_bucket_bytes\"d\n\x0fVariableRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tplacement\x18\x02 \x01(\t\x12\x30\n\x07options\x18\x03 \x01(\x0b\x32\x1f.autograph_rewrite.plan.Options\"\xe3\x01\n\x04\x45\x64ge\x12\r\n\x05value\x18\x01 \x01(\t\x12\x0c\n\x04\x66rom\x18\x02 \x01(\t\x12\n\n\x02to\x18\x03 \x01(\t\x12\r\n\x05owner\x18\x04 \x01(\t\x12\x0c\n\x04role\x18\x05 \x01(\t\x12\x10\n\x08lowering\x18\x06 \x01(\t\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\r\n\x05\x62ytes\x18\x08 \x01(\x03\x12\x11\n\tgroup_key\x18\t \x01(\x05\x12\x14\n\x0cinstance_key\x18\n \x01(\x05\x12\x12\n\x05order\x18\x0b \x01(\x05H\x00\x88\x01\x01\x12\x0e\n\x06\x62ucket\x18\x0c \x01(\x05\x12\x0e\n\x06reason\x18\r \x01(\tB\x08\n\x06_orderb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!autograph_rewrite/plan/plan.proto\x12\x16\x61utograph_rewrite.plan\"\xb2\x04\n\x04Plan\x12\x0f\n\x07version\x18\x01 \x01(\x05\x12\n\n\x02id\x18\x02 \x01(\t\x12\x10\n\x08strategy\x18\x03 \x01(\t\x12\x14\n\x0cgraph_digest\x18\x04 \x01(\t\x12*\n\x04mesh\x18\x05 \x03(\x0b\x32\x1c.autograph_rewrite.plan.Axis\x12\x0f\n\x07\x64\x65vices\x18\x06 \x03(\t\x12/\n\x04mode\x18\x07 \x01(\x0e\x32!.autograph_rewrite.plan.Plan.Mode\x12\x34\n\tsemantics\x18\x08 \x01(\x0b\x32!.autograph_rewrite.plan.Semantics\x12\x1c\n\x0ftimeout_seconds\x18\t \x01(\x01H\x00\x88\x01\x01\x12\x38\n\x0c\x62\x61tch_inputs\x18\n \x03(\x0b\x32\".autograph_rewrite.plan.BatchInput\x12\x30\n\x07\x64\x65\x66\x61ult\x18\x0b \x01(\x0b\x32\x1f.autograph_rewrite.plan.Options\x12:\n\tvariables\x18\x0c \x03(\x0b\x32\'.autograph_rewrite.plan.VariableRequest\x12+\n\x05\x65\x64ges\x18\r \x03(\x0b\x32\x1c.autograph_rewrite.plan.Edge\x12\r\n\x05notes\x18\x0e \x03(\t\"+\n\x04Mode\x12\t\n\x05unset\x10\x00\x12\n\n\x06shared\x10\x01\x12\x0c\n\x08mirrored\x10\x02\x42\x12\n\x10_timeout_seconds\"\"\n\x04\x41xis\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x05\"\x92\x02\n\tSemantics\x12\x44\n\nbatch_norm\x18\x01 \x01(\x0e\x32+.autograph_rewrite.plan.Semantics.BatchNormH\x00\x88\x01\x01\x12=\n\x06random\x18\x02 \x01(\x0e\x32(.autograph_rewrite.plan.Semantics.RandomH\x01\x88\x01\x01\x12\x13\n\x06strict\x18\x03 \x01(\x08H\x02\x88\x01\x01\" \n\tBatchNorm\x12\x08\n\x04sync\x10\x00\x12\t\n\x05local\x10\x01\"$\n\x06Random\x12\t\n\x05\x65xact\x10\x00\x12\x0f\n\x0bindependent\x10\x01\x42\r\n\x0b_batch_normB\t\n\x07_randomB\t\n\x07_strict\"6\n\nBatchInput\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\x04\x61xis\x18\x02 \x01(\x05H\x00\x88\x01\x01\x42\x07\n\x05_axis\"\x83\x03\n\x07Options\x12G\n\x0csynchronizer\x18\x01 \x01(\x0e\x32,.autograph_rewrite.plan.Options.SynchronizerH\x00\x88\x01\x01\x12\x37\n\x04hint\x18\x02 \x01(\x0e\x32$.autograph_rewrite.plan.Options.HintH\x01\x88\x01\x01\x12\x43\n\ncompressor\x18\x03 \x01(\x0e\x32*.autograph_rewrite.plan.Options.CompressorH\x02\x88\x01\x01\x12\x19\n\x0c\x62ucket_bytes\x18\x04 \x01(\x03H\x03\x88\x01\x01\"\x1e\n\x0cSynchronizer\x12\x0e\n\nall_reduce\x10\x00\"$\n\x04Hint\x12\x08\n\x04\x61uto\x10\x00\x12\x08\n\x04ring\x10\x01\x12\x08\n\x04nccl\x10\x02\"\x16\n\nCompressor\x12\x08\n\x04none\x10\x00\x42\x0f\n\r_synchronizerB\x07\n\x05_hintB\r\n\x0b_compressorB\x0f\n\r_bucket_bytes\"w\n\x0fVariableRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\tplacement\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x30\n\x07options\x18\x03 \x01(\x0b\x32\x1f.autograph_rewrite.plan.OptionsB\x0c\n\n_placement\"\xf2\x01\n\x04\x45\x64ge\x12\r\n\x05value\x18\x01 \x01(\t\x12\x0c\n\x04\x66rom\x18\x02 \x01(\t\x12\n\n\x02to\x18\x03 \x01(\t\x12\x12\n\x05owner\x18\x04 \x01(\tH\x00\x88\x01\x01\x12\x0c\n\x04role\x18\x05 \x01(\t\x12\x10\n\x08lowering\x18\x06 \x01(\t\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\r\n\x05\x62ytes\x18\x08 \x01(\x03\x12\x11\n\tgroup_key\x18\t \x01(\x05\x12\x14\n\x0cinstance_key\x18\n \x01(\x05\x12\x12\n\x05order\x18\x0b \x01(\x05H\x01\x88\x01\x01\x12\x0e\n\x06\x62ucket\x18\x0c \x01(\x05\x12\x0e\n\x06reason\x18\r \x01(\tB\x08\n\x06_ownerB\x08\n\x06_orderb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,29 +32,29 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'autograph_rewrite.plan.plan
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PLAN']._serialized_start=62
-  _globals['_PLAN']._serialized_end=599
-  _globals['_PLAN_MODE']._serialized_start=556
-  _globals['_PLAN_MODE']._serialized_end=599
-  _globals['_AXIS']._serialized_start=601
-  _globals['_AXIS']._serialized_end=635
-  _globals['_SEMANTICS']._serialized_start=638
-  _globals['_SEMANTICS']._serialized_end=912
-  _globals['_SEMANTICS_BATCHNORM']._serialized_start=805
-  _globals['_SEMANTICS_BATCHNORM']._serialized_end=837
-  _globals['_SEMANTICS_RANDOM']._serialized_start=839
-  _globals['_SEMANTICS_RANDOM']._serialized_end=875
-  _globals['_BATCHINPUT']._serialized_start=914
-  _globals['_BATCHINPUT']._serialized_end=968
-  _globals['_OPTIONS']._serialized_start=971
-  _globals['_OPTIONS']._serialized_end=1358
-  _globals['_OPTIONS_SYNCHRONIZER']._serialized_start=1208
-  _globals['_OPTIONS_SYNCHRONIZER']._serialized_end=1238
-  _globals['_OPTIONS_HINT']._serialized_start=1240
-  _globals['_OPTIONS_HINT']._serialized_end=1276
-  _globals['_OPTIONS_COMPRESSOR']._serialized_start=1278
-  _globals['_OPTIONS_COMPRESSOR']._serialized_end=1300
-  _globals['_VARIABLEREQUEST']._serialized_start=1360
-  _globals['_VARIABLEREQUEST']._serialized_end=1460
-  _globals['_EDGE']._serialized_start=1463
-  _globals['_EDGE']._serialized_end=1690
+  _globals['_PLAN']._serialized_end=624
+  _globals['_PLAN_MODE']._serialized_start=561
+  _globals['_PLAN_MODE']._serialized_end=604
+  _globals['_AXIS']._serialized_start=626
+  _globals['_AXIS']._serialized_end=660
+  _globals['_SEMANTICS']._serialized_start=663
+  _globals['_SEMANTICS']._serialized_end=937
+  _globals['_SEMANTICS_BATCHNORM']._serialized_start=830
+  _globals['_SEMANTICS_BATCHNORM']._serialized_end=862
+  _globals['_SEMANTICS_RANDOM']._serialized_start=864
+  _globals['_SEMANTICS_RANDOM']._serialized_end=900
+  _globals['_BATCHINPUT']._serialized_start=939
+  _globals['_BATCHINPUT']._serialized_end=993
+  _globals['_OPTIONS']._serialized_start=996
+  _globals['_OPTIONS']._serialized_end=1383
+  _globals['_OPTIONS_SYNCHRONIZER']._serialized_start=1233
+  _globals['_OPTIONS_SYNCHRONIZER']._serialized_end=1263
+  _globals['_OPTIONS_HINT']._serialized_start=1265
+  _globals['_OPTIONS_HINT']._serialized_end=1301
+  _globals['_OPTIONS_COMPRESSOR']._serialized_start=1303
+  _globals['_OPTIONS_COMPRESSOR']._serialized_end=1325
+  _globals['_VARIABLEREQUEST']._serialized_start=1385
+  _globals['_VARIABLEREQUEST']._serialized_end=1504
+  _globals['_EDGE']._serialized_start=1507
+  _globals['_EDGE']._serialized_end=1749
 # @@protoc_insertion_point(module_scope)

@@ -66,6 +66,13 @@ _Dumper.add_representer(
     _Flow,
     lambda dumper, data: dumper.represent_mapping("tag:yaml.org,2002:map", data.items(), flow_style=True),
 )
+_Dumper.add_representer(
+    str,
+    # In other styles, PyYAML writes some line separators so that they are read back as something else.
+    lambda dumper, text: dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"'
+    ),
+)
 
 
 def _readable(tree: dict[str, Any], kind: Descriptor) -> dict[str, Any]:
