@@ -6,10 +6,11 @@ An item is a value: rewriting makes a new one and never changes the old one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir import serde
 from autograph_rewrite.ir.graph import Graph
 
@@ -61,12 +62,10 @@ class Variable:
     captured: bool = False
 
 
-@dataclass(frozen=True, eq=False)
 class GraphItem:
-    """A training graph with its signature.
+    """A training graph with its signature. Treat it, and its graph, as read-only.
 
     Attributes:
-        graph: the graph; treat it as read-only.
         inputs: by public name.
         outputs: by public name.
         targets: nodes that one step runs for their effect (the train op; the control outputs of a function).
@@ -75,24 +74,50 @@ class GraphItem:
         keep: nodes that survive a rewrite although no step runs them (saver, table initialisers).
         report: what rewriting did; None for an original.
         binding: what a runtime needs besides the graph (captured tf.Variables...); never saved.
-        data: the encoded GraphDef, when a pass has already written it.
+        layout: where the values of the folded graph went; None for an original.
     """
 
-    graph: Graph
-    inputs: Mapping[str, TensorInfo]
-    outputs: Mapping[str, TensorInfo]
-    targets: tuple[str, ...] = ()
-    init_op: str | None = None
-    variables: Mapping[str, Variable] = field(default_factory=dict)
-    keep: tuple[str, ...] = ()
-    report: Any = None
-    binding: Any = None
-    data: bytes | None = None
+    def __init__(
+        self,
+        graph: Graph | None = None,
+        inputs: Mapping[str, TensorInfo] | None = None,
+        outputs: Mapping[str, TensorInfo] | None = None,
+        targets: Sequence[str] = (),
+        init_op: str | None = None,
+        variables: Mapping[str, Variable] | None = None,
+        *,
+        keep: Sequence[str] = (),
+        report: Any = None,
+        binding: Any = None,
+        layout: Any = None,
+        data: bytes | None = None,
+    ) -> None:
+        """Make an item of a graph, or of the bytes of its GraphDef (`data`), which are then read when needed."""
+        if graph is None and data is None:
+            raise GraphError("a GraphItem needs a graph or the bytes of one")
+        self._graph = graph
+        self._data = data
+        self.inputs = dict(inputs or {})
+        self.outputs = dict(outputs or {})
+        self.targets = tuple(targets)
+        self.init_op = init_op
+        self.variables = dict(variables or {})
+        self.keep = tuple(keep)
+        self.report = report
+        self.binding = binding
+        self.layout = layout
+
+    @property
+    def graph(self) -> Graph:
+        """The graph, decoded from the bytes on first use."""
+        if self._graph is None:
+            self._graph = serde.from_bytes(self._data or b"")
+        return self._graph
 
     @property
     def graph_bytes(self) -> bytes:
         """The encoded GraphDef."""
-        return self.data if self.data is not None else serde.to_bytes(self.graph)
+        return self._data if self._data is not None else serde.to_bytes(self.graph)
 
     @property
     def graph_def(self) -> Any:  # TensorFlow's class is only known at run time
@@ -102,8 +127,17 @@ class GraphItem:
         return graph_pb2.GraphDef.FromString(self.graph_bytes)
 
     def with_(self, **changes: Any) -> GraphItem:
-        """Return a copy with some attributes replaced."""
-        return replace(self, **changes)
+        """Return a copy with some attributes replaced; a new `graph` or `data` replaces both."""
+        if "graph" not in changes and "data" not in changes:
+            changes |= {"graph": self._graph, "data": self._data}
+        kept = ("inputs", "outputs", "targets", "init_op", "variables", "keep", "report", "binding", "layout")
+        return GraphItem(**({name: getattr(self, name) for name in kept} | changes))
+
+    def session(self) -> Any:
+        """Return a Session on the devices that the graph needs (graph mode)."""
+        from autograph_rewrite.runtime import session
+
+        return session.open_session(self)
 
     def save(self, path: str | Path) -> None:
         """Write the item as one self-contained file (graph, signature, variables; no pickle)."""

@@ -122,7 +122,9 @@ class Rule(NamedTuple):
     value: Callable[[Op], tuple[tuple[Dim, ...] | None, ...] | None] | None = None
     family: str = ""
     pinned: bool = False
-    identity: bool = False  # the shape or value rule needs fresh symbols, so results are not shared between nodes
+    identity: bool = (
+        False  # the shape or value rule needs fresh symbols, so results are not shared between nodes
+    )
 
 
 def whole(n: Op) -> Placed:

@@ -157,4 +157,7 @@ def shape_einsum(n: Op) -> tuple[Shape | None, ...]:
 RULES = {
     "MatMul": Rule(place_matmul, shape_matmul, family="contract"),
     "Einsum": Rule(place_einsum, shape_einsum, family="contract"),
-} | {op: Rule(place_batch_matmul, shape_batch_matmul, family="contract") for op in ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")}
+} | {
+    op: Rule(place_batch_matmul, shape_batch_matmul, family="contract")
+    for op in ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
+}

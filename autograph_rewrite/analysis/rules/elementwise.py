@@ -108,7 +108,9 @@ def align(n: Op, indices: Sequence[int], rank: int) -> tuple[int, Dim] | None:
 
 def known_extent(dim: Dim) -> bool:
     """Return whether a global size is certainly not 1, so that it is no broadcast dimension."""
-    return (isinstance(dim, int) and dim != 1) or (isinstance(dim, Sym) and any(f[0] == "B" for f in dim.factors))
+    return (isinstance(dim, int) and dim != 1) or (
+        isinstance(dim, Sym) and any(f[0] == "B" for f in dim.factors)
+    )
 
 
 def split_wants(n: Op, indices: Sequence[int], rank: int, dim: int, size: Dim) -> dict[int, Want] | None:
@@ -176,7 +178,9 @@ def place_affine(n: Op) -> Placed:
     if not rest:
         return Placed((PARTIAL,), zero=zero)
     if len(sums) > 1 and all(facts[i].placement == REPLICATED for i in rest):
-        return Placed((PARTIAL,), {i: PARTIAL for i in rest})  # one reduction of the sum instead of one per term
+        return Placed(
+            (PARTIAL,), {i: PARTIAL for i in rest}
+        )  # one reduction of the sum instead of one per term
     return whole(n)
 
 
@@ -195,7 +199,9 @@ def place_select(n: Op) -> Placed:
     if rows_per_example is None:
         return whole(n)
     wants: dict[int, Want] = {
-        i: Slice(0, rows_per_example) for i, f in enumerate(n.inputs) if not (f.placement == split(0) and f.split_size == rows)
+        i: Slice(0, rows_per_example)
+        for i, f in enumerate(n.inputs)
+        if not (f.placement == split(0) and f.split_size == rows)
     }
     return Placed((split(0),), wants)
 
@@ -216,7 +222,9 @@ def broadcast(shapes: Sequence[Shape | None]) -> Shape | None:
             return None
         longer, shorter = (result, list(shape)) if len(result) >= len(shape) else (list(shape), result)
         offset = len(longer) - len(shorter)
-        result = longer[:offset] + [_broadcast_dim(x, y) for x, y in zip(longer[offset:], shorter, strict=True)]
+        result = longer[:offset] + [
+            _broadcast_dim(x, y) for x, y in zip(longer[offset:], shorter, strict=True)
+        ]
     return tuple(result)
 
 
@@ -242,7 +250,10 @@ def value_same(n: Op) -> tuple[tuple[Dim, ...] | None, ...]:
 
 def value_cast(n: Op) -> tuple[tuple[Dim, ...] | None, ...] | None:
     """Sizes survive a cast between integers; as floating numbers they are arithmetic, so global."""
-    is_size = n.output_dtypes[0] in (dtypes.INT32, dtypes.INT64) and dtypes.base(n.inputs[0].dtype) in dtypes.INTEGER
+    is_size = (
+        n.output_dtypes[0] in (dtypes.INT32, dtypes.INT64)
+        and dtypes.base(n.inputs[0].dtype) in dtypes.INTEGER
+    )
     return (n.value(0),) if is_size else None
 
 

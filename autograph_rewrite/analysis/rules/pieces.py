@@ -287,7 +287,11 @@ def value_strided_slice(n: Op) -> sizes.Values | None:
     if not all(isinstance(v, int | None) for v in span):
         return None
     if cuts[0].target is None:
-        return ((entries[span[0]],),) if isinstance(span[0], int) and -len(entries) <= span[0] < len(entries) else None
+        return (
+            ((entries[span[0]],),)
+            if isinstance(span[0], int) and -len(entries) <= span[0] < len(entries)
+            else None
+        )
     return (tuple(entries[slice(*span)]),)  # type: ignore[misc]
 
 
@@ -337,7 +341,9 @@ def shape_pad(n: Op) -> tuple[Shape | None, ...]:
     dims: list[Dim] = []
     for dim, row in zip(shape, pads.tolist(), strict=True):
         total = row[0] + row[1] if all(isinstance(v, int) for v in row) else None
-        dims.append(dim if total == 0 else dim + sign * total if isinstance(dim, int) and total is not None else None)
+        dims.append(
+            dim if total == 0 else dim + sign * total if isinstance(dim, int) and total is not None else None
+        )
     return (tuple(dims),)
 
 
@@ -359,7 +365,12 @@ def shape_first(n: Op) -> tuple[Shape | None, ...]:
 def value_gather(n: Op) -> sizes.Values | None:
     """Pick sizes out of a vector."""
     vector, index = sizes.array(n, 0), n.ints(1)
-    if vector is None or index is None or vector.ndim != 1 or any(not -len(vector) <= i < len(vector) for i in index):
+    if (
+        vector is None
+        or index is None
+        or vector.ndim != 1
+        or any(not -len(vector) <= i < len(vector) for i in index)
+    ):
         return None
     return (tuple(np.asarray(vector, dtype=object)[i] for i in index),)
 

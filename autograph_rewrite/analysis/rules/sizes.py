@@ -165,7 +165,9 @@ def shape_of_shape(n: Op) -> tuple[Shape | None, ...]:
     return tuple(None if fact.shape is None else (len(fact.shape),) for fact in n.inputs)
 
 
-def broadcast_gradient_axes(a: Sequence[Dim], b: Sequence[Dim]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+def broadcast_gradient_axes(
+    a: Sequence[Dim], b: Sequence[Dim]
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """Return the dimensions over which the gradient of a broadcast op is summed for each operand."""
     rank = max(len(a), len(b))
     left: list[Dim] = [1] * (rank - len(a)) + list(a)
@@ -247,7 +249,11 @@ def value_dynamic_stitch(n: Op) -> Values | None:
         if places is None or index.size != data.size:
             return None
         merged.update(zip(places, np.ravel(data).tolist(), strict=True))
-    return (tuple(merged[i] for i in range(len(merged))),) if sorted(merged) == list(range(len(merged))) else None
+    return (
+        (tuple(merged[i] for i in range(len(merged))),)
+        if sorted(merged) == list(range(len(merged)))
+        else None
+    )
 
 
 def shape_dynamic_stitch(n: Op) -> tuple[Shape | None, ...]:

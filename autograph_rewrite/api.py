@@ -1,0 +1,111 @@
+"""The four verbs of the package: plan, rewrite, distribute, verify.
+
+    item ──build_plan──► Plan ──rewrite──► distributed item ──session() / distribute──► training
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from autograph_rewrite.ir.graph import Graph
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.load.normal import normalise
+from autograph_rewrite.passes import pipeline
+from autograph_rewrite.plan import check
+from autograph_rewrite.plan.config import Config
+from autograph_rewrite.plan.plan import Plan
+
+ConfigLike = Config | Mapping[str, Any] | str | Path
+
+
+def build_plan(item: GraphItem, config: ConfigLike) -> Plan:
+    """Decide how to distribute an item, and list what follows from it: every reshard edge with its reason.
+
+    Args:
+        item: a training graph.
+        config: a Config, a dict, or the path of a YAML file.
+
+    Raises:
+        ConfigError: the configuration is wrong.
+        PlanError: it does not fit the graph.
+        GraphError: the graph cannot be distributed.
+    """
+    flat = normalise(item)
+    return pipeline.resolve(flat, _request(flat, Config.of(config)))
+
+
+def rewrite(
+    item: GraphItem,
+    config: ConfigLike | Plan,
+    *,
+    verify_each: bool = True,
+    observers: Sequence[pipeline.Observer] = (),
+    training: bool = True,
+) -> GraphItem:
+    """Return the distributed item: same inputs, outputs and variables, computing the same numbers on many devices.
+
+    Args:
+        item: a training graph; it is not changed.
+        config: a config, or a plan made by `build_plan` for this graph.
+        verify_each: check the graph's invariants after every pass.
+        observers: called with (pass name, folded graph) after every pass.
+        training: refuse a graph that updates nothing.
+
+    Raises:
+        ConfigError: the configuration is wrong.
+        PlanError: the plan does not fit the graph or was made for another one.
+        GraphError: the graph cannot be distributed; the message says why.
+        PassError: an edge cannot be lowered.
+    """
+    flat = normalise(item)
+    if isinstance(config, Plan):
+        check.require(config, flat)
+        plan = config
+    else:
+        plan = _request(flat, Config.of(config))
+    checker = _checker(plan) if verify_each else None
+    return pipeline.rewrite(flat, plan, verify=checker, observers=observers, training=training)
+
+
+def _request(item: GraphItem, config: Config) -> Plan:
+    from autograph_rewrite.strategies import builder_for
+
+    plan = builder_for(config).build(item, config)
+    check.require(plan, item)
+    return plan
+
+
+def _checker(plan: Plan) -> Any:
+    from autograph_rewrite.ir.verify import check_folded
+
+    def run(graph: Graph) -> None:
+        check_folded(graph, plan.replicas, plan.devices)
+
+    return run
+
+
+def distribute(target: Any, config: ConfigLike | Plan, *specs: Any, **options: Any) -> Any:
+    """Return a function or Keras model that trains on many devices.
+
+    Args:
+        target: a compiled Keras model (the same object is returned), or a function that runs one training step.
+        config: as for `rewrite`.
+        specs: tf.TensorSpecs of the function's arguments; left out, it is traced at the first call.
+        options: `batch_inputs={name: axis}`.
+
+    Raises:
+        ClusterError: TensorFlow's runtime has started with fewer devices than the config names.
+        RewriteError: as for `rewrite`.
+    """
+    from autograph_rewrite.runtime.distribute import distribute as run
+
+    return run(target, config, *specs, **options)
+
+
+def verify(item: GraphItem, config: ConfigLike | Plan, **options: Any) -> Any:
+    """Compare the rewritten item with the original, numerically; see `runtime.check.verify`."""
+    from autograph_rewrite.runtime.check import verify as run
+
+    return run(item, config, **options)

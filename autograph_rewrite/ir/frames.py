@@ -1,0 +1,33 @@
+"""Which loop each node runs in: the frames that Enter opens and Exit leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from autograph_rewrite.ir.graph import Node
+
+Frame = tuple[str, ...]
+"""Names of the nested loops, outermost first; empty outside of all loops."""
+
+
+def frames_of(order: Iterable[Node]) -> dict[Node, Frame]:
+    """Return the frame of every node that runs inside a loop.
+
+    Args:
+        order: the nodes, producers first.
+    """
+    frames: dict[Node, Frame] = {}
+    for node in order:
+        frame: Frame = ()
+        for producer in (*(value.node for value in node.inputs), *node.controls):
+            inner = frames.get(producer, ())
+            if len(inner) > len(frame):
+                frame = inner
+        if node.op in ("Enter", "RefEnter"):
+            source = frames.get(node.inputs[0].node, ())
+            frame = (*source, node.attr("frame_name").decode())
+        elif node.op in ("Exit", "RefExit"):
+            frame = frame[:-1]
+        if frame:
+            frames[node] = frame
+    return frames

@@ -1,0 +1,54 @@
+"""The batch: which values of the graph are cut into blocks, along which axis, and whether its size is known."""
+
+from __future__ import annotations
+
+from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.graph import Graph, Value
+from autograph_rewrite.item import GraphItem, TensorInfo
+from autograph_rewrite.plan.plan import Plan
+
+
+def batch_values(graph: Graph, item: GraphItem, plan: Plan) -> tuple[dict[Value, int], int | None]:
+    """Return the batch inputs with their axes, and the batch size where it is static.
+
+    Raises:
+        GraphError: there is no batch input, its rank is unknown, or static sizes differ.
+    """
+    axes = {given.name: given.axis for given in plan.batch_inputs}
+    values: dict[Value, int] = {}
+    sizes: dict[str, int] = {}
+    for name, info in item.inputs.items():
+        axis = axes.get(name)
+        if axis is None:
+            continue
+        if info.tensor.partition(":")[0] not in graph.nodes:
+            continue  # no output or target needs it
+        axis = _checked_axis(info, axis)
+        values[graph.value(info.tensor)] = axis
+        size = info.shape[axis] if info.shape is not None else None
+        if size is not None:
+            sizes[name] = size
+    if not values:
+        known = ", ".join(item.inputs) or "none"
+        raise GraphError(
+            f"no input of the graph is a batch, so there is nothing to split (inputs: {known})",
+            hint="name the inputs that carry examples: batch_inputs={'x': 0}; inputs with an unknown dimension 0 are found alone",
+        )
+    if len(set(sizes.values())) > 1:
+        listed = ", ".join(f"{name}: {size}" for name, size in sizes.items())
+        raise GraphError(
+            f"the batch inputs have different sizes ({listed})",
+            hint="give None as the axis of the inputs that all replicas share: batch_inputs={'name': None}",
+        )
+    return values, next(iter(sizes.values()), None)
+
+
+def _checked_axis(info: TensorInfo, axis: int) -> int:
+    if info.shape is None:
+        raise GraphError(
+            f"the batch input '{info.name}' has an unknown rank, so its examples cannot be counted",
+            hint="give the placeholder a shape such as [None, 28, 28]",
+        )
+    if not -len(info.shape) <= axis < len(info.shape):
+        raise GraphError(f"the batch input '{info.name}' has {len(info.shape)} dimensions, so no axis {axis}")
+    return axis % len(info.shape)

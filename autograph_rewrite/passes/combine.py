@@ -1,0 +1,204 @@
+"""Combining the replicas' values into one, in one process and with collectives.
+
+    shared     AddN(all(%dw))                     runs once, on the first device
+    mirrored   CollectiveReduceV2(%dw, keys)      runs on every device, same result on all
+
+Half-precision sums travel as float32. Logical reductions travel as int32, which collectives know.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from autograph_rewrite.analysis.fact import Fact
+from autograph_rewrite.errors import PassError
+from autograph_rewrite.ir import dtypes
+from autograph_rewrite.ir.graph import Node, Span, Value
+from autograph_rewrite.passes.blocks import Blocks
+from autograph_rewrite.passes.context import Context
+from autograph_rewrite.plan.parts import EdgePlan
+
+NARROW = frozenset((dtypes.HALF, dtypes.BFLOAT16))
+COLLECTIVE_TYPES = frozenset((dtypes.FLOAT, dtypes.DOUBLE, dtypes.HALF, dtypes.INT32, dtypes.INT64, dtypes.BFLOAT16))
+GATHER_TYPES = frozenset((dtypes.FLOAT, dtypes.DOUBLE, dtypes.HALF, dtypes.INT32, dtypes.INT64))
+FOLDS = {"max": "Max", "min": "Min", "prod": "Prod", "all": "Min", "any": "Max"}
+MERGES = {"sum": "Add", "max": "Max", "min": "Min", "prod": "Mul", "all": "Min", "any": "Max"}
+
+
+def _cast(context: Context, value: Value, dtype: int, name: str) -> Value:
+    if value.dtype == dtype:
+        return value
+    node = context.add(
+        "Cast", [value], name=name, span=value.node.span, origin=value.node, attrs={"DstT": dtype}
+    )
+    return node.output()
+
+
+def wire_type(dtype: int, op: str) -> int:
+    """Return the type in which a value is combined."""
+    if op in ("all", "any"):
+        return dtypes.INT32
+    return dtypes.FLOAT if dtype in NARROW else dtype
+
+
+def reduce_once(context: Context, value: Value, fact: Fact) -> Value:
+    """Combine partial values on the first device."""
+    op, name = fact.placement.op, value.node.name
+    ready = _cast(context, value, wire_type(fact.dtype, op), f"{name}/widen")
+    if op == "sum":
+        total = context.add(
+            "AddN",
+            [ready],
+            name=f"{name}/add_n",
+            span=Span.ONCE,
+            origin=value.node,
+            gather=(0,),
+            attrs={"N": context.replicas},
+        ).output()
+    else:
+        stack = context.add(
+            "Pack",
+            [ready],
+            name=f"{name}/pack",
+            span=Span.ONCE,
+            origin=value.node,
+            gather=(0,),
+            attrs={"N": context.replicas, "axis": 0},
+        ).output()
+        axis = context.const(0, np.int32, name=f"{name}/axis", near=stack)
+        total = context.add(
+            FOLDS[op], [stack, axis], name=f"{name}/fold", span=Span.ONCE, origin=value.node
+        ).output()
+    return _cast(context, total, fact.dtype, f"{name}/narrow")
+
+
+def reduce_collective(context: Context, value: Value, fact: Fact, edge: EdgePlan, keys: Keys) -> Value:
+    """Combine partial values on every device with one collective."""
+    op, name = fact.placement.op, value.node.name
+    ready = _cast(context, value, wire_type(fact.dtype, op), f"{name}/widen")
+    node = context.add(
+        "CollectiveReduceV2",
+        [ready, *keys(context, edge, ready)],
+        name=f"{name}/all_reduce",
+        span=Span.EACH,
+        origin=value.node,
+        attrs=collective_attrs(context, edge) | {"merge_op": MERGES[op], "final_op": "Id"},
+    )
+    return _cast(context, node.output(), fact.dtype, f"{name}/narrow")
+
+
+def collective_attrs(context: Context, edge: EdgePlan) -> dict[str, object]:
+    """Return the attributes that all collectives share.
+
+    `timeout_seconds` stays 0: TensorFlow starts one sleeping thread per execution for any other value, and thousands
+    of them pile up within seconds. The runtime watches the step instead.
+    """
+    hint = context.plan.options_of(edge.owner).hint
+    return {"communication_hint": hint, "timeout_seconds": 0.0}
+
+
+class Keys:
+    """The key operands of collectives; constants are shared between the collectives of one loop."""
+
+    def __init__(self) -> None:
+        self._cache: dict[tuple[str, int, tuple[str, ...]], Value] = {}
+
+    def __call__(self, context: Context, edge: EdgePlan, near: Value) -> list[Value]:
+        """Return group size, group key and instance key for a collective at `near`."""
+        numbers = (("size", context.replicas), ("group", edge.group_key), ("instance", edge.instance_key))
+        frame = context.frames.get(near.node, ())
+        result = []
+        for what, number in numbers:
+            key = (what, number, frame)
+            if key not in self._cache:
+                self._cache[key] = context.const(number, np.int32, name=f"autograph_keys/{what}_{number}", near=near)
+            result.append(self._cache[key])
+        return result
+
+
+def gather_once(context: Context, value: Value, dim: int) -> Value:
+    """Concatenate the blocks on the first device."""
+    name = value.node.name
+    frame_mate = value if value.node.span is Span.ONCE else value
+    axis = context.const(dim, np.int32, name=f"{name}/axis", near=frame_mate)
+    node = context.add(
+        "ConcatV2",
+        [value, axis],
+        name=f"{name}/concat",
+        span=Span.ONCE,
+        origin=value.node,
+        gather=(0,),
+        attrs={"N": context.replicas},
+    )
+    return node.output()
+
+
+def can_gather_collectively(fact: Fact, per_example: int | None) -> bool:
+    """Return whether CollectiveGatherV2 can carry the value, and the lengths of all blocks are known."""
+    return fact.dtype in GATHER_TYPES and fact.placement.dim == 0 and per_example is not None and fact.rank is not None
+
+
+def gather_collective(
+    context: Context, value: Value, fact: Fact, edge: EdgePlan, keys: Keys, blocks: Blocks, per_example: int
+) -> Value:
+    """Gather blocks of rows with one collective; unequal blocks are padded to the longest and cut again.
+
+    CollectiveGatherV2 needs the same shape on all devices.
+    """
+    name, rank = value.node.name, fact.rank or 0
+
+    def add(op: str, inputs: list[Value], what: str, **attrs: object) -> Value:
+        node = context.add(
+            op, inputs, name=f"{name}/gather/{what}", span=Span.EACH, origin=value.node, attrs=attrs or None
+        )
+        return node.output()
+
+    def const(content: object, what: str) -> Value:
+        return context.const(content, np.int32, name=f"{name}/gather/{what}", near=value)
+
+    even = blocks.static is not None and blocks.static % context.replicas == 0
+    ready = value
+    if not even:
+        one = const(1, "one")
+        count = const(context.replicas, "replicas")
+        batch, begin, end = (context.bring(blocks.rows(w, 1), value) for w in ("batch", "begin", "end"))
+        most = add("FloorDiv", [add("Sub", [add("AddV2", [batch, count], "more"), one], "less"), count], "longest")
+        unit = const(per_example, "unit")
+        missing = add("Mul", [add("Sub", [most, add("Sub", [end, begin], "mine")], "short"), unit], "missing")
+        corner = np.zeros((rank, 2), np.int32)
+        corner[0, 1] = 1
+        ready = add("Pad", [value, add("Mul", [missing, const(corner, "after")], "padding")], "pad")
+    gathered = add(
+        "CollectiveGatherV2",
+        [ready, *keys(context, edge, ready)],
+        "all_gather",
+        **collective_attrs(context, edge),
+    )
+    if even:
+        return gathered
+    # Row i of block r lies at r * most * unit + i in the padded result; keep those with i < length of block r.
+    quotient = add("FloorDiv", [batch, count], "quotient")
+    extra = add("FloorMod", [batch, count], "extra")
+    ranks = const(np.arange(context.replicas), "ranks")
+    longer = add("Cast", [add("Less", [ranks, extra], "is_longer")], "longer", DstT=dtypes.INT32)
+    lengths = add("Mul", [add("AddV2", [quotient, longer], "examples"), unit], "lengths")
+    zero = const(0, "zero")
+    places = add("Range", [zero, add("Mul", [most, unit], "stride"), one], "places")
+    mask = add("Less", [places, add("ExpandDims", [lengths, const(1, "column")], "limits")], "mask")
+    flat = add("Reshape", [mask, const([-1], "flat")], "flat_mask")
+    kept = add("Reshape", [add("Where", [flat], "where"), const([-1], "line")], "kept")
+    return add("GatherV2", [gathered, kept, zero], "rows", batch_dims=0)
+
+
+def refuse_container(value: Value, fact: Fact, node: Node) -> None:
+    """Refuse to combine what has no elements of its own.
+
+    Raises:
+        PassError: the value is a list, a handle or another container.
+    """
+    if fact.dtype in (dtypes.VARIANT, dtypes.RESOURCE):
+        raise PassError(
+            f"'{node.name}' needs the whole of '{value.name}', a container whose elements live on different replicas",
+            node=node,
+            hint="stack the list into a tensor before this op, or name the input that feeds it in batch_inputs as None",
+        )

@@ -1,0 +1,146 @@
+"""Context: what every pass of one rewrite shares (graph, placements, plan), and how it adds folded nodes.
+
+One place decides how a node that runs once reads one that every replica runs, and keeps new nodes inside the loop of
+the value that they serve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from autograph_rewrite.analysis.fact import Fact
+from autograph_rewrite.analysis.propagate import Propagation
+from autograph_rewrite.ir import attrs as raw_attrs
+from autograph_rewrite.ir.frames import Frame
+from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Select, Span, Value
+from autograph_rewrite.plan.parts import EdgePlan
+from autograph_rewrite.plan.plan import Plan
+
+
+@dataclass
+class Context:
+    """The working state of one rewrite.
+
+    Attributes:
+        graph: the folded graph that passes edit.
+        plan: the resolved plan.
+        state: placements of the original nodes.
+        frames: loop of each node that is in one.
+        variables: names of the nodes that give variable handles.
+    """
+
+    graph: Graph
+    plan: Plan
+    state: Propagation
+    frames: dict[Node, Frame]
+    variables: frozenset[str] = frozenset()
+    edges: dict[tuple[str, str], EdgePlan] = field(default_factory=dict)
+    _entered: dict[tuple[Value, Frame], Value] = field(default_factory=dict)
+
+    @property
+    def replicas(self) -> int:
+        """Number of replicas."""
+        return self.plan.replicas
+
+    @property
+    def mirrored(self) -> bool:
+        """Whether each device has its own copy of every variable."""
+        return self.plan.mode == "mirrored"
+
+    @property
+    def common_span(self) -> Span:
+        """How often a node with a replicated value runs."""
+        return Span.EACH if self.mirrored else Span.ONCE
+
+    def fact(self, value: Value) -> Fact:
+        """Return what an original value is where it is produced."""
+        return self.state.source(value)
+
+    def add(
+        self,
+        op: str,
+        inputs: Sequence[Value],
+        *,
+        name: str,
+        span: Span,
+        origin: Node,
+        gather: Collection[int] = (),
+        attrs: Mapping[str, Any] | None = None,
+        controls: Iterable[Node] = (),
+    ) -> Node:
+        """Add a folded node.
+
+        Args:
+            op: op type.
+            inputs: values; where `span` is ONCE and one runs on every replica, replica 0's is read.
+            name: wanted name.
+            span: how often it runs.
+            origin: the original node that it serves.
+            gather: input positions that read all replicas' instances instead of the first.
+            attrs: attributes.
+            controls: nodes to wait for.
+        """
+        selects = {
+            i: Select.ALL if i in gather else Select.FIRST
+            for i, value in enumerate(inputs)
+            if span is Span.ONCE and value.node.span is Span.EACH
+        }
+        node = self.graph.add(
+            op, inputs, name=name, attrs=attrs, span=span, selects=selects, origin=origin, controls=controls
+        )
+        frame = max((self.frames.get(v.node, ()) for v in inputs), key=len, default=())
+        if frame:
+            self.frames[node] = frame
+        return node
+
+    def const(self, content: Any, dtype: Any, *, name: str, near: Value) -> Value:
+        """Add a constant that lives in the loop of `near`."""
+        array = np.asarray(content, dtype=dtype)
+        span = near.node.span if self.frames.get(near.node) else self.common_span
+        return self._const(array.dtype, array, name, near, span)
+
+    def const_each(self, contents: Sequence[Any], dtype: Any, *, name: str, near: Value) -> Value:
+        """Add a constant that differs between replicas."""
+        arrays = [np.asarray(content, dtype=dtype) for content in contents]
+        raws = PerInstance(tuple(raw_attrs.encode("tensor", array) for array in arrays))
+        return self._const(arrays[0].dtype, raws, name, near, Span.EACH)
+
+    def _const(self, dtype: np.dtype[Any], content: Any, name: str, near: Value, span: Span) -> Value:
+        from autograph_rewrite.ir.dtypes import from_numpy
+
+        node = self.graph.add(
+            "Const", name=name, attrs={"value": content, "dtype": from_numpy(dtype)}, span=span, origin=near.node
+        )
+        frame = self.frames.get(near.node, ())
+        if frame:
+            # A node without inputs would run outside of the loop.
+            node.add_control(near.node)
+            self.frames[node] = frame
+        return node.output()
+
+    def bring(self, value: Value, near: Value) -> Value:
+        """Return `value`, made outside of loops, as a constant of the loop that `near` is in."""
+        frame = self.frames.get(near.node, ())
+        for depth in range(len(self.frames.get(value.node, ())), len(frame)):
+            key = (value, frame[: depth + 1])
+            if key not in self._entered:
+                node = self.graph.add(
+                    "Enter",
+                    [value],
+                    name=f"{value.node.name}/enter",
+                    attrs={"frame_name": frame[depth], "is_constant": True, "parallel_iterations": self._parallel(key[1])},
+                    span=value.node.span,
+                    origin=value.node,
+                )
+                self.frames[node] = key[1]
+                self._entered[key] = node.output()
+            value = self._entered[key]
+        return value
+
+    def _parallel(self, frame: Frame) -> int:
+        enters = (n for n, f in self.frames.items() if f == frame and n.op == "Enter")
+        return int(next((n.attr("parallel_iterations", 10) for n in enters), 10))

@@ -1,0 +1,229 @@
+"""Rewrite ops that mix examples into ops whose partial results simply add up.
+
+    before   Mean(x)                        over a split dimension
+    after    Sum(x) / size(x)               the sum is partial, the size becomes global
+
+    before   FusedBatchNormV3(x, ...)       statistics of the whole batch
+    after    Mean, SquaredDifference, Rsqrt, Mul, AddV2; its gradient likewise
+
+Only nodes that propagation asks for are touched. With `batch_norm: local` a batch normalisation keeps its op, marked, and
+its statistics are averaged over the replicas where something else than its own gradient reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from autograph_rewrite.analysis.rules.normalisation import BLOCK_STATISTICS
+from autograph_rewrite.errors import PassError
+from autograph_rewrite.ir import dtypes
+from autograph_rewrite.ir.attrs import encode
+from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.rename import take_name
+
+
+class _Builder:
+    """Adds the pieces that stand for one node."""
+
+    def __init__(self, graph: Graph, node: Node, in_loop: bool) -> None:
+        self._graph = graph
+        self._node = node
+        self._in_loop = in_loop
+
+    def __call__(self, op: str, *inputs: Value, name: str = "", **attrs: Any) -> Value:
+        made = self._graph.add(
+            op,
+            inputs,
+            name=f"{self._node.name}/{name or op}",
+            attrs=attrs or None,
+            device=self._node.device,
+            origin=self._node,
+        )
+        return made.output()
+
+    def const(self, content: Any, dtype: int, name: str) -> Value:
+        array = np.asarray(content, dtype=dtypes.numpy_dtype(dtype))
+        made = self._graph.add(
+            "Const", name=f"{self._node.name}/{name}", attrs={"value": array, "dtype": dtype}, origin=self._node
+        )
+        if self._in_loop:
+            made.add_control(self._node.inputs[0].node)  # without an input it would run outside of the loop
+        return made.output()
+
+    def cast(self, value: Value, dtype: int, name: str) -> Value:
+        return value if value.dtype == dtype else self("Cast", value, name=name, DstT=dtype)
+
+
+def _finish(graph: Graph, node: Node, results: Mapping[int, Value]) -> None:
+    """Let `results` stand for the outputs of `node`, and drop it; a single result also takes its name."""
+    for control in node.controls:
+        for value in results.values():
+            value.node.add_control(control)
+    for index, value in results.items():
+        node.output(index).replace_all_uses_with(value)
+    for user in node.control_users:
+        user.remove_control(node)
+        for value in results.values():
+            user.add_control(value.node)
+    name = node.name
+    graph.erase(node)
+    if len(results) == 1:
+        (value,) = results.values()
+        take_name(graph, value.node, name)
+
+
+def decompose_mean(graph: Graph, node: Node, in_loop: bool) -> None:
+    """Mean = Sum / number of elements; half precision sums in float32, as TensorFlow's kernel does."""
+    x, axes = node.inputs
+    build = _Builder(graph, node, in_loop)
+    dtype = x.dtype
+    wide = dtypes.FLOAT if dtype in (dtypes.HALF, dtypes.BFLOAT16) else dtype
+    total = build("Sum", build.cast(x, wide, "widen"), axes, name="sum", keep_dims=bool(node.attr("keep_dims")))
+    count = _count(build, x, axes, wide)
+    result = build.cast(build("RealDiv", total, count, name="mean"), dtype, "narrow")
+    _finish(graph, node, {0: result})
+
+
+def _count(build: _Builder, x: Value, axes: Value, dtype: int) -> Value:
+    """Return how many elements are reduced; its size turns global by propagation."""
+    sizes = build("GatherV2", build("Shape", x, name="shape"), axes, build.const(0, dtypes.INT32, "first"), name="sizes")
+    sizes = build("Reshape", sizes, build.const([-1], dtypes.INT32, "line"), name="reduced_sizes")
+    count = build("Prod", sizes, build.const([0], dtypes.INT32, "all"), name="count", keep_dims=False)
+    return build.cast(count, dtype, "count_as_number")
+
+
+class _Normalisation:
+    """What the forward and the gradient of a batch normalisation share."""
+
+    def __init__(self, graph: Graph, node: Node, in_loop: bool, scale: Value) -> None:
+        self.build = _Builder(graph, node, in_loop)
+        layout = node.attr("data_format").decode()
+        channels_first = layout.startswith("NC")
+        rank = len(layout)
+        self.axes = [0, *range(2, rank)] if channels_first else list(range(rank - 1))
+        self.spread = [1, -1, *[1] * (rank - 2)] if channels_first else None
+        self.dtype = scale.dtype
+        self.reduced = self.build.const(self.axes, dtypes.INT32, "axes")
+        self.epsilon = node.attr("epsilon")
+
+    def per_channel(self, value: Value, name: str) -> Value:
+        """Bring a vector per channel into a shape that broadcasts over the images."""
+        if self.spread is None:
+            return value
+        shape = self.build.const(self.spread, dtypes.INT32, f"{name}_shape")
+        return self.build("Reshape", value, shape, name=f"{name}_spread")
+
+    def inverse_deviation(self, variance: Value) -> Value:
+        """1 / sqrt(variance + epsilon)."""
+        epsilon = self.build.const(self.epsilon, self.dtype, "epsilon")
+        return self.build("Rsqrt", self.build("AddV2", variance, epsilon, name="shifted"), name="inverse_deviation")
+
+
+def decompose_batch_norm(graph: Graph, node: Node, in_loop: bool) -> None:
+    """Batch normalisation in training, from means over the whole batch."""
+    x, scale, offset, old_mean, old_variance = node.inputs
+    norm = _Normalisation(graph, node, in_loop, scale)
+    build, dtype = norm.build, norm.dtype
+    wide = build.cast(x, dtype, "widen")
+    mean = build("Mean", wide, norm.reduced, name="mean", keep_dims=False)
+    centre = norm.per_channel(mean, "mean")
+    spread = build("SquaredDifference", wide, centre, name="squared_difference")
+    variance = build("Mean", spread, norm.reduced, name="variance", keep_dims=False)
+    factor = build("Mul", norm.inverse_deviation(variance), scale, name="factor")
+    scaled = build("Mul", build("Sub", wide, centre, name="centred"), norm.per_channel(factor, "factor"), name="scaled")
+    y = build.cast(build("AddV2", scaled, norm.per_channel(offset, "offset"), name="y"), x.dtype, "narrow")
+    count = _count(build, x, norm.reduced, dtype)
+    one = build.const(1, dtype, "one")
+    bessel = build("RealDiv", count, build("Maximum", build("Sub", count, one, name="less"), one), name="bessel")
+    unbiased = build("Mul", variance, bessel, name="unbiased")
+    rate = node.attr("exponential_avg_factor", 1.0) if "exponential_avg_factor" in node.attrs else 1.0
+    results = {0: y, 1: _blend(build, old_mean, mean, rate, "mean"), 2: _blend(build, old_variance, unbiased, rate, "variance")}
+    results |= {3: mean, 4: variance}
+    if len(node.output_dtypes) > 5:
+        results[5] = build.const(np.zeros(0), dtype, "reserve")
+    _finish(graph, node, results)
+
+
+def _blend(build: _Builder, old: Value, new: Value, rate: float, name: str) -> Value:
+    """Return old * (1 - rate) + new * rate."""
+    if rate == 1.0:
+        return new
+    kept = build("Mul", old, build.const(1.0 - rate, old.dtype, f"{name}_kept"), name=f"{name}_old")
+    added = build("Mul", new, build.const(rate, old.dtype, f"{name}_rate"), name=f"{name}_new")
+    return build("AddV2", kept, added, name=f"running_{name}")
+
+
+def decompose_batch_norm_gradient(graph: Graph, node: Node, in_loop: bool) -> None:
+    """Gradient of batch normalisation in training; the two sums over the batch are also the parameters' gradients."""
+    dy, x, scale, mean, variance, *_ = node.inputs
+    norm = _Normalisation(graph, node, in_loop, scale)
+    build, dtype = norm.build, norm.dtype
+    wide_x, wide_dy = build.cast(x, dtype, "widen_x"), build.cast(dy, dtype, "widen_dy")
+    inverse = norm.inverse_deviation(variance)
+    centred = build("Sub", wide_x, norm.per_channel(mean, "mean"), name="centred")
+    normal = build("Mul", centred, norm.per_channel(inverse, "inverse"), name="normal")
+    product = build("Mul", wide_dy, normal, name="product")
+    d_scale = build("Sum", product, norm.reduced, name="d_scale", keep_dims=False)
+    d_offset = build("Sum", wide_dy, norm.reduced, name="d_offset", keep_dims=False)
+    count = _count(build, x, norm.reduced, dtype)
+    shift = norm.per_channel(build("RealDiv", d_offset, count, name="mean_d"), "shift")
+    slope = norm.per_channel(build("RealDiv", d_scale, count, name="mean_product"), "slope")
+    inner = build("Sub", wide_dy, shift, name="shifted")
+    inner = build("Sub", inner, build("Mul", normal, slope, name="sloped"), name="inner")
+    factor = norm.per_channel(build("Mul", inverse, scale, name="factor"), "factor")
+    dx = build.cast(build("Mul", inner, factor, name="dx"), x.dtype, "narrow")
+    empty = build.const(np.zeros(0), dtype, "reserve")
+    _finish(graph, node, {0: dx, 1: d_scale, 2: d_offset, 3: empty, 4: empty})
+
+
+DECOMPOSITIONS: Mapping[str, Callable[[Graph, Node, bool], None]] = {
+    "Mean": decompose_mean,
+    **dict.fromkeys(("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"), decompose_batch_norm),
+    **dict.fromkeys(
+        ("FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3"), decompose_batch_norm_gradient
+    ),
+}
+
+
+def decompose(
+    graph: Graph, nodes: Iterable[Node], *, looped: Container[Node], local_batch_norm: bool, replicas: int
+) -> None:
+    """Rewrite the nodes that propagation marked.
+
+    Args:
+        graph: the graph to edit.
+        nodes: what to rewrite.
+        looped: the nodes that run inside a loop.
+        local_batch_norm: keep the statistics of each block.
+        replicas: how many blocks there are.
+
+    Raises:
+        PassError: an op has no decomposition.
+    """
+    for node in nodes:
+        if local_batch_norm and node.op.startswith("FusedBatchNorm"):
+            _keep_block_statistics(graph, node, replicas, node in looped)
+            continue
+        rewrite = DECOMPOSITIONS.get(node.op)
+        if rewrite is None:
+            raise PassError(f"op {node.op} mixes examples and has no decomposition", node=node)
+        rewrite(graph, node, node in looped)
+
+
+def _keep_block_statistics(graph: Graph, node: Node, replicas: int, in_loop: bool) -> None:
+    """Mark a batch normalisation as local, and average its statistics for moving averages."""
+    node.set_raw_attr(BLOCK_STATISTICS, encode("bool", True))
+    if node.op.startswith("FusedBatchNormGrad"):
+        return
+    build = _Builder(graph, node, in_loop)
+    for index in (1, 2):
+        value = node.output(index)
+        readers = [use.node for use in value.uses if not use.node.op.startswith("FusedBatchNormGrad")]
+        if readers:
+            share = build.const(1.0 / replicas, value.dtype, f"share_{index}")
+            average = build("Mul", value, share, name=f"average_{index}")
+            gradients = {use.node for use in value.uses} - set(readers)
+            value.replace_all_uses_with(average, keep={average.node, *gradients})

@@ -1,0 +1,60 @@
+"""Where the values of the original graph are in the rewritten one, for fetches by original name."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from autograph_rewrite.analysis.fact import REPLICATED, Placement
+from autograph_rewrite.ir.graph import Graph, Node, Span, Value
+from autograph_rewrite.passes.expand import instance_name
+
+
+class View(NamedTuple):
+    """How to put an original tensor together.
+
+    Attributes:
+        tensors: its instances in the rewritten graph, one per replica, or a single one.
+        placement: how they combine; replicated ones are all the same.
+    """
+
+    tensors: tuple[str, ...]
+    placement: Placement
+
+
+class Layout:
+    """Maps tensors of the original graph to their instances.
+
+    Args:
+        graph: the folded graph as it was expanded.
+        common: nodes whose instances hold the same value.
+        placements: of the original values, where instances differ.
+        replicas: how many there are.
+    """
+
+    def __init__(self, graph: Graph, common: set[Node], placements: dict[Value, Placement], replicas: int) -> None:
+        self._graph = graph
+        self._common = common
+        self._placements = {value.name: placement for value, placement in placements.items()}
+        self.replicas = replicas
+
+    def find(self, tensor: str) -> View | None:
+        """Return how to get a tensor (`x` or `x:0`), None if it is not in the graph any more."""
+        name, _, index = tensor.partition(":")
+        node = self._graph.nodes.get(name)
+        if node is None:
+            return None
+        suffix = f":{index or 0}"
+        if node.span is Span.ONCE:
+            return View((name + suffix,), REPLICATED)
+        key = name if index in ("", "0") else f"{name}:{index}"
+        names = tuple(instance_name(node, r, self._common) + suffix for r in range(self.replicas))
+        return View(names, self._placements.get(key, REPLICATED))
+
+    def instances(self, node_name: str) -> tuple[str, ...]:
+        """Return the instances of a node."""
+        node = self._graph.nodes.get(node_name)
+        if node is None:
+            return ()
+        if node.span is Span.ONCE:
+            return (node_name,)
+        return tuple(instance_name(node, r, self._common) for r in range(self.replicas))

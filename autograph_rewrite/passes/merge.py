@@ -1,0 +1,65 @@
+"""Give every declared output and target one node under its original name.
+
+    before   %loss: partial on each replica          train: NoOp on each replica
+    after    loss = Identity(AddN(all(%loss)))       train = NoOp waiting for all instances
+
+Fetching one replica's value of a mirrored graph would leave the other members of its collectives waiting, so a merged
+node waits for all instances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from autograph_rewrite.ir.graph import Node, Select, Span, Value
+from autograph_rewrite.ir.rename import take_name
+from autograph_rewrite.passes.context import Context
+from autograph_rewrite.passes.reshard import Reshard
+
+INSTANCE_SUFFIX = "/instance"
+
+
+def merge_outputs(context: Context, reshard: Reshard, outputs: Iterable[Value]) -> None:
+    """Merge the nodes of declared outputs; all outputs of a node that is read from outside are merged together."""
+    nodes: dict[Node, None] = {}
+    for value in outputs:
+        nodes[value.node] = None
+    for node in nodes:
+        if node.span is Span.EACH or any(value.node is node and _is_converted(context, value) for value in outputs):
+            _merge(context, reshard, node, [value for value in outputs if value.node is node])
+
+
+def _is_converted(context: Context, value: Value) -> bool:
+    return value in context.state.reduced or context.fact(value).placement.differs
+
+
+def _merge(context: Context, reshard: Reshard, node: Node, declared: list[Value]) -> None:
+    name = node.name
+    whole = {value: reshard.whole(value, node) for value in declared}
+    take_name(context.graph, node, context.graph.unique_name(name + INSTANCE_SUFFIX))
+    last = max(value.index for value in declared)
+    # Outputs keep their position; those that nobody declared are filled with a declared one.
+    values = [whole.get(node.output(index), whole[declared[0]]) for index in range(last + 1)]
+    selects = {i: Select.FIRST for i, value in enumerate(values) if value.node.span is Span.EACH}
+    op = "Identity" if len(values) == 1 else "IdentityN"
+    merged = context.graph.add(
+        op, values, name=name, span=Span.ONCE, selects=selects, origin=name, controls=_members(values)
+    )
+    for anchor, value in context.graph.anchors.items():
+        if value.node is node:
+            context.graph.anchors[anchor] = merged.output(value.index)
+
+
+def _members(values: Iterable[Value]) -> list[Node]:
+    """Return the nodes of which every instance has to run."""
+    return list(dict.fromkeys(value.node for value in values if value.node.span is Span.EACH))
+
+
+def merge_targets(context: Context, targets: Iterable[str]) -> None:
+    """Give every target that runs on each replica one NoOp that waits for all of its instances."""
+    for name in targets:
+        node = context.graph.nodes.get(name)
+        if node is None or node.span is not Span.EACH:
+            continue
+        take_name(context.graph, node, context.graph.unique_name(name + INSTANCE_SUFFIX))
+        context.graph.add("NoOp", name=name, span=Span.ONCE, origin=name, controls=[node])

@@ -1,0 +1,258 @@
+"""The passes, in order, on a copy of the graph; verified after each one.
+
+    normalise ► propagate ⇄ decompose ► cut ► resolve the plan ► reshard ► name resources ► merge ► prune ► place ► expand
+
+Everything up to `expand` works on the folded graph, whose size does not depend on the number of replicas.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from autograph_rewrite.analysis import cut
+from autograph_rewrite.analysis.fact import LOCAL, Placement
+from autograph_rewrite.analysis.propagate import Propagation, notes, propagate
+from autograph_rewrite.analysis.rules.base import Semantics
+from autograph_rewrite.errors import GraphError, PassError
+from autograph_rewrite.ir.frames import frames_of
+from autograph_rewrite.ir.graph import Graph, Node, Span, Value
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.passes import edges as edge_list
+from autograph_rewrite.passes.batch import batch_values
+from autograph_rewrite.passes.blocks import Blocks
+from autograph_rewrite.passes.context import Context
+from autograph_rewrite.passes.decompose import decompose
+from autograph_rewrite.passes.expand import expand
+from autograph_rewrite.passes.layout import Layout
+from autograph_rewrite.passes.merge import merge_outputs, merge_targets
+from autograph_rewrite.passes.mirror import name_resources
+from autograph_rewrite.passes.place import place
+from autograph_rewrite.passes.prune import prune
+from autograph_rewrite.passes.report import Note, PassRecord, Report
+from autograph_rewrite.passes.reshard import Reshard, assign_spans
+from autograph_rewrite.plan.plan import Plan
+
+MAX_DECOMPOSITIONS = 8
+Observer = Callable[[str, Graph], None]
+"""Called after each pass with its name and the folded graph."""
+
+
+@dataclass
+class _Run:
+    """Times the passes and verifies the graph between them."""
+
+    graph: Graph
+    verify: Callable[[Graph], None] | None
+    observers: Sequence[Observer]
+    records: list[PassRecord] = field(default_factory=list)
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Run one pass; an error says which pass it came from."""
+        graph = self.graph
+        before, graph.current_pass, began = len(graph), name, time.perf_counter()
+        try:
+            yield
+            if self.verify is not None:
+                self.verify(graph)
+        except Exception as error:
+            error.add_note(f"while running pass '{name}'") if hasattr(error, "add_note") else None
+            raise
+        finally:
+            graph.current_pass = ""
+        delta = len(graph) - before
+        self.records.append(PassRecord(name, time.perf_counter() - began, max(delta, 0), max(-delta, 0)))
+        for observe in self.observers:
+            observe(name, graph)
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Hundreds of thousands of small, living objects make every collection slow and useless."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def rewrite(
+    item: GraphItem,
+    plan: Plan,
+    *,
+    verify: Callable[[Graph], None] | None = None,
+    observers: Sequence[Observer] = (),
+    training: bool = True,
+) -> GraphItem:
+    """Distribute a normalised item over the replicas of a plan.
+
+    Args:
+        item: flat graph; it is not changed.
+        plan: the request; its edges, if it has any, must be those of this graph.
+        verify: checks the folded graph after each pass.
+        observers: called after each pass.
+        training: refuse a graph that updates nothing, or whose updates do not depend on the batch.
+
+    Raises:
+        GraphError: no batch input, or nothing to distribute.
+        PlanError: the plan was resolved on another graph.
+        PassError: an edge cannot be lowered; with `strict`, an op without a rule.
+    """
+    with _no_garbage_collection():
+        return _rewrite(item, plan, verify, observers, training)
+
+
+def analyse(graph: Graph, item: GraphItem, plan: Plan, run: _Run | None = None) -> tuple[Propagation, list[Value]]:
+    """Propagate placements through `graph`, decomposing what mixes examples; return them with the declared outputs."""
+    run = run or _Run(graph, None, ())
+    batch, static = batch_values(graph, item, plan)
+    semantics = Semantics(plan.semantics.random, plan.semantics.batch_norm, static)
+    cache: dict[object, object] = {}
+    with run.step("propagate"):
+        state = propagate(graph, batch, semantics, cache=cache)
+    for _ in range(MAX_DECOMPOSITIONS):
+        marked = [node for node, answer in state.answers.items() if answer.decompose]
+        if not marked:
+            break
+        with run.step("decompose"):
+            decompose(
+                graph,
+                marked,
+                looped=frames_of(state.order),
+                local_batch_norm=semantics.batch_norm == "local",
+                replicas=plan.replicas,
+            )
+            state = propagate(graph, batch, semantics, cache=cache)
+    outputs = [graph.anchors[f"output {name}"] for name in item.outputs]
+    with run.step("cut"):
+        reduced = cut.choose(state, outputs)
+        if reduced:
+            state = propagate(graph, batch, semantics, reduced=reduced, order=state.order, cache=cache)
+    return state, outputs
+
+
+def _rewrite(
+    item: GraphItem,
+    plan: Plan,
+    verify: Callable[[Graph], None] | None,
+    observers: Sequence[Observer],
+    training: bool,
+) -> GraphItem:
+    began = time.perf_counter()
+    graph = item.graph.clone()
+    for name, info in item.outputs.items():
+        graph.anchors[f"output {name}"] = graph.value(info.tensor)
+    run = _Run(graph, verify, observers)
+    with run.step("prune"):
+        prune(graph, _roots(graph, item))
+    state, outputs = analyse(graph, item, plan, run)
+    found = [Note(node.name, node.op, text) for node, text in notes(state)]
+    if plan.semantics.strict and found:
+        raise PassError(
+            f"{len(found)} ops have no rule, the first is {found[0].op} '{found[0].node}': {found[0].text}",
+            hint="set semantics.strict to false to run them whole, which is correct but slower",
+        )
+    if training:
+        _require_training(graph, item, state)
+    with run.step("resolve"):
+        plan = edge_list.resolve(plan, state, outputs, item.variables)
+    handles = frozenset(variable.handle for variable in item.variables.values())
+    context = Context(graph, plan, state, frames_of(state.order), handles)
+    context.edges = {(edge.value, edge.to): edge for edge in plan.edges}
+    source, axis = next(iter(state.whole_inputs.items()))
+    with run.step("reshard"):
+        assign_spans(context)
+        reshard = Reshard(context, Blocks(context, source, axis))
+        reshard.run()
+    common = {node for node in graph if node.span is Span.EACH and not _holds_own(context, node)}
+    placements = _placements(state)
+    with run.step("merge"):
+        merge_outputs(context, reshard, outputs)
+        merge_targets(context, [*item.targets, *([item.init_op] if item.init_op else [])])
+        name_resources(context)
+    with run.step("place"):
+        prune(graph, _roots(graph, item))
+        place(graph, plan.devices)
+    common &= set(graph)
+    began_expand = time.perf_counter()
+    data = expand(graph, plan.devices, common)
+    run.records.append(PassRecord("expand", time.perf_counter() - began_expand, 0, 0))
+    each = sum(1 for node in graph if node.span is Span.EACH)
+    report = Report(
+        plan,
+        tuple(run.records),
+        tuple(found),
+        len(item.graph),
+        len(graph),
+        len(graph) + each * (plan.replicas - 1),
+        time.perf_counter() - began,
+    )
+    layout = Layout(graph, common, placements, plan.replicas)
+    return item.with_(graph=None, data=data, report=report, layout=layout)
+
+
+def _roots(graph: Graph, item: GraphItem) -> list[Node]:
+    """Return the nodes that the outside needs."""
+    names = [*item.targets, *(info.tensor.partition(":")[0] for info in item.outputs.values())]
+    names += [item.init_op] if item.init_op else []
+    names += [info.tensor.partition(":")[0] for info in item.inputs.values()]
+    for variable in item.variables.values():
+        names += [variable.handle, *([variable.initializer] if variable.initializer else [])]
+    return [graph.nodes[name] for name in dict.fromkeys(names) if name in graph.nodes]
+
+
+def _holds_own(context: Context, node: Node) -> bool:
+    """Return whether the instances of an EACH node hold different values."""
+    answer = context.state.answers.get(node)
+    if answer is None:  # made by a pass, for the replica that reads it
+        return True
+    return any(context.fact(node.output(i)).placement.differs for i in range(len(answer.outputs)))
+
+
+def _placements(state: Propagation) -> dict[Value, Placement]:
+    return {
+        value: state.source(value).placement
+        for value in state.facts
+        if state.source(value).placement.differs and state.source(value).placement != LOCAL
+    }
+
+
+def _require_training(graph: Graph, item: GraphItem, state: Propagation) -> None:
+    """Refuse what would be a silent no-op."""
+    from autograph_rewrite.ir.walk import ancestors, descendants
+
+    step = ancestors(graph.nodes[name] for name in item.targets if name in graph.nodes)
+    updates = [node for node in step if edge_list.is_update(node)]
+    if not updates:
+        raise GraphError(
+            "the train op updates no variable, so there is nothing to distribute",
+            hint="pass the op that applies the gradients as train_op",
+        )
+    dependent = descendants((value.node for value in state.whole_inputs), controls=False)
+    if not any(node in dependent for node in updates):
+        names = ", ".join(f"'{value.name}'" for value in state.whole_inputs)
+        raise GraphError(
+            f"no variable update depends on the batch ({names}), so there is nothing to distribute",
+            hint="name the inputs that carry examples in batch_inputs",
+        )
+
+
+def resolve(item: GraphItem, plan: Plan) -> Plan:
+    """Return the plan with the edges that follow from it on this graph; nothing is edited.
+
+    Raises:
+        GraphError: the graph has no batch input.
+    """
+    with _no_garbage_collection():
+        graph = item.graph.clone()
+        for name, info in item.outputs.items():
+            graph.anchors[f"output {name}"] = graph.value(info.tensor)
+        prune(graph, _roots(graph, item))
+        state, outputs = analyse(graph, item, plan)
+        return edge_list.resolve(plan, state, outputs, item.variables)

@@ -1,0 +1,80 @@
+"""What a rewrite did: passes with their times, reshard edges, notes, counts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from autograph_rewrite.plan.parts import STEP, EdgePlan
+from autograph_rewrite.plan.plan import Plan
+
+REDUCTIONS = frozenset(("add_n", "fold", "collective_reduce"))
+GATHERS = frozenset(("concat", "collective_gather"))
+
+
+@dataclass(frozen=True)
+class PassRecord:
+    """One pass: its wall time, and how many nodes of the folded graph came and went."""
+
+    name: str
+    seconds: float
+    added: int
+    removed: int
+
+
+@dataclass(frozen=True)
+class Note:
+    """A node that runs whole for want of a rule, or another thing to know."""
+
+    node: str
+    op: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """The account of one rewrite.
+
+    Attributes:
+        plan: the resolved plan.
+        passes: in the order they ran.
+        notes: what costs speed, never correctness.
+        nodes_before: nodes of the original graph.
+        nodes_folded: nodes of the folded graph before expansion.
+        nodes_after: nodes of the rewritten graph.
+        seconds: of the whole rewrite.
+    """
+
+    plan: Plan
+    passes: tuple[PassRecord, ...] = ()
+    notes: tuple[Note, ...] = ()
+    nodes_before: int = 0
+    nodes_folded: int = 0
+    nodes_after: int = 0
+    seconds: float = 0.0
+    extra: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def edges(self) -> tuple[EdgePlan, ...]:
+        """The reshard edges."""
+        return self.plan.edges
+
+    def reductions(self) -> Counter[str]:
+        """Return the number of reductions by owner (variable, or "step")."""
+        return Counter(edge.owner for edge in self.edges if edge.lowering in REDUCTIONS)
+
+    def gathers(self) -> Counter[str]:
+        """Return the number of gathers by owner."""
+        return Counter(edge.owner for edge in self.edges if edge.lowering in GATHERS)
+
+    def __str__(self) -> str:
+        reduced = {owner: n for owner, n in self.reductions().items() if owner != STEP}
+        lines = [
+            f"{self.nodes_before} nodes -> {self.nodes_after} for {self.plan.replicas} replicas "
+            f"({self.plan.mode}), {self.seconds:.2f} s",
+            f"{sum(reduced.values())} gradient reductions for {len(reduced)} variables, "
+            f"{self.reductions()[STEP]} of the step, {sum(self.gathers().values())} gathers",
+        ]
+        lines += [f"  {r.name:<12} {r.seconds * 1e3:7.1f} ms  +{r.added} -{r.removed}" for r in self.passes]
+        lines += [f"note: {note.op} '{note.node}': {note.text}" for note in self.notes]
+        return "\n".join(lines)

@@ -1,0 +1,269 @@
+"""Put a conversion on every edge where producer and consumer disagree.
+
+    before   %dw: partial(sum) ──► ResourceApplyAdam
+    after    %dw ──► AddN(all) ──► ResourceApplyAdam             (shared)
+             %dw ──► CollectiveReduceV2 ──► ResourceApplyAdam    (mirrored)
+
+Each value is converted once, whoever reads it. Relies on `assign_spans` having marked what each replica runs.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from autograph_rewrite.analysis.dims import is_local, unit
+from autograph_rewrite.analysis.fact import PARTIAL, REPLICATED, Fact
+from autograph_rewrite.analysis.propagate import is_pinned
+from autograph_rewrite.analysis.rules.base import LocalEntry, Slice, Want
+from autograph_rewrite.errors import PassError
+from autograph_rewrite.ir import dtypes
+from autograph_rewrite.ir.graph import Node, Select, Span, Value
+from autograph_rewrite.passes import combine
+from autograph_rewrite.passes.blocks import Blocks
+from autograph_rewrite.passes.context import Context
+
+
+def assign_spans(context: Context) -> None:
+    """Mark each node with how often it runs: once, or on every replica."""
+    for node in context.state.order:
+        node.span = _span(context, node)
+
+
+def _span(context: Context, node: Node) -> Span:
+    state = context.state
+    answer = state.answers[node]
+    if answer.constant:
+        return Span.ONCE  # replaced by a constant
+    if any(state.source(value).placement.differs for value in map(node.output, range(len(answer.outputs)))):
+        return Span.EACH
+    for index, value in enumerate(node.inputs):
+        fact = state.facts[value]
+        if fact.cell and state.cells.get(fact.cell, fact).placement.differs:
+            return Span.EACH
+        if index not in answer.wants and fact.placement.differs and answer.outputs and not _is_size(node):
+            return Span.EACH
+    made = [state.facts[node.output(i)].cell for i in range(len(answer.outputs))]
+    if any(cell and state.cells[cell].placement.differs for cell in made if cell in state.cells):
+        return Span.EACH
+    if not context.mirrored or is_pinned(node):
+        return Span.ONCE
+    is_input = node.op in ("Placeholder", "PlaceholderWithDefault") and node.name not in context.variables
+    return Span.ONCE if is_input else Span.EACH
+
+
+def _is_size(node: Node) -> bool:
+    return node.op in ("Shape", "ShapeN", "Size", "Rank")
+
+
+class Reshard:
+    """Converts values on demand and remembers what it made."""
+
+    def __init__(self, context: Context, blocks: Blocks) -> None:
+        self._context = context
+        self._blocks = blocks
+        self._keys = combine.Keys()
+        self._whole: dict[Value, Value] = {}
+        self._pieces: dict[tuple[Value, int, int], Value] = {}
+        self._terms: dict[Value, Value] = {}
+
+    def run(self) -> None:
+        """Convert every edge of the original graph."""
+        for node in self._context.state.order:
+            answer = self._context.state.answers[node]
+            if answer.constant:
+                self._fold(node)
+            else:
+                self._connect(node)
+
+    def _connect(self, node: Node) -> None:
+        state = self._context.state
+        wants = state.answers[node].wants
+        for index, value in enumerate(node.inputs):
+            want = wants.get(index)
+            if want is None and value in state.whole_inputs:
+                want = Slice(state.whole_inputs[value], 1)
+            elif want is None and value in state.reduced:
+                want = REPLICATED
+            new = value if want is None else self.convert(value, want, node)
+            self._read(node, index, new)
+
+    @staticmethod
+    def _read(node: Node, index: int, value: Value) -> None:
+        crosses = node.span is Span.ONCE and value.node.span is Span.EACH
+        node.set_input(index, value, Select.FIRST if crosses else None)
+
+    def _fold(self, node: Node) -> None:
+        """Replace a size that is a plain number after all."""
+        for index, fact in enumerate(self._context.state.answers[node].outputs):
+            value = node.output(index)
+            if not value.uses:
+                continue
+            dtype = dtypes.numpy_dtype(fact.dtype)
+            shape = [dim for dim in fact.shape or () if isinstance(dim, int)]
+            content = np.array(fact.value, dtype=dtype).reshape(shape)
+            new = self._context.const(content, dtype, name=f"{node.name}/folded", near=value)
+            new.node.span = self._context.common_span
+            for user, position in value.uses:
+                self._read(user, position, new)
+            self._context.graph.anchors.update(
+                {name: new for name, anchor in self._context.graph.anchors.items() if anchor is value}
+            )
+
+    def convert(self, value: Value, want: Want, reader: Node) -> Value:
+        """Return `value` as `reader` wants it."""
+        if isinstance(want, LocalEntry):
+            return self._local_entry(value, want)
+        if isinstance(want, Slice):
+            return self.piece(value, want.dim, want.unit, reader)
+        if want == PARTIAL:
+            return self._term(self.whole(value, reader))
+        if want == REPLICATED:
+            return self.whole(value, reader)
+        raise PassError(f"no conversion of '{value.name}' to {want}", node=reader)
+
+    def whole(self, value: Value, reader: Node) -> Value:
+        """Return the whole, global value."""
+        if value not in self._whole:
+            self._whole[value] = self._make_whole(value, reader)
+        return self._whole[value]
+
+    def _make_whole(self, value: Value, reader: Node) -> Value:
+        context = self._context
+        fact = context.fact(value)
+        if value in context.state.whole_inputs or not fact.placement.differs:
+            return value
+        combine.refuse_container(value, fact, reader)
+        if fact.is_local:
+            return self._global_size(value, fact)
+        edge = context.edges.get((value.name, "replicated"))
+        if fact.placement.is_partial:
+            if edge is None or edge.lowering != "collective_reduce":
+                return combine.reduce_once(context, value, fact)
+            return combine.reduce_collective(context, value, fact, edge, self._keys)
+        if edge is None or edge.lowering != "collective_gather":
+            return combine.gather_once(context, value, fact.placement.dim)
+        rows = unit(fact.split_size)
+        assert rows is not None  # plan edges choose this lowering only then
+        return combine.gather_collective(context, value, fact, edge, self._keys, self._blocks, rows)
+
+    def _global_size(self, value: Value, fact: Fact) -> Value:
+        """Return the size over the whole batch: replace each local entry c*b by c*B, or else sum over the replicas."""
+        context, name = self._context, value.node.name
+        entries = fact.value or ()
+        dtype = dtypes.numpy_dtype(fact.dtype)
+        shape = [dim for dim in fact.shape or () if isinstance(dim, int)]
+        local = np.array([is_local(entry) for entry in entries]).reshape(shape)
+        units = [unit(entry) if is_local(entry) else 0 for entry in entries]
+
+        def add(op: str, inputs: list[Value], what: str, **attrs: object) -> Value:
+            return context.add(
+                op, inputs, name=f"{name}/{what}", span=Span.ONCE, origin=value.node, attrs=attrs or None
+            ).output()
+
+        def const(content: object, what: str) -> Value:
+            made = context.const(content, dtype, name=f"{name}/{what}", near=value)
+            made.node.span = Span.ONCE
+            return made
+
+        if None not in units:
+            batch = context.bring(self._blocks.batch, value)
+            if fact.dtype != dtypes.INT32:
+                batch = add("Cast", [batch], "batch", DstT=fact.dtype)
+            counted = add("Mul", [batch, const(np.array(units).reshape(shape), "per_example")], "counted")
+        else:
+            mine = context.add(
+                "Mul",
+                [value, context.const(local, dtype, name=f"{name}/is_local", near=value)],
+                name=f"{name}/mine",
+                span=Span.EACH,
+                origin=value.node,
+            )
+            counted = context.add(
+                "AddN",
+                [mine.output()],
+                name=f"{name}/counted",
+                span=Span.ONCE,
+                origin=value.node,
+                gather=(0,),
+                attrs={"N": context.replicas},
+            ).output()
+        if local.all():
+            return counted
+        if all(isinstance(entry, int) for entry in entries if not is_local(entry)):
+            fixed = const(np.array([0 if is_local(e) else e for e in entries]).reshape(shape), "fixed")
+        else:
+            fixed = add("Mul", [value, const(~local, "is_common")], "common")
+        return add("AddV2", [counted, fixed], "global_size")
+
+    def piece(self, value: Value, dim: int, rows: int, reader: Node) -> Value:
+        """Return this replica's block of `dim` of the whole value."""
+        key = (value, dim, rows)
+        if key not in self._pieces:
+            source = self.whole(value, reader)
+            fact = self._context.fact(value)
+            combine.refuse_container(value, fact, reader)
+            self._pieces[key] = self._slice(source, value.node.name, dim, rows)
+        return self._pieces[key]
+
+    def _slice(self, source: Value, name: str, dim: int, rows: int) -> Value:
+        context = self._context
+
+        def vector(scalar: Value, what: str) -> Value:
+            position = np.zeros(dim + 1, np.int32)
+            position[dim] = 1
+            at = context.const(position, np.int32, name=f"{name}/{what}_at", near=source)
+            node = context.add(
+                "Mul", [context.bring(scalar, source), at], name=f"{name}/{what}", span=Span.EACH, origin=source.node
+            )
+            return node.output()
+
+        begin = vector(self._blocks.rows("begin", rows), "begin")
+        end = vector(self._blocks.rows("end", rows), "end")
+        step = context.const(np.ones(dim + 1, np.int32), np.int32, name=f"{name}/step", near=source)
+        before = (1 << dim) - 1
+        node = context.add(
+            "StridedSlice",
+            [source, begin, end, step],
+            name=f"{name}/block",
+            span=Span.EACH,
+            origin=source.node,
+            attrs={"begin_mask": before, "end_mask": before},
+        )
+        return node.output()
+
+    def _term(self, source: Value) -> Value:
+        """Return the value on replica 0 and zeros elsewhere: a sum of one term."""
+        if source not in self._terms:
+            context, name = self._context, source.node.name
+            first = [index == 0 for index in range(context.replicas)]
+            mine = context.const_each(first, np.bool_, name=f"{name}/is_first", near=source)
+            zeros = context.add("ZerosLike", [source], name=f"{name}/zeros", span=Span.EACH, origin=source.node)
+            node = context.add(
+                "SelectV2", [mine, source, zeros.output()], name=f"{name}/term", span=Span.EACH, origin=source.node
+            )
+            self._terms[source] = node.output()
+        return self._terms[source]
+
+    def _local_entry(self, value: Value, want: LocalEntry) -> Value:
+        """Return a shape vector whose entry is this replica's size instead of the whole size."""
+        context, name = self._context, value.node.name
+        rows = unit(want.size)
+        fact = context.fact(value)
+        (length,) = (dim if isinstance(dim, int) else 0 for dim in fact.shape or ())
+        if rows is None:
+            raise PassError(f"the size {want.size} of one block is not known", node=value.node)
+        at = np.zeros(length, np.int64)
+        at[want.index] = 1
+        dtype = dtypes.numpy_dtype(fact.dtype)
+
+        def add(op: str, inputs: list[Value], what: str, **attrs: object) -> Value:
+            return context.add(
+                op, inputs, name=f"{name}/{what}", span=Span.EACH, origin=value.node, attrs=attrs or None
+            ).output()
+
+        mine = context.bring(self._blocks.rows("count", rows), value)
+        if fact.dtype != dtypes.INT32:
+            mine = add("Cast", [mine], "rows", DstT=fact.dtype)
+        placed = add("Mul", [mine, context.const(at, dtype, name=f"{name}/entry", near=value)], "placed")
+        others = add("Mul", [value, context.const(1 - at, dtype, name=f"{name}/others", near=value)], "kept")
+        return add("AddV2", [placed, others], "local_size")

@@ -1,0 +1,240 @@
+"""Graph mode: a Session that takes the original names, whatever the rewrite did to them.
+
+A tensor that was split is fetched as its blocks and concatenated, a partial one is added up; variables are read and
+written whole, in all their copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from autograph_rewrite.analysis.fact import Placement
+from autograph_rewrite.errors import GraphError, RewriteError
+from autograph_rewrite.item import GraphItem, TensorInfo
+from autograph_rewrite.passes.layout import View
+from autograph_rewrite.plan.devices import parse
+from autograph_rewrite.requires import tensorflow
+
+RUN_TIMEOUT_MS = 600_000
+_COMBINE = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply, "all": np.logical_and, "any": np.logical_or}
+
+
+class _Fetch(NamedTuple):
+    """How one original fetch is put together from the fetched list."""
+
+    positions: tuple[int, ...]
+    placement: Placement | None  # None for an operation, which has no value
+
+
+def open_session(item: GraphItem, *, config: Any = None) -> DistributedSession:
+    """Return a session that holds the item's graph.
+
+    Args:
+        item: an original or rewritten item.
+        config: a tf.compat.v1.ConfigProto to start from.
+    """
+    return DistributedSession(item, config)
+
+
+class DistributedSession:
+    """A tf.compat.v1.Session behind the original names. Use it as a context manager."""
+
+    def __init__(self, item: GraphItem, config: Any = None) -> None:
+        tf = tensorflow()
+        self._tf = tf
+        self.item = item
+        self.graph = tf.Graph()
+        with self.graph.as_default():
+            tf.graph_util.import_graph_def(item.graph_def, name="")
+        self._session = tf.compat.v1.Session(graph=self.graph, config=_config(tf, item, config))
+        self._fetches: dict[str, tuple[tuple[Any, ...], Placement | None]] = {}
+        self._reads: dict[str, Any] = {}
+        self._batches = [(info, i.batch_axis) for i in item.inputs.values() if (info := i) and i.batch_axis is not None]
+
+    def __enter__(self) -> DistributedSession:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the session's resources."""
+        self._session.close()
+
+    def run(self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None, *, timeout_ms: int = RUN_TIMEOUT_MS) -> Any:
+        """Run one step.
+
+        Args:
+            fetches: an original name, tensor or operation, or a nest of them; None for nothing.
+            feed_dict: values by original name or tensor.
+            timeout_ms: give up after this long.
+
+        Raises:
+            GraphError: a name is unknown or was pruned, or batch sizes differ.
+            ClusterError: the step did not finish in time.
+        """
+        flat = self._tf.nest.flatten(fetches)
+        wanted: list[Any] = []
+        plans = []
+        for fetch in flat:
+            elements, placement = self._resolve(_name(fetch))
+            plans.append(_Fetch(tuple(range(len(wanted), len(wanted) + len(elements))), placement))
+            wanted += elements
+        feeds = {self._feed_key(key): value for key, value in (feed_dict or {}).items()}
+        self._check_batch(feeds)
+        options = self._tf.compat.v1.RunOptions(timeout_in_ms=timeout_ms)
+        try:
+            got = self._session.run(wanted, feeds, options=options)
+        except self._tf.errors.DeadlineExceededError as error:
+            from autograph_rewrite.errors import ClusterError
+
+            raise ClusterError(
+                f"the step did not finish within {timeout_ms / 1e3:.0f} s", hint="a replica is missing or stuck"
+            ) from error
+        values = [_assemble(plan, got) for plan in plans]
+        return self._tf.nest.pack_sequence_as(fetches, values)
+
+    def _resolve(self, name: str) -> tuple[tuple[Any, ...], Placement | None]:
+        if name not in self._fetches:
+            self._fetches[name] = self._find(name)
+        return self._fetches[name]
+
+    def _find(self, name: str) -> tuple[tuple[Any, ...], Placement | None]:
+        output = self.item.outputs.get(name)
+        if output is not None:
+            name = output.tensor
+        layout = self.item.layout
+        is_tensor = ":" in name
+        node = name.partition(":")[0]
+        try:
+            if is_tensor or (self._has_value(node) and node not in self.item.targets and node != self.item.init_op):
+                view = layout.find(name) if layout is not None else None
+                view = view or View((name if is_tensor else f"{name}:0",), Placement("replicated"))
+                return tuple(self.graph.get_tensor_by_name(t) for t in view.tensors), view.placement
+            names = (layout.instances(node) if layout is not None else ()) or (node,)
+            return tuple(self.graph.get_operation_by_name(n) for n in names), None
+        except (KeyError, ValueError):
+            raise GraphError(
+                f"'{name}' is not in the rewritten graph: no declared output or target needs it",
+                hint=f"declare it: outputs=[..., '{node}']",
+            ) from None
+
+    def _has_value(self, node: str) -> bool:
+        layout = self.item.layout
+        names = (layout.instances(node) if layout is not None else ()) or (node,)
+        try:
+            return bool(self.graph.get_operation_by_name(names[0]).outputs)
+        except KeyError:
+            return False
+
+    def _feed_key(self, key: Any) -> str:
+        name = _name(key)
+        info = self.item.inputs.get(name)
+        if info is not None:
+            return info.tensor
+        tensor = name if ":" in name else f"{name}:0"
+        try:
+            self.graph.get_tensor_by_name(tensor)
+        except (KeyError, ValueError):
+            known = ", ".join(self.item.inputs)
+            raise GraphError(f"there is no '{name}' to feed", hint=f"the inputs are: {known}") from None
+        return tensor
+
+    def _check_batch(self, feeds: Mapping[str, Any]) -> None:
+        sizes = {
+            info.name: np.shape(feeds[info.tensor])[axis]
+            for info, axis in self._batches
+            if info.tensor in feeds and np.ndim(feeds[info.tensor]) > axis
+        }
+        check_batch_sizes(sizes)
+
+    def _variable(self, name: str) -> tuple[Any, ...]:
+        variable = self.item.variables.get(name)
+        if variable is None:
+            import difflib
+
+            close = difflib.get_close_matches(name, list(self.item.variables), n=3)
+            raise GraphError(f"there is no variable '{name}'", hint=f"closest: {', '.join(close)}" if close else None)
+        layout = self.item.layout
+        handles = (layout.instances(variable.handle) if layout is not None else ()) or (variable.handle,)
+        return tuple(self.graph.get_tensor_by_name(f"{handle}:0") for handle in handles)
+
+    def read_variable(self, name: str) -> np.ndarray[Any, Any]:
+        """Return the value of a variable by its original name."""
+        key = f"read {name}"
+        if key not in self._reads:
+            handle = self._variable(name)[0]
+            with self.graph.as_default(), self.graph.device(handle.device):
+                dtype = self._tf.as_dtype(self.item.variables[name].dtype)
+                self._reads[key] = self._tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+        value: np.ndarray[Any, Any] = self._session.run(self._reads[key])
+        return value
+
+    def write_variable(self, name: str, value: Any) -> None:
+        """Set a variable, in all its copies."""
+        key = f"write {name}"
+        if key not in self._reads:
+            dtype = self._tf.as_dtype(self.item.variables[name].dtype) if name in self.item.variables else None
+            handles = self._variable(name)
+            with self.graph.as_default():
+                source = self._tf.compat.v1.placeholder(dtype)
+                writes = []
+                for handle in handles:
+                    with self.graph.device(handle.device):
+                        writes.append(self._tf.raw_ops.AssignVariableOp(resource=handle, value=source))
+            self._reads[key] = source, writes
+        source, writes = self._reads[key]
+        self._session.run(writes, {source: value})
+
+
+def check_batch_sizes(sizes: Mapping[str, int]) -> None:
+    """Refuse inputs of one step that hold different numbers of examples.
+
+    Raises:
+        GraphError: the sizes differ.
+    """
+    if len(set(sizes.values())) > 1:
+        listed = ", ".join(f"{name}: {size}" for name, size in sizes.items())
+        raise GraphError(
+            f"the batch inputs of one step have different sizes ({listed})",
+            hint="give None as the axis of the inputs that all replicas share: batch_inputs={'name': None}",
+        )
+
+
+def _name(thing: Any) -> str:
+    if isinstance(thing, str):
+        return thing
+    if isinstance(thing, TensorInfo):
+        return thing.tensor
+    name = getattr(thing, "name", None)
+    if not isinstance(name, str):
+        raise RewriteError(f"cannot fetch or feed a {type(thing).__name__}", hint="use a name, a tf.Tensor or a tf.Operation")
+    return name
+
+
+def _assemble(plan: _Fetch, got: list[Any]) -> Any:
+    if plan.placement is None:
+        return None
+    parts = [got[i] for i in plan.positions]
+    if len(parts) == 1 or not plan.placement.differs:
+        return parts[0]
+    if plan.placement.is_split:
+        return np.concatenate(parts, axis=plan.placement.dim)
+    result = parts[0]
+    for part in parts[1:]:
+        result = _COMBINE[plan.placement.op](result, part)
+    return result
+
+
+def _config(tf: Any, item: GraphItem, config: Any) -> Any:
+    """Return a session config with as many CPU devices as the graph names."""
+    result = tf.compat.v1.ConfigProto()
+    if config is not None:
+        result.CopyFrom(config)
+    if item.report is not None:
+        cpus = [d.index for d in map(parse, item.report.plan.devices) if d.kind == "CPU"]
+        result.device_count["CPU"] = max(result.device_count["CPU"], max(cpus, default=0) + 1)
+    return result
