@@ -18,9 +18,7 @@ from tests.plan_items import TWO_DEVICES, mirrored_plan, reduce_edge
 
 names = st.text(min_size=1, max_size=12)
 int32 = st.integers(0, 2**31 - 1)
-options = st.builds(
-    parts.Options, hint=st.sampled_from(["auto", "ring", "nccl"]), bucket_bytes=st.integers(0, 2**62)
-)
+options = st.builds(parts.Options, hint=st.sampled_from(["auto", "ring", "nccl"]), bucket_bytes=st.integers(0, 2**62))
 edges = st.builds(
     parts.EdgePlan,
     value=names,
@@ -52,9 +50,7 @@ plans = st.builds(
         strict=st.booleans(),
     ),
     timeout_seconds=st.floats(0, 1e300),
-    batch_inputs=st.lists(st.builds(parts.BatchInput, name=names, axis=st.integers(0, 3)), max_size=2).map(
-        tuple
-    ),
+    batch_inputs=st.lists(st.builds(parts.BatchInput, name=names, axis=st.integers(0, 3)), max_size=2).map(tuple),
     default=options,
     variables=st.lists(st.builds(parts.VariableRequest, name=names, options=options), max_size=3).map(tuple),
     edges=st.lists(edges, max_size=3).map(tuple),

@@ -102,9 +102,7 @@ CASES: list[tuple[Callable[[Plan], Plan], str]] = [
         "the placement 'split(0)' ('count') is not available yet in this version",
     ),
     (
-        lambda p: replace(
-            p, variables=(parts.VariableRequest("count", options=parts.Options(bucket_bytes=-1)),)
-        ),
+        lambda p: replace(p, variables=(parts.VariableRequest("count", options=parts.Options(bucket_bytes=-1)),)),
         "bucket_bytes of 'count' is -1",
     ),
 ]

@@ -25,9 +25,7 @@ MIRRORS = {
     "VariableRequest": parts.VariableRequest,
     "Edge": parts.EdgePlan,
 }
-DECLARATION = re.compile(
-    r"(?:(repeated|optional) )?(\w+) (\w+) = (\d+);|(\w+) = (\d+);|(message|enum) (\w+) \{|\}"
-)
+DECLARATION = re.compile(r"(?:(repeated|optional) )?(\w+) (\w+) = (\d+);|(\w+) = (\d+);|(message|enum) (\w+) \{|\}")
 
 
 def declared(text: str) -> set[tuple[str, ...]]:
@@ -81,15 +79,12 @@ def test_the_generated_code_declares_what_plan_proto_declares() -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("grpc_tools") is None, reason="needs grpcio-tools")
 def test_generating_the_code_anew_gives_the_same_files(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "grpc_tools.protoc",
-        "-I.",
-        f"--python_out={tmp_path}",
-        f"--pyi_out={tmp_path}",
-    ]
-    subprocess.run([*command, str(PROTO)], cwd=ROOT, check=True, timeout=60)
+    protoc = [sys.executable, "-m", "grpc_tools.protoc"]
+    version = subprocess.run([*protoc, "--version"], capture_output=True, text=True, check=True, timeout=60).stdout
+    if not version.startswith("libprotoc 31."):
+        pytest.skip(f"{version.strip()} writes code for another protobuf than 6.31, the oldest that is allowed")
+    command = [*protoc, "-I.", f"--python_out={tmp_path}", f"--pyi_out={tmp_path}", str(PROTO)]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=60)
     for suffix in ("_pb2.py", "_pb2.pyi"):
         path = PROTO.with_name(PROTO.stem + suffix)
         assert (tmp_path / path).read_text() == (ROOT / path).read_text()

@@ -56,9 +56,7 @@ def header_is_complete(setting: Setting) -> Iterator[Finding]:
     """The version, the mode and the timeout mean something."""
     plan = setting.plan
     if plan.version != VERSION:
-        yield Finding(
-            ("version",), f"version is {plan.version}; only {VERSION} is known", "build the plan anew"
-        )
+        yield Finding(("version",), f"version is {plan.version}; only {VERSION} is known", "build the plan anew")
     if plan.mode not in ("shared", "mirrored"):
         yield Finding(("mode",), f"mode must be shared or mirrored, not '{plan.mode}'")
     if not plan.timeout_seconds > 0:
@@ -99,9 +97,7 @@ def mirrored_devices_are_distinct(setting: Setting) -> Iterator[Finding]:
         return
     for name in device_names.repeated(setting.plan.devices):
         second = setting.plan.devices.index(name, setting.plan.devices.index(name) + 1)
-        message = (
-            f"mirrored replicas share {_short(name)}: a collective with two members on one device never ends"
-        )
+        message = f"mirrored replicas share {_short(name)}: a collective with two members on one device never ends"
         yield Finding(("devices", second), message, "name distinct devices, or set mode to shared")
 
 
@@ -150,9 +146,7 @@ def variables_exist_once(setting: Setting) -> Iterator[Finding]:
             hint = did_you_mean(request.name, known, noun="known variables")
             yield Finding(("variables", i), f"the graph has no variable '{request.name}'", hint)
         if request.placement != "replicated":
-            message = (
-                f"the placement '{request.placement}' ('{request.name}') is not available yet in this version"
-            )
+            message = f"the placement '{request.placement}' ('{request.name}') is not available yet in this version"
             yield Finding(("variables", i, "placement"), message, "write replicated")
         if request.options.bucket_bytes < 0:
             message = f"bucket_bytes of '{request.name}' is {request.options.bucket_bytes}"

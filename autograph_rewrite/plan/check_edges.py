@@ -58,9 +58,7 @@ def edges_are_well_formed(plan: Plan, item: ItemLike) -> Iterator[Finding]:
         for key, placement in (("from", edge.from_), ("to", edge.to)):
             if _PLACEMENT.fullmatch(placement) is None:
                 message = f"'{placement}' is no placement ({key} of '{edge.value}')"
-                yield Finding(
-                    ("edges", i, key), message, "write one like replicated, split(0) or partial(sum)"
-                )
+                yield Finding(("edges", i, key), message, "write one like replicated, split(0) or partial(sum)")
         if edge.lowering not in LOWERINGS:
             hint = did_you_mean(edge.lowering, list(LOWERINGS), noun="known lowerings")
             yield Finding(("edges", i, "lowering"), f"there is no lowering '{edge.lowering}'", hint)
@@ -101,9 +99,7 @@ def collectives_have_keys(plan: Plan, item: ItemLike) -> Iterator[Finding]:
         if edge.instance_key == 0:
             yield Finding(("edges", i), f"the collective '{edge.value}' has no instance_key")
         if edge.order is None:
-            message = (
-                f"the collective '{edge.value}' has no order: replicas could start theirs in different orders"
-            )
+            message = f"the collective '{edge.value}' has no order: replicas could start theirs in different orders"
             yield Finding(("edges", i), message, "give each collective its own number")
 
 
@@ -117,9 +113,7 @@ def collectives_do_not_meet(plan: Plan, item: ItemLike) -> Iterator[Finding]:
         if edge.instance_key:
             other = keyed.setdefault((edge.group_key, edge.instance_key), i)
             if not _together(plan, i, other):
-                message = (
-                    f"'{edge.value}' has the instance_key {edge.instance_key} of '{plan.edges[other].value}'"
-                )
+                message = f"'{edge.value}' has the instance_key {edge.instance_key} of '{plan.edges[other].value}'"
                 hint = "TensorFlow would pair whichever tensors arrive together; give each its own"
                 yield Finding(("edges", i, "instance_key"), message, hint)
         if edge.order is not None:

@@ -74,7 +74,7 @@ Address = Annotated[str, Field(strict=True), AfterValidator(_address)]
 RematPolicy = Annotated[str, Field(strict=True), AfterValidator(_remat_policy)]
 Size = Annotated[
     int,
-    Field(ge=0),
+    Field(ge=0, le=2**62),
     BeforeValidator(read_size),
     WithJsonSchema(
         {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": r"^[0-9.]+ *[A-Za-z]*$"}]}

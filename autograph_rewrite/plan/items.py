@@ -68,7 +68,6 @@ class ItemLike(Protocol):
 def graph_digest(graph: GraphLike) -> str:
     """A hash of the graph's wiring: names, ops and data inputs, whatever order the nodes come in."""
     lines = sorted(
-        f"{node.name}={node.op}({','.join([value.name for value in node.inputs])})"
-        for node in graph.nodes.values()
+        f"{node.name}={node.op}({','.join([value.name for value in node.inputs])})" for node in graph.nodes.values()
     )
     return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogatepass")).hexdigest()

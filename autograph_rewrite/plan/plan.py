@@ -140,9 +140,7 @@ class Plan:
         try:
             data = Path(path).read_bytes()
         except OSError as error:
-            raise PlanError(
-                f"cannot read '{os.fspath(path)}': {error.strerror}", hint="check the path"
-            ) from None
+            raise PlanError(f"cannot read '{os.fspath(path)}': {error.strerror}", hint="check the path") from None
         message = plan_pb2.Plan()
         try:
             message.ParseFromString(data)
@@ -163,9 +161,7 @@ class Plan:
         try:
             _write(Path(path), data)
         except OSError as error:
-            raise PlanError(
-                f"cannot write '{os.fspath(path)}': {error.strerror}", hint="check the path"
-            ) from None
+            raise PlanError(f"cannot write '{os.fspath(path)}': {error.strerror}", hint="check the path") from None
 
     @classmethod
     def _parse(cls, located: Located) -> Plan:

@@ -67,9 +67,7 @@ def _variable_requests(item: ItemLike, config: Config) -> Iterator[parts.Variabl
 def _overridden(options: parts.Options, override: Override | None) -> parts.Options:
     if override is None:
         return options
-    said = override.model_dump(
-        include={"synchronizer", "hint", "compressor", "bucket_bytes"}, exclude_none=True
-    )
+    said = override.model_dump(include={"synchronizer", "hint", "compressor", "bucket_bytes"}, exclude_none=True)
     return replace(options, **said)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from autograph_rewrite.plan.fields import (
     Address,
@@ -41,6 +41,14 @@ class Section(BaseModel):
     """A frozen mapping of known keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _has_an_order(cls, value: object) -> object:
+        """Refuse a set: its order changes from process to process, and with it the rewritten graph."""
+        if isinstance(value, set | frozenset):
+            raise ValueError("must be a list: a set has no order")
+        return value
 
 
 class Network(Section):

@@ -47,6 +47,10 @@ def _fault(finding: dict[str, Any], model: type[BaseModel], source: Source) -> F
             return source.fault(path, f"{name} must be {either(known)}, not {given}", close)
         case "greater_than_equal":
             return source.fault(path, f"{name} must be at least {context['ge']:g}, not {given}")
+        case "less_than_equal":
+            return source.fault(path, f"{name} must be at most {context['le']:g}, not {given}")
+        case "invalid_key":
+            return source.fault(path[:-1], f"a key must be a text, not {path[-1]!r}{_inside(path)}")
         case "greater_than":
             return source.fault(path, f"{name} must be more than {context['gt']:g}, not {given}")
         case "value_error" if isinstance(context["error"], RewriteError):
