@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir import wire
-from autograph_rewrite.ir.opdefs import Arg
+from autograph_rewrite.ir.attrs import FunctionName, decode
+from autograph_rewrite.ir.opdefs import Arg, find_op
 from autograph_rewrite.ir.protos import proto
 
 _FUNCTION, _SIGNATURE, _NODE, _RETURN, _CONTROL_RETURN = 1, 1, 3, 4, 6
@@ -54,7 +56,7 @@ class Library:
     def __contains__(self, name: str) -> bool:
         return name in self._where
 
-    def __iter__(self) -> object:
+    def __iter__(self) -> Iterator[str]:
         return iter(self._where)
 
     def get(self, name: str) -> Function:
@@ -68,6 +70,50 @@ class Library:
                 raise GraphError(f"the graph's library has no function '{name}'")
             self._parsed[name] = _parse(self._data, *self._where[name])
         return self._parsed[name]
+
+
+    def subset(self, names: Iterable[str]) -> bytes:
+        """Return the encoded library of some functions and what they call, without recorded static shapes.
+
+        Shapes are an export's addition: a runtime that knows the function by this name knows it without.
+        """
+        library = proto("FunctionDefLibrary")()
+        wanted = list(dict.fromkeys(names))
+        for name in wanted:  # grows while it is walked
+            if name not in self:
+                continue
+            start, stop = self._where[name]
+            function = library.function.add()
+            function.ParseFromString(self._data[start:stop])
+            function.attr.pop("_input_shapes", None)
+            for node in function.node_def:
+                node.attr.pop("_output_shapes", None)
+            wanted += [called for called in self.calls(name) if called not in wanted]
+        data: bytes = library.SerializeToString(deterministic=True)
+        return data
+
+    def calls(self, name: str) -> Iterator[str]:
+        """Yield the functions that a function's body names."""
+        for node in self.get(name).nodes:
+            yield from called(node.op, node.attrs, self)
+
+
+def called(op_name: str, attrs: Mapping[str, object], library: Library) -> Iterator[str]:
+    """Yield the functions that a node names: by its op, or in an attribute."""
+    if op_name in library:
+        yield op_name
+    for key in _function_attrs(op_name):
+        raw = attrs.get(key)
+        found = decode(raw) if isinstance(raw, bytes) else None
+        for function in found if isinstance(found, tuple) else (found,):
+            if isinstance(function, FunctionName) and function.name:
+                yield function.name
+
+
+@cache
+def _function_attrs(op_name: str) -> tuple[str, ...]:
+    op = find_op(op_name)
+    return () if op is None else tuple(key for key, attr in op.attrs.items() if "func" in attr.kind)
 
 
 def _name(data: bytes, start: int, stop: int) -> str:
@@ -88,7 +134,9 @@ def _parse(data: bytes, start: int, stop: int) -> Function:
         if field == _SIGNATURE:
             signature = proto("OpDef").FromString(data[at:end])
         elif field == _NODE:
-            nodes.append(wire.read_node(data, at, end))
+            node = wire.read_node(data, at, end)
+            node.attrs.pop("_class", None)  # colocation inside the body: the call's device decides
+            nodes.append(node)
         elif field == _RETURN:
             key, value = _entry(data, at, end)
             returns[key] = value

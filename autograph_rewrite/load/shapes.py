@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from autograph_rewrite.ir.graph import Value
+from collections.abc import Sequence
+
+from autograph_rewrite.ir.attrs import encode
+from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.item import Shape
 
 _OWN_ATTR = {"Placeholder": "shape", "PlaceholderV2": "shape", "PlaceholderWithDefault": "shape"}
@@ -21,3 +24,8 @@ def static_shape(value: Value) -> Shape | None:
         return None
     shape: Shape | None = shapes[value.index]
     return shape
+
+
+def record_shapes(node: Node, shapes: Sequence[Shape | None]) -> None:
+    """Record the static shapes of a new node's outputs, as TensorFlow's exporter does."""
+    node.set_raw_attr("_output_shapes", encode("list(shape)", shapes))
