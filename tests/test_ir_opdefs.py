@@ -39,9 +39,7 @@ def test_an_unknown_op_is_looked_up_again_once_tensorflow_knows_it(monkeypatch: 
     assert opdefs.find_op("MyCustomOp") is None
     declared = proto("OpDef")(name="MyCustomOp")
     declared.output_arg.add(name="y", type=1)
-    monkeypatch.setattr(
-        opdefs, "_from_running_tensorflow", lambda name: declared if name == "MyCustomOp" else None
-    )
+    monkeypatch.setattr(opdefs, "_from_running_tensorflow", lambda name: declared if name == "MyCustomOp" else None)
     found = opdefs.find_op("MyCustomOp")
     assert found is not None
     assert found.outputs[0].dtype == 1

@@ -75,11 +75,7 @@ def edit(graph: Graph, draw: st.DrawFn) -> None:
     nodes = list(graph)
     node = draw(st.sampled_from(nodes))
     floats = float_values(graph)
-    verb = draw(
-        st.sampled_from(
-            ["add", "erase", "set_input", "control", "rauw", "splice", "replace", "attr", "clone"]
-        )
-    )
+    verb = draw(st.sampled_from(["add", "erase", "set_input", "control", "rauw", "splice", "replace", "attr", "clone"]))
     if verb == "add":
         add_node(graph, draw, draw(st.sampled_from("abc")))
     elif verb == "erase":

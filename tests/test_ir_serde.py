@@ -25,9 +25,7 @@ def training_graph() -> bytes:
         y = tf.matmul(x, w)
         with v1.colocate_with(y.op), tf.control_dependencies([v1.assert_positive(tf.shape(x)[0])]):
             y = tf.cond(tf.reduce_sum(y) > 0, lambda: y, lambda: -y)
-        _, total = tf.while_loop(
-            lambda i, s: i < 3, lambda i, s: (i + 1, s + tf.reduce_sum(y)), [0, tf.constant(0.0)]
-        )
+        _, total = tf.while_loop(lambda i, s: i < 3, lambda i, s: (i + 1, s + tf.reduce_sum(y)), [0, tf.constant(0.0)])
         loss = total + tf.function(lambda a: a * 2.0)(tf.reduce_mean(y))
         v1.train.AdamOptimizer(0.1).minimize(loss, name="train")
         v1.global_variables_initializer()
@@ -60,9 +58,7 @@ def test_fields_that_are_not_interpreted_survive() -> None:
     full.version = 7
     full.versions.producer = 2000
     full.library.function.add().signature.name = "f"
-    data = (
-        full.SerializeToString(deterministic=True) + b"\xf8\x7f\x05"
-    )  # field 2047, which no TensorFlow knows
+    data = full.SerializeToString(deterministic=True) + b"\xf8\x7f\x05"  # field 2047, which no TensorFlow knows
     node_with_unknown_field = node_def("b", "NoOp")[2:] + b"\xf8\x7f\x01"
     data += wire.delimited(wire.NODE, node_with_unknown_field)
 
@@ -152,9 +148,7 @@ def test_reading_a_graph_does_not_import_tensorflow(tmp_path: object) -> None:
         "g = serde.from_bytes(sys.stdin.buffer.read()); [n.outputs for n in g]; serde.to_bytes(g);"
         "print(len(g), 'tensorflow' in sys.modules)"
     )
-    ran = subprocess.run(
-        [sys.executable, "-c", code], input=training_graph(), capture_output=True, check=True
-    )
+    ran = subprocess.run([sys.executable, "-c", code], input=training_graph(), capture_output=True, check=True)
     count, imported = ran.stdout.split()
     assert int(count) > 100
     assert imported == b"False"

@@ -53,7 +53,8 @@ def op_registry() -> bytes:
         for arg in (*op.input_arg, *op.output_arg, *op.attr):
             arg.description = ""
         kept.op.append(op)
-    return kept.SerializeToString(deterministic=True)
+    data: bytes = kept.SerializeToString(deterministic=True)
+    return data
 
 
 def main() -> None:

@@ -52,9 +52,7 @@ def _connect(graph: Graph, node: Node, inputs: list[str]) -> None:
         if text.startswith("^"):
             control = nodes.get(text[1:])
             if control is None:
-                raise GraphError(
-                    f"'{node.name}' waits for '{text[1:]}', which the graph does not have", node=node
-                )
+                raise GraphError(f"'{node.name}' waits for '{text[1:]}', which the graph does not have", node=node)
             node._controls[control] = None
             control._control_users[node] = None
             continue
@@ -119,8 +117,6 @@ def to_bytes(graph: Graph) -> bytes:
             )
         inputs = [text.encode() for text in input_names(node)]
         nodes.append(
-            wire.write_node(
-                node.name.encode(), node.op.encode(), inputs, node.device.encode(), tail_bytes(node)
-            )
+            wire.write_node(node.name.encode(), node.op.encode(), inputs, node.device.encode(), tail_bytes(node))
         )
     return frame(nodes, graph)

@@ -1,0 +1,255 @@
+"""What is true of the finished graph: no collective can hang, no storage is shared by accident, nothing is lost.
+
+every invariant of a plain graph
++ collectives: complete, alike, on distinct devices, in one order, and whole in every fetch
++ resources:   two handles on one device mean two variables, as in the original
++ the step:    every name resolves, every variable is written as often as in the original
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir import devices as device_specs
+from autograph_rewrite.ir import resources, serde
+from autograph_rewrite.ir.collectives import Collective, collect, contracted_order, deadlock
+from autograph_rewrite.ir.fold import Span
+from autograph_rewrite.ir.graph import Graph, Node
+from autograph_rewrite.ir.verify import Fault, folded_faults, raise_for
+from autograph_rewrite.ir.walk import BACK_EDGES, ancestors
+
+_INSTANCE = re.compile(r"replica_\d+/(.+)")
+
+
+class _Tensor(Protocol):
+    @property
+    def tensor(self) -> str: ...
+
+
+class _Original(Protocol):
+    """What is compared with: the item that was expanded."""
+
+    @property
+    def graph(self) -> Graph: ...
+    @property
+    def inputs(self) -> Mapping[str, _Tensor]: ...
+    @property
+    def outputs(self) -> Mapping[str, _Tensor]: ...
+    @property
+    def targets(self) -> tuple[str, ...]: ...
+    @property
+    def init_op(self) -> str | None: ...
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A finished graph beside its original."""
+
+    graph: Graph
+    original: _Original
+    devices: tuple[str, ...]
+    processes: int
+
+    def roots(self) -> Iterator[tuple[str, Node]]:
+        """Yield everything that can be run by its original name, with its node in the finished graph."""
+        for name, info in self.original.outputs.items():
+            yield f"output '{name}'", self.graph.value(info.tensor).node
+        for target in (*self.original.targets, *filter(None, [self.original.init_op])):
+            yield f"target '{target}'", self.graph.node(target)
+
+
+def check_expanded(data: bytes | Graph, original: _Original, devices: Sequence[str] = (), processes: int = 1) -> None:
+    """Check every invariant of a finished graph.
+
+    Args:
+        data: the expanded graph, or its encoded GraphDef.
+        original: the item that was expanded (normalised, before the first pass).
+        devices: the devices of the plan; empty to accept any.
+        processes: how many processes share each collective; this graph holds one process's members.
+
+    Raises:
+        VerifyError: names every broken invariant.
+        GraphError: the bytes are not a GraphDef.
+    """
+    raise_for(expanded_faults(data, original, devices, processes))
+
+
+def expanded_faults(
+    data: bytes | Graph, original: _Original, devices: Sequence[str] = (), processes: int = 1
+) -> list[Fault]:
+    """Return every broken invariant of a finished graph."""
+    graph = data if isinstance(data, Graph) else serde.from_bytes(data)
+    faults = folded_faults(graph, 1, devices)
+    faults += [Fault(f"'{node.name}' is still folded", node) for node in graph if node.span is Span.EACH]
+    if faults:
+        return faults  # what follows relies on edges that are true
+    finished = Finished(graph, original, tuple(devices), processes)
+    faults = list(names_resolve(finished))
+    faults += no_storage_is_shared_by_accident(finished)
+    faults += devices_are_the_plans(finished)
+    if not faults:
+        faults += variables_are_written_as_often(finished)
+        faults += collectives_meet(finished)
+    return faults
+
+
+def names_resolve(finished: Finished) -> Iterator[Fault]:
+    """Every input, output and target of the original is there under its name."""
+    named = [("input", info.tensor) for info in finished.original.inputs.values()]
+    named += [("output", info.tensor) for info in finished.original.outputs.values()]
+    for role, tensor in named:
+        try:
+            found = finished.graph.value(tensor).dtype
+            expected = finished.original.graph.value(tensor).dtype
+        except GraphError as error:
+            yield Fault(f"the {role} '{tensor}' does not resolve: {error.problem}")
+            continue
+        if found != expected:
+            yield Fault(f"the {role} '{tensor}' has changed its element type", finished.graph.value(tensor).node)
+    for target in (*finished.original.targets, *filter(None, [finished.original.init_op])):
+        if target not in finished.graph:
+            yield Fault(f"the target '{target}' is not in the graph")
+
+
+def devices_are_the_plans(finished: Finished) -> Iterator[Fault]:
+    """Every placed node is on a device of the plan, or on its host."""
+    allowed = device_specs.reachable(finished.devices)
+    if not allowed:
+        return
+    for text, count in sorted(Counter(node.device for node in finished.graph).items()):
+        spec = device_specs.parse(text)
+        if spec is not None and not any(spec.fits(device) for device in allowed):
+            node = next(node for node in finished.graph if node.device == text)
+            yield Fault(f"'{node.name}' ({count} nodes) is on '{text}', which the plan does not have", node)
+
+
+def original_name(name: str, original: Graph) -> str:
+    """Return the name of the original node that an instance stands for; a node of its own keeps its name."""
+    match = _INSTANCE.fullmatch(name)
+    return match[1] if match is not None and match[1] in original else name
+
+
+def no_storage_is_shared_by_accident(finished: Finished) -> Iterator[Fault]:
+    """Two handles on one device mean one variable only where the original's did."""
+    original = finished.original.graph
+    first: dict[tuple[str, tuple[str, str, str]], Node] = {}
+    for node in finished.graph:
+        if node.op not in ("VarHandleOp", "VariableV2", "Variable"):
+            continue
+        other = first.setdefault((node.device, resources.storage_key(node)), node)
+        if other is node:
+            continue
+        names = original_name(node.name, original), original_name(other.name, original)
+        known = [resources.storage_key(original.nodes[name]) for name in names if name in original]
+        if names[0] == names[1] or len(known) < 2 or known[0] != known[1]:
+            where = device_specs.short(node.device) or "one device"
+            yield Fault(f"'{node.name}' and '{other.name}' share their storage on {where}", node)
+
+
+def variables_are_written_as_often(finished: Finished) -> Iterator[Fault]:
+    """One step, and the initialisation, write each copy of a variable as often as in the original."""
+    original = finished.original
+    step = (*original.targets, *(info.tensor for info in original.outputs.values()))
+    for what, names in (("step", step), ("initialisation", tuple(filter(None, [original.init_op])))):
+        before = _writes(original.graph, names)
+        after = _writes(finished.graph, names)
+        copies: dict[str, list[tuple[Node, int]]] = {}
+        for handle, count in after.items():
+            copies.setdefault(original_name(handle.name, original.graph), []).append((handle, count))
+        for handle, count in before.items():
+            if handle.name not in copies:
+                yield Fault(f"the {what} writes '{handle.name}' {count} times, now never", handle)
+            for copy, found in copies.get(handle.name, ()):
+                if found != count:
+                    yield Fault(f"the {what} writes '{copy.name}' {found} times; the original {count} times", copy)
+        for name in sorted(copies.keys() - {handle.name for handle in before}):
+            if name in original.graph:
+                yield Fault(f"the {what} writes '{name}', which the original never does", copies[name][0][0])
+
+
+def _writes(graph: Graph, names: Iterable[str]) -> dict[Node, int]:
+    roots = [graph.nodes[name.partition(":")[0]] for name in names]
+    needed = ancestors(roots)
+    return {handle: len(ops) for handle, ops in resources.updates(n for n in graph if n in needed).items()}
+
+
+def collectives_meet(finished: Finished) -> Iterator[Fault]:
+    """Collectives are complete and alike, in one order on all devices, and whole in every fetch."""
+    found, unknown = collect(finished.graph)
+    for node in unknown:
+        yield Fault(f"the keys of '{node.name}' are not constants, so nobody can tell who meets whom", node)
+    if not found:
+        return
+    for group in found:
+        yield from _group_faults(group, finished.processes)
+    order, stuck = contracted_order(finished.graph, found)
+    if stuck:
+        yield from _deadlock_faults(found, stuck)
+        return
+    yield from _partial_fetches(finished, found, order)
+
+
+def _group_faults(group: Collective, processes: int) -> Iterator[Fault]:
+    first = group.members[0]
+    count = len(group.members) * processes
+    if count != group.group_size:
+        names = ", ".join(node.name for node in group.members[:4])
+        yield Fault(f"{group.name} has {count} members; it needs {group.group_size} (there is: {names})", first)
+    for device, uses in Counter(node.device for node in group.members).items():
+        if uses > 1:
+            yield Fault(f"{group.name} has {uses} members on '{device}'; each needs its own device", first)
+        if not device:
+            yield Fault(f"a member of {group.name} has no device", first)
+    for attr in ("T", "merge_op", "final_op"):
+        values = {node.attrs.get(attr) for node in group.members if attr in node.attrs}
+        if len(values) > 1:
+            yield Fault(f"the members of {group.name} differ in their '{attr}'", first)
+    ops = Counter(node.op for node in group.members)
+    sends = sum(count for op, count in ops.items() if "BcastSend" in op)
+    if any("Bcast" in op for op in ops):
+        if sends != 1 and processes == 1:
+            yield Fault(f"{group.name} has {sends} senders; a broadcast has one", first)
+    elif len(ops) > 1:
+        yield Fault(f"the members of {group.name} are of different ops: {', '.join(sorted(ops))}", first)
+
+
+def _deadlock_faults(found: Sequence[Collective], stuck: Sequence[Node]) -> Iterator[Fault]:
+    circle = deadlock(found, stuck)
+    if len(circle) == 1:
+        group, member, other = circle[0]
+        yield Fault(f"{group.name}: its member '{member.name}' needs the result of its member '{other.name}'", member)
+    elif circle:
+        steps = [
+            f"'{waiter.name}' on {device_specs.short(waiter.device)} comes after '{other.name}'"
+            for _, waiter, other in circle
+        ]
+        names = " and ".join(group.name for group, _, _ in circle[:2])
+        yield Fault(f"{names} wait for each other: {'; '.join(steps[:4])}", circle[0][1])
+
+
+def _partial_fetches(finished: Finished, found: Sequence[Collective], order: Sequence[Node]) -> Iterator[Fault]:
+    """Yield what would hang when it is run alone, because it reaches only some members of a collective."""
+    bits = {node: 1 << i for i, node in enumerate(node for group in found for node in group.members)}
+    masks: dict[Node, int] = {}
+    loops = any(node.op in BACK_EDGES for node in order)
+    for _ in range(2 if loops else 1):  # the second round carries what a loop's body adds to its entry
+        for node in order:
+            mask = bits.get(node, 0)
+            for value in node._inputs:
+                mask |= masks.get(value.node, 0)
+            for control in node._controls:
+                mask |= masks[control]
+            masks[node] = mask
+    wholes = [sum(bits[node] for node in group.members) for group in found]
+    for what, node in finished.roots():
+        mask = masks[node]
+        for group, whole in zip(found, wholes, strict=True):
+            if mask & whole not in (0, whole):
+                missing = [member.name for member in group.members if not mask & bits[member]]
+                yield Fault(f"running {what} alone hangs: it needs {group.name}, but not '{missing[0]}'", node)
+                break
