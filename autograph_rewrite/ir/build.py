@@ -74,11 +74,7 @@ def _infer(op: OpDef, inputs: Sequence[Value], raw: dict[str, Any], folded: Sequ
     """Fill in type and count attributes from the inputs, as TensorFlow's own op builders do."""
     lengths = _lengths(op, len(inputs), raw, folded)
     copies = _instances(op, len(inputs), lengths, len(folded))
-    types = [
-        dtypes.base(value.dtype)
-        for i, value in enumerate(inputs)
-        for _ in range(copies if i in folded else 1)
-    ]
+    types = [dtypes.base(value.dtype) for i, value in enumerate(inputs) for _ in range(copies if i in folded else 1)]
     at = 0
     for arg in op.inputs:
         count = lengths.get(arg.number_attr or arg.type_list_attr, 1)
@@ -117,7 +113,5 @@ def _instances(op: OpDef, given: int, lengths: Mapping[str, int], folded: int) -
     taken = sum(lengths.get(arg.number_attr or arg.type_list_attr, 1) for arg in op.inputs)
     copies, over = divmod(taken - given + folded, folded) if folded else (1, taken - given)
     if over or copies < 1:
-        raise GraphError(
-            f"{given} input{'' if given == 1 else 's'} do not fit {op.name}, which takes {taken}"
-        )
+        raise GraphError(f"{given} input{'' if given == 1 else 's'} do not fit {op.name}, which takes {taken}")
     return copies

@@ -85,9 +85,7 @@ class Node:
         "device", "graph", "name", "op", "rest", "selects", "span",
     )  # fmt: skip
 
-    def __init__(
-        self, graph: Graph, name: str, op: str, device: str, attrs: dict[str, Any], rest: bytes
-    ) -> None:
+    def __init__(self, graph: Graph, name: str, op: str, device: str, attrs: dict[str, Any], rest: bytes) -> None:
         self.graph = graph
         self.name = name
         self.op = op
@@ -378,9 +376,7 @@ class Graph:
                 user.add_control(new)
         self.erase(node)
 
-    def splice_after(
-        self, value: Value, op: str, extra: Sequence[Value] = (), *, name: str, **attrs: Any
-    ) -> Value:
+    def splice_after(self, value: Value, op: str, extra: Sequence[Value] = (), *, name: str, **attrs: Any) -> Value:
         """Add `op(value, *extra)` and make everyone else read its output 0 instead of `value`."""
         node = self.add(op, [value, *extra], name=name, attrs=attrs, origin=value.node, span=value.node.span)
         value.replace_all_uses_with(node.output(), keep={node})

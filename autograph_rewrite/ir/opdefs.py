@@ -86,15 +86,11 @@ def _known(name: str) -> OpDef:
 
 def _read(found: Any) -> OpDef:
     attrs = {
-        a.name: Attr(
-            a.name, a.type, a.default_value.SerializeToString() if a.HasField("default_value") else None
-        )
+        a.name: Attr(a.name, a.type, a.default_value.SerializeToString() if a.HasField("default_value") else None)
         for a in found.attr
     }
     inputs, outputs = _args(found.input_arg), _args(found.output_arg)
-    deciding = (
-        n for arg in (*inputs, *outputs) for n in (arg.type_attr, arg.number_attr, arg.type_list_attr) if n
-    )
+    deciding = (n for arg in (*inputs, *outputs) for n in (arg.type_attr, arg.number_attr, arg.type_list_attr) if n)
     return OpDef(found.name, inputs, outputs, attrs, found.is_stateful, tuple(dict.fromkeys(deciding)))
 
 
@@ -147,9 +143,7 @@ def _signature(name: str, deciding: tuple[bytes | None, ...]) -> tuple[tuple[int
     try:
         return _dtypes(op.inputs, attrs), _dtypes(op.outputs, attrs)
     except TypeError:  # an attribute of another kind than the op declares
-        raise GraphError(
-            f"a {name} node has a malformed attribute among {', '.join(op.type_attrs)}"
-        ) from None
+        raise GraphError(f"a {name} node has a malformed attribute among {', '.join(op.type_attrs)}") from None
 
 
 def signature(name: str, attrs: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -151,9 +151,7 @@ _NODE_TAGS = frozenset((0x0A, 0x12, 0x1A, 0x22, 0x2A))
 
 def write_attrs(attrs: Mapping[str, bytes]) -> bytes:
     """Encode the attribute map of a NodeDef, in the order of the mapping."""
-    return b"".join(
-        [delimited(ATTR, delimited(1, key.encode()) + delimited(2, value)) for key, value in attrs.items()]
-    )
+    return b"".join([delimited(ATTR, delimited(1, key.encode()) + delimited(2, value)) for key, value in attrs.items()])
 
 
 def write_node(name: bytes, op: bytes, inputs: Iterable[bytes], device: bytes, tail: bytes) -> bytes:
