@@ -27,7 +27,7 @@ def finish(
     """Build the optimizer's variables now, so that the first trace creates none, and describe the step."""
     weights = list(weights)
     optimizer.build(weights)
-    named = {each.name: each for each in [*weights, *others]}
+    named = {each.name.removesuffix(":0"): each for each in [*weights, *others]}
     named.update({each.path: each for each in optimizer.variables})
     return BuiltFunction(
         step=step,
