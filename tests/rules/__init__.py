@@ -1,0 +1,1 @@
+"""Rules of placement, each checked by running its op on blocks."""

@@ -1,0 +1,235 @@
+"""Samples of layers, pooling, normalisation and fused recurrent cells."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.rules.sample import Draw, Sample, Sizes, known
+
+IMAGE = {"h": 4, "w": 4, "c": 3, "o": 2}
+
+
+def image(d: Sizes, r: Draw, dtype: type = np.float64) -> np.ndarray:
+    return r(d["n"], d["h"], d["w"], d["c"], dtype=dtype)
+
+
+def volume(d: Sizes, r: Draw, dtype: type = np.float64) -> np.ndarray:
+    return r(d["n"], 4, d["h"], d["w"], d["c"], dtype=dtype)
+
+
+def images(op: str, *extra: str, count: int = 1, dtype: type = np.float64, **attrs: object) -> Sample:
+    return Sample(op, "n", lambda d, r: [image({**IMAGE, **d}, r, dtype) for _ in range(count)], attrs, "n")
+
+
+def _pool_grad(d: Sizes, r: Draw) -> list[np.ndarray]:
+    import tensorflow as tf
+
+    x = image({**IMAGE, **d}, r)
+    y = tf.raw_ops.MaxPool(input=tf.constant(x), ksize=[1, 2, 2, 1], strides=[1, 2, 2, 1], padding="VALID").numpy()
+    return [x, y, r(*y.shape)]
+
+
+def _pool_grad_grad(d: Sizes, r: Draw) -> list[np.ndarray]:
+    x, y, _ = _pool_grad(d, r)
+    return [x, y, r(*x.shape)]
+
+
+def _pool3(d: Sizes, r: Draw) -> list[np.ndarray]:
+    import tensorflow as tf
+
+    x = volume({**IMAGE, **d}, r, np.float32)
+    y = tf.raw_ops.MaxPool3D(input=x, ksize=[1, 2, 2, 2, 1], strides=[1, 2, 2, 2, 1], padding="VALID").numpy()
+    return [x, y, r(*y.shape, dtype=np.float32)]
+
+
+def _argmax(d: Sizes, r: Draw) -> list[np.ndarray]:
+    import tensorflow as tf
+
+    x = image({**IMAGE, **d}, r, np.float32)
+    y, at = tf.raw_ops.MaxPoolWithArgmax(
+        input=x, ksize=[1, 2, 2, 1], strides=[1, 2, 2, 1], padding="VALID", Targmax=tf.int64
+    )
+    return [x, r(*y.shape, dtype=np.float32), at.numpy()]
+
+
+POOL = {"ksize": [1, 2, 2, 1], "strides": [1, 2, 2, 1], "padding": "VALID"}
+POOL3 = {"ksize": [1, 2, 2, 2, 1], "strides": [1, 2, 2, 2, 1], "padding": "VALID"}
+CONV = {"strides": [1, 1, 1, 1], "padding": "SAME"}
+CONV3 = {"strides": [1, 1, 1, 1, 1], "padding": "SAME"}
+F32 = np.float32
+
+
+def _conv_input_gradient(d: Sizes, r: Draw) -> list[np.ndarray]:
+    return [known([d["n"], 4, 4, 3]), r(2, 2, 3, 2), r(d["n"], 4, 4, 2)]
+
+
+def _conv_filter_gradient(d: Sizes, r: Draw) -> list[np.ndarray]:
+    return [r(d["n"], 4, 4, 3), known([2, 2, 3, 2]), r(d["n"], 4, 4, 2)]
+
+
+def _depthwise_input_gradient(d: Sizes, r: Draw) -> list[np.ndarray]:
+    return [known([d["n"], 4, 4, 3]), r(2, 2, 3, 2), r(d["n"], 4, 4, 6)]
+
+
+def _depthwise_filter_gradient(d: Sizes, r: Draw) -> list[np.ndarray]:
+    return [r(d["n"], 4, 4, 3), known([2, 2, 3, 2]), r(d["n"], 4, 4, 6)]
+
+
+CONVOLUTIONS = [
+    Sample("Conv2D", "n", lambda d, r: [r(d["n"], 4, 4, 3), r(2, 2, 3, 2)], CONV, "n"),
+    Sample(
+        "Conv2D", "n", lambda d, r: [r(d["n"], 4, 4, 3), r(2, 2, 3, 2)],
+        {"strides": [1, 2, 2, 1], "padding": "EXPLICIT", "explicit_paddings": [0, 0, 1, 1, 0, 1, 0, 0]}, "n",
+    ),
+    Sample("DepthwiseConv2dNative", "n", lambda d, r: [r(d["n"], 4, 4, 3), r(2, 2, 3, 2)], CONV, "n"),
+    Sample("Conv2DBackpropInput", "n", _conv_input_gradient, CONV, "n"),
+    Sample("Conv2DBackpropFilter", "n", _conv_filter_gradient, CONV, "n"),
+    Sample("DepthwiseConv2dNativeBackpropInput", "n", _depthwise_input_gradient, CONV, "n"),
+    Sample("DepthwiseConv2dNativeBackpropFilter", "n", _depthwise_filter_gradient, CONV, "n"),
+    Sample("Conv3D", "n", lambda d, r: [r(d["n"], 3, 3, 3, 2), r(2, 2, 2, 2, 3)], CONV3, "n"),
+    Sample(
+        "Conv3DBackpropInputV2", "n",
+        lambda d, r: [known([d["n"], 3, 3, 3, 2]), r(2, 2, 2, 2, 3), r(d["n"], 3, 3, 3, 3)], CONV3, "n",
+    ),
+    Sample(
+        "Conv3DBackpropFilterV2", "n",
+        lambda d, r: [r(d["n"], 3, 3, 3, 2), known([2, 2, 2, 2, 3]), r(d["n"], 3, 3, 3, 3)], CONV3, "n",
+    ),
+]  # fmt: skip
+DILATION = {"strides": [1, 1, 1, 1], "rates": [1, 1, 1, 1], "padding": "SAME"}
+
+LAYERS = [
+    Sample("BiasAdd", "abc", lambda d, r: [r(d["a"], d["b"], d["c"]), r(d["c"])], {}, "ab"),
+    Sample(
+        "BiasAdd", "abc", lambda d, r: [r(d["a"], d["b"], d["c"], 2), r(d["b"])], {"data_format": "NCHW"}, "ac",
+    ),
+    Sample("BiasAddV1", "ab", lambda d, r: [r(d["a"], d["b"]), r(d["b"])], {}, "a"),
+    Sample("BiasAddGrad", "abc", lambda d, r: [r(d["a"], d["b"], d["c"])], {}, "abc"),
+    Sample("BiasAddGrad", "abc", lambda d, r: [r(d["a"], d["b"], d["c"], 2)], {"data_format": "NCHW"}, "abc"),
+    Sample("Softmax", "ab", lambda d, r: [r(d["a"], d["b"])], {}, "a"),
+    Sample("LogSoftmax", "ab", lambda d, r: [r(d["a"], d["b"])], {}, "a"),
+    Sample("SoftmaxCrossEntropyWithLogits", "ab", lambda d, r: [r(d["a"], d["b"]), r.unit(d["a"], d["b"])], {}, "a"),
+    Sample("SoftmaxCrossEntropyWithLogits", "ab", lambda d, r: [r(d["a"], d["b"]), r.unit(1, d["b"])], {}, "a"),
+    Sample(
+        "SparseSoftmaxCrossEntropyWithLogits", "ab", lambda d, r: [r(d["a"], d["b"]), r.ints(d["b"], d["a"])], {}, "a",
+    ),
+    Sample("InTopK", "ab", lambda d, r: [r(d["a"], d["b"], dtype=F32), r.ints(d["b"], d["a"])], {"k": 2}, "a"),
+    Sample("InTopKV2", "ab", lambda d, r: [r(d["a"], d["b"], dtype=F32), r.ints(d["b"], d["a"]), known(2)], {}, "a"),
+    Sample("Dilation2D", "n", lambda d, r: [r(d["n"], 4, 4, 3), r(2, 2, 3)], DILATION, "n"),
+    Sample(
+        "Dilation2DBackpropInput", "n", lambda d, r: [r(d["n"], 4, 4, 3), r(2, 2, 3), r(d["n"], 4, 4, 3)], DILATION, "n",
+    ),
+    Sample(
+        "Dilation2DBackpropFilter", "n", lambda d, r: [r(d["n"], 4, 4, 3), r(2, 2, 3), r(d["n"], 4, 4, 3)], DILATION, "n",
+    ),
+]  # fmt: skip
+
+POOLS = [
+    images("AvgPool", **POOL),
+    images("MaxPool", **POOL),
+    Sample(
+        "MaxPoolV2", "n", lambda d, r: [r(d["n"], 4, 4, 3), known([1, 2, 2, 1]), known([1, 2, 2, 1])],
+        {"padding": "VALID"}, "n",
+    ),
+    Sample("AvgPoolGrad", "n", lambda d, r: [known([d["n"], 4, 4, 3]), r(d["n"], 2, 2, 3)], POOL, "n"),
+    Sample("MaxPoolGrad", "n", _pool_grad, POOL, "n"),
+    Sample("MaxPoolGradGrad", "n", _pool_grad_grad, POOL, "n"),
+    Sample(
+        "MaxPoolGradV2", "n", lambda d, r: [*_pool_grad(d, r), known([1, 2, 2, 1]), known([1, 2, 2, 1])],
+        {"padding": "VALID"}, "n",
+    ),
+    Sample(
+        "MaxPoolGradGradV2", "n", lambda d, r: [*_pool_grad_grad(d, r), known([1, 2, 2, 1]), known([1, 2, 2, 1])],
+        {"padding": "VALID"}, "n",
+    ),
+    Sample("AvgPool3D", "n", lambda d, r: [r(d["n"], 4, 4, 4, 2, dtype=F32)], POOL3, "n", tolerance=1e-5),
+    Sample("MaxPool3D", "n", lambda d, r: [r(d["n"], 4, 4, 4, 2, dtype=F32)], POOL3, "n"),
+    Sample(
+        "AvgPool3DGrad", "n", lambda d, r: [known([d["n"], 4, 4, 4, 2]), r(d["n"], 2, 2, 2, 2, dtype=F32)],
+        POOL3, "n", tolerance=1e-5,
+    ),
+    Sample("MaxPool3DGrad", "n", _pool3, POOL3, "n"),
+    Sample("MaxPool3DGradGrad", "n", lambda d, r: [*_pool3(d, r)[:2], r(d["n"], 4, 4, 4, 3, dtype=F32)], POOL3, "n"),
+    Sample(
+        "MaxPoolWithArgmax", "n", lambda d, r: [image({**IMAGE, **d}, r, F32)], {**POOL, "Targmax": 9}, "n",
+    ),
+    Sample(
+        "MaxPoolWithArgmax", "n", lambda d, r: [image({**IMAGE, **d}, r, F32)],
+        {**POOL, "Targmax": 9, "include_batch_in_index": True},
+    ),
+    Sample("MaxPoolGradWithArgmax", "n", lambda d, r: _argmax(d, r), POOL, "n"),
+]  # fmt: skip
+
+
+def _normalised(d: Sizes, r: Draw) -> list[np.ndarray]:
+    x = r(d["n"], 3, 3, 2, dtype=F32)
+    return [x, r(2, dtype=F32), r(2, dtype=F32), r(2, dtype=F32), r.unit(2, dtype=F32)]
+
+
+def _denormalised(d: Sizes, r: Draw, count: int) -> list[np.ndarray]:
+    x = r(d["n"], 3, 3, 2, dtype=F32)
+    rest = [r(2, dtype=F32), r(2, dtype=F32), r.unit(2, dtype=F32), r(2, dtype=F32)]
+    return [r(*x.shape, dtype=F32), x, *rest[:count]]
+
+
+def inference(op: str, make: object) -> Sample:
+    return Sample(op, "n", make, {"is_training": False}, "n", tolerance=1e-4)  # type: ignore[arg-type]
+
+
+NORMALS = [
+    *(inference(f"FusedBatchNorm{v}", _normalised) for v in ("", "V2", "V3")),
+    inference("FusedBatchNormGrad", lambda d, r: _denormalised(d, r, 3)),
+    inference("FusedBatchNormGradV2", lambda d, r: _denormalised(d, r, 3)),
+    inference("FusedBatchNormGradV3", lambda d, r: _denormalised(d, r, 4)),
+    *(
+        Sample(f"FusedBatchNorm{v}", "n", _normalised, {"is_training": True}, "n", tolerance=1e-4)
+        for v in ("", "V2", "V3")
+    ),
+    Sample("LRN", "n", lambda d, r: [r(d["n"], 2, 2, 6, dtype=F32)], {}, "n", tolerance=1e-5),
+    Sample(
+        "LRNGrad", "n", lambda d, r: [r(d["n"], 2, 2, 6, dtype=F32) for _ in range(3)], {}, "n", tolerance=1e-5,
+    ),
+]  # fmt: skip
+
+
+def _lstm(d: Sizes, r: Draw) -> list[np.ndarray]:
+    b, i, u = d["b"], 3, 2
+    state = [r(b, i, dtype=F32), r(b, u, dtype=F32), r(b, u, dtype=F32)]
+    return [*state, r(i + u, 4 * u, dtype=F32), *[r(u, dtype=F32) for _ in range(3)], r(4 * u, dtype=F32)]
+
+
+def _lstm_grad(d: Sizes, r: Draw) -> list[np.ndarray]:
+    return [*_lstm(d, r), *[r(d["b"], 2, dtype=F32) for _ in range(8)]]
+
+
+def _gru(d: Sizes, r: Draw) -> list[np.ndarray]:
+    i, u = 3, 2
+    weights = [r(i + u, 2 * u, dtype=F32), r(i + u, u, dtype=F32), r(2 * u, dtype=F32), r(u, dtype=F32)]
+    return [r(d["b"], i, dtype=F32), r(d["b"], u, dtype=F32), *weights]
+
+
+def _gru_grad(d: Sizes, r: Draw) -> list[np.ndarray]:
+    return [*_gru(d, r), *[r(d["b"], 2, dtype=F32) for _ in range(4)]]
+
+
+def _block(d: Sizes, r: Draw) -> list[np.ndarray]:
+    x, *rest = _lstm(d, r)
+    return [known(2, np.int64), r(2, *x.shape, dtype=F32), *rest]
+
+
+def _block_grad(d: Sizes, r: Draw) -> list[np.ndarray]:
+    return [*_block(d, r), *[r(2, d["b"], 2, dtype=F32) for _ in range(9)]]
+
+
+RECURRENT = [
+    Sample("LSTMBlockCell", "b", _lstm, {}, "b", tolerance=1e-5),
+    Sample("LSTMBlockCellGrad", "b", _lstm_grad, {"use_peephole": True}, "b", tolerance=1e-4),
+    Sample("GRUBlockCell", "b", _gru, {}, "b", tolerance=1e-5),
+    Sample("GRUBlockCellGrad", "b", _gru_grad, {}, "b", tolerance=1e-4),
+    Sample("BlockLSTM", "b", _block, {}, "b", tolerance=1e-5),
+    Sample("BlockLSTMV2", "b", _block, {}, "b", tolerance=1e-5),
+    Sample("BlockLSTMGrad", "b", _block_grad, {"use_peephole": True}, "b", tolerance=1e-4),
+    Sample("BlockLSTMGradV2", "b", _block_grad, {"use_peephole": False}, "b", tolerance=1e-4),
+]
+
+SAMPLES = [*CONVOLUTIONS, *LAYERS, *POOLS, *NORMALS, *RECURRENT]
