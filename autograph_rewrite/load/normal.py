@@ -8,28 +8,62 @@ Names of outputs, targets and variables resolve in it as they did before.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from autograph_rewrite.ir.graph import Graph, Node
-from autograph_rewrite.item import GraphItem
+from autograph_rewrite.item import GraphItem, TensorInfo
 from autograph_rewrite.load.flatten import flatten
+from autograph_rewrite.load.fold import fold
+from autograph_rewrite.load.inputs import ITERATORS, default_axis, describe
+from autograph_rewrite.load.ref_variables import convert
+from autograph_rewrite.load.variables import merge_handles
 
 PASS = "normalise"
 
 
-def normalise(item: GraphItem) -> GraphItem:
-    """Return the item in normal form, with a graph of its own; names of outputs, targets and variables still resolve.
+def normalise(item: GraphItem, *, in_place: bool = False) -> GraphItem:
+    """Return the item in normal form.
+
+    Args:
+        item: any item.
+        in_place: use up the item's own graph instead of a copy of it.
 
     Raises:
         GraphError: a missing or recursive function, or a legacy op that has no resource form.
     """
-    graph = item.graph.clone()
+    graph = item.graph if in_place else item.graph.clone()
     graph.current_pass = PASS
     flatten(graph, roots(item, graph))
+    read_outside = {info.tensor.partition(":")[0] for info in item.outputs.values()}
+    converted = convert(graph, read_outside)
+    merge_handles(graph)
+    fold(graph, [graph.value(info.tensor) for info in item.inputs.values() if info.batch_axis is not None])
     graph.current_pass = ""
-    return item.with_(graph=graph)
+    variables = {
+        name: replace(
+            variable,
+            handle=converted.handles.get(variable.handle, variable.handle),
+            initializer=converted.updates.get(variable.initializer or "", variable.initializer),
+        )
+        for name, variable in item.variables.items()
+    }
+    return item.with_(graph=graph, variables=variables, inputs={**item.inputs, **_revealed(item, graph)})
 
 
 def roots(item: GraphItem, graph: Graph) -> Iterable[Node]:
     """Return the nodes that a step of the item is run for; every node, when nothing is declared."""
     names = [*item.targets, *(info.tensor.partition(":")[0] for info in item.outputs.values())]
     return [graph.node(name) for name in dict.fromkeys(names)] if names else list(graph)
+
+
+def _revealed(item: GraphItem, graph: Graph) -> dict[str, TensorInfo]:
+    """Return the outputs of iterators that stood in function bodies; batches, unless the item has some already."""
+    has_batch = any(info.batch_axis is not None for info in item.inputs.values())
+    known = {info.tensor for info in item.inputs.values()}
+    found = {}
+    for node in graph:
+        for value in node.outputs if node.op in ITERATORS else ():
+            info = describe(value.name, value)
+            if info.tensor not in known:
+                found[info.name] = info if has_batch else replace(info, batch_axis=default_axis(info))
+    return found

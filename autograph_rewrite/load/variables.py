@@ -82,3 +82,14 @@ def _restores(assign: Node) -> bool:
     """Whether an assignment loads a checkpoint: its value is RestoreV2's, directly or through one op."""
     source = assign.inputs[1].node
     return source.op == "RestoreV2" or any(value.node.op == "RestoreV2" for value in source.inputs)
+
+
+def merge_handles(graph: Graph) -> None:
+    """Let all readers of one variable read one handle: equal shared names on one device are one storage."""
+    first: dict[tuple[str, ...], Node] = {}
+    for node in graph:
+        if node.op != "VarHandleOp":
+            continue
+        handle = first.setdefault((*resource_key(node), node.device), node)
+        if handle is not node:
+            node.output().replace_all_uses_with(handle.output())
