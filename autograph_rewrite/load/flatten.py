@@ -18,6 +18,7 @@ from autograph_rewrite.load.calls import lower_call
 from autograph_rewrite.load.library import Library, called
 from autograph_rewrite.load.loops import lower_while
 from autograph_rewrite.load.lowering import BRANCHES, LOOPS, Lowering
+from autograph_rewrite.load.optionals import look_through
 
 _ROUTING = frozenset(("Switch", "RefSwitch", "Enter", "RefEnter"))
 
@@ -48,6 +49,7 @@ def _flatten(state: Lowering, roots: Iterable[Node]) -> None:
         node, pivot, state.chain = state.pending.popleft()
         _lower(state, node, pivot)
     _open_gates(state, map(graph.node, names))
+    look_through(graph)
     _sweep(graph, original)
 
 
