@@ -58,6 +58,7 @@ def from_concrete(
     *,
     batch_inputs: Mapping[str, int | None] | None = None,
     search: Sequence[Any] = (),
+    owner: Any = None,
 ) -> GraphItem:
     """Wrap a ConcreteFunction.
 
@@ -65,6 +66,7 @@ def from_concrete(
         concrete: what tracing gave.
         batch_inputs: axis by argument path.
         search: objects from which the Keras variables that it captures can be reached.
+        owner: what must stay alive with the item.
 
     Raises:
         GraphError: a deferred capture, or `batch_inputs` does not fit.
@@ -85,6 +87,7 @@ def from_concrete(
         structured_outputs=concrete.structured_outputs,
         inputs=tuple(arguments),
         outputs=tuple(tensor.name for tensor in concrete.outputs),
+        owner=owner,
     )
     effects = {op.name for op in traced.control_outputs if op.type not in _NO_EFFECT}
     return GraphItem(
@@ -132,12 +135,11 @@ def _inputs(
 
 
 def _outputs(graph: Graph, concrete: Any) -> dict[str, TensorInfo]:
-    by_id = {id(tensor) for tensor in concrete.outputs}
-    flat = output_leaves(concrete.structured_outputs)
-    named = [(leaf.path, leaf.tensor.name) for leaf in flat if id(leaf.tensor) in by_id]
-    if len(named) != len(concrete.outputs):
-        named = [(f"output_{i}", tensor.name) for i, tensor in enumerate(concrete.outputs)]
-    return {path: describe(path, graph.value(name)) for path, name in named}
+    paths = [leaf.path for leaf in output_leaves(concrete.structured_outputs)]
+    if len(paths) != len(concrete.outputs):
+        paths = [f"output_{i}" for i in range(len(concrete.outputs))]
+    named = zip(paths, concrete.outputs, strict=True)
+    return {path: describe(path, graph.value(tensor.name)) for path, tensor in named}
 
 
 def _captures(traced: Any, keras: Mapping[int, Any]) -> tuple[Capture, ...]:

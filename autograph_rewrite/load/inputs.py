@@ -72,10 +72,18 @@ def graph_inputs(
             info = describe(info.name, value, default_axis(info))
         inputs[info.name] = info
     for reference, axis in (batch_inputs or {}).items():
-        value = find_value(graph, reference, "batch input")
+        value = _batch_value(graph, reference, inputs)
         name = public_name(value)
         inputs[name] = checked(describe(name, value, axis))
     return inputs
+
+
+def _batch_value(graph: Graph, reference: str, inputs: Mapping[str, TensorInfo]) -> Value:
+    try:
+        return find_value(graph, reference, "batch input")
+    except GraphError as error:
+        hint = error.hint or f"inputs: {', '.join(list(inputs)[:10]) or 'none'}"
+        raise GraphError(error.problem, hint=hint) from None
 
 
 def named_batches(

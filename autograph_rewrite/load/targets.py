@@ -15,14 +15,24 @@ _GROUPS = frozenset(("NoOp", "Identity"))
 
 
 def infer_train_ops(graph: Graph, collected: Collected) -> tuple[str, ...]:
-    """Return the registered train ops; else the sinks that update a variable from an input; else nothing."""
-    registered = tuple(name for name in collected.train_ops if name in graph)
+    """Return the registered train ops; else the sinks that update a variable from an input; else nothing.
+
+    Where a registered op is one of a group (with moving averages, say), the group is what the user runs.
+    """
+    registered = [_outermost_group(graph.node(name)).name for name in collected.train_ops if name in graph]
     if registered:
-        return registered
+        return tuple(dict.fromkeys(registered))
     fed = descendants(value.node for value in source_values(graph))
     restored = descendants(node for node in graph if node.op == "RestoreV2")
     trained = descendants(node for node in graph if node in fed and node not in restored and _updates(node))
     return tuple(node.name for node in graph if node in trained and _is_sink(node))
+
+
+def _outermost_group(node: Node) -> Node:
+    users = node.control_users
+    while len(users) == 1 and users[0].op == "NoOp":
+        node, users = users[0], users[0].control_users
+    return node
 
 
 def _is_sink(node: Node) -> bool:
@@ -51,13 +61,14 @@ def infer_init_op(graph: Graph, targets: Sequence[str]) -> str | None:
     Only ops that collect others by control edges can be one, so the walk stays in them and is short.
     """
     trained = {graph.node(name) for name in targets}
-    best: tuple[int, str] | None = None
+    best: tuple[tuple[int, bool, bool], str] | None = None
     for node in graph:
         if node.op != "NoOp" or node in trained or not node.controls:
             continue
         assigned = _assigned(node)
-        if assigned and (best is None or assigned > best[0]):
-            best = (assigned, node.name)
+        rank = (assigned, not node.control_users, node.name == "init")
+        if assigned and (best is None or rank > best[0]):
+            best = (rank, node.name)
     return best[1] if best is not None else None
 
 
