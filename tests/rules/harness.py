@@ -17,10 +17,11 @@ import numpy as np
 from autograph_rewrite.analysis.dims import Dim, Sym
 from autograph_rewrite.analysis.fact import LOCAL, PARTIAL, REPLICATED, Fact, Placement, Shape, split
 from autograph_rewrite.analysis.propagate import convert
+from autograph_rewrite.analysis.rules.empty import UNDEFINED_WHEN_EMPTY
 from autograph_rewrite.analysis.rules.base import LocalEntry, Op, Placed, Rule, Semantics, Slice, Want, whole
 from autograph_rewrite.ir.attrs import decode
 from autograph_rewrite.ir.opdefs import get_op
-from tests.rules.runner import list_dtype, number_of, run_once
+from tests.rules.runner import number_of, number_of_input, run_once
 from tests.rules.sample import Draw, Elements, Known, Sample
 
 BLOCKINGS = ((3, 3), (2, 2, 1), (1, 1, 0))
@@ -125,7 +126,7 @@ def fact_of(operand: Operand, placement: Placement, dynamic: bool) -> Fact:
         return Fact(placement, number_of(value.dtype), dims, contents)
     kinds = ["b" if placement == split(d) else whole_kind for d in range(len(dims))]
     shape = tuple(_size(s, u, k) for s, u, k in zip(dims, operand.units, kinds, strict=True))
-    dtype = list_dtype() if operand.is_list else number_of(value.dtype)
+    dtype = number_of_input(value)
     return Fact(placement, dtype, shape)
 
 
@@ -143,7 +144,7 @@ def op_of(case: Case, placements: Sequence[Placement], dynamic: bool, expected: 
     inputs = tuple(fact_of(o, p, dynamic) for o, p in zip(case.operands, placements, strict=True))
     static = tuple(_stated(array, case, dynamic) for array in expected)
     semantics = Semantics(random=case.sample.random, batch=None if dynamic else case.batch)
-    dtypes = tuple(list_dtype() if isinstance(a, Elements) else number_of(a.dtype) for a in expected)
+    dtypes = tuple(number_of_input(a) for a in expected)
     return Op(case.sample.op, attr, inputs, dtypes, static, semantics, {})
 
 
@@ -225,7 +226,9 @@ def together(parts: Sequence[np.ndarray], placement: Placement) -> np.ndarray:
 # --- the check -------------------------------------------------------------------------------------------------
 
 
-def check(case: Case, rule: Rule, placements: Sequence[Placement], *, dynamic: bool, expected: list[np.ndarray]) -> bool:
+def check(
+    case: Case, rule: Rule, placements: Sequence[Placement], *, dynamic: bool, expected: list[np.ndarray]
+) -> bool:
     """Check one claim; return whether the op works on blocks (False: it falls back to whole values)."""
     n = op_of(case, placements, dynamic, expected)
     placed = rule.place(n)
@@ -250,9 +253,16 @@ def check(case: Case, rule: Rule, placements: Sequence[Placement], *, dynamic: b
     ]
     for index, placement in enumerate(placed.outputs):
         parts = [result[index] for result in results]
+        if case.sample.op in UNDEFINED_WHEN_EMPTY and placement.is_partial and cut_into_blocks(after):
+            parts = [p if b else np.zeros_like(p) for p, b in zip(parts, case.blocks, strict=True)]
         check_value(case, placement, parts, expected[index], index)
         check_shape(case, rule, after, placement, parts, index)
     return True
+
+
+def cut_into_blocks(after: Op) -> bool:
+    """Return whether the op runs on blocks; then the lowering puts zeros where an empty one is undefined."""
+    return any(fact.placement.is_split for fact in after.inputs)
 
 
 def _typed(array: np.ndarray, operand: Operand) -> np.ndarray:

@@ -8,31 +8,60 @@ from typing import Any
 import numpy as np
 
 from autograph_rewrite.ir import dtypes
-from autograph_rewrite.ir.opdefs import get_op
+from autograph_rewrite.ir.attrs import decode, encode
+from autograph_rewrite.ir.opdefs import get_op, signature
 from tests.rules.sample import Elements
 
 
-def number_of(dtype: np.dtype) -> int:
+def number_of(dtype: np.dtype[Any]) -> int:
     """Return TensorFlow's number for an element type; objects are strings."""
     return dtypes.STRING if dtype.kind in "OSU" else dtypes.from_numpy(dtype)
 
 
-def list_dtype() -> int:
-    """Return the element type of a tensor list's handle."""
-    return dtypes.VARIANT
+def number_of_input(array: np.ndarray) -> int:
+    """Return the element type of the tensor that an input stands for: a list is its handle."""
+    return dtypes.VARIANT if isinstance(array, Elements) else number_of(array.dtype)
 
 
 def run(op: str, inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     """Return the outputs of one call; a list comes back as its stacked elements."""
     import tensorflow as tf
+    from tensorflow.python.eager import context, execute
 
-    element = next((a for a in inputs if isinstance(a, Elements)), None)
+    kinds = get_op(op).attrs
+    chosen = {key: decode(a.default) for key, a in kinds.items() if a.kind == "type" and a.default is not None}
+    whole = {**chosen, **_deciding(op, inputs), **attrs}
+    raw = {key: encode(kinds[key].kind, value) for key, value in whole.items()}
+    count = len(signature(op, {**_defaults(op), **raw})[1])
     values = [_handle(tf, a) if isinstance(a, Elements) else tf.constant(a) for a in inputs]
-    arguments = dict(zip([a.name for a in get_op(op).inputs], _grouped(op, values), strict=True))
+    flat = tuple(item for pair in whole.items() for item in pair)
     with tf.device("CPU:0"):
-        result = getattr(tf.raw_ops, op)(**arguments, **_typed(tf, attrs))
-    flat = [] if result is None else tf.nest.flatten(result)
-    return [_array(tf, value, element, inputs, attrs) for value in flat]
+        results = execute.quick_execute(op, count, values, flat, context.context())
+    dtype = whole.get("element_dtype") or next((number_of(a.dtype) for a in inputs), None)
+    return [_array(tf, value, dtype) for value in results or ()]
+
+
+def _defaults(op: str) -> dict[str, bytes]:
+    return {key: attr.default for key, attr in get_op(op).attrs.items() if attr.default is not None}
+
+
+def _deciding(op: str, inputs: Sequence[np.ndarray]) -> dict[str, Any]:
+    """Return the attributes that follow from the inputs: element types and counts."""
+    arguments = get_op(op).inputs
+    several = [bool(a.number_attr or a.type_list_attr) for a in arguments]
+    each = (len(inputs) - several.count(False)) // several.count(True) if any(several) else 0
+    found: dict[str, Any] = {}
+    at = 0
+    for argument, many in zip(arguments, several, strict=True):
+        mine = inputs[at : at + (each if many else 1)]
+        at += len(mine)
+        if argument.number_attr:
+            found[argument.number_attr] = len(mine)
+        if argument.type_list_attr:
+            found[argument.type_list_attr] = [number_of_input(a) for a in mine]
+        elif argument.type_attr:
+            found[argument.type_attr] = number_of_input(mine[0])
+    return found
 
 
 _KEPT: dict[Any, list[np.ndarray]] = {}
@@ -49,37 +78,12 @@ def run_once(op: str, inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) ->
     return _KEPT[key]
 
 
-def _typed(tf: Any, attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """Element types are numbers in an Op, and types for TensorFlow."""
-    kinds = ("T", "dtype", "type", "Type")
-    return {
-        key: tf.as_dtype(value) if key.endswith(kinds) and isinstance(value, int) and not isinstance(value, bool) else value
-        for key, value in attrs.items()
-    }
-
-
-def _grouped(op: str, values: list[Any]) -> list[Any]:
-    """Gather the inputs of each argument that takes several."""
-    arguments = get_op(op).inputs
-    several = [bool(a.number_attr or a.type_list_attr) for a in arguments]
-    if not any(several):
-        return values
-    each = (len(values) - several.count(False)) // several.count(True)
-    grouped: list[Any] = []
-    at = 0
-    for many in several:
-        grouped.append(values[at : at + each] if many else values[at])
-        at += each if many else 1
-    return grouped
-
-
 def _handle(tf: Any, stacked: np.ndarray) -> Any:
     return tf.raw_ops.TensorListFromTensor(tensor=tf.constant(np.asarray(stacked)), element_shape=-1)
 
 
-def _array(tf: Any, value: Any, element: Any, inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> np.ndarray:
+def _array(tf: Any, value: Any, dtype: int | None) -> np.ndarray:
     if value.dtype != tf.variant:
         return np.asarray(value.numpy())
-    dtype = attrs.get("element_dtype") or tf.as_dtype((element if element is not None else inputs[0]).dtype)
     stacked = tf.raw_ops.TensorListStack(input_handle=value, element_shape=-1, element_dtype=tf.as_dtype(dtype))
     return np.asarray(stacked.numpy()).view(Elements)

@@ -74,6 +74,7 @@ class Sample:
         make: the inputs for given sizes.
         attrs: attributes; a callable value is computed from the sizes.
         stays: letters along which the op has to work on blocks (the rule must not fall back to whole values).
+        stays_static: further such letters, where the batch is static.
         sizes: sizes other than the defaults.
         compare: "values", or "shapes" for what is drawn at random.
         tolerance: relative and absolute.
@@ -85,6 +86,7 @@ class Sample:
     make: Make
     attrs: Mapping[str, Any] = field(default_factory=dict)
     stays: str = ""
+    stays_static: str = ""
     sizes: Mapping[str, int] = field(default_factory=dict)
     compare: str = "values"
     tolerance: float = 1e-9

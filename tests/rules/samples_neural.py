@@ -149,9 +149,9 @@ POOLS = [
         POOL3, "n", tolerance=1e-5,
     ),
     Sample("MaxPool3DGrad", "n", _pool3, POOL3, "n"),
-    Sample("MaxPool3DGradGrad", "n", lambda d, r: [*_pool3(d, r)[:2], r(d["n"], 4, 4, 4, 3, dtype=F32)], POOL3, "n"),
+    Sample("MaxPool3DGradGrad", "n", lambda d, r: [*_pool3(d, r)[:2], r(d["n"], 4, 4, 4, 3, dtype=F32)], POOL3, "", "n"),
     Sample(
-        "MaxPoolWithArgmax", "n", lambda d, r: [image({**IMAGE, **d}, r, F32)], {**POOL, "Targmax": 9}, "n",
+        "MaxPoolWithArgmax", "n", lambda d, r: [image({**IMAGE, **d}, r, F32)], {**POOL, "Targmax": 9}, "", "n",
     ),
     Sample(
         "MaxPoolWithArgmax", "n", lambda d, r: [image({**IMAGE, **d}, r, F32)],
@@ -222,7 +222,7 @@ def _block_grad(d: Sizes, r: Draw) -> list[np.ndarray]:
 
 
 RECURRENT = [
-    Sample("LSTMBlockCell", "b", _lstm, {}, "b", tolerance=1e-5),
+    Sample("LSTMBlockCell", "b", _lstm, {}, "", "b", tolerance=1e-5),
     Sample("LSTMBlockCellGrad", "b", _lstm_grad, {"use_peephole": True}, "b", tolerance=1e-4),
     Sample("GRUBlockCell", "b", _gru, {}, "b", tolerance=1e-5),
     Sample("GRUBlockCellGrad", "b", _gru_grad, {}, "b", tolerance=1e-4),

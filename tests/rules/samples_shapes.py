@@ -68,7 +68,11 @@ def _einsum(equation: str, *shapes: str) -> Sample:
 CONTRACTIONS = [
     *(_matmul(a, b) for a, b in itertools.product((False, True), repeat=2)),
     *(_batch_matmul("BatchMatMulV2", a, b, ("ef", "ef")) for a, b in itertools.product((False, True), repeat=2)),
-    *(_batch_matmul("BatchMatMulV2", False, b, s) for b in (False, True) for s in (("ef", "f"), ("", "e"), ("1f", "e1"))),
+    *(
+        _batch_matmul("BatchMatMulV2", False, b, s)
+        for b in (False, True)
+        for s in (("ef", "f"), ("", "e"), ("1f", "e1"))
+    ),
     _batch_matmul("BatchMatMul", False, True, ("e", "e")),
     _batch_matmul("BatchMatMulV3", True, False, ("e", "e")),
     _einsum("ab,bc->ac", "ab", "bc"),
@@ -147,40 +151,38 @@ PIECES = [
 
 
 def _strided(begin: list[int], end: list[int], stride: list[int], stays: str, **masks: int) -> Sample:
-    attrs = {f"{key}_mask": value for key, value in masks.items()}
     operands = [known(x) for x in (begin, end, stride)]
-    return Sample("StridedSlice", "ac", lambda d, r: [r(d["a"], 4, d["c"]), *operands], attrs, stays)
+    return Sample("StridedSlice", "ac", lambda d, r: [r(d["a"], 4, d["c"]), *operands], masks, stays)
 
 
 def _strided_gradient(begin: list[int], end: list[int], stays: str, **masks: int) -> Sample:
-    attrs = {f"{key}_mask": value for key, value in masks.items()}
 
     def make(d: Sizes, r: Draw) -> list[np.ndarray]:
         import tensorflow as tf
 
         steps = [1] * len(begin)
         whole = r(d["a"], 4, d["c"])
-        part = tf.raw_ops.StridedSlice(input=whole, begin=begin, end=end, strides=steps, **attrs).numpy()
+        part = tf.raw_ops.StridedSlice(input=whole, begin=begin, end=end, strides=steps, **masks).numpy()
         return [known([d["a"], 4, d["c"]]), known(begin), known(end), known(steps), r(*part.shape)]
 
-    return Sample("StridedSliceGrad", "ac", make, attrs, stays)
+    return Sample("StridedSliceGrad", "ac", make, masks, stays)
 
 
 STRIDED = [
-    _strided([0, 1], [0, 3], [1, 1], "ac", begin=1, end=1),
-    _strided([0, 0, 0], [0, 4, 2], [1, 2, 1], "a", begin=1, end=1),
-    _strided([0, -1], [0, 0], [1, 1], "ac", begin=1, end=1, shrink_axis=2),
-    _strided([0, 0], [0, 1], [1, 1], "ac", ellipsis=1, new_axis=2),
-    _strided([0, 1], [0, 2], [1, 1], "a", ellipsis=1),
-    _strided([1], [0], [1], "c", end=1),
-    _strided([0], [0], [-1], "c", begin=1, end=1),
-    _strided([0], [1], [1], "c", shrink_axis=1),
-    _strided([0, 0], [0, 0], [1, 1], "ac", begin=3, end=3),
-    _strided([0, 0, 0], [0, 4, 0], [1, 1, 1], "ac", begin=5, end=5),
-    _strided_gradient([0, 1], [0, 3], "ac", begin=1, end=1),
-    _strided_gradient([0, 1], [0, 2], "ac", begin=1, end=1, shrink_axis=2),
-    _strided_gradient([0, 0], [0, 1], "a", ellipsis=1),
-    _strided_gradient([0, 0], [0, 0], "c", end=3, shrink_axis=1),
+    _strided([0, 1], [0, 3], [1, 1], "ac", begin_mask=1, end_mask=1),
+    _strided([0, 0, 0], [0, 4, 2], [1, 2, 1], "a", begin_mask=1, end_mask=1),
+    _strided([0, -1], [0, 0], [1, 1], "ac", begin_mask=1, end_mask=1, shrink_axis_mask=2),
+    _strided([0, 0], [0, 1], [1, 1], "ac", ellipsis_mask=1, new_axis_mask=2),
+    _strided([0, 1], [0, 2], [1, 1], "a", ellipsis_mask=1),
+    _strided([1], [0], [1], "c", end_mask=1),
+    _strided([0], [0], [-1], "c", begin_mask=1, end_mask=1),
+    _strided([0], [1], [1], "c", shrink_axis_mask=1),
+    _strided([0, 0], [0, 0], [1, 1], "ac", begin_mask=3, end_mask=3),
+    _strided([0, 0, 0], [0, 4, 0], [1, 1, 1], "ac", begin_mask=5, end_mask=5),
+    _strided_gradient([0, 1], [0, 3], "ac", begin_mask=1, end_mask=1),
+    _strided_gradient([0, 1], [0, 2], "ac", begin_mask=1, end_mask=1, shrink_axis_mask=2),
+    _strided_gradient([0, 0], [0, 1], "a", ellipsis_mask=1),
+    _strided_gradient([0, 0], [0, 0], "c", end_mask=3, shrink_axis_mask=1),
 ]
 
 SAMPLES = [*REDUCTIONS, *CONTRACTIONS, *LAYOUT, *PIECES, *STRIDED]

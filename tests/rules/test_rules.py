@@ -6,15 +6,14 @@ import itertools
 
 import pytest
 
-from autograph_rewrite.analysis.fact import PARTIAL, REPLICATED, Fact, split
+from autograph_rewrite.analysis.fact import LOCAL, PARTIAL, REPLICATED, Fact, split
 from autograph_rewrite.analysis.rules import TABLE, merge
 from autograph_rewrite.analysis.rules.base import Op, Rule, Semantics, whole
-from autograph_rewrite.analysis.rules.empty import EMPTY_BLOCKS
 from autograph_rewrite.ir.opdefs import find_op
 from tests.rules.harness import BLOCKINGS, check, combinations, make_case
 from tests.rules.runner import run
 from tests.rules.sample import Sample
-from tests.rules.samples import NOT_RUN, SAMPLES
+from tests.rules.samples import NOT_RUN, REFUSES_EMPTY, SAMPLES
 
 WHOLE = sorted(op for op, rule in TABLE.items() if rule.place is whole)
 PLACED = sorted(set(TABLE) - set(WHOLE))
@@ -29,18 +28,22 @@ def name(index: int) -> str:
 def test_an_op_on_blocks_gives_what_it_gives_on_the_whole(sample: Sample) -> None:
     rule = TABLE[sample.op]
     for letter, blocks in itertools.product(sample.letters, BLOCKINGS):
-        if 0 in blocks and sample.op in EMPTY_BLOCKS:
-            continue
         case = make_case(sample, letter, blocks)
         expected = run(sample.op, [operand.value for operand in case.operands], case.attrs)
         natural = tuple(operand.natural() for operand in case.operands)
-        for placements, dynamic in itertools.product(combinations(case), (True, False)):
+        # A static batch has at least one example for each replica.
+        modes = (True,) if 0 in blocks else (True, False)
+        if 0 in blocks and sample.op in REFUSES_EMPTY:
+            continue
+        for placements, dynamic in itertools.product(combinations(case), modes):
             try:
                 stays = check(case, rule, placements, dynamic=dynamic, expected=expected)
             except Exception as error:
                 error.add_note(f"{sample}: batch is {letter}, blocks {blocks}, inputs {placements}, dynamic {dynamic}")
                 raise
-            if placements == natural and letter in sample.stays:
+            stated = tuple(REPLICATED if p == LOCAL else p for p in natural)
+            wanted = letter in (sample.stays if dynamic else sample.stays + sample.stays_static)
+            if wanted and (placements == natural or (placements == stated and not dynamic)):
                 assert stays, f"{sample}: inputs {placements} make it fall back, batch is {letter}"
 
 

@@ -1,23 +1,13 @@
-"""Kernels that do not work on a block without examples (a batch smaller than the number of replicas).
+"""What happens to a block without examples: a last batch may be smaller than the number of replicas.
 
-    garbage   the kernel returns early and leaves its output uninitialised, where a sum of nothing is zero
-    error     the kernel refuses
+Most kernels take it. One that refuses it has `fragile` labels in its signature, along which it runs whole unless the
+batch is static (a static batch has at least one example for each replica). Those below return early and leave their
+output uninitialised where a sum over nothing is zero, so the lowering has to put the zeros there.
 
-Found by running every op of the table on empty blocks; TensorFlow 2.21, CPU.
+Found by running every op of the table on empty blocks of recycled memory; TensorFlow 2.21, CPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-GARBAGE, ERROR = "garbage", "error"
-
-EMPTY_BLOCKS: Mapping[str, str] = {
-    "DepthwiseConv2dNativeBackpropFilter": GARBAGE,
-    "BlockLSTMGrad": GARBAGE,
-    "BlockLSTMGradV2": GARBAGE,
-    "LSTMBlockCell": ERROR,
-    "MaxPool3DGradGrad": ERROR,
-    "MaxPoolWithArgmax": ERROR,
-}
-"""What goes wrong, by op type; ops that are not listed are right for empty blocks."""
+UNDEFINED_WHEN_EMPTY = frozenset(("BlockLSTMGrad", "BlockLSTMGradV2", "DepthwiseConv2dNativeBackpropFilter"))
+"""Ops whose partial outputs are zero by meaning, but not by their kernel, when the block is empty."""

@@ -89,7 +89,9 @@ def nd_labels(n: Op, table_rank: int, indices: int) -> tuple[Labels, Labels, Lab
 def _gather_nd(n: Op) -> Signature | None:
     rank = n.rank(0)
     labels = None if rank is None else nd_labels(n, rank, 1)
-    return None if labels is None else Signature(labels[:2], labels[2:], linear=(0,))
+    if labels is None:
+        return None
+    return Signature(labels[:2], labels[2:], linear=(0,), fragile=frozenset(labels[0]))
 
 
 def _resource_gather_nd(n: Op) -> Signature | None:
@@ -145,7 +147,9 @@ def _scatter_nd(n: Op) -> Signature | None:
         return None
     table, indices, updates = labels
     summed = frozenset(indices) - {""}
-    return Signature((indices, updates, table), (table,), summed, linear=(1,), sizes=frozenset({2}))
+    return Signature(
+        (indices, updates, table), (table,), summed, linear=(1,), sizes=frozenset({2}), fragile=frozenset(table)
+    )
 
 
 def scatter_nd_shape(n: Op) -> tuple[Shape | None, ...]:
@@ -163,7 +167,7 @@ def _tensor_scatter(n: Op) -> Signature | None:
     table, indices, updates = labels
     closed = ("",) * len(indices)
     opened = ("",) * (len(indices) - 1) + updates[len(indices) - 1 :]
-    return Signature((table, closed, opened), (table,))
+    return Signature((table, closed, opened), (table,), fragile=frozenset(table))
 
 
 RULES: dict[str, Rule] = {

@@ -68,9 +68,7 @@ def join_shapes(shapes: list[Shape | None], placement: Placement, rows: Dim) -> 
 def conform(fact: Fact, target: Fact) -> Want | None:
     """Return what turns one value into the joined placement; None where it is that already."""
     have, want = fact.placement, target.placement
-    if have == want and (
-        not want.is_split or target.split_size is None or fact.split_size == target.split_size
-    ):
+    if have == want and (not want.is_split or target.split_size is None or fact.split_size == target.split_size):
         return None
     if want.is_split:
         rows = unit(target.split_size)

@@ -51,6 +51,11 @@ def _broadcast_solve(n: Op) -> Signature | None:
     return Signature(inputs, ((*stack, "", ""),), linear=(1,), broadcast=True)
 
 
+def _banded_solve(n: Op) -> Signature | None:
+    found = _broadcast_solve(n)
+    return None if found is None else found._replace(fragile=frozenset(found.outputs[0] or ()))
+
+
 def _diagonal(n: Op) -> Signature | None:
     """Diagonals into matrices and back; several diagonals at once are a dimension of their own."""
     static, rank = n.static[0], n.rank(0)
@@ -95,8 +100,17 @@ def _cross(n: Op) -> Signature | None:
     return Signature((labels, labels), (labels,), linear=(0, 1))
 
 
-def _vectors(n: Op) -> tuple[int, ...]:
-    return (1, 2) if n.op.startswith("SelfAdjointEig") else (1, 2, 2)
+def _decomposition(values: tuple[int, ...], vectors: tuple[int, ...], flag: str) -> Rule:
+    """Values, and vectors only if `flag` asks for them: otherwise their outputs are empty."""
+    describe = batched(2, values + vectors)
+
+    def on_request(n: Op) -> Signature | None:
+        found = describe(n)
+        if found is None or n.attr(flag):
+            return found
+        return found._replace(outputs=found.outputs[: len(values)] + (None,) * len(vectors))
+
+    return signed(on_request)
 
 
 def _transform(inner: int) -> Rule:
@@ -112,15 +126,15 @@ RULES: dict[str, Rule] = {
     ),
     "MatrixSolve": signed(batched(2, (2,), linear=(1,))),
     "MatrixTriangularSolve": signed(_broadcast_solve),
-    "BandedTriangularSolve": signed(_broadcast_solve),
+    "BandedTriangularSolve": signed(_banded_solve),
     "TridiagonalSolve": signed(batched(2, (2,), linear=(1,))),
     "MatrixSolveLs": signed(batched(2, (2,), linear=(1,))),
     "MatrixDeterminant": signed(batched(2, (0,))),
     "LogMatrixDeterminant": signed(batched(2, (0, 0))),
     "Qr": signed(batched(2, (2, 2))),
-    "Svd": signed(batched(2, (1, 2, 2))),
-    "SelfAdjointEigV2": signed(batched(2, (1, 2))),
-    "Eig": signed(batched(2, (1, 2))),
+    "Svd": _decomposition((1,), (2, 2), "compute_uv"),
+    "SelfAdjointEigV2": _decomposition((1,), (2,), "compute_v"),
+    "Eig": _decomposition((1,), (2,), "compute_v"),
     "Lu": signed(batched(2, (2, 1))),
     "Cross": signed(_cross),
     "MatrixBandPart": signed(_band),

@@ -77,9 +77,7 @@ def put(n: Op, handle: int, item: int) -> Placed:
 def _put(n: Op, handle: int, container: Fact, elements: dict[int, Fact]) -> Placed:
     """A list cannot be converted, so what is put in must follow it, unless it is empty."""
     wants: dict[int, Want] = {
-        i: REPLICATED
-        for i, fact in enumerate(n.inputs)
-        if i != handle and i not in elements and fact.placement.differs
+        i: REPLICATED for i, fact in enumerate(n.inputs) if i != handle and i not in elements and fact.placement.differs
     }
     target = join(elements.values()) if container.placement == ANY else container
     if target.is_local:

@@ -9,6 +9,9 @@ N4 = ("n", "", "", "")
 N5 = ("n", "", "", "", "")
 
 
+REFUSED = frozenset("n")
+
+
 def _images(image: Labels, count: int, parameters: int = 0) -> Signature:
     return Signature((image,) * count + (None,) * parameters, (image,))
 
@@ -18,9 +21,9 @@ def _average_gradient(image: Labels) -> Signature:
     return Signature((image, image), (image,), linear=(1,), sizes=frozenset({0}))
 
 
-def _indexed(images: int, outputs: int) -> Rule:
+def _indexed(images: int, outputs: int, fragile: frozenset[str] = frozenset()) -> Rule:
     """Indices that count from the start of the batch mean something else in a block."""
-    signature = Signature((N4,) * images, (N4,) * outputs)
+    signature = Signature((N4,) * images, (N4,) * outputs, fragile=fragile)
 
     def describe(n: Op) -> Signature | None:
         return None if n.attr("include_batch_in_index") else signature
@@ -38,8 +41,9 @@ RULES: dict[str, Rule] = {
     "MaxPool3D": fixed(_images(N5, 1)),
     **every(fixed(_images(N4, 3)), "MaxPoolGrad MaxPoolGradGrad"),
     **every(fixed(_images(N4, 3, 2)), "MaxPoolGradV2 MaxPoolGradGradV2"),
-    **every(fixed(_images(N5, 3)), "MaxPool3DGrad MaxPool3DGradGrad"),
-    "MaxPoolWithArgmax": _indexed(1, 2),
+    "MaxPool3DGrad": fixed(_images(N5, 3)),
+    "MaxPool3DGradGrad": fixed(_images(N5, 3)._replace(fragile=REFUSED)),
+    "MaxPoolWithArgmax": _indexed(1, 2, REFUSED),
     **every(_indexed(3, 1), "MaxPoolGradWithArgmax MaxPoolGradGradWithArgmax"),
     # Their pooling regions are drawn at random, once for the batch.
     **every(

@@ -18,9 +18,7 @@ def place_shaped(n: Op) -> Placed:
     dim = _local_entry(n)
     if n.semantics.random != "independent" or dim is None:
         return whole(n)
-    wants: dict[int, Want] = {
-        i: REPLICATED for i, fact in enumerate(n.inputs) if i and fact.placement.differs
-    }
+    wants: dict[int, Want] = {i: REPLICATED for i, fact in enumerate(n.inputs) if i and fact.placement.differs}
     return Placed((split(dim),) * len(n.output_dtypes), wants)
 
 

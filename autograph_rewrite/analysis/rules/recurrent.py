@@ -11,10 +11,8 @@ PEEPHOLE = ("",)
 MATRIX = ("", "")
 OVER_BATCH = frozenset("b")
 
-LSTM_CELL = Signature((STATE,) * 3 + (None,) * 5, (STATE,) * 7)
-LSTM_CELL_GRAD = Signature(
-    (STATE,) * 3 + (None,) * 5 + (STATE,) * 8, (STATE,) * 2 + (PEEPHOLE,) * 3, OVER_BATCH
-)
+LSTM_CELL = Signature((STATE,) * 3 + (None,) * 5, (STATE,) * 7, fragile=OVER_BATCH)
+LSTM_CELL_GRAD = Signature((STATE,) * 3 + (None,) * 5 + (STATE,) * 8, (STATE,) * 2 + (PEEPHOLE,) * 3, OVER_BATCH)
 GRU_CELL = Signature((STATE,) * 2 + (None,) * 4, (STATE,) * 4)
 GRU_CELL_GRAD = Signature((STATE,) * 2 + (None,) * 4 + (STATE,) * 4, (STATE,) * 4)
 BLOCK_LSTM = Signature((None, STEPS, STATE, STATE) + (None,) * 5, (STEPS,) * 7)

@@ -33,6 +33,7 @@ class Signature(NamedTuple):
         additive: the op is linear in all labelled inputs together, as a sum of them is.
         sizes: inputs that are shape vectors; their labels are those of the shape that they describe.
         broadcast: a dimension of size one stretches to the size of its label.
+        fragile: labels along which the kernel refuses an empty block.
     """
 
     inputs: tuple[Labels | None, ...]
@@ -42,6 +43,7 @@ class Signature(NamedTuple):
     additive: bool = False
     sizes: frozenset[int] = frozenset()
     broadcast: bool = False
+    fragile: frozenset[str] = frozenset()
 
 
 Describe = Callable[[Op], Signature | None]
@@ -71,6 +73,8 @@ def place(n: Op, sig: Signature | None) -> Placed:
     cut = find_cut(n, sig)
     if cut is None:
         return _linear(n, sig)
+    if cut.label in sig.fragile and n.semantics.batch is None:
+        return whole(n)
     wants: dict[int, Want] = {}
     for i, fact in enumerate(n.inputs):
         labels = sig.inputs[i] if i < len(sig.inputs) else None
@@ -79,9 +83,7 @@ def place(n: Op, sig: Signature | None) -> Placed:
             return whole(n)
         if converted != fact.placement:
             wants[i] = converted
-    outputs = [
-        _output(labels, cut, sig, dtype) for labels, dtype in zip(sig.outputs, n.output_dtypes, strict=True)
-    ]
+    outputs = [_output(labels, cut, sig, dtype) for labels, dtype in zip(sig.outputs, n.output_dtypes, strict=True)]
     placements = tuple(placement for placement in outputs if placement is not None)
     return Placed(placements, wants) if len(placements) == len(outputs) else whole(n)
 
