@@ -8,7 +8,7 @@ The function that computes only initial values, or a dataset, is left as it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.graph import Graph, Node
@@ -23,14 +23,21 @@ from autograph_rewrite.load.optionals import look_through
 _ROUTING = frozenset(("Switch", "RefSwitch", "Enter", "RefEnter"))
 
 
-def flatten(graph: Graph, roots: Iterable[Node]) -> None:
+def flatten(graph: Graph, roots: Iterable[Node], read_outside: Collection[str] = ()) -> None:
     """Lower every functional node that `roots` need, in place.
+
+    Args:
+        graph: the graph.
+        roots: the nodes that a step is run for.
+        read_outside: names of those whose results are fetched; the others are only run.
 
     Raises:
         GraphError: a function is missing or recursive, or is a symbolic gradient.
     """
     library = Library(graph.library)
-    state = Lowering(graph, library, has_routing=any(node.op in _ROUTING for node in graph))
+    roots = list(roots)
+    run_only = frozenset(node.name for node in roots).difference(read_outside)
+    state = Lowering(graph, library, any(node.op in _ROUTING for node in graph), run_only)
     if any(state.is_functional(node) for node in graph):
         _flatten(state, roots)
     if graph.library:

@@ -28,6 +28,7 @@ class Lowering:
     graph: Graph
     library: Library
     has_routing: bool  # the original graph holds v1 control flow, which a call may stand inside
+    run_only: frozenset[str]  # names that outsiders run, but whose results nobody outside reads
     pending: deque[tuple[Node, Node | None, tuple[str, ...]]] = field(default_factory=deque)
     gates: list[Node] = field(default_factory=list)
     frames: set[str] = field(default_factory=set)
@@ -115,13 +116,15 @@ class Lowering:
             value.replace_all_uses_with(results[value.index])
         self.graph.erase(node)
         if is_named:
-            self._alias(name, results, dtypes, effects if results else effects or done)
+            self._alias(name, results, dtypes, effects, done)
 
-    def _alias(self, name: str, results: Sequence[Value], dtypes: Sequence[int], controls: Sequence[Node]) -> None:
-        """Keep a name of the original graph fetchable; nobody inside the graph reads it."""
-        if len(results) == 1:
-            self.graph.add("Identity", results, name=name, attrs={"T": dtypes[0]}, controls=controls)
-        elif results:
-            self.graph.add("IdentityN", results, name=name, attrs={"T": tuple(dtypes)}, controls=controls)
+    def _alias(
+        self, name: str, results: Sequence[Value], dtypes: Sequence[int], effects: Sequence[Node], done: Sequence[Node]
+    ) -> None:
+        """Keep a name of the original graph; nobody inside the graph reads it."""
+        if not results or name in self.run_only:
+            self.graph.add("NoOp", name=name, controls=effects or done)
+        elif len(results) == 1:
+            self.graph.add("Identity", results, name=name, attrs={"T": dtypes[0]}, controls=effects)
         else:
-            self.graph.add("NoOp", name=name, controls=controls)
+            self.graph.add("IdentityN", results, name=name, attrs={"T": tuple(dtypes)}, controls=effects)

@@ -33,8 +33,8 @@ def normalise(item: GraphItem, *, in_place: bool = False) -> GraphItem:
     """
     graph = item.graph if in_place else item.graph.clone()
     graph.current_pass = PASS
-    flatten(graph, roots(item, graph))
     read_outside = {info.tensor.partition(":")[0] for info in item.outputs.values()}
+    flatten(graph, roots(item, graph), read_outside if item.targets or read_outside else graph.nodes)
     converted = convert(graph, read_outside)
     merge_handles(graph)
     fold(graph, [graph.value(info.tensor) for info in item.inputs.values() if info.batch_axis is not None])
