@@ -79,6 +79,7 @@ class Sample:
         compare: "values", or "shapes" for what is drawn at random.
         tolerance: relative and absolute.
         random: the semantics of randomness to test.
+        undefined: outputs that the kernel leaves undefined.
     """
 
     op: str
@@ -91,6 +92,7 @@ class Sample:
     compare: str = "values"
     tolerance: float = 1e-9
     random: str = "exact"
+    undefined: tuple[int, ...] = ()
 
     def inputs(self, batch_letter: str, batch: int) -> tuple[list[np.ndarray], dict[str, Any]]:
         """Return the inputs and attributes when `batch_letter` has the size `batch`."""

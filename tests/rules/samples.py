@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from tests.rules import samples_elementwise, samples_gather, samples_linalg, samples_neural, samples_shapes
+from tests.rules import (
+    samples_elementwise,
+    samples_gather,
+    samples_linalg,
+    samples_lists,
+    samples_neural,
+    samples_shapes,
+)
 from tests.rules.sample import Sample
 
 SAMPLES: list[Sample] = [
@@ -11,6 +18,7 @@ SAMPLES: list[Sample] = [
     *samples_neural.SAMPLES,
     *samples_gather.SAMPLES,
     *samples_linalg.SAMPLES,
+    *samples_lists.SAMPLES,
 ]
 
 REFUSES_EMPTY = ("MirrorPad", "MirrorPadGrad")
@@ -24,6 +32,7 @@ NOT_RUN: dict[str, str] = {
     **samples_shapes.NOT_RUN,
     **samples_gather.NOT_RUN,
     **samples_linalg.NOT_RUN,
+    **samples_lists.NOT_RUN,
     "Conv3DBackpropInput": REMOVED,
     "Conv3DBackpropFilter": REMOVED,
     "MaxPoolGradGradWithArgmax": NO_KERNEL,

@@ -16,16 +16,20 @@ def _matrices(d: Sizes, r: Draw) -> np.ndarray:
     return r.definite(d["a"], d["b"], 3, 3)
 
 
-def _stacks(op: str, tolerance: float = 1e-9, **attrs: Any) -> Sample:
-    return Sample(op, "ab", lambda d, r: [_matrices(d, r)], attrs, "ab", tolerance=tolerance)
+def _stacks(op: str, tolerance: float = 1e-9, undefined: tuple[int, ...] = (), **attrs: Any) -> Sample:
+    return Sample(op, "ab", lambda d, r: [_matrices(d, r)], attrs, "ab", tolerance=tolerance, undefined=undefined)
+
+
+def _diagonals(op: str, k: Any) -> Sample:
+    return Sample(op, "ab", lambda d, r: [r(d["a"], d["b"], 3, 3), known(k), np.float64(0)], {}, "ab")
 
 
 LINALG = [
     *(_stacks(op) for op in ("Cholesky", "MatrixInverse", "MatrixDeterminant", "LogMatrixDeterminant")),
     *(_stacks(op, 1e-7) for op in ("Qr", "SelfAdjointEigV2", "Svd", "Lu")),
-    _stacks("SelfAdjointEigV2", 1e-7, compute_v=False),
-    _stacks("Svd", 1e-7, compute_uv=False),
-    _stacks("Eig", 1e-7, Tout=18, compute_v=False),
+    _stacks("SelfAdjointEigV2", 1e-7, (1,), compute_v=False),
+    _stacks("Svd", 1e-7, (1, 2), compute_uv=False),
+    _stacks("Eig", 1e-7, (1,), Tout=18, compute_v=False),
     _stacks("Eig", 1e-7, Tout=18),
     *(
         Sample(op, "ab", lambda d, r: [_matrices(d, r).astype(C128)], {}, "ab", tolerance=1e-7)
@@ -57,10 +61,7 @@ LINALG = [
         "MatrixDiagV3", "a",
         lambda d, r: [r(d["a"], 2, 3), known([0, 1]), known(-1), known(-1), np.float64(1)], {}, "a",
     ),
-    *(
-        Sample(f"MatrixDiagPart{v}", "ab", lambda d, r: [r(d["a"], d["b"], 3, 3), known(k), np.float64(0)], {}, "ab")
-        for v in ("V2", "V3") for k in (0, [0, 1])
-    ),
+    *(_diagonals(f"MatrixDiagPart{v}", k) for v in ("V2", "V3") for k in (0, [0, 1])),
     *(
         Sample(
             f"MatrixSetDiag{v}", "ab", lambda d, r: [r(d["a"], d["b"], 3, 3), r(d["a"], d["b"], 3), known(0)], {}, "ab",
