@@ -1,0 +1,167 @@
+"""Where replicas exchange values: collectives, and the nodes that read what several replicas made."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autograph_rewrite.errors import GraphError
+from autograph_rewrite.inspect.account import Edge, edges_of
+from autograph_rewrite.inspect.source import Source, as_item
+from autograph_rewrite.inspect.table import drawn, table
+from autograph_rewrite.inspect.words import several, size
+from autograph_rewrite.ir import devices, dtypes
+from autograph_rewrite.ir.collectives import collect, contracted_order
+from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Node, Value
+from autograph_rewrite.ir.text import static_shape
+from autograph_rewrite.plan.plan import Plan
+
+_INSTANCE = re.compile(r"replica_(\d+)/(.+)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """One exchange: a collective with all its members, or a node that merges what replicas made.
+
+    Attributes:
+        kind: the op type of the members, or of the merging node.
+        value: the original value that is exchanged, or the first of a bucket.
+        dtype: its element type.
+        members: the nodes that meet.
+        places: their devices.
+        order: the place among all collectives, in an order that all devices can follow; None for a merge.
+        keys: group key and instance key; None for a merge.
+        bytes: per member and step; None when no shape is known.
+        owner: the variable that it serves, or `step`; empty when no report is at hand.
+    """
+
+    kind: str
+    value: str
+    dtype: str
+    members: tuple[str, ...]
+    places: tuple[str, ...]
+    order: int | None
+    keys: tuple[int, int] | None
+    bytes: int | None
+    owner: str
+
+    def data(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return {
+            "kind": self.kind,
+            "value": self.value,
+            "dtype": self.dtype,
+            "members": list(self.members),
+            "devices": list(self.places),
+            "order": self.order,
+            "group_key": self.keys[0] if self.keys else None,
+            "instance_key": self.keys[1] if self.keys else None,
+            "bytes": self.bytes,
+            "owner": self.owner,
+        }
+
+
+def meetings(source: Source, plan: Plan | None = None) -> list[Meeting]:
+    """Return the collectives of a graph in an order that all devices can follow, then the merging nodes.
+
+    Args:
+        source: a rewritten graph.
+        plan: the plan of the rewrite, for owners and sizes; a rewritten item in memory knows its own.
+    """
+    item = as_item(source)
+    edges = [edge for edge in edges_of(item, plan) if edge.kind != "local"]
+    groups, _ = collect(item.graph)
+    order, _ = contracted_order(item.graph, groups)
+    position = {node: index for index, node in enumerate(order)}
+    groups.sort(key=lambda group: (position.get(group.members[0], len(order)), group.instance_key))
+    found = [
+        _meeting(group.members[0], group.members, edges, index, (group.group_key, group.instance_key))
+        for index, group in enumerate(groups)
+    ]
+    return found + [_meeting(node, (node,), edges, None, None) for node in item.graph if _merges(node)]
+
+
+def report(found: list[Meeting]) -> str:
+    """Return the exchanges as a table, with a total."""
+    rows = [
+        (
+            "" if one.order is None else one.order,
+            one.kind,
+            one.value,
+            one.dtype,
+            len(one.members),
+            ", ".join(dict.fromkeys(map(devices.short, one.places))),
+            "" if one.keys is None else f"{one.keys[0]}/{one.keys[1]}",
+            "?" if one.bytes is None else one.bytes,
+            one.owner,
+        )
+        for one in found
+    ]
+    columns = ("#order", "op", "value", "type", "#members", "devices", "group/instance", "#bytes", "for")
+    known = [one.bytes for one in found if one.bytes is not None]
+    unknown = len(found) - len(known)
+    total = f"{several(len(found), 'exchange')}, {size(sum(known))} per member and step"
+    return drawn(table("exchanges", columns, rows)) + total + (f", {unknown} of unknown size" if unknown else "") + "\n"
+
+
+def _meeting(
+    node: Node, members: tuple[Node, ...], edges: Sequence[Edge], order: int | None, keys: tuple[int, int] | None
+) -> Meeting:
+    origin = node.attr(ORIGIN_ATTR)
+    value = origin.decode() if origin is not None else bare(node.name)
+    known = [edge for edge in edges if keys is not None and (edge.group_key, edge.instance_key) == keys]
+    known = known or [edge for edge in edges if edge.value == value and not edge.instance_key]
+    if known:
+        value = known[0].value + (f" and {len(known) - 1} more" if len(known) > 1 else "")
+    return Meeting(
+        kind=node.op,
+        value=value,
+        dtype=_dtype(node),
+        members=tuple(member.name for member in members),
+        places=tuple(member.device for member in members),
+        order=order,
+        keys=keys,
+        bytes=sum(edge.bytes for edge in known) if known else _bytes(node.inputs[0]) if node.inputs else None,
+        owner=", ".join(dict.fromkeys(edge.owner for edge in known)),
+    )
+
+
+def _merges(node: Node) -> bool:
+    """Tell whether a pass made this node to put together what two or more replicas made."""
+    if PASS_ATTR not in node.attrs or _INSTANCE.fullmatch(node.name):
+        return False
+    return len(set(_replicas(node))) > 1
+
+
+def _replicas(node: Node) -> Iterator[str]:
+    for value in node.inputs:
+        match = _INSTANCE.fullmatch(value.node.name)
+        if match is not None:
+            yield match[1]
+
+
+def bare(name: str) -> str:
+    """Return a name without the prefix of its replica."""
+    match = _INSTANCE.fullmatch(name)
+    return match[2] if match is not None else name
+
+
+def _dtype(node: Node) -> str:
+    try:
+        return dtypes.dtype_name(node.output_dtypes[0]) if node.output_dtypes else ""
+    except GraphError:
+        return ""
+
+
+def _bytes(value: Value) -> int | None:
+    shape = static_shape(value)
+    if shape is None:
+        return None
+    count = dtypes.width(value.dtype)
+    for dim in shape:
+        if dim is None:
+            return None
+        count *= dim
+    return count

@@ -1,0 +1,255 @@
+"""What a rewrite did to a graph, by name: `replica_1/x` is known to be a copy of `x`, and told as such.
+
+    original   %x ── %y                     copied     x, y: 2 instances each
+    rewritten  %replica_0/x ── ...    ──►   added      %loss/add_n
+               %replica_1/x ── ...          rewired    train: input 1 was %y, is %loss/add_n
+
+An instance is compared with the node that it is a copy of, as if all its inputs lost their replica's prefix too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autograph_rewrite.inspect.source import Source, as_graph
+from autograph_rewrite.inspect.words import few, several
+from autograph_rewrite.ir import devices
+from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Graph, Node
+from autograph_rewrite.ir.text import functions, line, shown_attrs
+
+SHOWN = 20  # lines per section of the text
+_INSTANCE = re.compile(r"replica_(\d+)/(.+)", re.DOTALL)
+_COLOCATION = "_class"  # follows the device, and is dropped when a graph is expanded
+
+
+@dataclass(frozen=True)
+class Change:
+    """One difference of a node that both graphs have: what it was and is."""
+
+    node: str
+    what: str
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        return f"{self.node}: {self.what} was {self.before or 'unset'}, is {self.after or 'unset'}"
+
+
+@dataclass(frozen=True)
+class Diff:
+    """The differences of two graphs.
+
+    Attributes:
+        added: nodes that only the second graph has, with their lines.
+        removed: nodes that only the first graph has, with their lines.
+        copied: by name, the instances that a node of the first graph has in the second.
+        rewired: changed inputs and control edges.
+        moved: changed devices; instances are no moves.
+        changed: changed ops and attributes.
+        library: changed function definitions.
+        order: whether both graphs have the same nodes, in another order.
+    """
+
+    added: Mapping[str, str]
+    removed: Mapping[str, str]
+    copied: Mapping[str, tuple[str, ...]]
+    rewired: tuple[Change, ...]
+    moved: tuple[Change, ...]
+    changed: tuple[Change, ...]
+    library: tuple[str, ...]
+    made_by: Mapping[str, int]
+    order: bool = False
+
+    def __bool__(self) -> bool:
+        """Tell whether there is any difference."""
+        return (
+            any((self.added, self.removed, self.copied, self.rewired, self.moved, self.changed, self.library))
+            or self.order
+        )
+
+    def __str__(self) -> str:
+        if not self:
+            return "no differences\n"
+        lines = []
+        for count, names in sorted(_by_count(self.copied).items()):
+            lines.append(f"{several(len(names), 'node')} copied, {several(count, 'instance')} each: {few(names)}")
+        made = ", ".join(f"{count} by {name}" for name, count in sorted(self.made_by.items()))
+        lines += _section(
+            f"{several(len(self.added), 'node')} added" + (f" ({made})" if made else ""), _added(self.added), "+ "
+        )
+        lines += _section(f"{several(len(self.removed), 'node')} removed", list(self.removed.values()), "- ")
+        lines += _section(f"{several(len(self.rewired), 'input')} rewired", [str(change) for change in self.rewired])
+        lines += _section(f"{several(len(self.moved), 'node')} moved", _moves(self.moved))
+        lines += _section(
+            f"{several(len(self.changed), 'attribute')} changed", [str(change) for change in self.changed]
+        )
+        lines += _section(f"{several(len(self.library), 'function')} changed", self.library)
+        lines += ["the same nodes, in another order"] if self.order else []
+        return "\n".join(lines) + "\n"
+
+    def data(self) -> dict[str, Any]:
+        """Return everything as plain data."""
+
+        def changes(found: Sequence[Change]) -> list[dict[str, str]]:
+            return [{"node": c.node, "what": c.what, "before": c.before, "after": c.after} for c in found]
+
+        return {
+            "added": list(self.added),
+            "removed": list(self.removed),
+            "copied": {name: list(instances) for name, instances in self.copied.items()},
+            "rewired": changes(self.rewired),
+            "moved": changes(self.moved),
+            "changed": changes(self.changed),
+            "functions": list(self.library),
+            "made_by": dict(sorted(self.made_by.items())),
+            "reordered": self.order,
+        }
+
+
+def diff(a: Source, b: Source) -> Diff:
+    """Return what changed from graph `a` to graph `b`; each is an item, a graph, bytes or a path."""
+    first, second = as_graph(a), as_graph(b)
+    twins: dict[str, list[Node]] = {}
+    added = {}
+    for node in second:
+        origin = _origin(node.name, first)
+        if origin is None or _merges(node, origin, second):
+            added[node.name] = line(node)
+        else:
+            twins.setdefault(origin, []).append(node)
+    copied = {
+        name: tuple(node.name for node in nodes)
+        for name, nodes in twins.items()
+        if len(nodes) > 1 or nodes[0].name != name
+    }
+    rewired: list[Change] = []
+    moved: list[Change] = []
+    changed: list[Change] = []
+    for name, nodes in twins.items():
+        before = first.nodes[name]
+        for after in nodes:
+            rewired += _rewired(before, after, first, name)
+            changed += _changed(before, after, name)
+            if name not in copied and before.device != after.device:
+                moved.append(Change(name, "device", before.device, after.device))
+    made_by = Counter(second.nodes[name].attr(PASS_ATTR, b"").decode() for name in added)
+    made_by.pop("", None)
+    return Diff(
+        added=added,
+        removed={node.name: line(node) for node in first if node.name not in twins},
+        copied=copied,
+        rewired=tuple(dict.fromkeys(rewired)),
+        moved=tuple(moved),
+        changed=tuple(dict.fromkeys(changed)),
+        library=tuple(_library_changes(first, second)),
+        made_by=made_by,
+        order=not copied and not added and list(first.nodes) != list(second.nodes) and len(first) == len(second),
+    )
+
+
+def _origin(name: str, original: Graph) -> str | None:
+    """Return the node of the original graph that a node is, or is a copy of."""
+    if name in original:
+        return name
+    match = _INSTANCE.fullmatch(name)
+    return match[2] if match is not None and match[2] in original else None
+
+
+def _merges(node: Node, origin: str, second: Graph) -> bool:
+    """Tell whether a node only has the name of an original one, whose copies it merges."""
+    return node.name == origin and PASS_ATTR in node.attrs and f"replica_0/{origin}" in second
+
+
+def _bare(name: str, reader: Node, original: Graph) -> str:
+    """Return a tensor name without the prefix of its replica, where its reader belongs to that replica too."""
+    match = _INSTANCE.fullmatch(name)
+    if match is None:
+        return name
+    own = _INSTANCE.fullmatch(reader.name)
+    same = match[1] == (own[1] if own is not None else "0")
+    return match[2] if same or match[2].partition(":")[0] in original else name
+
+
+def _rewired(before: Node, after: Node, original: Graph, name: str) -> list[Change]:
+    old = [value.name for value in before.inputs]
+    new = [_bare(value.name, after, original) for value in after.inputs]
+    found = []
+    if len(old) != len(new):
+        found.append(Change(name, "inputs", _tensors(old), _tensors(new)))
+    else:
+        for index, (was, now) in enumerate(zip(old, new, strict=True)):
+            if was != now:
+                found.append(Change(name, f"input {index}", f"%{was}", f"%{now}"))
+    waits_before = {control.name for control in before.controls}
+    waits_after = {_bare(control.name, after, original) for control in after.controls}
+    if waits_before != waits_after:
+        gone, come = sorted(waits_before - waits_after), sorted(waits_after - waits_before)
+        found.append(Change(name, "control edges", _tensors(gone, "^"), _tensors(come, "^")))
+    return found
+
+
+def _tensors(names: Sequence[str], mark: str = "%") -> str:
+    shown = ", ".join(f"{mark}{name}" for name in names[:6])
+    return shown if len(names) <= 6 else f"{shown} and {len(names) - 6} more"
+
+
+def _changed(before: Node, after: Node, name: str) -> list[Change]:
+    if before.op != after.op:
+        return [Change(name, "op", before.op, after.op)]
+    if before.attrs == after.attrs:
+        return []
+    old, new = shown_attrs(before), shown_attrs(after)
+    if "shared_name" in new:  # each copy of a variable has its own
+        new["shared_name"] = _INSTANCE.sub(r"\2", new["shared_name"].strip('"')).join('""')
+    keys = sorted((old.keys() | new.keys()) - {_COLOCATION, PASS_ATTR, ORIGIN_ATTR})
+    return [Change(name, key, old.get(key, ""), new.get(key, "")) for key in keys if old.get(key) != new.get(key)]
+
+
+def _library_changes(first: Graph, second: Graph) -> list[str]:
+    old = {text.partition(":")[0]: text for text in functions(first)}
+    new = {text.partition(":")[0]: text for text in functions(second)}
+    lines = [f"- {text}" for name, text in old.items() if name not in new]
+    lines += [f"+ {text}" for name, text in new.items() if name not in old]
+    return lines + [f"{old[name]} -> {text}" for name, text in new.items() if name in old and old[name] != text]
+
+
+def _by_count(copied: Mapping[str, tuple[str, ...]]) -> dict[int, list[str]]:
+    found: dict[int, list[str]] = {}
+    for name, instances in copied.items():
+        found.setdefault(len(instances), []).append(name)
+    return found
+
+
+def _moves(moved: Sequence[Change]) -> list[str]:
+    """Return one line per pair of devices: a rewrite moves thousands of nodes to one."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for change in moved:
+        groups.setdefault((change.before, change.after), []).append(change.node)
+    lines = []
+    for (before, after), names in sorted(groups.items()):
+        lines.append(f"{devices.short(before) or '(anywhere)'} -> {devices.short(after) or '(anywhere)'}: {few(names)}")
+    return lines
+
+
+def _added(added: Mapping[str, str]) -> list[str]:
+    """Return one line per added node; of its instances only the first is written out."""
+    counts: Counter[str] = Counter()
+    first: dict[str, str] = {}
+    for name, text in added.items():
+        match = _INSTANCE.fullmatch(name)
+        bare = match[2] if match is not None else name
+        counts[bare] += 1
+        first.setdefault(bare, text)
+    return [text + (f"  ({counts[bare]} instances)" if counts[bare] > 1 else "") for bare, text in first.items()]
+
+
+def _section(title: str, lines: Sequence[str], mark: str = "") -> list[str]:
+    if not lines:
+        return []
+    shown = [f"  {mark}{text}" for text in lines[:SHOWN]]
+    more = [f"  ... and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
+    return [title, *shown, *more]

@@ -1,0 +1,120 @@
+"""A graph as text, table, JSON, Graphviz source, drawing, GraphML or web page; whole, or the part asked for."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Collection
+from typing import Any
+
+from autograph_rewrite.errors import GraphError
+from autograph_rewrite.inspect import dot, export, page
+from autograph_rewrite.inspect.source import Source, as_item, chosen
+from autograph_rewrite.inspect.table import drawn, table
+from autograph_rewrite.ir import devices
+from autograph_rewrite.ir.build import closest
+from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.ir.text import provenance, render, shape_text
+from autograph_rewrite.item import GraphItem, TensorInfo
+
+Nodes = Collection[Node] | None  # None: all of them
+DETAILED = 200  # nodes that a table still lists one by one
+
+
+def dump(
+    source: Source,
+    format: str = "text",
+    *,
+    op: str | None = None,
+    name: str | None = None,
+    device: str | None = None,
+    around: str | None = None,
+    depth: int = 2,
+) -> str:
+    """Return a graph, or a part of it, in a readable form.
+
+    Args:
+        source: an item, a graph, encoded bytes, or a path that `GraphItem.load` reads.
+        format: text, table, json, dot, svg, graphml or html.
+        op: show only op types that this regular expression is found in.
+        name: the same for node names.
+        device: the same for devices.
+        around: show only what is near this node.
+        depth: how many edges away is near.
+
+    Raises:
+        GraphError: unknown format, malformed filter, no such node, or Graphviz is missing.
+    """
+    if format not in FORMATS:
+        raise GraphError(f"unknown format '{format}'", hint=closest(format, FORMATS) or f"known: {', '.join(FORMATS)}")
+    item = as_item(source)
+    nodes: Nodes = None
+    if any(one is not None for one in (op, name, device, around)):
+        nodes = chosen(item.graph, op=op, name=name, device=device, around=around, depth=depth)
+    return FORMATS[format](item, nodes)
+
+
+def _text(item: GraphItem, nodes: Nodes) -> str:
+    return header(item, nodes) + render(item.graph, nodes=None if nodes is None else set(nodes))
+
+
+def header(item: GraphItem, nodes: Nodes) -> str:
+    """Return comment lines with the signature of an item and what is shown of it."""
+    count = f"{len(item.graph)} nodes" if nodes is None else f"{len(nodes)} of {len(item.graph)} nodes"
+    lines = [f"# {count}"]
+    lines += [f"# input {_signature(info)}" for info in item.inputs.values()]
+    lines += [f"# output {_signature(info)}" for info in item.outputs.values()]
+    lines += [f"# target %{target}" for target in item.targets]
+    lines += [f"# init %{item.init_op}"] if item.init_op else []
+    return "\n".join(lines) + "\n"
+
+
+def _signature(info: TensorInfo) -> str:
+    batch = "" if info.batch_axis is None else f", batch axis {info.batch_axis}"
+    shape = shape_text(info.shape) if info.shape is not None else ""
+    return f"{info.name} = %{info.tensor.removesuffix(':0')}: {info.dtype}{shape}{batch}"
+
+
+def _table(item: GraphItem, nodes: Nodes) -> str:
+    shown = list(item.graph if nodes is None else nodes)
+    parts = [_op_table(shown)]
+    if len(shown) <= DETAILED:
+        rows = [(n.name, n.op, _types(n), devices.short(n.device), provenance(n)) for n in shown]
+        parts.append(table("nodes", ("name", "op", "type", "device", "made by"), rows))
+    return drawn(*parts)
+
+
+def _op_table(nodes: Collection[Node]) -> Any:
+    per_device: dict[str, Counter[str]] = {}
+    for node in nodes:
+        per_device.setdefault(devices.short(node.device), Counter())[node.op] += 1
+    total = sum(per_device.values(), Counter[str]())
+    places = sorted(per_device)
+    rows: list[tuple[object, ...]] = [
+        (op, count, *(per_device[place][op] or "" for place in places))
+        for op, count in sorted(total.items(), key=lambda pair: (-pair[1], pair[0]))
+    ]
+    rows.append(("all", len(nodes), *(sum(per_device[place].values()) for place in places)))
+    return table("ops", ("op", "#nodes", *(f"#{place or '(no device)'}" for place in places)), rows)
+
+
+def _types(node: Node) -> str:
+    outputs = export.output_data(node)
+    return ", ".join(
+        out["dtype"] + ("" if out["shape"] is None else shape_text(tuple(out["shape"]))) for out in outputs
+    )
+
+
+def _json(item: GraphItem, nodes: Nodes) -> str:
+    return json.dumps(export.item_data(item, nodes), indent=1, ensure_ascii=False) + "\n"
+
+
+FORMATS: dict[str, Callable[[GraphItem, Nodes], str]] = {
+    "text": _text,
+    "table": _table,
+    "json": _json,
+    "dot": lambda item, nodes: dot.to_dot(item.graph, nodes),
+    "svg": lambda item, nodes: dot.to_svg(item.graph, nodes),
+    "graphml": lambda item, nodes: export.to_graphml(item.graph, nodes),
+    "html": lambda item, nodes: page.to_html(item, nodes),
+}

@@ -1,0 +1,112 @@
+"""A rewrite in sentences: what was copied, where and why replicas exchange values, what stayed whole, the costs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from autograph_rewrite.inspect.account import STEP, Account, Edge, account_of
+from autograph_rewrite.inspect.words import few, several, size
+from autograph_rewrite.item import GraphItem
+
+SHOWN = 10  # entries of one list
+
+
+def explain(new: GraphItem) -> str:
+    """Say in sentences what was rewritten, what runs replicated for want of a rule and what it costs.
+
+    Raises:
+        GraphError: the item was not rewritten.
+    """
+    account = account_of(new)
+    parts = [_overview(account), *_gradients(account), *_step(account), *_local(account), *_whole(account)]
+    if account.passes:
+        parts.append(_times(account))
+    return "\n".join(parts) + "\n"
+
+
+def _overview(account: Account) -> str:
+    where = "one copy of each variable" if account.mode == "shared" else "a copy of each variable per replica"
+    spent = f" in {account.seconds:.2f} s" if account.seconds is not None else ""
+    return (
+        f"The graph of {several(account.before, 'node')} became one of {several(account.after, 'node')}{spent}: "
+        f"{several(account.replicas, 'replica')}, {where} ({account.mode})."
+    )
+
+
+def _gradients(account: Account) -> Iterator[str]:
+    exchanged = [edge for edge in account.edges if edge.kind != "local" and edge.owner != STEP]
+    if not exchanged:
+        yield "No variable's gradient had to be combined."
+        return
+    reduced = [edge for edge in exchanged if edge.kind == "reduction"]
+    counts = Counter(edge.owner for edge in reduced)
+    more = [f"{owner} ({count})" for owner, count in counts.items() if count > 1]
+    if reduced:
+        yield (
+            f"{several(len(reduced), 'reduction')} for {several(len(counts), 'variable')}, "
+            f"{size(sum(edge.bytes for edge in reduced))} per replica and step ({_lowerings(reduced)})."
+        )
+    if more:
+        yield f"  More than one reduction: {few(more)}."
+    gathered = [edge for edge in exchanged if edge.kind == "gather"]
+    if gathered:
+        owners = list(dict.fromkeys(edge.owner for edge in gathered))
+        yield (
+            f"{several(len(gathered), 'gather')} for {few(owners)}: sparse gradients, or rows that an update "
+            f"needs whole ({_lowerings(gathered)})."
+        )
+    buckets = Counter(edge.bucket for edge in exchanged if edge.bucket)
+    if buckets:
+        yield f"  {buckets.total()} of them travel in {several(len(buckets), 'bucket')}."
+
+
+def _step(account: Account) -> Iterator[str]:
+    shared = [edge for edge in account.edges if edge.kind != "local" and edge.owner == STEP]
+    if not shared:
+        return
+    yield (
+        f"{several(len(shared), 'value')} of the step itself combined (losses, norms, statistics, outputs), "
+        f"{size(sum(edge.bytes for edge in shared))} per replica:"
+    )
+    yield from _listed(sorted(shared, key=lambda edge: (-edge.bytes, edge.value)))
+
+
+def _local(account: Account) -> Iterator[str]:
+    local = [edge for edge in account.edges if edge.kind == "local"]
+    if local:
+        yield f"{several(len(local), 'value')} adapted without any exchange ({_lowerings(local)})."
+
+
+def _whole(account: Account) -> Iterator[str]:
+    if not account.notes:
+        yield "Every op that depends on the batch is divided: nothing runs whole for want of a rule."
+        return
+    yield f"{several(len(account.notes), 'node')} left whole, which is right but saves nothing:"
+    groups: dict[tuple[str, str], list[str]] = {}
+    for node, op, text in account.notes:
+        groups.setdefault((op, text), []).append(node)
+    for (op, text), nodes in list(groups.items())[:SHOWN]:
+        yield f"  {len(nodes)} x {op} ({few(nodes, 2)}): {text}"
+    if len(groups) > SHOWN:
+        yield f"  ... and {len(groups) - SHOWN} more kinds"
+
+
+def _times(account: Account) -> str:
+    total: Counter[str] = Counter()
+    for name, seconds, _, _ in account.passes:
+        total[name] += seconds  # type: ignore[assignment]
+    longest = sorted(total.items(), key=lambda pair: -pair[1])[:4]
+    return "Most time went into " + ", ".join(f"{name} ({seconds:.2f} s)" for name, seconds in longest) + "."
+
+
+def _listed(edges: Sequence[Edge]) -> Iterator[str]:
+    for edge in edges[:SHOWN]:
+        yield f"  {edge.value}: {edge.before} -> {edge.after} by {edge.lowering}, {size(edge.bytes)}: {edge.reason}"
+    if len(edges) > SHOWN:
+        yield f"  ... and {len(edges) - SHOWN} more"
+
+
+def _lowerings(edges: Iterable[Edge]) -> str:
+    counts = Counter(edge.lowering for edge in edges)
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])))

@@ -1,0 +1,229 @@
+"""What a graph trains, at a glance: inputs, outputs, variables with their slots and updates, ops, warnings."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autograph_rewrite.errors import GraphError
+from autograph_rewrite.inspect.export import signature_data
+from autograph_rewrite.inspect.source import Source, as_item
+from autograph_rewrite.inspect.table import drawn, table
+from autograph_rewrite.ir import dtypes, resources
+from autograph_rewrite.ir.collectives import is_collective
+from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.ir.opdefs import find_op
+from autograph_rewrite.ir.text import function_names, shape_text
+from autograph_rewrite.ir.walk import ancestors
+from autograph_rewrite.item import GraphItem, Shape, TensorInfo, Variable
+
+OPS_SHOWN = 30
+_UNSEEDED = frozenset(("RandomUniform", "RandomStandardNormal", "TruncatedNormal", "RandomUniformInt", "Multinomial"))
+
+
+@dataclass(frozen=True)
+class VariableLine:
+    """A variable: what it is, who writes it in one step, and which others are written along with it."""
+
+    name: str
+    dtype: str
+    shape: Shape | None
+    trainable: bool | None
+    captured: bool
+    updates: tuple[str, ...]
+    slots: tuple[str, ...]
+    slot_of: str | None
+
+    @property
+    def bytes(self) -> int | None:
+        """Its size, where the shape is known."""
+        size = 1
+        for dim in self.shape if self.shape is not None else (None,):
+            if dim is None:
+                return None
+            size *= dim
+        return size * dtypes.width(dtypes.NUMBERS.get(self.dtype, 0))
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What `inspect` shows."""
+
+    item: GraphItem
+    variables: tuple[VariableLine, ...]
+    ops: Counter[str]
+    functions: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    def __str__(self) -> str:
+        item = self.item
+        parts = [
+            table("inputs", ("name", "tensor", "type", "batch axis"), _tensor_rows(item.inputs.values())),
+            table("outputs", ("name", "tensor", "type", ""), _tensor_rows(item.outputs.values())),
+            table(
+                "step",
+                ("", ""),
+                [("runs", ", ".join(item.targets) or "nothing"), ("initialised by", item.init_op or "-")],
+            ),
+            table(
+                "variables",
+                ("name", "type", "#bytes", "trained", "updates per step", "slots"),
+                [_variable_row(variable) for variable in self.variables],
+            ),
+            table("ops", ("op", "#nodes"), self._op_rows()),
+        ]
+        lines = [f"warning: {warning}" for warning in self.warnings]
+        return drawn(*parts) + "".join(f"{line}\n" for line in lines)
+
+    def _op_rows(self) -> list[tuple[object, ...]]:
+        ordered = sorted(self.ops.items(), key=lambda pair: (-pair[1], pair[0]))
+        rest = ordered[OPS_SHOWN:]
+        rows: list[tuple[object, ...]] = list(ordered[:OPS_SHOWN])
+        rows += [(f"{len(rest)} other ops", sum(count for _, count in rest))] if rest else []
+        rows += [("functions", len(self.functions))] if self.functions else []
+        return [*rows, ("all", self.ops.total())]
+
+    def data(self) -> dict[str, Any]:
+        """Return the summary as plain data."""
+        return {
+            **signature_data(self.item),
+            "variables": [
+                {
+                    "name": v.name,
+                    "dtype": v.dtype,
+                    "shape": None if v.shape is None else list(v.shape),
+                    "bytes": v.bytes,
+                    "trainable": v.trainable,
+                    "captured": v.captured,
+                    "updates": list(v.updates),
+                    "slots": list(v.slots),
+                    "slot_of": v.slot_of,
+                }
+                for v in self.variables
+            ],
+            "nodes": self.ops.total(),
+            "ops": dict(sorted(self.ops.items())),
+            "functions": list(self.functions),
+            "warnings": list(self.warnings),
+        }
+
+
+def summarise(source: Source) -> Summary:
+    """Return the summary of a graph."""
+    item = as_item(source)
+    graph = item.graph
+    roots = [graph.nodes[name] for name in _step_names(item) if name in graph.nodes]
+    step = ancestors(roots) if roots else set(graph)
+    variables = _variable_lines(item, step)
+    return Summary(
+        item,
+        variables,
+        Counter(node.op for node in graph),
+        tuple(function_names(graph)),
+        tuple(_warnings(item, step, variables)),
+    )
+
+
+def _step_names(item: GraphItem) -> list[str]:
+    return [*item.targets, *(info.tensor.partition(":")[0] for info in item.outputs.values())]
+
+
+def _variable_lines(item: GraphItem, step: set[Node]) -> tuple[VariableLine, ...]:
+    ordered = [node for node in item.graph if node in step]
+    by_handle = {variable.handle: variable for variable in item.variables.values()}
+    same = {resources.storage_key(node): name for name, node in _handles(item, by_handle)}
+    updates: dict[str, list[str]] = {}
+    slots: dict[str, dict[str, None]] = {}
+    slot_of: dict[str, str] = {}
+    for node in ordered:
+        written = [
+            by_handle.get(same.get(resources.storage_key(handle), handle.name)) for handle in resources.written(node)
+        ]
+        names = [variable.name for variable in written if variable is not None]
+        for name in names:
+            updates.setdefault(name, []).append(node.op)
+        for slot in names[1:]:
+            slots.setdefault(names[0], {})[slot] = None
+            slot_of[slot] = names[0]
+    return tuple(
+        VariableLine(
+            variable.name,
+            variable.dtype,
+            variable.shape,
+            variable.trainable,
+            variable.captured,
+            tuple(updates.get(variable.name, ())),
+            tuple(slots.get(variable.name, ())),
+            slot_of.get(variable.name),
+        )
+        for variable in item.variables.values()
+    )
+
+
+def _handles(item: GraphItem, by_handle: dict[str, Variable]) -> Iterator[tuple[str, Node]]:
+    for name in by_handle:
+        if name in item.graph:
+            yield name, item.graph.nodes[name]
+
+
+def _warnings(item: GraphItem, step: set[Node], variables: Sequence[VariableLine]) -> Iterator[str]:
+    if not any(info.batch_axis is not None for info in item.inputs.values()):
+        yield "no input has a batch axis: name one with --batch-input NAME=AXIS"
+    if not item.targets:
+        yield "no train op is known: name it with --train-op"
+    elif not any(variable.updates for variable in variables):
+        yield "the step updates no variable"
+    for info in item.inputs.values():
+        if info.shape is None:
+            yield f"the rank of input '{info.name}' is unknown"
+    idle = [variable.name for variable in variables if variable.trainable and not variable.updates]
+    if idle:
+        yield f"trainable, but not updated by the step: {_few(idle)}"
+    unset = [v.name for v in item.variables.values() if not v.captured and v.initializer is None]
+    if unset:
+        yield f"no initializer found for {_few(unset)}"
+    graph = item.graph
+    functions = set(function_names(graph))
+    unknown = sorted({node.op for node in graph if find_op(node.op) is None} - functions)
+    if unknown:
+        yield f"unknown ops: {_few(unknown)}"
+    unseeded = [n.name for n in graph if n in step and n.op in _UNSEEDED and not n.attr("seed") and not n.attr("seed2")]
+    if unseeded:
+        yield f"random ops without a seed, different in each run: {_few(unseeded)}"
+    if any(is_collective(op) for op in {node.op for node in graph}):
+        yield "the graph already has collectives: it seems to be distributed"
+    malformed = [
+        node.name for node in graph if not _typed(node) and node.op not in functions and node.op not in unknown
+    ]
+    if malformed:
+        yield f"malformed attributes at {_few(malformed)}"
+
+
+def _typed(node: Node) -> bool:
+    try:
+        return bool(node.output_dtypes) or True
+    except GraphError:
+        return False
+
+
+def _few(names: Sequence[str]) -> str:
+    shown = ", ".join(f"'{name}'" for name in names[:5])
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
+
+
+def _tensor_rows(infos: Any) -> Iterator[tuple[object, ...]]:
+    info: TensorInfo
+    for info in infos:
+        axis = "" if info.batch_axis is None else info.batch_axis
+        yield info.name, info.tensor, info.dtype + shape_text(info.shape), axis
+
+
+def _variable_row(variable: VariableLine) -> tuple[object, ...]:
+    counts = Counter(variable.updates)
+    updates = ", ".join(f"{count} x {op}" if count > 1 else op for op, count in counts.items())
+    trained = {True: "yes", False: "no", None: "?"}[variable.trainable]
+    kind = f"{variable.dtype}{shape_text(variable.shape)}"
+    slots = f"slot of {variable.slot_of}" if variable.slot_of is not None else ", ".join(variable.slots)
+    return variable.name, kind, variable.bytes, trained, updates or "-", slots

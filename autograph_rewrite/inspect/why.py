@@ -1,0 +1,87 @@
+"""Why a node is there: the pass that made it, the original node it serves, the reshard behind it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from autograph_rewrite.inspect.account import STEP, Edge, edges_of
+from autograph_rewrite.inspect.communication import bare
+from autograph_rewrite.inspect.source import Source, as_item
+from autograph_rewrite.inspect.words import size
+from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR
+from autograph_rewrite.ir.text import line
+from autograph_rewrite.plan.plan import Plan
+
+
+@dataclass(frozen=True)
+class Reason:
+    """What is known about the origin of a node.
+
+    Attributes:
+        node: its name.
+        line: its printed form.
+        made_by: the pass; empty for a node of the original graph.
+        origin: the original node that it is, is a copy of, or serves.
+        edges: the reshards of that node's values.
+    """
+
+    node: str
+    line: str
+    made_by: str
+    origin: str
+    edges: tuple[Edge, ...]
+
+    def __str__(self) -> str:
+        lines = [self.line]
+        if not self.made_by:
+            lines.append("It is a node of the original graph.")
+        elif self.made_by == "expand":
+            lines.append(f"It is a copy of '{self.origin}' for one replica, made by the pass 'expand'.")
+        else:
+            serves = f" for '{self.origin}'" if self.origin and self.origin != self.node else ""
+            lines.append(f"The pass '{self.made_by}' made it{serves}.")
+        for edge in self.edges:
+            owner = "the step" if edge.owner == STEP else f"variable '{edge.owner}'"
+            lines.append(
+                f"{edge.where}: {edge.value} {edge.before} -> {edge.after} by {edge.lowering}, "
+                f"for {owner}, {size(edge.bytes)}: {edge.reason}"
+            )
+        return "\n".join(lines) + "\n"
+
+    def data(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        edges = [
+            {
+                "where": edge.where,
+                "value": edge.value,
+                "from": edge.before,
+                "to": edge.after,
+                "owner": edge.owner,
+                "lowering": edge.lowering,
+                "bytes": edge.bytes,
+                "reason": edge.reason,
+            }
+            for edge in self.edges
+        ]
+        return {"node": self.node, "line": self.line, "pass": self.made_by, "origin": self.origin, "edges": edges}
+
+
+def why(source: Source, name: str, plan: Plan | None = None) -> Reason:
+    """Return why a node is in a graph.
+
+    Args:
+        source: a rewritten item, or its file.
+        name: the node.
+        plan: the plan of the rewrite; a rewritten item in memory knows its own.
+
+    Raises:
+        GraphError: there is no such node; the hint names the closest.
+    """
+    item = as_item(source)
+    node = item.graph.node(name.partition(":")[0].removeprefix("%"))
+    made_by = node.attr(PASS_ATTR, b"").decode()
+    origin = node.attr(ORIGIN_ATTR, b"").decode() or (bare(node.name) if made_by == "expand" else "")
+    serves = origin or node.name
+    found = tuple(edge for edge in edges_of(item, plan) if edge.value.partition(":")[0] == serves)
+    return Reason(node.name, line(node), made_by, origin, found)
