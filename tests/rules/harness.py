@@ -25,7 +25,13 @@ from tests.rules.runner import number_of, number_of_input, run_once
 from tests.rules.sample import Draw, Elements, Known, Sample
 
 BLOCKINGS = ((3, 3), (2, 2, 1), (1, 1, 0))
-COMBINE = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply, "all": np.logical_and}
+COMBINE: dict[str, np.ufunc] = {
+    "sum": np.add,
+    "max": np.maximum,
+    "min": np.minimum,
+    "prod": np.multiply,
+    "all": np.logical_and,
+}
 COMBINE["any"] = np.logical_or
 
 

@@ -81,11 +81,11 @@ LINALG = [
 ]  # fmt: skip
 
 
-def _photo(op: str, *rest: Any, low: float = 0.05, tolerance: float = 1e-5, **attrs: Any) -> Sample:
+def _photo(op: str, *rest: Any, **attrs: Any) -> Sample:
     def make(d: Sizes, r: Draw) -> list[np.ndarray]:
         return [r.unit(d["n"], 4, 4, 3, dtype=F32), *rest]
 
-    return Sample(op, "n", make, attrs, "n", tolerance=tolerance)
+    return Sample(op, "n", make, attrs, "n", tolerance=1e-5)
 
 
 def _resized_back(op: str, *rest: Any) -> Sample:
@@ -148,7 +148,7 @@ IMAGES = [
 
 def _words(r: Draw, *shape: int) -> np.ndarray:
     numbers = r.ints(1000, *shape, low=100)
-    return np.vectorize(lambda n: str(n).encode(), otypes=[object])(numbers)
+    return np.asarray([str(n).encode() for n in numbers.ravel()], object).reshape(shape)
 
 
 def _texts(op: str, *rest: Any, **attrs: Any) -> Sample:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 from tests.rules.sample import Draw, Sample, Sizes, known
@@ -17,8 +20,8 @@ def volume(d: Sizes, r: Draw, dtype: type = np.float64) -> np.ndarray:
     return r(d["n"], 4, d["h"], d["w"], d["c"], dtype=dtype)
 
 
-def images(op: str, *extra: str, count: int = 1, dtype: type = np.float64, **attrs: object) -> Sample:
-    return Sample(op, "n", lambda d, r: [image({**IMAGE, **d}, r, dtype) for _ in range(count)], attrs, "n")
+def images(op: str, attrs: Mapping[str, Any]) -> Sample:
+    return Sample(op, "n", lambda d, r: [image({**IMAGE, **d}, r)], attrs, "n")
 
 
 def _pool_grad(d: Sizes, r: Draw) -> list[np.ndarray]:
@@ -117,16 +120,18 @@ LAYERS = [
     Sample("InTopKV2", "ab", lambda d, r: [r(d["a"], d["b"], dtype=F32), r.ints(d["b"], d["a"]), known(2)], {}, "a"),
     Sample("Dilation2D", "n", lambda d, r: [r(d["n"], 4, 4, 3), r(2, 2, 3)], DILATION, "n"),
     Sample(
-        "Dilation2DBackpropInput", "n", lambda d, r: [r(d["n"], 4, 4, 3), r(2, 2, 3), r(d["n"], 4, 4, 3)], DILATION, "n",
+        "Dilation2DBackpropInput", "n",
+        lambda d, r: [r(d["n"], 4, 4, 3), r(2, 2, 3), r(d["n"], 4, 4, 3)], DILATION, "n",
     ),
     Sample(
-        "Dilation2DBackpropFilter", "n", lambda d, r: [r(d["n"], 4, 4, 3), r(2, 2, 3), r(d["n"], 4, 4, 3)], DILATION, "n",
+        "Dilation2DBackpropFilter", "n",
+        lambda d, r: [r(d["n"], 4, 4, 3), r(2, 2, 3), r(d["n"], 4, 4, 3)], DILATION, "n",
     ),
 ]  # fmt: skip
 
 POOLS = [
-    images("AvgPool", **POOL),
-    images("MaxPool", **POOL),
+    images("AvgPool", POOL),
+    images("MaxPool", POOL),
     Sample(
         "MaxPoolV2", "n", lambda d, r: [r(d["n"], 4, 4, 3), known([1, 2, 2, 1]), known([1, 2, 2, 1])],
         {"padding": "VALID"}, "n",
@@ -149,7 +154,10 @@ POOLS = [
         POOL3, "n", tolerance=1e-5,
     ),
     Sample("MaxPool3DGrad", "n", _pool3, POOL3, "n"),
-    Sample("MaxPool3DGradGrad", "n", lambda d, r: [*_pool3(d, r)[:2], r(d["n"], 4, 4, 4, 3, dtype=F32)], POOL3, "", "n"),
+    Sample(
+        "MaxPool3DGradGrad", "n",
+        lambda d, r: [*_pool3(d, r)[:2], r(d["n"], 4, 4, 4, 3, dtype=F32)], POOL3, "", "n",
+    ),
     Sample(
         "MaxPoolWithArgmax", "n", lambda d, r: [image({**IMAGE, **d}, r, F32)], {**POOL, "Targmax": 9}, "", "n",
     ),

@@ -39,8 +39,8 @@ def test_an_op_on_blocks_gives_what_it_gives_on_the_whole(sample: Sample) -> Non
             try:
                 stays = check(case, rule, placements, dynamic=dynamic, expected=expected)
             except Exception as error:
-                error.add_note(f"{sample}: batch is {letter}, blocks {blocks}, inputs {placements}, dynamic {dynamic}")
-                raise
+                claim = f"{sample}: batch is {letter}, blocks {blocks}, inputs {placements}, dynamic {dynamic}"
+                raise AssertionError(claim) from error
             stated = tuple(REPLICATED if p == LOCAL else p for p in natural)
             wanted = letter in (sample.stays if dynamic else sample.stays + sample.stays_static)
             if wanted and (placements == natural or (placements == stated and not dynamic)):

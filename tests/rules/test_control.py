@@ -1,0 +1,94 @@
+"""Control flow carries placements, and joins them where paths meet."""
+
+from __future__ import annotations
+
+import pytest
+
+from autograph_rewrite.analysis.fact import Fact, Placement
+from autograph_rewrite.analysis.rules import TABLE
+from autograph_rewrite.analysis.rules.base import Op, Slice, Want
+from tests.rules.facts import ANY, PARTIAL, REPLICATED, UNKNOWN, B, fact, node, placed, sizes, split
+
+BLOCKS = fact(split(0), B, 3)
+WHOLE = fact(REPLICATED, None, 3)
+ZEROS = fact(REPLICATED, None, 3, zero=True)
+SUM = fact(PARTIAL, 5, 3)
+OTHER = fact(split(1), 3, B)
+
+
+def merge(*inputs: Fact) -> Op:
+    return node("Merge", *inputs, outputs=2)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "joined", "wants"),
+    [
+        (WHOLE, WHOLE, REPLICATED, {}),
+        (BLOCKS, BLOCKS, split(0), {}),
+        (SUM, SUM, PARTIAL, {}),
+        (BLOCKS, fact(UNKNOWN), split(0), {}),
+        (fact(ANY), SUM, PARTIAL, {}),
+        (fact(ANY), fact(UNKNOWN), ANY, {}),
+        (fact(UNKNOWN), fact(UNKNOWN), UNKNOWN, {}),
+        (WHOLE, BLOCKS, split(0), {0: Slice(0, 1)}),
+        (BLOCKS, ZEROS, split(0), {1: Slice(0, 1)}),
+        (WHOLE, SUM, PARTIAL, {0: PARTIAL}),
+        (SUM, ZEROS, PARTIAL, {}),
+        (BLOCKS, OTHER, REPLICATED, {0: REPLICATED, 1: REPLICATED}),
+        (BLOCKS, SUM, REPLICATED, {0: REPLICATED, 1: REPLICATED}),
+        (WHOLE, fact(Placement("partial", op="max"), 3), REPLICATED, {1: REPLICATED}),
+        (sizes(B, 3), sizes(6, 3), REPLICATED, {0: REPLICATED}),
+        (sizes(B, 3), sizes(B, 4), REPLICATED, {0: REPLICATED, 1: REPLICATED}),
+        (WHOLE, fact(split(0), None, 3), REPLICATED, {1: REPLICATED}),
+    ],
+)
+def test_a_merge_joins_placements(left: Fact, right: Fact, joined: Placement, wants: dict[int, Want]) -> None:
+    answer = placed(merge(left, right))
+    assert answer.outputs == (joined, REPLICATED)
+    assert dict(answer.wants) == wants
+
+
+def test_a_merge_of_equal_sizes_stays_a_size() -> None:
+    n = merge(sizes(B, 3), sizes(B, 3))
+    rule = TABLE["Merge"]
+    assert placed(n).outputs[0] == sizes(B).placement
+    assert rule.value is not None
+    assert rule.value(n) == ((B, 3), None)
+
+
+def test_a_merge_forgets_sizes_that_differ() -> None:
+    rule = TABLE["Merge"]
+    assert rule.shape is not None
+    assert rule.shape(merge(fact(REPLICATED, 4, 3), fact(REPLICATED, 5, 3))) == ((None, 3), ())
+    assert rule.shape(merge(fact(REPLICATED, 4), fact(REPLICATED, 4, 3))) == (None, ())
+    assert rule.shape(merge(BLOCKS, fact(UNKNOWN))) == ((B, 3), ())
+
+
+def test_zeros_on_all_paths_are_zeros() -> None:
+    assert placed(merge(ZEROS, ZEROS)).zero[0]
+    assert not placed(merge(ZEROS, WHOLE)).zero[0]
+
+
+def test_a_switch_keeps_the_placement_and_wants_a_whole_predicate() -> None:
+    answer = placed(node("Switch", BLOCKS, fact(split(0), B), outputs=2))
+    assert answer.outputs == (split(0), split(0))
+    assert dict(answer.wants) == {1: REPLICATED}
+
+
+def test_a_loop_variable_is_no_size_but_a_loop_constant_is() -> None:
+    rule = TABLE["Enter"]
+    assert rule.value is not None
+    for constant, wants in ((True, {}), (False, {0: REPLICATED})):
+        n = node("Enter", sizes(B), attrs={"is_constant": constant})
+        assert dict(placed(n).wants) == wants
+        assert rule.value(n) == ((B,) if constant else None,)
+
+
+@pytest.mark.parametrize("op", ["NextIteration", "Exit", "Enter"])
+@pytest.mark.parametrize("value", [BLOCKS, SUM, WHOLE, fact(ANY)])
+def test_a_loop_carries_placements_around(op: str, value: Fact) -> None:
+    assert placed(node(op, value)).outputs == (value.placement,)
+
+
+def test_a_loop_condition_is_the_same_everywhere() -> None:
+    assert dict(placed(node("LoopCond", fact(PARTIAL))).wants) == {0: REPLICATED}

@@ -1,0 +1,154 @@
+"""What the generic test cannot see: variables, randomness, batch normalisation, and what must not stay split."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from autograph_rewrite.analysis.fact import Fact
+from autograph_rewrite.analysis.rules import TABLE
+from autograph_rewrite.analysis.rules.base import LocalEntry, Semantics, Slice, whole
+from autograph_rewrite.analysis.rules.normalisation import BLOCK_STATISTICS
+from autograph_rewrite.analysis.rules.signature import Signature, place, shapes
+from autograph_rewrite.ir import dtypes
+from tests.rules.facts import PARTIAL, REPLICATED, B, fact, node, placed, sizes, split
+
+IMAGES = fact(split(0), B, 4, 4, 3)
+VECTOR = fact(REPLICATED, 3)
+HANDLE = Fact(REPLICATED, dtypes.RESOURCE, (50, 8))
+
+
+def test_an_update_reads_the_whole_gradient() -> None:
+    n = node("ResourceApplyAdam", HANDLE, HANDLE, HANDLE, *[fact(REPLICATED)] * 6, fact(PARTIAL, 50, 8), outputs=0)
+    assert dict(placed(n).wants) == {9: REPLICATED}
+
+
+def test_a_sparse_update_gathers_indices_and_values() -> None:
+    n = node("ResourceScatterAdd", HANDLE, fact(split(0), B), fact(split(0), B, 8), outputs=0)
+    assert dict(placed(n).wants) == {1: REPLICATED, 2: REPLICATED}
+
+
+def test_a_read_has_the_shape_of_its_variable() -> None:
+    shape, value = TABLE["ReadVariableOp"].shape, TABLE["VariableShape"].value
+    assert shape is not None
+    assert value is not None
+    assert shape(node("ReadVariableOp", HANDLE)) == ((50, 8),)
+    assert value(node("VariableShape", HANDLE)) == ((50, 8),)
+
+
+@pytest.mark.parametrize("batch_dims", [0, 1])
+def test_a_variable_is_gathered_from_by_split_indices(batch_dims: int) -> None:
+    n = node("ResourceGather", HANDLE, fact(split(0), B, 7), attrs={"batch_dims": batch_dims})
+    assert placed(n).outputs == ((REPLICATED,) if batch_dims else (split(0),))
+    shape = TABLE["ResourceGather"].shape
+    assert shape is not None
+    assert shape(n) == ((B, 7, 8) if not batch_dims else (B, 7),)
+
+
+def test_a_variable_is_gathered_from_by_split_index_rows() -> None:
+    n = node("ResourceGatherNd", HANDLE, fact(split(0), B, 1))
+    assert placed(n).outputs == (split(0),)
+
+
+def test_de_duplication_gathers_the_rows_of_a_sparse_gradient() -> None:
+    n = node("UnsortedSegmentSum", fact(split(0), B, 8), fact(REPLICATED, None), sizes(5))
+    assert placed(n) == whole(n)
+
+
+def test_a_sparse_gradient_made_dense_is_partial() -> None:
+    n = node("UnsortedSegmentSum", fact(split(0), B, 8), fact(split(0), B), sizes(50))
+    assert placed(n).outputs == (PARTIAL,)
+
+
+@pytest.mark.parametrize("op", ["RandomUniform", "RandomStandardNormal", "TruncatedNormal", "StatelessRandomUniformV2"])
+def test_exact_randomness_is_drawn_once(op: str) -> None:
+    assert TABLE[op].pinned
+    answer = placed(node(op, sizes(B, 3)))
+    assert answer.outputs == (REPLICATED,)
+    assert dict(answer.wants) == {0: REPLICATED}
+
+
+def test_independent_randomness_is_drawn_by_block() -> None:
+    independent = Semantics(random="independent")
+    assert placed(node("RandomUniform", sizes(3, B), semantics=independent)).outputs == (split(1),)
+    assert placed(node("RandomUniform", sizes(6, 3), semantics=independent)).outputs == (REPLICATED,)
+    assert placed(node("RandomShuffle", IMAGES, semantics=independent)).outputs == (REPLICATED,)
+
+
+NORM = {"is_training": True, "data_format": b"NHWC"}
+
+
+@pytest.mark.parametrize("mode", ["sync", "local"])
+def test_batch_normalisation_is_rewritten_in_training(mode: str) -> None:
+    semantics = Semantics(batch_norm=mode)
+    n = node("FusedBatchNormV3", IMAGES, *[VECTOR] * 4, outputs=6, attrs=NORM, semantics=semantics)
+    assert placed(n).decompose
+    inputs = (IMAGES, IMAGES, *[VECTOR] * 4)
+    n = node("FusedBatchNormGradV3", *inputs, outputs=5, attrs=NORM, semantics=semantics)
+    assert placed(n).decompose
+
+
+def test_batch_normalisation_of_blocks_gives_contributions_to_the_statistics() -> None:
+    attrs = NORM | {BLOCK_STATISTICS: True}
+    n = node("FusedBatchNormV3", IMAGES, *[VECTOR] * 4, outputs=6, attrs=attrs)
+    assert not placed(n).decompose
+    assert placed(n).outputs == (split(0), *[PARTIAL] * 5)
+    statistics = fact(PARTIAL, 3)
+    inputs = (IMAGES, IMAGES, VECTOR, statistics, statistics, statistics)
+    n = node("FusedBatchNormGradV3", *inputs, outputs=5, attrs=attrs)
+    assert placed(n).outputs == (split(0), PARTIAL, PARTIAL, REPLICATED, REPLICATED)
+    assert dict(placed(n).wants) == {}
+
+
+def test_batch_normalisation_of_a_batch_that_is_not_split_is_left_alone() -> None:
+    n = node("FusedBatchNormV3", fact(REPLICATED, 8, 4, 4, 3), *[VECTOR] * 4, outputs=6, attrs=NORM)
+    assert not placed(n).decompose
+
+
+def test_a_convolution_gradient_rewrites_a_constant_input_shape() -> None:
+    n = node("Conv2DBackpropInput", sizes(6, 4, 4, 3), fact(REPLICATED, 2, 2, 3, 2), fact(split(0), B, 4, 4, 2))
+    assert dict(placed(n).wants) == {0: LocalEntry(0, B)}
+
+
+@pytest.mark.parametrize("op", ["SpaceToBatchND", "BatchToSpaceND", "CropAndResize", "CTCLoss", "Unique", "Where"])
+def test_what_mixes_examples_runs_whole(op: str) -> None:
+    n = node(op, IMAGES, VECTOR, outputs=2)
+    assert placed(n) == whole(n)
+
+
+ROWS = Signature((("n", "c"), ("n", "")), (("n", "c"),), frozenset("c"), linear=(0,))
+
+
+def test_a_whole_operand_is_sliced_to_its_peer_s_rows() -> None:
+    n = node("X", fact(split(0), B, 3), fact(REPLICATED, None, 2))
+    assert dict(place(n, ROWS).wants) == {1: Slice(0, 1)}
+
+
+def test_blocks_of_unknown_size_are_not_taken_for_aligned() -> None:
+    n = node("X", fact(split(0), None, 3), fact(split(0), None, 2))
+    assert place(n, ROWS) == whole(n)
+
+
+def test_an_operand_split_along_another_dimension_is_cut_anew() -> None:
+    n = node("X", fact(split(0), B, 3), fact(split(1), 6, B))
+    assert dict(place(n, ROWS).wants) == {1: Slice(0, 1)}
+
+
+def test_sums_pass_only_where_the_op_is_linear_and_nothing_else_is_a_sum() -> None:
+    for first, second in itertools.product((PARTIAL, REPLICATED), repeat=2):
+        n = node("X", fact(first, 5, 3), fact(second, 5, 2))
+        passes = first == PARTIAL and second == REPLICATED
+        assert (place(n, ROWS).outputs == (PARTIAL,)) is passes
+
+
+def test_an_output_without_the_split_dimension_is_whole_unless_it_is_summed_over() -> None:
+    kept = Signature((("n", "c"),), (("c",),))
+    n = node("X", fact(split(0), B, 3))
+    assert place(n, kept) == whole(n)
+    assert place(n, kept._replace(summed=frozenset("n"))).outputs == (PARTIAL,)
+
+
+def test_shapes_come_from_the_labels() -> None:
+    n = node("X", fact(split(0), B, 3), fact(split(0), B, 2), static=((6, 3),))
+    assert shapes(n, ROWS) == ((B, 3),)
