@@ -1,0 +1,136 @@
+"""`run` executes a user's script as Python would, with the configuration in the environment; `verify` checks."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autograph_rewrite.tools import cli, verb_verify
+from autograph_rewrite.tools.verb_run import CONFIG_VARIABLE
+from tests.small_items import regression
+
+SCRIPT = """\
+import json, os, sys
+import helper
+path = os.environ["AUTOGRAPH_REWRITE_CONFIG"]
+print(json.dumps([__name__, sys.argv, path, helper.VALUE]))
+"""
+
+
+def run(line: str) -> int:
+    return cli.main(line.split())
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Enter a folder with a configuration, a script and a module that the script imports."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(CONFIG_VARIABLE, raising=False)
+    (tmp_path / "config.yaml").write_text("devices: [CPU:0, CPU:1]\n")
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "train.py").write_text(SCRIPT)
+    (tmp_path / "scripts" / "helper.py").write_text("VALUE = 7\n")
+    monkeypatch.delitem(sys.modules, "helper", raising=False)
+    return tmp_path
+
+
+def test_a_script_sees_its_arguments_its_folder_and_the_configuration(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("run --config config.yaml scripts/train.py --steps 3 --json") == 0
+    name, argv, config, value = json.loads(capsys.readouterr().out)
+    assert name == "__main__"
+    assert argv == ["scripts/train.py", "--steps", "3", "--json"]
+    assert config == str(folder / "config.yaml")
+    assert value == 7
+
+
+def test_the_process_is_as_it_was_afterwards(folder: Path) -> None:
+    before = sys.argv, sys.path[:], dict(os.environ)
+    run("run --config config.yaml scripts/train.py")
+    assert (sys.argv, sys.path, dict(os.environ)) == before
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "message"),
+    [
+        ("import sys; sys.exit(3)", 3, ""),
+        ("raise SystemExit", 0, ""),
+        ("import sys; sys.exit('no data')", 1, "no data"),
+        ("1 / 0", 1, "ZeroDivisionError"),
+        ("raise KeyboardInterrupt", 130, "interrupted"),
+        ("import autograph_rewrite as ar; raise ar.GraphError('odd graph')", 2, "GraphError: odd graph"),
+    ],
+)
+def test_the_exit_code_is_the_script_s(
+    folder: Path, capsys: pytest.CaptureFixture[str], source: str, code: int, message: str
+) -> None:
+    Path("s.py").write_text(source)
+    assert run("run --config config.yaml s.py") == code
+    assert message in capsys.readouterr().err
+
+
+def test_a_traceback_starts_in_the_script(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("s.py").write_text("def f():\n    return 1 / 0\n\nf()\n")
+    run("run --config config.yaml s.py")
+    err = capsys.readouterr().err
+    assert "s.py" in err
+    assert "verb_run" not in err
+    assert "runpy" not in err
+
+
+def test_a_wrong_configuration_stops_before_the_script(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("s.py").write_text("open('ran', 'w')")
+    Path("bad.yaml").write_text("devices: [CPU:0]\nstratgy: {}\n")
+    assert run("run --config bad.yaml s.py") == 2
+    assert "bad.yaml:2" in capsys.readouterr().err
+    assert run("run --config config.yaml ghost.py") == 2
+    assert "ghost.py" in capsys.readouterr().err
+    assert not Path("ran").exists()
+
+
+@dataclass(frozen=True)
+class FakeReport:
+    """What `ar.verify` returns, as far as the verb cares."""
+
+    ok: bool
+    max_error: float = 0.5
+
+    def __str__(self) -> str:
+        return "worst: w"
+
+    def data(self) -> dict[str, Any]:
+        return {"ok": self.ok, "max_error": self.max_error}
+
+
+@pytest.mark.parametrize("ok", [True, False])
+def test_verify_exits_with_the_verdict(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ok: bool
+) -> None:
+    regression().save("item.ar")
+    seen: dict[str, Any] = {}
+
+    def verify(item: Any, config: Any, **options: Any) -> FakeReport:
+        seen.update(options, targets=item.targets)
+        return FakeReport(ok)
+
+    monkeypatch.setattr(verb_verify, "verify", verify)
+    code = run("verify item.ar --config config.yaml --steps 5 --seed 9 --rtol 1e-3")
+    assert code == (0 if ok else 1)
+    assert capsys.readouterr().out == "worst: w\n"
+    assert seen == {"steps": 5, "seed": 9, "rtol": 1e-3, "targets": ("train",)}
+    run("verify item.ar --config config.yaml --json")
+    assert json.loads(capsys.readouterr().out) == {"ok": ok, "max_error": 0.5}
+
+
+@pytest.mark.parametrize("steps", ["0", "-1", "x"])
+def test_verify_needs_a_step(folder: Path, steps: str) -> None:
+    with pytest.raises(SystemExit) as end:
+        run(f"verify item.ar --config config.yaml --steps={steps}")
+    assert end.value.code == 2

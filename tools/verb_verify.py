@@ -1,0 +1,35 @@
+"""`verify GRAPH --config C`: train original and rewrite on the same feeds, and compare all variables and outputs."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from autograph_rewrite.api import verify
+from autograph_rewrite.tools.common import add_config, add_graph, config_or_plan, load_graph, print_json
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_graph(parser)
+    add_config(parser, plan=True)
+    parser.add_argument("--steps", metavar="K", type=_positive, default=3, help="training steps (default 3)")
+    parser.add_argument("--seed", metavar="S", type=int, default=0, help="of the random feeds (default 0)")
+    parser.add_argument("--rtol", metavar="R", type=float, default=1e-5, help="relative tolerance (default 1e-5)")
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"'{text}' is no number of steps")
+    return int(text)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compare; exit with 1 on a mismatch."""
+    chosen = config_or_plan(args)
+    report: Any = verify(load_graph(args), chosen, steps=args.steps, seed=args.seed, rtol=args.rtol)
+    if args.json:
+        print_json(report.data())
+    else:
+        print(report)
+    return 0 if report.ok else 1
