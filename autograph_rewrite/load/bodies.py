@@ -13,6 +13,11 @@ from autograph_rewrite.ir.opdefs import Arg, find_op
 from autograph_rewrite.ir.wire import RawNode, read_varint
 from autograph_rewrite.load.library import Function, Library
 
+CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
+BRANCHES = frozenset(("If", "StatelessIf", "Case", "StatelessCase"))
+LOOPS = frozenset(("While", "StatelessWhile"))
+FUNCTIONAL = CALLS | BRANCHES | LOOPS | {"SymbolicGradient"}
+
 _PLACEHOLDER_TAG = 0x4A  # AttrValue.placeholder: "take the caller's attribute of this name"
 _NO_EFFECT = frozenset(("ReadVariableOp", "VarHandleOp", "Placeholder", "VarIsInitializedOp"))
 
@@ -103,6 +108,10 @@ class _Scope:
     arguments: Mapping[str, tuple[Value, ...]]
     copies: Mapping[str, Node]
 
+    def is_functional(self, node: Node) -> bool:
+        """Whether a node will be replaced by a body itself."""
+        return node.op in FUNCTIONAL or node.op in self.library
+
     def value(self, reference: str) -> Value:
         """Return what `arg`, `arg:1`, `node:out` or `node:out:1` stands for."""
         name, _, rest = reference.partition(":")
@@ -136,10 +145,13 @@ def _connect(node: Node, raw: RawNode, scope: _Scope, entry: Entry) -> None:
     for name in controls:
         if name not in scope.arguments:  # an argument is there before the body starts
             node.add_control(scope.node(name))
-    if node.controls or any(text.partition(":")[0] in scope.copies for text in raw.inputs if text[0] != "^"):
+    is_inner = bool(node.controls) or any(text.partition(":")[0] in scope.copies for text in raw.inputs)
+    # A call that waits for one of its arguments only does not hold back what its body does with the others.
+    if not is_inner or scope.is_functional(node):
+        for start in entry.starts:
+            node.add_control(start)
+    if is_inner:
         return
-    for start in entry.starts:
-        node.add_control(start)
     if entry.pivot is not None and all(map(is_invariant, values)):
         node.add_control(entry.pivot)
 

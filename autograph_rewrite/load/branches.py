@@ -38,7 +38,7 @@ def lower_branches(state: Lowering, node: Node, pivot: Node | None) -> None:
         predicates = [_equals(state.graph, node, selector, i) for i in range(len(functions) - 1)]
         parts = [f"branch_{i}" for i in range(len(functions))]
     bodies, pivots = _branches(state, node, predicates, functions, parts, arguments)
-    _merge(state, node, bodies, pivots)
+    _merge(state, node, bodies, pivots, predicates)
 
 
 def ordered(graph: Graph, node: Node, value: Value, controls: Sequence[Node]) -> Value:
@@ -103,7 +103,9 @@ def _switch(graph: Graph, node: Node, name: str, value: Value, predicate: Value)
     )
 
 
-def _merge(state: Lowering, node: Node, bodies: Sequence[Body], pivots: Sequence[Node]) -> None:
+def _merge(
+    state: Lowering, node: Node, bodies: Sequence[Body], pivots: Sequence[Node], predicates: Sequence[Value]
+) -> None:
     """Join the branches: the results, and one node that says that the branch taken has run its effects."""
     graph = state.graph
     shapes = node.attr("_output_shapes") or node.attr("output_shapes")
@@ -115,6 +117,8 @@ def _merge(state: Lowering, node: Node, bodies: Sequence[Body], pivots: Sequence
         )
         if shapes:
             record_shapes(merge, [shapes[i], ()])
+        if len(predicates) == 1:
+            state.predicates[merge] = predicates[0]
         results.append(merge.output())
     effects = [effect for body in bodies for effect in body.effects]
     executed: list[Node] = []

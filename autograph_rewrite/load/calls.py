@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from autograph_rewrite.ir.attrs import FunctionName
 from autograph_rewrite.ir.graph import Graph, Node
-from autograph_rewrite.load.bodies import Entry, is_invariant
-from autograph_rewrite.load.lowering import CALLS, Lowering
+from autograph_rewrite.load.bodies import CALLS, Entry, is_invariant
+from autograph_rewrite.load.lowering import Lowering
 
 
 def lower_call(state: Lowering, node: Node, pivot: Node | None) -> None:

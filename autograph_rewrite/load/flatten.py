@@ -13,11 +13,12 @@ from collections.abc import Collection, Iterable
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.walk import ancestors
+from autograph_rewrite.load.bodies import BRANCHES, LOOPS
 from autograph_rewrite.load.branches import lower_branches
 from autograph_rewrite.load.calls import lower_call
 from autograph_rewrite.load.library import Library, called
 from autograph_rewrite.load.loops import lower_while
-from autograph_rewrite.load.lowering import BRANCHES, LOOPS, Lowering
+from autograph_rewrite.load.lowering import Lowering
 from autograph_rewrite.load.optionals import look_through
 
 _ROUTING = frozenset(("Switch", "RefSwitch", "Enter", "RefEnter"))
@@ -56,7 +57,7 @@ def _flatten(state: Lowering, roots: Iterable[Node]) -> None:
         node, pivot, state.chain = state.pending.popleft()
         _lower(state, node, pivot)
     _open_gates(state, map(graph.node, names))
-    look_through(graph)
+    look_through(graph, state.predicates)
     _sweep(graph, original)
 
 

@@ -12,13 +12,8 @@ from dataclasses import dataclass, field
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.attrs import FunctionName
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.load.bodies import Body, Entry, instantiate, is_invariant, result_dtypes
+from autograph_rewrite.load.bodies import FUNCTIONAL, Body, Entry, instantiate, is_invariant, result_dtypes
 from autograph_rewrite.load.library import Library
-
-CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
-BRANCHES = frozenset(("If", "StatelessIf", "Case", "StatelessCase"))
-LOOPS = frozenset(("While", "StatelessWhile"))
-FUNCTIONAL = CALLS | BRANCHES | LOOPS | {"SymbolicGradient"}
 
 
 @dataclass
@@ -32,6 +27,7 @@ class Lowering:
     pending: deque[tuple[Node, Node | None, tuple[str, ...]]] = field(default_factory=deque)
     gates: list[Node] = field(default_factory=list)
     frames: set[str] = field(default_factory=set)
+    predicates: dict[Node, Value] = field(default_factory=dict)  # of each Merge of an If, else side first
     chain: tuple[str, ...] = ()  # the functions that the node in work came from
 
     def body(
