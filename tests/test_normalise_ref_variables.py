@@ -91,13 +91,14 @@ def test_a_variable_updated_in_a_v1_branch_is_updated_in_that_branch_only() -> N
     v1.disable_control_flow_v2()
     try:
         def body(x: Any, w: Any) -> None:
-            tf.cond(x[0] > 1.5, lambda: tf.identity(v1.assign_add(w, x)), lambda: tf.identity(w))
-            tf.identity(tf.cond(x[0] > 2.5, lambda: w + x, lambda: tf.identity(v1.assign(w, x))), "y")
+            first = tf.cond(x[0] > 1.5, lambda: tf.identity(v1.assign_add(w, x)), lambda: tf.identity(w))
+            with tf.control_dependencies([first]):
+                tf.identity(tf.cond(x[0] > 2.5, lambda: w + x, lambda: tf.identity(v1.assign(w, x))), "y")
 
         graph = built(body)
     finally:
         v1.enable_control_flow_v2()
-    item = GraphItem.from_graph(graph, outputs=["y"])
+    item = GraphItem.from_graph(graph, outputs=["y"], train_op="y")
     normal = assert_same_steps(item, FEEDS)
     assert not {"RefSwitch", "Assign", "AssignAdd"} & ops(normal)
 
@@ -154,4 +155,4 @@ def test_every_optimizer_trains_to_the_same_values(name: str, optimizer: str) ->
         case.graph, train_op=case.train_op, outputs=case.outputs, init_op=case.init_op, batch_inputs=case.batch_inputs
     )
     normal = assert_same_steps(item, [case.feeds(step, 4) for step in range(3)])
-    assert not [op for op in ops(normal) if op.startswith(("Apply", "SparseApply", "Scatter", "Assign")) and "Variable" not in op]
+    assert not [op for op in ops(normal) if op.startswith(("Apply", "SparseApply", "Scatter"))]

@@ -225,12 +225,12 @@ def _answer(state: Propagation, node: Node, inputs: tuple[Fact, ...], cells: Map
     if any(f.placement == UNKNOWN for f in inputs) and node.op not in ("Merge", "RefMerge"):
         return Answer(tuple(Fact(UNKNOWN, dtype) for dtype in dtypes_out))
     n = Op(node.op, node.attr, inputs, dtypes_out, _static_shapes(node, len(dtypes_out)), state.semantics, cells)
-    if rule is not None and rule.value is not None:
-        answer = _measured(n, rule)
-        if answer is not None:
-            return answer
-    placed, note = _place(n, rule)
-    return _conclude(state, node, n, rule, placed, note)
+    try:
+        answer = _measured(n, rule) if rule is not None and rule.value is not None else None
+        return answer or _conclude(state, node, n, rule, *_place(n, rule))
+    except (IndexError, KeyError, TypeError, ValueError) as error:
+        # A malformed or unforeseen node must not make the graph unusable: whole is always right.
+        return _conclude(state, node, n, None, whole(n), f"the rule of {node.op} failed ({error!r})")
 
 
 def _measured(n: Op, rule: Rule) -> Answer | None:

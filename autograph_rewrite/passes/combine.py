@@ -78,7 +78,7 @@ def reduce_collective(context: Context, value: Value, fact: Fact, edge: EdgePlan
     ready = _cast(context, value, wire_type(fact.dtype, op), f"{name}/widen")
     node = context.add(
         "CollectiveReduceV2",
-        [ready, *keys(context, edge, ready)],
+        [ready, *keys(context, edge, ready, changing=may_change(fact))],
         name=f"{name}/all_reduce",
         span=Span.EACH,
         origin=value.node,
@@ -97,30 +97,68 @@ def collective_attrs(context: Context, edge: EdgePlan) -> dict[str, object]:
     return {"communication_hint": hint, "timeout_seconds": 0.0}
 
 
-class Keys:
-    """The key operands of collectives; constants are shared between the collectives of one loop."""
+def may_change_inside(fact: Fact) -> bool:
+    """Return whether another dimension than the split one may differ between steps."""
+    dims = fact.shape or (None,)
+    return not all(isinstance(dim, int) for i, dim in enumerate(dims) if i != fact.placement.dim)
 
-    def __init__(self) -> None:
+
+class Keys:
+    """The key operands of collectives; constants are shared between the collectives of one loop.
+
+    TensorFlow remembers the shape of each instance key, and refuses another one for ever. A collective whose shape may
+    change from step to step therefore gets a key of its own per size: the upper half of all keys is divided into
+    `2^bits` interleaved rows, one per such collective, so that no two ever meet.
+    """
+
+    def __init__(self, context: Context) -> None:
+        edges = [edge for edge in context.edges.values() if edge.is_collective]
+        ordered = sorted({edge.instance_key for edge in edges})
+        self._row = {key: row for row, key in enumerate(ordered)}
+        self._bits = max(1, (len(ordered) - 1).bit_length())
         self._cache: dict[tuple[str, int, tuple[str, ...]], Value] = {}
 
-    def __call__(self, context: Context, edge: EdgePlan, near: Value) -> list[Value]:
-        """Return group size, group key and instance key for a collective at `near`."""
-        numbers = (("size", context.replicas), ("group", edge.group_key), ("instance", edge.instance_key))
-        frame = context.frames.get(near.node, ())
-        result = []
-        for what, number in numbers:
-            key = (what, number, frame)
-            if key not in self._cache:
-                self._cache[key] = context.const(number, np.int32, name=f"autograph_keys/{what}_{number}", near=near)
-            result.append(self._cache[key])
-        return result
+    def __call__(self, context: Context, edge: EdgePlan, near: Value, *, changing: bool) -> list[Value]:
+        """Return group size, group key and instance key for a collective of `near`.
+
+        Args:
+            context: the rewrite.
+            edge: the plan's edge.
+            near: the tensor that is sent.
+            changing: whether its shape may differ between steps.
+        """
+        size = self._number(context, "size", context.replicas, near)
+        group = self._number(context, "group", edge.group_key, near)
+        if not changing:
+            return [size, group, self._number(context, "instance", edge.instance_key, near)]
+        return [size, group, self._key_of_size(context, self._row[edge.instance_key], near)]
+
+    def _number(self, context: Context, what: str, number: int, near: Value) -> Value:
+        key = (what, number, context.frames.get(near.node, ()))
+        if key not in self._cache:
+            self._cache[key] = context.const(number, np.int32, name=f"autograph_keys/{what}_{number}", near=near)
+        return self._cache[key]
+
+    def _key_of_size(self, context: Context, row: int, near: Value) -> Value:
+        def add(op: str, inputs: list[Value], what: str) -> Value:
+            name = f"{near.node.name}/key/{what}"
+            return context.add(op, inputs, name=name, span=Span.EACH, origin=near.node).output()
+
+        size = add("Size", [near], "size")
+        bounded = add("BitwiseAnd", [size, self._number(context, "mask", 2 ** (30 - self._bits) - 1, near)], "bounded")
+        spread = add("Mul", [bounded, self._number(context, "rows", 2**self._bits, near)], "spread")
+        return add("AddV2", [spread, self._number(context, "row", 2**30 + row, near)], "instance")
+
+
+def may_change(fact: Fact) -> bool:
+    """Return whether the shape of one instance may differ between steps."""
+    return fact.shape is None or not all(isinstance(dim, int) for dim in fact.shape)
 
 
 def gather_once(context: Context, value: Value, dim: int) -> Value:
     """Concatenate the blocks on the first device."""
     name = value.node.name
-    frame_mate = value if value.node.span is Span.ONCE else value
-    axis = context.const(dim, np.int32, name=f"{name}/axis", near=frame_mate)
+    axis = context.const(dim, np.int32, name=f"{name}/axis", near=value)
     node = context.add(
         "ConcatV2",
         [value, axis],
@@ -170,7 +208,7 @@ def gather_collective(
         ready = add("Pad", [value, add("Mul", [missing, const(corner, "after")], "padding")], "pad")
     gathered = add(
         "CollectiveGatherV2",
-        [ready, *keys(context, edge, ready)],
+        [ready, *keys(context, edge, ready, changing=blocks.static is None or may_change_inside(fact))],
         "all_gather",
         **collective_attrs(context, edge),
     )

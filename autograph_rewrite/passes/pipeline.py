@@ -27,6 +27,7 @@ from autograph_rewrite.passes.blocks import Blocks
 from autograph_rewrite.passes.context import Context
 from autograph_rewrite.passes.decompose import decompose
 from autograph_rewrite.passes.expand import expand
+from autograph_rewrite.passes.guard import guard_empty_blocks
 from autograph_rewrite.passes.layout import Layout
 from autograph_rewrite.passes.merge import merge_outputs, merge_targets
 from autograph_rewrite.passes.mirror import name_resources
@@ -168,7 +169,9 @@ def _rewrite(
     source, axis = next(iter(state.whole_inputs.items()))
     with run.step("reshard"):
         assign_spans(context)
-        reshard = Reshard(context, Blocks(context, source, axis))
+        blocks = Blocks(context, source, axis)
+        guard_empty_blocks(context, blocks)
+        reshard = Reshard(context, blocks)
         reshard.run()
     common = {node for node in graph if node.span is Span.EACH and not _holds_own(context, node)}
     placements = _placements(state)

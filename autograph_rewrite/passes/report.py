@@ -59,21 +59,23 @@ class Report:
         """The reshard edges."""
         return self.plan.edges
 
+    @property
     def reductions(self) -> Counter[str]:
         """Return the number of reductions by owner (variable, or "step")."""
         return Counter(edge.owner for edge in self.edges if edge.lowering in REDUCTIONS)
 
+    @property
     def gathers(self) -> Counter[str]:
         """Return the number of gathers by owner."""
         return Counter(edge.owner for edge in self.edges if edge.lowering in GATHERS)
 
     def __str__(self) -> str:
-        reduced = {owner: n for owner, n in self.reductions().items() if owner != STEP}
+        reduced = {owner: n for owner, n in self.reductions.items() if owner != STEP}
         lines = [
             f"{self.nodes_before} nodes -> {self.nodes_after} for {self.plan.replicas} replicas "
             f"({self.plan.mode}), {self.seconds:.2f} s",
             f"{sum(reduced.values())} gradient reductions for {len(reduced)} variables, "
-            f"{self.reductions()[STEP]} of the step, {sum(self.gathers().values())} gathers",
+            f"{self.reductions[STEP]} of the step, {sum(self.gathers.values())} gathers",
         ]
         lines += [f"  {r.name:<12} {r.seconds * 1e3:7.1f} ms  +{r.added} -{r.removed}" for r in self.passes]
         lines += [f"note: {note.op} '{note.node}': {note.text}" for note in self.notes]

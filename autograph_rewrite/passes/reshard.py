@@ -32,8 +32,8 @@ def assign_spans(context: Context) -> None:
 def _span(context: Context, node: Node) -> Span:
     state = context.state
     answer = state.answers[node]
-    if answer.constant:
-        return Span.ONCE  # replaced by a constant
+    if answer.constant or node.op == "LoopCond":
+        return Span.ONCE  # replaced by a constant; a loop has one condition for all replicas
     if any(state.source(value).placement.differs for value in map(node.output, range(len(answer.outputs)))):
         return Span.EACH
     for index, value in enumerate(node.inputs):
@@ -61,10 +61,11 @@ class Reshard:
     def __init__(self, context: Context, blocks: Blocks) -> None:
         self._context = context
         self._blocks = blocks
-        self._keys = combine.Keys()
+        self._keys = combine.Keys(context)
         self._whole: dict[Value, Value] = {}
         self._pieces: dict[tuple[Value, int, int], Value] = {}
         self._terms: dict[Value, Value] = {}
+        self._predicates: dict[Value, Value] = {}
 
     def run(self) -> None:
         """Convert every edge of the original graph."""
@@ -85,7 +86,20 @@ class Reshard:
             elif want is None and value in state.reduced:
                 want = REPLICATED
             new = value if want is None else self.convert(value, want, node)
+            if index == 1 and node.op in ("Switch", "RefSwitch"):
+                new = self._common_predicate(new)
             self._read(node, index, new)
+
+    def _common_predicate(self, value: Value) -> Value:
+        """Return replica 0's predicate for all: one rounding difference would send replicas down different branches."""
+        if value.node.span is Span.ONCE:
+            return value
+        if value not in self._predicates:
+            once = self._context.add(
+                "Identity", [value], name=f"{value.node.name}/predicate", span=Span.ONCE, origin=value.node
+            )
+            self._predicates[value] = once.output()
+        return self._predicates[value]
 
     @staticmethod
     def _read(node: Node, index: int, value: Value) -> None:

@@ -13,8 +13,9 @@ from dataclasses import replace
 from autograph_rewrite.plan.devices import canonical
 from autograph_rewrite.plan.parts import EdgePlan
 
-# Keys are int32 inputs of the collectives. Zero is kept free: in a plan it means "not a collective".
-KEYS = 2**31 - 1
+# Keys are int32 inputs of the collectives. Zero is kept free: in a plan it means "not a collective". The upper half of
+# the numbers is left to collectives whose key also depends on their shape (passes.combine.Keys).
+KEYS = 2**30
 
 
 def group_key(devices: Sequence[str]) -> int:

@@ -18,7 +18,6 @@ from autograph_rewrite.passes.layout import View
 from autograph_rewrite.plan.devices import parse
 from autograph_rewrite.requires import tensorflow
 
-RUN_TIMEOUT_MS = 600_000
 _COMBINE = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply, "all": np.logical_and, "any": np.logical_or}
 
 
@@ -52,6 +51,9 @@ class DistributedSession:
         self._session = tf.compat.v1.Session(graph=self.graph, config=_config(tf, item, config))
         self._fetches: dict[str, tuple[tuple[Any, ...], Placement | None]] = {}
         self._reads: dict[str, Any] = {}
+        plan = item.report.plan if item.report is not None else None
+        waits = plan is not None and plan.mode == "mirrored"
+        self._timeout_ms = int(plan.timeout_seconds * 1e3) if plan is not None and waits else 0
         self._batches = [(info, i.batch_axis) for i in item.inputs.values() if (info := i) and i.batch_axis is not None]
 
     def __enter__(self) -> DistributedSession:
@@ -64,13 +66,14 @@ class DistributedSession:
         """Release the session's resources."""
         self._session.close()
 
-    def run(self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None, *, timeout_ms: int = RUN_TIMEOUT_MS) -> Any:
+    def run(self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None, *, timeout_ms: int | None = None) -> Any:
         """Run one step.
 
         Args:
             fetches: an original name, tensor or operation, or a nest of them; None for nothing.
             feed_dict: values by original name or tensor.
-            timeout_ms: give up after this long.
+            timeout_ms: give up after this long; by default a mirrored graph, whose replicas wait for each other, gets
+                the plan's `timeout_seconds`, any other graph has no limit.
 
         Raises:
             GraphError: a name is unknown or was pruned, or batch sizes differ.
@@ -85,14 +88,16 @@ class DistributedSession:
             wanted += elements
         feeds = {self._feed_key(key): value for key, value in (feed_dict or {}).items()}
         self._check_batch(feeds)
-        options = self._tf.compat.v1.RunOptions(timeout_in_ms=timeout_ms)
+        limit = self._timeout_ms if timeout_ms is None else timeout_ms
+        options = self._tf.compat.v1.RunOptions(timeout_in_ms=limit)
         try:
             got = self._session.run(wanted, feeds, options=options)
         except self._tf.errors.DeadlineExceededError as error:
             from autograph_rewrite.errors import ClusterError
 
             raise ClusterError(
-                f"the step did not finish within {timeout_ms / 1e3:.0f} s", hint="a replica is missing or stuck"
+                f"the step did not finish within {limit / 1e3:.0f} s",
+                hint="a replica is missing or stuck; if a step really takes longer, raise timeout_seconds",
             ) from error
         values = [_assemble(plan, got) for plan in plans]
         return self._tf.nest.pack_sequence_as(fetches, values)

@@ -22,7 +22,7 @@ from .report import notes_of, reductions_of
 # An error is relative to the largest value of its tensor; the floor stands in where that is all but zero.
 RTOL = {"float64": 1e-9, "float32": 1e-5}
 FLOOR = {"float64": 1e-6, "float32": 1e-2}
-TIMEOUT_SECONDS = 60
+TIMEOUT_SECONDS = 20
 
 
 @dataclass(frozen=True)

@@ -2,36 +2,60 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from collections.abc import Iterable, Mapping
+from types import ModuleType
 
+from autograph_rewrite.analysis.rules import (
+    arrays,
+    contract,
+    control,
+    coupled,
+    effects,
+    elementwise,
+    gather,
+    images,
+    layout,
+    linalg,
+    lists,
+    neural,
+    normalisation,
+    ordering,
+    pieces,
+    pooling,
+    random,
+    recurrent,
+    reduce,
+    segment,
+    sizes,
+    strings,
+    variables,
+)
 from autograph_rewrite.analysis.rules.base import Rule
 
-FAMILIES = (
-    "elementwise",
-    "reduce",
-    "contract",
-    "layout",
-    "pieces",
-    "sizes",
-    "control",
-    "variables",
-    "effects",
-    "random",
-    "neural",
-    "pooling",
-    "normalisation",
-    "recurrent",
-    "gather",
-    "segment",
-    "ordering",
-    "linalg",
-    "images",
-    "strings",
-    "lists",
-    "arrays",
-    "coupled",
+FAMILIES: tuple[ModuleType, ...] = (
+    elementwise,
+    reduce,
+    contract,
+    layout,
+    pieces,
+    sizes,
+    control,
+    variables,
+    effects,
+    random,
+    neural,
+    pooling,
+    normalisation,
+    recurrent,
+    gather,
+    segment,
+    ordering,
+    linalg,
+    images,
+    strings,
+    lists,
+    arrays,
+    coupled,
 )
 
 
@@ -46,17 +70,9 @@ def merge(families: Iterable[tuple[str, Mapping[str, Rule]]]) -> dict[str, Rule]
         for op, rule in rules.items():
             if op in table:
                 raise ValueError(f"both '{table[op].family}' and '{family}' have a rule for {op}")
-            table[op] = rule._replace(family=rule.family or family)
+            table[op] = rule._replace(family=family)
     return table
 
 
-def _load(family: str) -> Mapping[str, Rule]:
-    name = f"{__name__}.{family}"
-    if importlib.util.find_spec(name) is None:
-        return {}
-    rules: Mapping[str, Rule] = importlib.import_module(name).RULES
-    return rules
-
-
-TABLE: Mapping[str, Rule] = merge((family, _load(family)) for family in FAMILIES)
+TABLE: Mapping[str, Rule] = merge((module.__name__.rpartition(".")[2], module.RULES) for module in FAMILIES)
 """Every op type that has a rule; the others fall back to `base.whole`, with a note."""

@@ -11,6 +11,7 @@ reads off where the label stands in the outputs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from autograph_rewrite.analysis.dims import Dim, any_local, unit
@@ -56,14 +57,26 @@ class Cut(NamedTuple):
     size: Dim
 
 
+@dataclass(frozen=True)
+class Placer:
+    """The `place` of a rule that is given by signatures: `describe`, or `constant` where it is always the same."""
+
+    describe: Describe
+    constant: Signature | None = None
+
+    def __call__(self, n: Op) -> Placed:
+        """Place a node by its signature."""
+        return place(n, self.describe(n))
+
+
 def signed(describe: Describe) -> Rule:
     """Return the rule of an op with a signature; `describe` returns None where it cannot tell."""
-    return Rule(lambda n: place(n, describe(n)), lambda n: shapes(n, describe(n)))
+    return Rule(Placer(describe), lambda n: shapes(n, describe(n)))
 
 
 def fixed(signature: Signature) -> Rule:
     """Return the rule of an op whose signature depends on neither attributes nor ranks."""
-    return signed(lambda n: signature)
+    return Rule(Placer(lambda n: signature, signature), lambda n: shapes(n, signature))
 
 
 def place(n: Op, sig: Signature | None) -> Placed:
