@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,7 @@ class Operand:
 
     value: np.ndarray
     units: tuple[int, ...]
+    zero: bool = False
 
     @property
     def states_sizes(self) -> bool:
@@ -57,6 +58,8 @@ class Operand:
         """Return the placements that this input can have."""
         if self.states_sizes:
             return [REPLICATED, LOCAL] if any(self.units) else [REPLICATED]
+        if self.zero:
+            return [REPLICATED]
         found = [REPLICATED, *(split(d) for d, u in enumerate(self.units) if u)]
         return [*found, PARTIAL] if self.value.dtype.kind in "fc" else found
 
@@ -77,6 +80,17 @@ class Case:
     @property
     def batch(self) -> int:
         return sum(self.blocks)
+
+
+def with_zeros(case: Case, index: int) -> Case:
+    """Return the case with an input that is known to be zero."""
+    zeros = np.zeros_like(case.operands[index].value)
+    operands = (
+        *case.operands[:index],
+        Operand(zeros, case.operands[index].units, zero=True),
+        *case.operands[index + 1 :],
+    )
+    return replace(case, operands=operands)
 
 
 def make_case(sample: Sample, letter: str, blocks: tuple[int, ...]) -> Case:
@@ -133,7 +147,7 @@ def fact_of(operand: Operand, placement: Placement, dynamic: bool) -> Fact:
     kinds = ["b" if placement == split(d) else whole_kind for d in range(len(dims))]
     shape = tuple(_size(s, u, k) for s, u, k in zip(dims, operand.units, kinds, strict=True))
     dtype = number_of_input(value)
-    return Fact(placement, dtype, shape)
+    return Fact(placement, dtype, shape, zero=operand.zero)
 
 
 def op_of(case: Case, placements: Sequence[Placement], dynamic: bool, expected: Sequence[np.ndarray]) -> Op:
@@ -257,6 +271,8 @@ def check(
         run_once(case.sample.op, [_typed(h[k], o) for h, o in zip(held, case.operands, strict=True)], case.attrs)
         for k in range(len(case.blocks))
     ]
+    for index in (i for i, zero in enumerate(placed.zero) if zero):
+        assert not expected[index].any(), f"output {index} is not zero"
     for index, placement in enumerate(placed.outputs):
         if index in case.sample.undefined:
             continue

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 
+from autograph_rewrite.analysis.dims import Sym
 from autograph_rewrite.analysis.fact import LOCAL, PARTIAL, REPLICATED, Fact, split
 from autograph_rewrite.analysis.rules import TABLE, merge
-from autograph_rewrite.analysis.rules.base import Op, Rule, Semantics, whole
+from autograph_rewrite.analysis.rules.base import Op, Placed, Rule, Semantics, whole
 from autograph_rewrite.ir.opdefs import find_op
-from tests.rules.harness import BLOCKINGS, check, combinations, make_case
+from tests.rules.harness import BLOCKINGS, check, combinations, make_case, with_zeros
 from tests.rules.runner import run
 from tests.rules.sample import Sample
 from tests.rules.samples import NOT_RUN, REFUSES_EMPTY, SAMPLES
@@ -45,6 +47,59 @@ def test_an_op_on_blocks_gives_what_it_gives_on_the_whole(sample: Sample) -> Non
             wanted = letter in (sample.stays if dynamic else sample.stays + sample.stays_static)
             if wanted and (placements == natural or (placements == stated and not dynamic)):
                 assert stays, f"{sample}: inputs {placements} make it fall back, batch is {letter}"
+
+
+ZERO_AWARE = [
+    i for i, sample in enumerate(SAMPLES) if TABLE[sample.op].family in ("elementwise", "layout", "pieces", "lists")
+]
+
+
+@pytest.mark.parametrize("sample", [SAMPLES[i] for i in ZERO_AWARE], ids=[name(i) for i in ZERO_AWARE])
+def test_an_input_known_to_be_zero_may_count_as_anything(sample: Sample) -> None:
+    for letter in sample.letters:
+        whole_case = make_case(sample, letter, (2, 2, 1))
+        floats = [i for i, o in enumerate(whole_case.operands) if o.value.dtype.kind == "f"]
+        for case in (with_zeros(whole_case, i) for i in floats):
+            expected = run(sample.op, [operand.value for operand in case.operands], case.attrs)
+            if not all(np.isfinite(output).all() for output in expected if output.dtype.kind == "f"):
+                continue  # a division by zero is not a number, whole or not
+            for placements in combinations(case):
+                check(case, TABLE[sample.op], placements, dynamic=True, expected=expected)
+
+
+MATMUL = next(sample for sample in SAMPLES if sample.op == "MatMul")
+WRONG = {
+    "a sum taken for a whole value": lambda n: Placed((REPLICATED,)),
+    "a sum taken for blocks": lambda n: Placed((split(0),)),
+    "another dimension": lambda n: Placed((split(1),)),
+    "a whole operand that is not sliced": lambda n: Placed((PARTIAL,)),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_the_generic_test_sees_a_wrong_rule(wrong: str) -> None:
+    case = make_case(MATMUL, "k", (2, 2, 1))
+    expected = run("MatMul", [operand.value for operand in case.operands], case.attrs)
+    both = (split(1), split(0))
+    check(case, TABLE["MatMul"], both, dynamic=True, expected=expected)
+    placements = (split(1), REPLICATED) if "not sliced" in wrong else both
+    with pytest.raises((AssertionError, ValueError, tensorflow_errors())):
+        check(case, Rule(WRONG[wrong]), placements, dynamic=True, expected=expected)
+
+
+def test_the_generic_test_sees_a_wrong_shape() -> None:
+    case = make_case(MATMUL, "m", (2, 2, 1))
+    expected = run("MatMul", [operand.value for operand in case.operands], case.attrs)
+    rule = TABLE["MatMul"]._replace(shape=lambda n: ((Sym(2, ("b",)), 3),))
+    with pytest.raises(AssertionError, match="claimed"):
+        check(case, rule, (split(0), REPLICATED), dynamic=True, expected=expected)
+
+
+def tensorflow_errors() -> type[Exception]:
+    import tensorflow as tf
+
+    errors: type[Exception] = tf.errors.OpError
+    return errors
 
 
 @pytest.mark.parametrize("op", WHOLE)

@@ -38,6 +38,7 @@ def taken(rank: int, axis: int, index_rank: int, batch_dims: int) -> tuple[Label
 
 
 def _gather(n: Op) -> Signature | None:
+    """A split index, or any table dimension but the indexed one, stays split."""
     rank, index_rank = n.rank(0), n.rank(1)
     if not rank or index_rank is None:
         return None
@@ -87,6 +88,7 @@ def nd_labels(n: Op, table_rank: int, indices: int) -> tuple[Labels, Labels, Lab
 
 
 def _gather_nd(n: Op) -> Signature | None:
+    """Split index rows stay split, and so do table dimensions that no index addresses."""
     rank = n.rank(0)
     labels = None if rank is None else nd_labels(n, rank, 1)
     if labels is None:
@@ -95,6 +97,7 @@ def _gather_nd(n: Op) -> Signature | None:
 
 
 def _resource_gather_nd(n: Op) -> Signature | None:
+    """Split index rows stay split; the variable is whole."""
     rank = n.rank(0)
     labels = None if rank is None else nd_labels(n, rank, 1)
     if labels is None or rank is None:
@@ -112,6 +115,7 @@ def resource_gather_nd_shape(n: Op) -> tuple[Shape | None, ...]:
 
 
 def _one_hot(n: Op) -> Signature | None:
+    """The indices stay split wherever the depth goes."""
     rank = n.rank(0)
     if rank is None:
         return None

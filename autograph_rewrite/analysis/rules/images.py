@@ -21,6 +21,7 @@ def _apart(closed: int) -> Rule:
     """Return the rule of an op on stacks of images, whose last `closed` dimensions are one image."""
 
     def describe(n: Op) -> Signature | None:
+        """All dimensions in front of one image stay split."""
         rank = n.rank(0)
         if rank is None or rank < closed:
             return None

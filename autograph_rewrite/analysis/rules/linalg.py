@@ -27,6 +27,7 @@ def batched(inner: int, outputs: tuple[int, ...], linear: tuple[int, ...] = ()) 
     """
 
     def describe(n: Op) -> Signature | None:
+        """The dimensions in front of one block stay split."""
         rank = n.rank(0)
         if rank is None or rank < inner:
             return None
@@ -41,7 +42,7 @@ def batched(inner: int, outputs: tuple[int, ...], linear: tuple[int, ...] = ()) 
 
 
 def _broadcast_solve(n: Op) -> Signature | None:
-    """The stacks of matrix and right-hand side broadcast; dimensions that differ are closed."""
+    """All but the last two dimensions stay split; those of the two operands broadcast."""
     ranks = n.rank(0), n.rank(1)
     if ranks[0] is None or ranks[1] is None or min(ranks[0], ranks[1]) < 2:
         return None
@@ -52,12 +53,13 @@ def _broadcast_solve(n: Op) -> Signature | None:
 
 
 def _banded_solve(n: Op) -> Signature | None:
+    """Like a triangular solve, but its kernel refuses empty blocks."""
     found = _broadcast_solve(n)
     return None if found is None else found._replace(fragile=frozenset(found.outputs[0] or ()))
 
 
 def _diagonal(n: Op) -> Signature | None:
-    """Diagonals into matrices and back; several diagonals at once are a dimension of their own."""
+    """All dimensions in front of the matrices stay split."""
     static, rank = n.static[0], n.rank(0)
     if static is None or not rank:
         return None
@@ -85,6 +87,7 @@ def _linear_diagonal(n: Op) -> tuple[int, ...]:
 
 
 def _band(n: Op) -> Signature | None:
+    """All but the last two dimensions stay split."""
     rank = n.rank(0)
     if rank is None or rank < 2:
         return None
@@ -93,6 +96,7 @@ def _band(n: Op) -> Signature | None:
 
 
 def _cross(n: Op) -> Signature | None:
+    """All but the last dimension stay split."""
     rank = n.rank(0)
     if not rank:
         return None
@@ -105,6 +109,7 @@ def _decomposition(values: tuple[int, ...], vectors: tuple[int, ...], flag: str)
     describe = batched(2, values + vectors)
 
     def on_request(n: Op) -> Signature | None:
+        """All but the last two dimensions stay split."""
         found = describe(n)
         if found is None or n.attr(flag):
             return found

@@ -288,10 +288,12 @@ def _vector(n: Op) -> tuple[Shape | None, ...]:
 
 
 def _place_push(n: Op) -> Placed:
+    """Append an element, converted to the placement of those that are there."""
     return put(n, 0, 1)
 
 
 def _place_set(n: Op) -> Placed:
+    """Set an element, converted to the placement of those that are there."""
     return put(n, 0, 2)
 
 

@@ -39,11 +39,13 @@ def _bias_labels(n: Op) -> Labels | None:
 
 
 def _bias_add(n: Op) -> Signature | None:
+    """Every dimension stays split; along the channels the bias is cut likewise."""
     labels = _bias_labels(n)
     return None if labels is None else Signature((labels, ("channel",)), (labels,), additive=True)
 
 
 def _bias_add_grad(n: Op) -> Signature | None:
+    """Split channels stay split; any other dimension is summed over."""
     labels = _bias_labels(n)
     if labels is None:
         return None
@@ -51,6 +53,7 @@ def _bias_add_grad(n: Op) -> Signature | None:
 
 
 def _all_but_last(n: Op) -> Signature | None:
+    """All but the last dimension stay split."""
     rank = n.rank(0)
     if not rank:
         return None

@@ -18,7 +18,7 @@ BLOCK_STATISTICS = "_block_statistics"
 
 
 def place_forward(n: Op) -> Placed:
-    """Place FusedBatchNorm, V2 and V3."""
+    """Normalise images by the statistics of the batch, or by given ones (inference)."""
     if n.placement(0) != split(0):
         return whole(n)
     statistics = PARTIAL if n.attr(BLOCK_STATISTICS, False) else REPLICATED
@@ -32,7 +32,7 @@ def _to_be_decomposed(n: Op) -> bool:
 
 
 def place_gradient(n: Op) -> Placed:
-    """Place FusedBatchNormGrad, V2 and V3: gradients of scale and offset sum over the images."""
+    """Gradients of scale and offset sum over the images; the images' gradient stays split."""
     blocks = [n.inputs[i].split_size for i in (0, 1) if n.placement(i) == split(0)]
     if not blocks:
         return whole(n)

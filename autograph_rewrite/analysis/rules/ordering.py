@@ -17,6 +17,7 @@ from autograph_rewrite.analysis.rules.signature import (
 
 
 def _extreme(n: Op) -> Signature | None:
+    """All dimensions but the reduced one stay split."""
     rank = n.rank(0)
     axis = None if not rank else axis_of(n, 1, rank)
     if rank is None or axis is None:
@@ -26,6 +27,7 @@ def _extreme(n: Op) -> Signature | None:
 
 
 def _running(n: Op) -> Signature | None:
+    """All dimensions but that of the running result stay split."""
     rank = n.rank(0)
     axis = None if not rank else axis_of(n, 1, rank)
     if rank is None or axis is None:
@@ -35,6 +37,7 @@ def _running(n: Op) -> Signature | None:
 
 
 def _top(n: Op) -> Signature | None:
+    """All but the last dimension stay split."""
     rank = n.rank(0)
     if not rank:
         return None
@@ -52,6 +55,7 @@ def top_shape(n: Op) -> tuple[Shape | None, ...]:
 
 
 def _nth(n: Op) -> Signature | None:
+    """All but the last dimension stay split."""
     rank = n.rank(0)
     if not rank:
         return None
@@ -60,6 +64,7 @@ def _nth(n: Op) -> Signature | None:
 
 
 def _reverse_sequence(n: Op) -> Signature | None:
+    """All dimensions but that of the steps stay split; lengths are cut like their examples."""
     rank = n.rank(0)
     if not rank:
         return None
@@ -69,6 +74,7 @@ def _reverse_sequence(n: Op) -> Signature | None:
 
 
 def _roll(n: Op) -> Signature | None:
+    """All dimensions that are not shifted stay split."""
     rank, shifted = n.rank(0), n.ints(2)
     if not rank or shifted is None:
         return None
@@ -76,7 +82,7 @@ def _roll(n: Op) -> Signature | None:
     return Signature((labels, None, None), (labels,), linear=(0,))
 
 
-ROWS = Signature((("row", ""), ("row", "")), (("row", ""),))
+ROWS = Signature((("n", ""), ("n", "")), (("n", ""),))
 WHOLE = Rule(whole, lambda n: n.static)
 
 RULES: dict[str, Rule] = {

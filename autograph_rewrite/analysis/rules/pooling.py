@@ -26,6 +26,7 @@ def _indexed(images: int, outputs: int, fragile: frozenset[str] = frozenset()) -
     signature = Signature((N4,) * images, (N4,) * outputs, fragile=fragile)
 
     def describe(n: Op) -> Signature | None:
+        """Images stay split unless the indices count from the start of the batch."""
         return None if n.attr("include_batch_in_index") else signature
 
     return signed(describe)

@@ -14,7 +14,7 @@ from autograph_rewrite.analysis.rules.signature import Signature, every, place, 
 
 
 def place_shaped(n: Op) -> Placed:
-    """Place an op whose first input is the whole shape of what it draws."""
+    """Draw by shape: a shape that counts a block draws a block, where randomness is independent."""
     dim = _local_entry(n)
     if n.semantics.random != "independent" or dim is None:
         return whole(n)
@@ -51,12 +51,12 @@ def _by_logits(n: Op) -> Signature:
 
 
 def place_by_parameters(n: Op) -> Placed:
-    """Place RandomGamma and RandomPoisson: a block of parameters gives a block of samples."""
+    """Draw by parameters: a block of them gives a block of samples, where randomness is independent."""
     return place(n, _by_parameters(n)) if n.semantics.random == "independent" else whole(n)
 
 
 def place_by_logits(n: Op) -> Placed:
-    """Place Multinomial: a block of logits gives a block of samples."""
+    """Draw by logits: a block of them gives a block of samples, where randomness is independent."""
     return place(n, _by_logits(n)) if n.semantics.random == "independent" else whole(n)
 
 

@@ -28,6 +28,7 @@ def _behind(n: Op) -> tuple[Labels, Labels] | None:
 
 
 def _unsorted_sum(n: Op) -> Signature | None:
+    """Rows split like their ids are summed over; dimensions behind the ids stay split."""
     found = _behind(n)
     if found is None:
         return None
@@ -36,6 +37,7 @@ def _unsorted_sum(n: Op) -> Signature | None:
 
 
 def _unsorted_other(n: Op) -> Signature | None:
+    """Only dimensions behind the ids stay split."""
     found = _behind(n)
     if found is None:
         return None
@@ -45,7 +47,7 @@ def _unsorted_other(n: Op) -> Signature | None:
 
 
 def place_unsorted_sum(n: Op) -> Placed:
-    """Place UnsortedSegmentSum."""
+    """Sum rows split like their ids; rows whose ids are whole become whole."""
     data, ids = n.placement(0), n.inputs[1]
     rows_split = data.is_split and (ids.rank is None or data.dim < ids.rank)
     return whole(n) if rows_split and not ids.placement.differs else place(n, _unsorted_sum(n))
