@@ -93,7 +93,8 @@ def test_a_variable_updated_in_a_v1_branch_is_updated_in_that_branch_only() -> N
         def body(x: Any, w: Any) -> None:
             first = tf.cond(x[0] > 1.5, lambda: tf.identity(v1.assign_add(w, x)), lambda: tf.identity(w))
             with tf.control_dependencies([first]):
-                tf.identity(tf.cond(x[0] > 2.5, lambda: w + x, lambda: tf.identity(v1.assign(w, x))), "y")
+                taken = tf.cond(x[0] > 2.5, lambda: w._ref() + x, lambda: tf.identity(v1.assign(w, x)))
+                tf.identity(taken, "y")
 
         graph = built(body)
     finally:

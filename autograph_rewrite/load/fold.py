@@ -57,19 +57,19 @@ def _evaluate(node: Node) -> Array | None:
         constant = value.node.attr("value")
         if not isinstance(constant, np.ndarray) or constant.size > MAX_ELEMENTS:
             return None
-        arguments.append(constant)
+        arguments.append(constant if constant.dtype == np.uint64 else constant.astype(np.int64))
     try:
-        result = EVALUATE[node.op](node, arguments)
+        with np.errstate(all="raise"):
+            result = EVALUATE[node.op](node, arguments)
     except (ArithmeticError, ValueError, IndexError, TypeError):
         return None  # whatever is wrong with it, TensorFlow will say so when it runs
     if result is None:
         return None
-    wanted = dtypes.numpy_dtype(node.output_dtypes[0])
     array = np.asarray(result)
-    exact = array.dtype == wanted or (array.dtype.kind in "iu" and np.can_cast(array.dtype, "int64"))
-    if not exact or array.size > MAX_ELEMENTS or not np.array_equal(array.astype(wanted), array):
+    if array.size > MAX_ELEMENTS or array.dtype.kind not in "iu":
         return None
-    return array.astype(wanted)
+    typed = array.astype(dtypes.numpy_dtype(node.output_dtypes[0]))
+    return typed if np.array_equal(typed, array) else None  # an overflow stays TensorFlow's
 
 
 def _fold_shapes(graph: Graph, batches: Sequence[Value]) -> list[Node]:
