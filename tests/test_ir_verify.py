@@ -185,6 +185,21 @@ def break_anchor(graph: Graph) -> None:
     graph.anchors["loss"] = folded().value("loss")
 
 
+def collective(graph: Graph, name: str, size: int) -> Node:
+    keys = [const(graph, f"{name}/{key}", number) for key, number in (("size", size), ("group", 7), ("instance", 9))]
+    attrs = {"merge_op": "Add", "final_op": "Id"}
+    return graph.add("CollectiveReduceV2", [graph.value("y"), *keys], name=name, attrs=attrs, span=Span.EACH)
+
+
+def break_collective_size(graph: Graph) -> None:
+    collective(graph, "reduce", 3)
+
+
+def break_collective_keys(graph: Graph) -> None:
+    collective(graph, "reduce", 2)
+    collective(graph, "again", 2)
+
+
 BREAKS: list[tuple[Callable[[Graph], None], str]] = [
     (break_use, "'x' does not know its reader 'y'"),
     (break_stale_use, "'x' believes that 'loss' reads it"),
@@ -213,6 +228,8 @@ BREAKS: list[tuple[Callable[[Graph], None], str]] = [
     (break_instances_of_once, "'axis' runs once, but its attribute 'value' differs between instances"),
     (break_instance_types, "decides a type by 'dtype'"),
     (break_attr_bytes, "'x' has an attribute 'shape' that is not encoded"),
+    (break_collective_size, "collective (group 7, instance 9) of 3 members runs on 2 replicas"),
+    (break_collective_keys, "'reduce' and 'again' are both collective (group 7, instance 9)"),
     (break_anchor, "the outside name 'loss' points to 'loss', which is not in the graph"),
 ]
 
@@ -243,6 +260,12 @@ def test_all_faults_are_reported_together_and_the_list_is_bounded() -> None:
     with pytest.raises(VerifyError, match="and 41 more") as caught:
         check_folded(graph, 2, DEVICES)
     assert len(str(caught.value).splitlines()) < 20
+
+
+def test_a_collective_may_span_several_processes() -> None:
+    graph = folded()
+    collective(graph, "reduce", 6)
+    assert problems(graph) == []
 
 
 def test_the_wrong_number_of_replicas_is_noticed() -> None:

@@ -319,3 +319,20 @@ def test_broken_edges_are_reported_before_anything_that_relies_on_them() -> None
     graph = Mirrored().build()
     graph.node("loss").drop_attr("N")
     assert problems(graph) == ["'loss': a AddN node lacks its attribute 'N'"]
+
+
+def sized_keys(mirrored: Mirrored, rows: tuple[int, int] = (64, 64)) -> Graph:
+    """Let the instance key of `v` follow from the size of what is sent, as changing shapes need."""
+    graph = mirrored.build()
+    for r in (0, 1):
+        node = mirrored.reduced["v", r]
+        size = graph.add("Size", [node.inputs[0]], name=f"replica_{r}/size").output()
+        row = mirrored.const(f"replica_{r}/row", rows[r])
+        node.set_input(3, graph.add("AddV2", [size, row], name=f"replica_{r}/key").output())
+    return graph
+
+
+def test_keys_that_follow_from_a_size_in_the_same_way_belong_together() -> None:
+    assert problems(sized_keys(Mirrored())) == []
+    found = problems(sized_keys(Mirrored(), rows=(64, 65)))
+    assert any("(group 7, instance 64+by size) has 1 members; it needs 2" in problem for problem in found)

@@ -34,6 +34,11 @@ class Edge:
     bucket: int
 
     @property
+    def node(self) -> str:
+        """The node that makes the value."""
+        return self.value.partition(":")[0]
+
+    @property
     def kind(self) -> str:
         """`reduction`, `gather` or `local`: whether replicas exchange something, and what."""
         return "reduction" if self.lowering in REDUCTIONS else "gather" if self.lowering in GATHERS else "local"

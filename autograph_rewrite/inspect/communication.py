@@ -43,7 +43,7 @@ class Meeting:
     members: tuple[str, ...]
     places: tuple[str, ...]
     order: int | None
-    keys: tuple[int, int] | None
+    keys: tuple[int, int | str] | None
     bytes: int | None
     owner: str
 
@@ -75,12 +75,12 @@ def meetings(source: Source, plan: Plan | None = None) -> list[Meeting]:
     groups, _ = collect(item.graph)
     order, _ = contracted_order(item.graph, groups)
     position = {node: index for index, node in enumerate(order)}
-    groups.sort(key=lambda group: (position.get(group.members[0], len(order)), group.instance_key))
+    groups.sort(key=lambda group: position.get(group.members[0], len(order)))
     found = [
-        _meeting(group.members[0], group.members, edges, index, (group.group_key, group.instance_key))
+        _meeting(group.members, edges, order=index, keys=(group.group_key, group.instance_key))
         for index, group in enumerate(groups)
     ]
-    return found + [_meeting(node, (node,), edges, None, None) for node in item.graph if _merges(node)]
+    return found + [_meeting((node,), edges) for node in item.graph if _merges(node)]
 
 
 def report(found: list[Meeting]) -> str:
@@ -107,12 +107,16 @@ def report(found: list[Meeting]) -> str:
 
 
 def _meeting(
-    node: Node, members: tuple[Node, ...], edges: Sequence[Edge], order: int | None, keys: tuple[int, int] | None
+    members: tuple[Node, ...],
+    edges: Sequence[Edge],
+    *,
+    order: int | None = None,
+    keys: tuple[int, int | str] | None = None,
 ) -> Meeting:
-    origin = node.attr(ORIGIN_ATTR)
-    value = origin.decode() if origin is not None else bare(node.name)
+    node = members[0]
+    value = served(node)
     known = [edge for edge in edges if keys is not None and (edge.group_key, edge.instance_key) == keys]
-    known = known or [edge for edge in edges if edge.value == value and not edge.instance_key]
+    known = known or [edge for edge in edges if edge.node == value]
     if known:
         value = known[0].value + (f" and {len(known) - 1} more" if len(known) > 1 else "")
     return Meeting(
@@ -140,6 +144,21 @@ def _replicas(node: Node) -> Iterator[str]:
         match = _INSTANCE.fullmatch(value.node.name)
         if match is not None:
             yield match[1]
+
+
+def served(node: Node) -> str:
+    """Return the original node that a node is a copy of, or that the nodes around it serve."""
+    graph, seen = node.graph, {node}
+    while (origin := node.attr(ORIGIN_ATTR)) is not None:
+        name: str = origin.decode()
+        match = _INSTANCE.fullmatch(node.name)
+        prefix = f"replica_{match[1]}/" if match is not None else ""
+        above = graph.nodes.get(prefix + name) or graph.nodes.get(name)
+        if above is None or above in seen or above.attr(PASS_ATTR, b"expand") == b"expand":
+            return name
+        seen.add(above)
+        node = above
+    return bare(node.name)
 
 
 def bare(name: str) -> str:

@@ -18,6 +18,7 @@ from autograph_rewrite.ir.opdefs import find_op
 from autograph_rewrite.ir.text import function_names, shape_text
 from autograph_rewrite.ir.walk import ancestors
 from autograph_rewrite.item import GraphItem, Shape, TensorInfo, Variable
+from autograph_rewrite.load.normal import normalise
 
 OPS_SHOWN = 30
 _UNSEEDED = frozenset(("RandomUniform", "RandomStandardNormal", "TruncatedNormal", "RandomUniformInt", "Multinomial"))
@@ -113,17 +114,26 @@ class Summary:
 def summarise(source: Source) -> Summary:
     """Return the summary of a graph."""
     item = as_item(source)
-    graph = item.graph
-    roots = [graph.nodes[name] for name in _step_names(item) if name in graph.nodes]
+    flat = _flattened(item)
+    graph = flat.graph
+    roots = [graph.nodes[name] for name in _step_names(flat) if name in graph.nodes]
     step = ancestors(roots) if roots else set(graph)
-    variables = _variable_lines(item, step)
+    variables = _variable_lines(flat, step)
     return Summary(
         item,
         variables,
-        Counter(node.op for node in graph),
-        tuple(function_names(graph)),
-        tuple(_warnings(item, step, variables)),
+        Counter(node.op for node in item.graph),
+        tuple(function_names(item.graph)),
+        tuple(_warnings(item, flat, step, variables)),
     )
+
+
+def _flattened(item: GraphItem) -> GraphItem:
+    """Return the item with its calls, branches and loops inlined, so that updates inside them are found."""
+    try:
+        return normalise(item)
+    except GraphError:  # what cannot be inlined can still be looked at
+        return item
 
 
 def _step_names(item: GraphItem) -> list[str]:
@@ -168,7 +178,7 @@ def _handles(item: GraphItem, by_handle: dict[str, Variable]) -> Iterator[tuple[
             yield name, item.graph.nodes[name]
 
 
-def _warnings(item: GraphItem, step: set[Node], variables: Sequence[VariableLine]) -> Iterator[str]:
+def _warnings(item: GraphItem, flat: GraphItem, step: set[Node], variables: Sequence[VariableLine]) -> Iterator[str]:
     if not any(info.batch_axis is not None for info in item.inputs.values()):
         yield "no input has a batch axis: name one with --batch-input NAME=AXIS"
     if not item.targets:
@@ -189,7 +199,9 @@ def _warnings(item: GraphItem, step: set[Node], variables: Sequence[VariableLine
     unknown = sorted({node.op for node in graph if find_op(node.op) is None} - functions)
     if unknown:
         yield f"unknown ops: {_few(unknown)}"
-    unseeded = [n.name for n in graph if n in step and n.op in _UNSEEDED and not n.attr("seed") and not n.attr("seed2")]
+    unseeded = [
+        n.name for n in flat.graph if n in step and n.op in _UNSEEDED and not n.attr("seed") and not n.attr("seed2")
+    ]
     if unseeded:
         yield f"random ops without a seed, different in each run: {_few(unseeded)}"
     if any(is_collective(op) for op in {node.op for node in graph}):

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from autograph_rewrite.inspect.account import STEP, Edge, edges_of
-from autograph_rewrite.inspect.communication import bare
+from autograph_rewrite.inspect.communication import served
 from autograph_rewrite.inspect.source import Source, as_item
 from autograph_rewrite.inspect.words import size
-from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR
+from autograph_rewrite.ir.graph import PASS_ATTR
 from autograph_rewrite.ir.text import line
 from autograph_rewrite.plan.plan import Plan
 
@@ -81,7 +81,6 @@ def why(source: Source, name: str, plan: Plan | None = None) -> Reason:
     item = as_item(source)
     node = item.graph.node(name.partition(":")[0].removeprefix("%"))
     made_by = node.attr(PASS_ATTR, b"").decode()
-    origin = node.attr(ORIGIN_ATTR, b"").decode() or (bare(node.name) if made_by == "expand" else "")
-    serves = origin or node.name
-    found = tuple(edge for edge in edges_of(item, plan) if edge.value.partition(":")[0] == serves)
+    origin = served(node) if made_by else ""
+    found = tuple(edge for edge in edges_of(item, plan) if edge.node == (origin or node.name))
     return Reason(node.name, line(node), made_by, origin, found)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.graph import Node, Value
@@ -11,6 +13,15 @@ from autograph_rewrite.ir.opdefs import find_op
 from autograph_rewrite.ir.walk import BACK_EDGES, dependencies
 
 KEYS = ("group_size", "group_key", "instance_key")
+Symbol = int | str | tuple[Any, ...]
+"""A number, the name of a value without its replica, or an op with the symbols of its inputs."""
+
+_INSTANCE = re.compile(r"^replica_\d+/")
+_SAME = frozenset(("Identity", "Enter", "Switch"))
+# A key may follow from a size: TensorFlow ties one instance key to one shape, and shapes change between steps.
+_ARITHMETIC = frozenset(
+    ("Add", "AddV2", "Sub", "Mul", "BitwiseAnd", "BitwiseOr", "FloorMod", "Mod", "LeftShift", "Size")
+)
 
 
 @dataclass(frozen=True)
@@ -18,7 +29,7 @@ class Collective:
     """The ops that meet: one per device."""
 
     group_key: int
-    instance_key: int
+    instance_key: int | str  # a text where it follows from a size
     group_size: int
     members: tuple[Node, ...]
 
@@ -36,20 +47,21 @@ def is_collective(op: str) -> bool:
     return declared is not None and ("instance_key" in declared.attrs or "instance_key" in _input_names(op))
 
 
-def keys_of(node: Node) -> tuple[int, int, int] | None:
-    """Return group size, group key and instance key; None when they are not constants."""
+def keys_of(node: Node) -> tuple[int, int, Symbol] | None:
+    """Return group size, group key and instance key; None when nothing about them can be known."""
     names = _input_names(node.op)
     declared = find_op(node.op)
-    found = []
+    found: list[Symbol] = []
     for key in KEYS:
         if declared is not None and key in declared.attrs:
-            value = node.attr(key)
-        else:
-            value = _constant(node.inputs[names.index(key)]) if key in names else None
-        if not isinstance(value, int):
-            return None
-        found.append(value)
+            found.append(node.attr(key))
+        elif key in names:
+            found.append(_symbol(node.inputs[names.index(key)]))
+    if len(found) != len(KEYS):
+        return None
     size, group, instance = found
+    if not isinstance(size, int) or not isinstance(group, int) or not _integers(instance):
+        return None
     return size, group, instance
 
 
@@ -58,20 +70,35 @@ def _input_names(op: str) -> list[str]:
     return [arg.name for arg in declared.inputs] if declared is not None else []
 
 
-def _constant(value: Value) -> int | None:
+def _symbol(value: Value, depth: int = 8) -> Symbol:
+    """Return what a key is computed from: a number, an expression, or the name of a value of this replica."""
     node = value.node
-    while node.op in ("Identity", "Enter") and node.inputs:
-        node = node.inputs[0].node
-    try:
-        found = node.attr("value") if node.op == "Const" else None
-        return None if found is None else int(found)
-    except (GraphError, TypeError, ValueError):
-        return None
+    if node.op == "Const":
+        try:
+            return int(node.attr("value"))
+        except (GraphError, TypeError, ValueError):
+            return node.name
+    if node.op in _SAME and node.inputs:
+        return _symbol(node.inputs[0], depth)
+    if node.op in _ARITHMETIC and depth:
+        return (node.op, *(_symbol(one, depth - 1) for one in node.inputs))
+    return _INSTANCE.sub("", value.name)
+
+
+def _integers(symbol: Symbol) -> list[int]:
+    """Return the numbers in an expression; one without any could be anything."""
+    if isinstance(symbol, tuple):
+        return [number for part in symbol for number in _integers(part)]
+    return [symbol] if isinstance(symbol, int) else []
+
+
+def _readable(symbol: Symbol) -> int | str:
+    return symbol if isinstance(symbol, int) else f"{max(_integers(symbol))}+by size"
 
 
 def collect(nodes: Iterable[Node]) -> tuple[list[Collective], list[Node]]:
-    """Return the collectives in order of first appearance, and the nodes whose keys are not constants."""
-    groups: dict[tuple[int, int, int], list[Node]] = {}
+    """Return the collectives in order of first appearance, and the nodes whose keys tell nothing."""
+    groups: dict[tuple[int, int, Symbol], list[Node]] = {}
     unknown = []
     known: dict[str, bool] = {}
     for node in nodes:
@@ -85,7 +112,7 @@ def collect(nodes: Iterable[Node]) -> tuple[list[Collective], list[Node]]:
             unknown.append(node)
         else:
             groups.setdefault(keys, []).append(node)
-    found = [Collective(key, instance, size, tuple(ns)) for (size, key, instance), ns in groups.items()]
+    found = [Collective(key, _readable(instance), size, tuple(ns)) for (size, key, instance), ns in groups.items()]
     return found, unknown
 
 
@@ -148,10 +175,10 @@ def deadlock(collectives: Iterable[Collective], stuck: Iterable[Node]) -> list[t
         for other in _behind(node, nodes, group_of):
             waits.setdefault(group_of[node], {}).setdefault(group_of[other], (node, other))
     path: dict[Collective, None] = {}
-    group = min(waits, key=lambda g: (g.group_key, g.instance_key), default=None)
+    group = min(waits, key=lambda g: (g.group_key, str(g.instance_key)), default=None)
     while group is not None and group not in path:
         path[group] = None
-        group = next(iter(sorted(waits.get(group, ()), key=lambda g: (g.group_key, g.instance_key))), None)
+        group = next(iter(sorted(waits.get(group, ()), key=lambda g: (g.group_key, str(g.instance_key)))), None)
     if group is None:
         return []
     circle = list(path)[list(path).index(group) :]

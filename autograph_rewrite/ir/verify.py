@@ -16,6 +16,7 @@ from typing import NamedTuple
 from autograph_rewrite.errors import GraphError, VerifyError
 from autograph_rewrite.ir import devices as device_specs
 from autograph_rewrite.ir.attrs import decode
+from autograph_rewrite.ir.collectives import collect
 from autograph_rewrite.ir.dtypes import base, dtype_name
 from autograph_rewrite.ir.fold import PerInstance, Select, Span
 from autograph_rewrite.ir.graph import PASS_ATTR, Graph, Node, Value
@@ -294,6 +295,21 @@ def anchors_resolve(view: View) -> Iterator[Fault]:
             yield Fault(f"the outside name '{name}' points to '{value.name}', which is not in the graph", value.node)
 
 
+def collectives_are_complete(view: View) -> Iterator[Fault]:
+    """An EACH collective has as many members as its group, and its keys for itself.
+
+    That they can all meet in one order needs no check of its own: a folded node *is* the collective with all its
+    members, so a folded graph without cycles has such an order.
+    """
+    found, _ = collect(view.nodes)
+    for group in found:
+        each = [node for node in group.members if node.span is Span.EACH]
+        if each and group.group_size % view.replicas:
+            yield Fault(f"{group.name} of {group.group_size} members runs on {view.replicas} replicas", each[0])
+        if len(each) > 1 and not any("Bcast" in node.op for node in each):
+            yield Fault(f"'{each[0].name}' and '{each[1].name}' are both {group.name}", each[1])
+
+
 INVARIANTS: tuple[Invariant, ...] = (
     names_are_unique,
     edges_are_known_at_both_ends,
@@ -303,4 +319,5 @@ INVARIANTS: tuple[Invariant, ...] = (
     instances_have_their_attributes,
     devices_exist,
     anchors_resolve,
+    collectives_are_complete,
 )
