@@ -126,12 +126,12 @@ def _is_meta_graph(data: bytes) -> bool:
 
 
 def _from_text(data: bytes, named: dict[str, Any]) -> GraphItem:
-    return build_item(read(_parse_text(data, "GraphDef").SerializeToString()), Collected(), **named)
+    return build_item(read(_parse_text(data, "GraphDef").SerializeToString(deterministic=True)), Collected(), **named)
 
 
 def _from_meta_graph(data: bytes, named: dict[str, Any]) -> GraphItem:
     if _looks_like_text(data):
-        data = _parse_text(data, "MetaGraphDef").SerializeToString()
+        data = _parse_text(data, "MetaGraphDef").SerializeToString(deterministic=True)
     try:
         known = metagraph.collected(proto("MetaGraphDef").FromString(data))
         graph = metagraph.graph_bytes(data)

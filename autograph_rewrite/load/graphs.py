@@ -65,7 +65,7 @@ def _encode(graph: Any) -> bytes:
         )
     try:
         message = graph.as_graph_def(add_shapes=True) if hasattr(graph, "as_graph_def") else graph
-        data: bytes = message.SerializeToString()
+        data: bytes = message.SerializeToString(deterministic=True)  # attributes are a map: sort it
     except Exception as error:  # protobuf and TensorFlow raise several types here, all for the same reason
         raise GraphError(
             f"the graph cannot be encoded: {error}",

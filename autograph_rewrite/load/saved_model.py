@@ -43,7 +43,7 @@ def load_directory(
     if any(meta.object_graph_def.nodes for meta in message.meta_graphs):
         return _from_objects(directory, signature, batch_inputs)
     meta = _choose_meta_graph(message, signature)
-    graph = read(meta.graph_def.SerializeToString())
+    graph = read(meta.graph_def.SerializeToString(deterministic=True))
     chosen = _choose(meta.signature_def, signature) if signature or not (train_op or outputs) else None
     given = list(outputs or ())
     if chosen is not None and not given:
