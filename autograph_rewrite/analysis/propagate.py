@@ -44,6 +44,7 @@ class Answer(NamedTuple):
     note: str = ""
     holds: tuple[int, int] | None = None
     constant: bool = False  # its outputs are plain integers although its inputs differ between replicas
+    inputs: tuple[Fact, ...] = ()  # as propagation saw them
 
 
 @dataclass
@@ -75,6 +76,11 @@ class Propagation:
     def wants(self, node: Node) -> Mapping[int, Want]:
         """Return the conversions that the inputs of `node` need."""
         return self.answers[node].wants
+
+    def seen_inputs(self, node: Node) -> list[tuple[Fact, Want | None]]:
+        """Return the facts of the inputs of `node` before conversion, each with its conversion."""
+        wants = self.answers[node].wants
+        return [(fact, wants.get(index)) for index, fact in enumerate(self.answers[node].inputs)]
 
     def source(self, value: Value) -> Fact:
         """Return what a value is where it is produced."""
@@ -319,7 +325,7 @@ def _conclude(state: Propagation, node: Node, n: Op, rule: Rule | None, placed: 
         outputs = _carry_cells(node, inputs, outputs)
     elif node.op in CELL_MAKERS:
         outputs = (outputs[0]._replace(cell=node.name), *outputs[1:])
-    return Answer(outputs, placed.wants, placed.decompose, note, placed.holds)
+    return Answer(outputs, placed.wants, placed.decompose, note, placed.holds, False, n.inputs)
 
 
 def _output(

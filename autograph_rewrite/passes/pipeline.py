@@ -170,9 +170,10 @@ def _rewrite(
     with run.step("reshard"):
         assign_spans(context)
         blocks = Blocks(context, source, axis)
-        guard_empty_blocks(context, blocks)
         reshard = Reshard(context, blocks)
         reshard.run()
+    with run.step("guard"):
+        guard_empty_blocks(context, blocks)
     common = {node for node in graph if node.span is Span.EACH and not _holds_own(context, node)}
     placements = _placements(state)
     with run.step("merge"):
