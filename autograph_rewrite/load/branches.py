@@ -108,14 +108,14 @@ def _merge(
 ) -> None:
     """Join the branches: the results, and one node that says that the branch taken has run its effects."""
     graph = state.graph
-    shapes = node.attr("_output_shapes") or node.attr("output_shapes")
+    shapes = node.attr("_output_shapes") or node.attr("output_shapes") or ()
     results: list[Value] = []
     for i, dtype in enumerate(node.output_dtypes):
         values = [body.returns[i] for body in reversed(bodies)]  # else, then: value_index is the predicate
         merge = graph.add(
             "Merge", values, name=f"{node.name}/merge_{i}", origin=node, attrs={"T": dtype, "N": len(values)}
         )
-        if shapes:
+        if i < len(shapes):  # the gradient adds outputs later, without always saying their shapes
             record_shapes(merge, [shapes[i], ()])
         if len(predicates) == 1:
             state.predicates[merge] = predicates[0]

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.walk import ancestors
-from autograph_rewrite.load.bodies import BRANCHES, LOOPS
+from autograph_rewrite.load.bodies import BRANCHES, FUNCTIONAL, LOOPS
 from autograph_rewrite.load.branches import lower_branches
 from autograph_rewrite.load.calls import lower_call
 from autograph_rewrite.load.library import Library, called
@@ -52,7 +52,12 @@ def _flatten(state: Lowering, roots: Iterable[Node]) -> None:
     names = [node.name for node in roots]
     needed = ancestors(map(graph.node, names))
     state.frames = {node.attr("frame_name").decode() for node in graph if node.op in ("Enter", "RefEnter")}
-    state.pending.extend((node, None, ()) for node in graph if node in needed and state.is_functional(node))
+    state.pending.extend(
+        (node, None, ())
+        for node in graph
+        # A call by function name has no op definition, so nothing else can handle it, needed or not.
+        if node.op in state.library or (node in needed and node.op in FUNCTIONAL)
+    )
     while state.pending:
         node, pivot, state.chain = state.pending.popleft()
         _lower(state, node, pivot)
