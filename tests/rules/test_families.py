@@ -46,6 +46,17 @@ def test_a_variable_is_gathered_from_by_split_indices(batch_dims: int) -> None:
     assert shape(n) == ((B, 7, 8) if not batch_dims else (B, 7),)
 
 
+def test_a_captured_handle_does_not_hide_the_shape_of_its_variable() -> None:
+    handle = Fact(REPLICATED, dtypes.RESOURCE, ())
+    read, gather = TABLE["ReadVariableOp"].shape, TABLE["ResourceGather"].shape
+    assert read is not None
+    assert gather is not None
+    assert read(node("ReadVariableOp", handle, static=((50, 8),))) == ((50, 8),)
+    n = node("ResourceGather", handle, fact(split(0), B), attrs={"batch_dims": 0}, static=((None, 8),))
+    assert placed(n).outputs == (split(0),)
+    assert gather(n) == ((B, 8),)
+
+
 def test_a_variable_is_gathered_from_by_split_index_rows() -> None:
     n = node("ResourceGatherNd", HANDLE, fact(split(0), B, 1))
     assert placed(n).outputs == (split(0),)

@@ -19,6 +19,7 @@ from autograph_rewrite.analysis.rules.signature import (
     signed,
     without,
 )
+from autograph_rewrite.analysis.rules.variables import variable_shape
 
 
 def axis_of(n: Op, index: int, rank: int) -> int | None:
@@ -55,17 +56,18 @@ def _gather(n: Op) -> Signature | None:
 
 def _resource_gather(n: Op) -> Signature | None:
     """A variable cannot be sliced, so dimensions that its indices share with it are closed."""
-    index_rank, variable = n.rank(1), n.shape(0)
-    if index_rank is None or variable is None:
+    index_rank, variable, static = n.rank(1), variable_shape(n), n.static[0]
+    if index_rank is None or (variable is None and static is None):
         return None
     shared = n.attr("batch_dims", 0)
     indices = ("",) * shared + axes(index_rank - shared, "index")
-    return Signature((None, indices), (indices + ("",) * (len(variable) - 1 - shared),))
+    rank = len(indices) + len(variable) - 1 - shared if variable is not None else len(static or ())
+    return Signature((None, indices), (indices + ("",) * (rank - len(indices)),))
 
 
 def resource_gather_shape(n: Op) -> tuple[Shape | None, ...]:
     """The variable's dimensions but the first, behind those of the indices."""
-    variable, indices = n.shape(0), n.shape(1)
+    variable, indices = variable_shape(n), n.shape(1)
     if variable is None or indices is None:
         return shapes(n, _resource_gather(n))
     return ((*indices, *variable[1 + n.attr("batch_dims", 0) :]),)
@@ -98,19 +100,19 @@ def _gather_nd(n: Op) -> Signature | None:
 
 def _resource_gather_nd(n: Op) -> Signature | None:
     """Split index rows stay split; the variable is whole."""
-    rank = n.rank(0)
-    labels = None if rank is None else nd_labels(n, rank, 1)
-    if labels is None or rank is None:
+    variable, depth, index_rank, static = variable_shape(n), _depth(n, 1), n.rank(1), n.static[0]
+    if index_rank is None or (static is None and (variable is None or depth is None)):
         return None
-    rows = labels[1][:-1]
-    return Signature((None, labels[1]), (rows + ("",) * (len(labels[2]) - len(rows)),))
+    rows = axes(index_rank - 1, "index")
+    rank = len(static) if static is not None else len(rows) + len(variable or ()) - (depth or 0)
+    return Signature((None, (*rows, "")), (rows + ("",) * (rank - len(rows)),))
 
 
 def resource_gather_nd_shape(n: Op) -> tuple[Shape | None, ...]:
     """The variable's dimensions that no index addresses, behind those of the indices."""
-    variable, indices, depth = n.shape(0), n.shape(1), _depth(n, 1)
+    variable, indices, depth = variable_shape(n), n.shape(1), _depth(n, 1)
     if variable is None or indices is None or depth is None:
-        return n.static
+        return shapes(n, _resource_gather_nd(n))
     return ((*indices[:-1], *variable[depth:]),)
 
 

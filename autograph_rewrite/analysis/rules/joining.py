@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from autograph_rewrite.analysis.dims import Dim, unit
+from autograph_rewrite.analysis.dims import Dim, is_settled, unit
 from autograph_rewrite.analysis.fact import ANY, LOCAL, PARTIAL, REPLICATED, UNKNOWN, Fact, Placement, Shape
 from autograph_rewrite.analysis.rules.base import Slice, Want
 
@@ -47,6 +47,7 @@ def _common(known: list[Fact]) -> tuple[Placement, Dim]:
         mixed = placements != {target}
         return (REPLICATED if mixed and target != PARTIAL else target), None
     blocks = {fact.split_size for fact in known if fact.placement == target}
+    blocks = {size for size in blocks if is_settled(size)} or blocks  # stand-ins of an earlier round yield
     size = blocks.pop() if len(blocks) == 1 else None
     if placements == {target} or unit(size) is not None:
         return target, size
@@ -68,7 +69,9 @@ def join_shapes(shapes: list[Shape | None], placement: Placement, rows: Dim) -> 
 def conform(fact: Fact, target: Fact) -> Want | None:
     """Return what turns one value into the joined placement; None where it is that already."""
     have, want = fact.placement, target.placement
-    if have == want and (not want.is_split or target.split_size is None or fact.split_size == target.split_size):
+    if have == want and (not want.is_split or not is_settled(fact.split_size) or target.split_size is None):
+        return None
+    if have == want and fact.split_size == target.split_size:
         return None
     if want.is_split:
         rows = unit(target.split_size)

@@ -79,7 +79,8 @@ def _put(n: Op, handle: int, container: Fact, elements: dict[int, Fact]) -> Plac
     wants: dict[int, Want] = {
         i: REPLICATED for i, fact in enumerate(n.inputs) if i != handle and i not in elements and fact.placement.differs
     }
-    target = join(elements.values()) if container.placement == ANY else container
+    follows = [fact for fact in elements.values() if fact.placement == container.placement]
+    target = join(elements.values()) if container.placement == ANY else join([container, *follows])
     if target.is_local:
         target = target._replace(placement=REPLICATED)
     for i, element in elements.items():

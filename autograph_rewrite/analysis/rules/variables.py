@@ -16,17 +16,22 @@ def _handle(n: Op) -> tuple[Shape | None]:
     return (n.attr("shape"),)
 
 
+def variable_shape(n: Op) -> Shape | None:
+    """Return the shape of the variable behind the first input; a captured handle only says that it is a scalar."""
+    return n.shape(0) or None
+
+
 def _content(n: Op) -> tuple[Shape | None]:
-    return (n.shape(0) if n.shape(0) is not None else n.static[0],)
+    return (n.static[0] if n.static[0] is not None else variable_shape(n),)
 
 
 def _shape_of_shape(n: Op) -> tuple[Shape | None]:
-    rank = n.rank(0)
-    return (n.static[0],) if rank is None else ((rank,),)
+    shape = variable_shape(n)
+    return (n.static[0] if shape is None else (len(shape),),)
 
 
 def _shape_value(n: Op) -> tuple[tuple[Dim, ...] | None]:
-    return (n.shape(0),)
+    return (variable_shape(n),)
 
 
 def _scalar(n: Op) -> tuple[Shape]:
