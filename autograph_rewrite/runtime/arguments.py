@@ -1,0 +1,204 @@
+"""What a step is called with: nested arguments taken apart, and the specs to trace for arguments like these.
+
+A call with `{"image": float32[32, 28, 28]}` and `int64[32]` has two leaves. It is traced for float32[None, 28, 28] and
+int64[None], so that the batch may have any size; another size of any other axis makes that one unknown as well.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from autograph_rewrite.requires import tensorflow
+
+Shape = tuple[int | None, ...] | None
+
+
+class Leaf(NamedTuple):
+    """One argument: a tensor's type and shape, or (`static`) a Python value or a spec that is part of the trace."""
+
+    dtype: Any
+    shape: Shape
+    static: Hashable = None
+
+
+class Flat(NamedTuple):
+    """Arguments taken apart: equal structures have the same leaves in the same order."""
+
+    structure: Hashable
+    values: list[Any]
+    leaves: list[Leaf]
+
+
+class Arguments:
+    """The parameters of one function, and which axes of its arguments count examples.
+
+    Args:
+        function: whose parameters they are.
+        batch_inputs: axis by argument path; None for axis 0 of everything that has one.
+    """
+
+    def __init__(self, function: Callable[..., Any], batch_inputs: Mapping[str, int | None] | None = None) -> None:
+        self._tf = tensorflow()
+        self._batch = batch_inputs
+        self._signature = _signature(function)
+        self._eager = type(self._tf.constant(0))
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return a call's arguments, each where its parameter stands, with defaults filled in.
+
+        Raises:
+            TypeError: the function takes no such arguments.
+        """
+        if self._signature is None or (not kwargs and len(args) == len(self._signature.parameters)):
+            return tuple(args), dict(kwargs)
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return bound.args, bound.kwargs
+
+    def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Flat:
+        """Take arguments apart."""
+        flat = Flat(None, [], [])
+        structure = (tuple([self._take(a, flat) for a in args]), *((k, self._take(v, flat)) for k, v in kwargs.items()))
+        return flat._replace(structure=structure)
+
+    def _take(self, value: Any, flat: Flat) -> Hashable:
+        """Add the leaves of a value to `flat`; return its structure."""
+        kind = type(value)
+        if kind is self._eager:
+            flat.values.append(value)
+            flat.leaves.append(Leaf(value.dtype, tuple(value.shape)))
+            return None
+        if isinstance(value, Mapping):
+            return (kind, *((key, self._take(value[key], flat)) for key in sorted(value)))
+        if isinstance(value, tuple | list):
+            return (kind, *[self._take(item, flat) for item in value])
+        self._take_leaf(value, flat)
+        return None
+
+    def _take_leaf(self, value: Any, flat: Flat) -> None:
+        tf = self._tf
+        if isinstance(value, np.ndarray | np.generic):
+            value = tf.convert_to_tensor(value)
+        if isinstance(value, tf.Tensor | tf.TensorSpec):
+            rank = value.shape.rank
+            flat.values.append(value)
+            flat.leaves.append(Leaf(value.dtype, None if rank is None else tuple(value.shape)))
+        elif isinstance(value, tf.TypeSpec) or hasattr(value, "_type_spec"):
+            spec = value if isinstance(value, tf.TypeSpec) else value._type_spec
+            flat.values.append(value)
+            flat.leaves.append(Leaf(None, None, spec))
+        else:
+            flat.leaves.append(Leaf(None, None, value if _is_hashable(value) else id(value)))
+
+    def specs(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], leaves: Sequence[Leaf]
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """Return what to trace for arguments with these leaves."""
+        remaining = iter(leaves)
+        positional = [self._spec(value, remaining) for value in args]
+        return positional, {name: self._spec(value, remaining) for name, value in kwargs.items()}
+
+    def _spec(self, value: Any, leaves: Any) -> Any:
+        if isinstance(value, Mapping):
+            found = {key: self._spec(value[key], leaves) for key in sorted(value)}
+            return self._tf.nest.pack_sequence_as(value, self._tf.nest.flatten(found)) if found else value
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*[self._spec(item, leaves) for item in value])
+        if isinstance(value, tuple | list):
+            return type(value)([self._spec(item, leaves) for item in value])
+        leaf = next(leaves)
+        return value if leaf.dtype is None else self._tf.TensorSpec(leaf.shape, leaf.dtype)
+
+    def paths(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
+        """Return the path of every leaf, as users write it in `batch_inputs`."""
+        names = list(self._signature.parameters) if self._signature is not None else []
+        names += [f"arg{i}" for i in range(len(names), len(args))]
+        found: list[str] = []
+        for name, value in [*zip(names, args, strict=False), *kwargs.items()]:
+            found += _paths(value, name)
+        return found
+
+    def relaxed(self, leaves: Sequence[Leaf], paths: Sequence[str]) -> list[Leaf]:
+        """Return leaves whose batch axis has any size."""
+        return [_relax(leaf, self._axis(path, leaf)) for leaf, path in zip(leaves, paths, strict=True)]
+
+    def _axis(self, path: str, leaf: Leaf) -> int | None:
+        if not leaf.shape:
+            return None
+        if self._batch is None:
+            return 0
+        named = [name for name in self._batch if path == name or path.startswith(f"{name}/")]
+        return self._batch[max(named, key=len)] if named else None
+
+
+def _signature(function: Any) -> inspect.Signature | None:
+    python = getattr(function, "python_function", function)
+    try:
+        signature = inspect.signature(python)
+    except (TypeError, ValueError):
+        return None
+    if getattr(function, "__self__", None) is not None and "self" in signature.parameters:
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
+    return signature
+
+
+def _is_hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _paths(value: Any, path: str) -> list[str]:
+    if isinstance(value, Mapping):
+        return [p for key in sorted(value) for p in _paths(value[key], f"{path}/{key}")]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return [p for key, item in zip(value._fields, value, strict=True) for p in _paths(item, f"{path}/{key}")]
+    if isinstance(value, tuple | list):
+        return [p for index, item in enumerate(value) for p in _paths(item, f"{path}/{index}")]
+    return [path]
+
+
+def _relax(leaf: Leaf, axis: int | None) -> Leaf:
+    if axis is None or not leaf.shape or not -len(leaf.shape) <= axis < len(leaf.shape):
+        return leaf
+    shape = list(leaf.shape)
+    shape[axis] = None
+    return leaf._replace(shape=tuple(shape))
+
+
+def accepts(traced: Sequence[Leaf], given: Sequence[Leaf]) -> bool:
+    """Return whether a trace for some leaves can be called with others."""
+    return len(traced) == len(given) and all(map(_accepts, traced, given))
+
+
+def _accepts(traced: Leaf, given: Leaf) -> bool:
+    if traced.dtype != given.dtype or traced.static != given.static:
+        return False
+    if traced.shape is None or given.shape is None:
+        return traced.shape is None
+    if len(traced.shape) != len(given.shape):
+        return False
+    return all(a is None or a == b for a, b in zip(traced.shape, given.shape, strict=True))
+
+
+def common(traced: Sequence[Leaf], given: Sequence[Leaf]) -> list[Leaf] | None:
+    """Return leaves that accept both, differing only in the size of some axes; None if there are none."""
+    if len(traced) != len(given):
+        return None
+    found = []
+    for a, b in zip(traced, given, strict=True):
+        if a.dtype != b.dtype or a.static != b.static or (a.shape is None) != (b.shape is None):
+            return None
+        if a.shape is None or b.shape is None:
+            found.append(a)
+            continue
+        if len(a.shape) != len(b.shape):
+            return None
+        found.append(a._replace(shape=tuple(x if x == y else None for x, y in zip(a.shape, b.shape, strict=True))))
+    return found

@@ -1,0 +1,98 @@
+"""`ar.distribute`: a function or a Keras model that trains on many devices."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from autograph_rewrite.errors import ConfigError
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.load.normal import normalise
+from autograph_rewrite.passes import pipeline
+from autograph_rewrite.plan import check
+from autograph_rewrite.plan.config import Config
+from autograph_rewrite.plan.devices import parse
+from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime.devices import ensure_devices
+from autograph_rewrite.runtime.function import DistributedFunction
+
+ConfigLike = Config | Mapping[str, Any] | str | Path
+
+
+def distribute(
+    target: Any,
+    config: ConfigLike | Plan,
+    *specs: Any,
+    batch_inputs: Mapping[str, int | None] | None = None,
+    **named_specs: Any,
+) -> Any:
+    """Distribute a function or a compiled Keras model. See `api.distribute`."""
+    rewriter = Rewriter(config)
+    ensure_devices(rewriter.devices)
+    if _is_keras_model(target):
+        from autograph_rewrite.runtime.keras import distribute_keras
+
+        if specs or named_specs:
+            raise ConfigError(
+                "a Keras model needs no specs: it is traced for the data that it is given",
+                hint="ar.distribute(model, config)",
+            )
+        return distribute_keras(target, rewriter, batch_inputs=batch_inputs)
+    return DistributedFunction(target, rewriter, specs or None, named_specs, batch_inputs=batch_inputs)
+
+
+def _is_keras_model(target: Any) -> bool:
+    keras = sys.modules.get("keras")
+    return keras is not None and isinstance(target, keras.Model)
+
+
+class Rewriter:
+    """Distributes traced items as one config or plan says.
+
+    Replicas that share their variables and run on CPUs of this process are all put on one: virtual devices have no
+    cores or memory of their own, so crossing from one to another only costs time.
+
+    Attributes:
+        devices: one per replica.
+    """
+
+    def __init__(self, config: ConfigLike | Plan) -> None:
+        self._plan = config if isinstance(config, Plan) else None
+        self._config = None if isinstance(config, Plan) else Config.of(config)
+        if self._config is not None:
+            if self._config.devices is None:
+                logical = [device.name for device in tensorflow().config.list_logical_devices()]
+                self._config = self._config.with_devices(logical)
+            self._config.require_usable()
+            self.devices = _placed(self._config.replica_devices(), self._config.mode)
+        elif self._plan is not None:
+            self.devices = _placed(self._plan.devices, self._plan.mode)
+
+    def __call__(self, item: GraphItem, *, training: bool = True) -> GraphItem:
+        """Return the distributed item.
+
+        Raises:
+            RewriteError: as `api.rewrite`.
+        """
+        from autograph_rewrite.strategies import builder_for
+
+        flat = normalise(item)
+        if self._plan is not None:
+            plan = self._plan
+        else:
+            assert self._config is not None
+            plan = builder_for(self._config).build(flat, self._config)
+        check.require(plan, flat)
+        return pipeline.rewrite(flat, replace(plan, devices=self.devices), training=training)
+
+
+def _placed(devices: tuple[str, ...], mode: str) -> tuple[str, ...]:
+    """Return where the replicas run."""
+    parsed = [parse(device) for device in devices]
+    if mode == "shared" and all(device.kind == "CPU" and device.job is None for device in parsed):
+        return ("/device:CPU:0",) * len(devices)
+    return devices

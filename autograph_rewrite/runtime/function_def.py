@@ -1,0 +1,247 @@
+"""One function made of a whole graph: GraphDef bytes in, FunctionDef bytes out.
+
+    graph     x = Placeholder      loss = Mean(x)         train = NoOp(^assign)
+    function  x: an argument       returns loss:output:0  must run: train
+
+TensorFlow traces nothing here, and so adds nothing: the control dependencies that tf.function makes up for stateful
+ops would chain the collectives of different devices, and tie together nodes of different loop frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir import wire
+from autograph_rewrite.ir.attrs import decode, encode
+from autograph_rewrite.ir.dtypes import RESOURCE
+from autograph_rewrite.ir.opdefs import get_op, signature
+from autograph_rewrite.ir.wire import RawNode, delimited, varint
+
+_SIGNATURE, _NODE_DEF, _RET, _ATTR, _CONTROL_RET = 1, 3, 4, 5, 6  # FunctionDef
+_NAME, _INPUT_ARG, _OUTPUT_ARG, _IS_STATEFUL, _CONTROL_OUTPUT = 1, 2, 3, 17, 20  # OpDef
+_ARG_NAME, _ARG_TYPE = 1, 3  # OpDef.ArgDef
+_TRUE = b"\x28\x01"  # AttrValue{b: true}
+_DONE = "autograph_rewrite/done"
+
+
+@dataclass(frozen=True)
+class Function:
+    """An encoded function.
+
+    Attributes:
+        name: what it is called by.
+        definition: an encoded FunctionDef.
+        library: encoded FunctionDefs that it refers to.
+        arguments: the placeholders that became arguments, in order.
+        output_types: of the results, as TensorFlow's enum.
+    """
+
+    name: str
+    definition: bytes
+    library: tuple[bytes, ...]
+    arguments: tuple[str, ...]
+    output_types: tuple[int, ...]
+
+
+def build(
+    data: bytes,
+    name: str,
+    arguments: Sequence[str],
+    outputs: Sequence[str],
+    targets: Sequence[str],
+    *,
+    read_after: Mapping[str, int] | None = None,
+) -> Function:
+    """Make a function of a graph; nodes that nothing returned or run depends on are left out.
+
+    Args:
+        data: an encoded GraphDef.
+        name: of the function.
+        arguments: placeholders to turn into arguments; those that the graph lacks, or does not need, are dropped.
+        outputs: tensors to return, as `node:index`.
+        targets: nodes that have to run.
+        read_after: arguments that are handles of variables, with the variables' types: the values that these have
+            when all else has run are returned as well, after the outputs.
+
+    Raises:
+        GraphError: an output or target does not exist.
+    """
+    nodes, library = _read(data)
+    returned = [_split(output) for output in outputs]
+    targets = list(dict.fromkeys(targets))
+    roots = [*(node for node, _ in returned), *targets]
+    for node in roots:
+        if node not in nodes:
+            raise GraphError(f"the graph has no node '{node}', which the function is to return or to run")
+    needed = _needed(nodes, [*roots, *(node for node in read_after or {} if node in nodes)])
+    taken = {argument: f"a{i}" for i, argument in enumerate(a for a in arguments if a in needed)}
+    writer = _Writer(nodes, taken)
+    watched = {node: taken[node] for node in read_after or {} if node in taken}
+    types = [writer.dtype(node, index) for node, index in returned] + [(read_after or {})[node] for node in watched]
+    rets = [writer.slot(node, index) for node, index in returned]
+    rets += [f"{_read_name(i)}:value:0" for i in range(len(watched))]
+    parts = [delimited(_SIGNATURE, _op_def(name, [writer.dtype(a, 0) for a in taken], types, targets))]
+    parts += [writer.node(node) for node in nodes.values() if node.name in needed]
+    parts += _reads(watched, read_after or {}, [node for node in roots if node not in taken])
+    parts += [_entry(_RET, f"o{i}", ret.encode()) for i, ret in enumerate(rets)]
+    parts += [_entry(_CONTROL_RET, target, target.encode()) for target in targets]
+    # Inlined into its caller, the function would lose what runs only for its effect.
+    parts.append(_entry(_ATTR, "_noinline", _TRUE))
+    return Function(name, b"".join(parts), library, tuple(taken), tuple(types))
+
+
+def reader(name: str, dtypes: Sequence[int]) -> Function:
+    """Make a function that takes handles of variables and returns their values."""
+    parts = [delimited(_SIGNATURE, _op_def(name, [RESOURCE] * len(dtypes), dtypes, ()))]
+    parts += [_read_variable(f"read{i}", f"a{i}", dtype, ()) for i, dtype in enumerate(dtypes)]
+    parts += [_entry(_RET, f"o{i}", f"read{i}:value:0".encode()) for i in range(len(dtypes))]
+    return Function(name, b"".join(parts), (), tuple(f"a{i}" for i in range(len(dtypes))), tuple(dtypes))
+
+
+def function_name(definition: bytes) -> str:
+    """Return the name of an encoded FunctionDef."""
+    for field, _, _, start, stop in wire.fields(definition):
+        if field == _SIGNATURE:
+            for inner, _, _, at, end in wire.fields(definition, start, stop):
+                if inner == _NAME:
+                    return str(definition[at:end], "utf-8")
+    raise GraphError("a function of the library has no name")
+
+
+def _read(data: bytes) -> tuple[dict[str, RawNode], tuple[bytes, ...]]:
+    """Return the nodes by name, and the functions of the library."""
+    nodes: dict[str, RawNode] = {}
+    functions: list[bytes] = []
+    for field, _, _, start, stop in wire.fields(data):
+        if field == wire.NODE:
+            node = wire.read_node(data, start, stop)
+            nodes[node.name] = node
+        elif field == wire.LIBRARY:
+            functions += [data[a:b] for inner, _, _, a, b in wire.fields(data, start, stop) if inner == 1]
+    return nodes, tuple(functions)
+
+
+def _split(tensor: str) -> tuple[str, int]:
+    node, _, index = tensor.partition(":")
+    return node, int(index or 0)
+
+
+def _needed(nodes: Mapping[str, RawNode], roots: Iterable[str]) -> set[str]:
+    """Return the names of the roots and of all they depend on."""
+    found: set[str] = set()
+    pending = list(roots)
+    while pending:
+        name = pending.pop()
+        if name in found:
+            continue
+        found.add(name)
+        pending += [text[1:] if text[0] == "^" else text.partition(":")[0] for text in nodes[name].inputs]
+    return found
+
+
+class _Writer:
+    """Translates nodes and references: `x:1` of a graph is `x:output_name:1` in a function."""
+
+    def __init__(self, nodes: Mapping[str, RawNode], arguments: Mapping[str, str]) -> None:
+        self._nodes = nodes
+        self._arguments = arguments
+        self._references: dict[str, bytes] = {}
+        self._slots: dict[tuple[str, tuple[bytes | None, ...]], list[str]] = {}
+
+    def node(self, node: RawNode) -> bytes:
+        """Encode a node as a field of FunctionDef; an argument becomes nothing."""
+        if node.name in self._arguments:
+            return b""
+        known = self._references
+        inputs = []
+        for text in node.inputs:
+            reference = known.get(text)
+            if reference is None:
+                reference = known[text] = self._reference(text)
+            if reference:
+                inputs.append(reference)
+        tail = wire.write_attrs(node.attrs) + node.rest
+        return _as_node_def(wire.write_node(node.name.encode(), node.op.encode(), inputs, node.device.encode(), tail))
+
+    def _reference(self, text: str) -> bytes:
+        """Return an input in the syntax of functions; nobody needs to wait for an argument."""
+        if text[0] == "^":
+            return b"" if text[1:] in self._arguments else text.encode()
+        return self.slot(*_split(text)).encode()
+
+    def slot(self, name: str, index: int) -> str:
+        """Return the reference to one output of a node."""
+        if name in self._arguments:
+            return self._arguments[name]
+        node = self._nodes[name]
+        key = (node.op, tuple(node.attrs.get(attr) for attr in get_op(node.op).type_attrs))
+        if key not in self._slots:
+            self._slots[key] = _slots(node)
+        try:
+            return f"{name}:{self._slots[key][index]}"
+        except IndexError:
+            raise GraphError(f"'{name}' ({node.op}) has no output {index}") from None
+
+    def dtype(self, name: str, index: int) -> int:
+        """Return the element type of one output of a node."""
+        node = self._nodes[name]
+        return signature(node.op, node.attrs)[1][index]
+
+
+def _slots(node: RawNode) -> list[str]:
+    """Return `argument:position` for each output."""
+    found: list[str] = []
+    for arg in get_op(node.op).outputs:
+        count = 1
+        if arg.type_list_attr:
+            count = len(decode(node.attrs[arg.type_list_attr]) or ())
+        elif arg.number_attr:
+            count = decode(node.attrs[arg.number_attr])
+        found += [f"{arg.name}:{i}" for i in range(count)]
+    return found
+
+
+def _reads(variables: Mapping[str, str], dtypes: Mapping[str, int], last: Iterable[str]) -> list[bytes]:
+    """Return nodes that read variables (arguments by placeholder) when the nodes in `last` have run."""
+    done = wire.write_node(_DONE.encode(), b"NoOp", [f"^{name}".encode() for name in dict.fromkeys(last)], b"", b"")
+    reads = [
+        _read_variable(_read_name(i), argument, dtypes[node], [f"^{_DONE}"])
+        for i, (node, argument) in enumerate(variables.items())
+    ]
+    return [_as_node_def(done), *reads]
+
+
+def _read_name(index: int) -> str:
+    return f"{_DONE}/{index}"
+
+
+def _read_variable(name: str, argument: str, dtype: int, controls: Iterable[str]) -> bytes:
+    inputs = [argument.encode(), *(control.encode() for control in controls)]
+    tail = wire.write_attrs({"dtype": encode("type", dtype)})
+    return _as_node_def(wire.write_node(name.encode(), b"ReadVariableOp", inputs, b"", tail))
+
+
+def _as_node_def(encoded: bytes) -> bytes:
+    """Turn a `node` field of GraphDef into a `node_def` field of FunctionDef."""
+    return bytes(((_NODE_DEF << 3) | wire.LENGTH_DELIMITED,)) + encoded[1:]
+
+
+def _op_def(name: str, inputs: Iterable[int], outputs: Iterable[int], targets: Iterable[str]) -> bytes:
+    """Encode the OpDef of a function."""
+    parts = [delimited(_NAME, name.encode())]
+    parts += [delimited(_INPUT_ARG, _arg(f"a{i}", dtype)) for i, dtype in enumerate(inputs)]
+    parts += [delimited(_OUTPUT_ARG, _arg(f"o{i}", dtype)) for i, dtype in enumerate(outputs)]
+    parts.append(varint(_IS_STATEFUL << 3) + b"\x01")
+    parts += [delimited(_CONTROL_OUTPUT, target.encode()) for target in targets]
+    return b"".join(parts)
+
+
+def _arg(name: str, dtype: int) -> bytes:
+    return delimited(_ARG_NAME, name.encode()) + varint(_ARG_TYPE << 3) + varint(dtype)
+
+
+def _entry(field: int, key: str, value: bytes) -> bytes:
+    """Encode one entry of a map."""
+    return delimited(field, delimited(1, key.encode()) + delimited(2, value))

@@ -1,0 +1,117 @@
+"""Copies of the user's variables on the other devices, kept equal to them.
+
+    user's tf.Variable  @ device 0  ── the truth: checkpoints, callbacks and model.save see this one
+    mirror              @ device 1  ── updated by every step as well; refreshed when somebody else wrote the variable
+
+Who else wrote a variable is found without looking at its contents. TensorFlow's variables are copy-on-write: while we
+hold the tensor that a variable had after the last step, any other write has to give the variable another buffer, and
+ours cannot be reused. So a variable whose buffer is still ours is unchanged. Before a step our tensors are let go,
+so that updates happen in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime import calls, function_def
+
+
+class Mirrored:
+    """One variable of the user, its copies by device, and the value that all had after the last step.
+
+    Args:
+        handle: of the variable.
+        dtype: TensorFlow's name of its element type.
+        shape: static shape, None when unknown.
+    """
+
+    def __init__(self, handle: Any, dtype: str, shape: Sequence[int | None] | None) -> None:
+        self._tf = tensorflow()
+        self.handle = handle
+        self.dtype = self._tf.as_dtype(dtype)
+        self.copies: dict[str, Any] = {}
+        self.seen: Any = None
+        self._shape = self._tf.TensorShape(shape)
+        # Scalars of any type can be compared, strings cannot be watched.
+        self.watchable = self.dtype.is_numpy_compatible and self.dtype != self._tf.string and "CPU" in handle.device
+
+    def copy_on(self, device: str) -> Any:
+        """Return the handle of the copy on a device, making it if there is none."""
+        if device not in self.copies:
+            with self._tf.init_scope(), self._tf.device(device):
+                self.copies[device] = self._tf.Variable(
+                    self.value(), trainable=False, dtype=self.dtype, shape=self._shape, name="mirror"
+                )  # it shares the memory of the original until one of the two is written
+        return self.copies[device].handle
+
+    def value(self) -> Any:
+        """Return what the user's variable holds."""
+        return self._tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=self.dtype)
+
+    def refresh(self, value: Any) -> list[Any]:
+        """Give all copies a value; return the ops, which exist while a function is traced."""
+        ops = []
+        for device, copy in self.copies.items():
+            with self._tf.device(device):
+                ops.append(self._tf.raw_ops.AssignVariableOp(resource=copy.handle, value=value))
+        return ops
+
+
+class Mirrors:
+    """The mirrored variables of one distributed function or model, shared by all its traces."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, Mirrored] = {}
+
+    def of(self, handle: Any, dtype: str, shape: Sequence[int | None] | None) -> Mirrored:
+        """Return what is known of the variable with this handle."""
+        if id(handle) not in self._known:
+            self._known[id(handle)] = Mirrored(handle, dtype, shape)
+        return self._known[id(handle)]
+
+
+class Guard:
+    """Refreshes the mirrors of the variables of one step when they were written outside it."""
+
+    def __init__(self, variables: Iterable[Mirrored]) -> None:
+        self.variables = tuple(variables)
+        self.watched = tuple(v for v in self.variables if v.watchable)
+        self._unwatched = tuple(v for v in self.variables if not v.watchable)
+        self._handles = [v.handle for v in self.watched]
+        self._read: calls.Call | None = None
+        if self.watched:
+            types = [v.dtype.as_datatype_enum for v in self.watched]
+            self._read = calls.Call(function_def.reader(calls.new_name("read"), types))
+
+    def before(self) -> None:
+        """Refresh what was written since the last step, and let go of its values."""
+        if self._read is not None:
+            for mirrored, now in zip(self.watched, self._read(self._handles), strict=True):
+                seen, mirrored.seen = mirrored.seen, None
+                if seen is None or not _is_same(seen, now):
+                    mirrored.refresh(now)
+        for mirrored in self._unwatched:
+            mirrored.refresh(mirrored.value())
+
+    def after(self, values: Iterable[Any]) -> None:
+        """Keep the values that the watched variables have after a step."""
+        for mirrored, value in zip(self.watched, values, strict=True):
+            mirrored.seen = value
+
+    def in_graph(self) -> list[Any]:
+        """Copy every variable to its mirrors, in the function that is being traced; return the ops."""
+        return [op for mirrored in self.variables for op in mirrored.refresh(mirrored.value())]
+
+
+def _is_same(old: Any, new: Any) -> bool:
+    """Return whether two tensors are one buffer; scalars, which numpy copies, are compared bit by bit."""
+    a, b = np.asarray(old), np.asarray(new)
+    if a.shape != b.shape:
+        return False
+    if a.ndim == 0 or a.size == 0:
+        return a.tobytes() == b.tobytes()
+    return bool(a.__array_interface__["data"][0] == b.__array_interface__["data"][0])

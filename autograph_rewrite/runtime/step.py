@@ -1,0 +1,163 @@
+"""One rewritten step of a traced function, callable with flat tensors.
+
+What the function captured is bound once, copies of variables on other devices included; a call fills in the arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from autograph_rewrite.errors import ClusterError, GraphError
+from autograph_rewrite.ir.dtypes import NUMBERS
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.load.binding import FunctionBinding
+from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime import calls, function_def
+from autograph_rewrite.runtime.mirrors import Guard, Mirrors
+from autograph_rewrite.runtime.session import check_batch_sizes
+from autograph_rewrite.runtime.watchdog import Watchdog
+
+_WAITS_FOR_INPUT = frozenset(("IteratorGetNext", "IteratorGetNextSync", "PyFunc", "EagerPyFunc", "QueueDequeueV2"))
+
+
+class Step:
+    """A rewritten item (or an original one, which runs as it is) as a function of its flat arguments.
+
+    Args:
+        item: made from a function; its binding holds what the function captured.
+        mirrors: where copies of variables are kept.
+    """
+
+    def __init__(self, item: GraphItem, mirrors: Mirrors) -> None:
+        self._tf = tensorflow()
+        self.item = item
+        self.binding = _binding(item)
+        self._plan = item.report.plan if item.report is not None else None
+        self._batches = _batch_axes(item, self.binding)
+        instances = {node: self._instances(node) for node in self.binding.inputs}
+        captured = [(capture, self._instances(capture.node)) for capture in self.binding.captures]
+        copied = {
+            names[0]: mirrors.of(capture.value, *_kind(item, capture.name))
+            for capture, names in captured
+            if capture.name is not None and len(names) > 1
+        }
+        self._guard = Guard(copied.values()) if copied else None
+        watched = {node: m.dtype.as_datatype_enum for node, m in copied.items() if m.watchable}
+        nodes = [name for names in instances.values() for name in names]
+        nodes += [name for _, names in captured for name in names]
+        function = function_def.build(
+            item.graph_bytes, calls.new_name("step"), nodes, self.binding.outputs, item.targets, read_after=watched
+        )
+        devices = self._plan.devices if self._plan is not None else ()
+        self._call = calls.Call(function, on_cpu=calls.on_cpu(devices))
+        fixed = {}
+        for capture, names in captured:
+            for replica, name in enumerate(names):
+                if name in function.arguments:
+                    mirrored = copied.get(names[0]) if replica else None
+                    fixed[name] = mirrored.copy_on(devices[replica]) if mirrored is not None else capture.value
+        self._fixed = [fixed.get(name) for name in function.arguments]
+        position = {name: index for index, names in enumerate(instances.values()) for name in names}
+        self._inputs = [(at, position[name]) for at, name in enumerate(function.arguments) if name in position]
+        self._watchdog = self._make_watchdog(function)
+
+    def _instances(self, node: str) -> tuple[str, ...]:
+        layout = self.item.layout
+        return (layout.instances(node) if layout is not None else ()) or (node,)
+
+    def _make_watchdog(self, function: function_def.Function) -> Watchdog | None:
+        """Return a watchdog where replicas wait for each other, and for nothing else."""
+        if self._plan is None or self._plan.mode != "mirrored" or self._plan.replicas == 1:
+            return None
+        if any(op.encode() in function.definition for op in _WAITS_FOR_INPUT):
+            return None
+        return Watchdog(self._plan.timeout_seconds)
+
+    def __call__(self, flat: Sequence[Any]) -> list[Any]:
+        """Run the step.
+
+        Args:
+            flat: one tensor per flat argument.
+
+        Returns:
+            One tensor per flat result.
+
+        Raises:
+            GraphError: batch inputs hold different numbers of examples.
+            ClusterError: replicas wait for each other for ever.
+        """
+        if len(self._batches) > 1:
+            self._check_batch(flat)
+        args = self._fixed.copy()
+        for at, index in self._inputs:
+            args[at] = flat[index]
+        if self._guard is None:
+            return self._call(args)
+        count = len(self.binding.outputs)
+        if not self._tf.executing_eagerly():
+            with self._tf.control_dependencies(self._guard.in_graph()):
+                return self._call(args)[:count]
+        self._guard.before()
+        results = self._run(args)
+        self._guard.after(results[count:])
+        return results[:count]
+
+    def _run(self, args: list[Any]) -> list[Any]:
+        """Run the function; if it fails, the mirrors are refreshed before the next step, as they may differ."""
+        watchdog = self._watchdog
+        try:
+            return self._call(args, watchdog.start() if watchdog is not None else None)
+        except self._tf.errors.OpError as error:
+            translated = _translate(error, watchdog)
+            if translated is None:
+                raise
+            raise translated from error
+        finally:
+            if watchdog is not None:
+                watchdog.stop()
+
+    def _check_batch(self, flat: Sequence[Any]) -> None:
+        sizes = {name: flat[index].shape[axis] for name, index, axis in self._batches}
+        if len({size for size in sizes.values() if size is not None}) > 1:
+            check_batch_sizes(sizes)
+
+
+def _binding(item: GraphItem) -> FunctionBinding:
+    if not isinstance(item.binding, FunctionBinding):
+        raise GraphError("this item was not made from a function, so it has no arguments to call it with")
+    return item.binding
+
+
+def _kind(item: GraphItem, name: str) -> tuple[str, Sequence[int | None] | None]:
+    variable = item.variables[name]
+    if variable.dtype not in NUMBERS:
+        raise GraphError(f"the variable '{name}' has the unknown element type {variable.dtype}")
+    return variable.dtype, variable.shape
+
+
+def _batch_axes(item: GraphItem, binding: FunctionBinding) -> list[tuple[str, int, int]]:
+    """Return name, position and axis of the flat arguments that count examples."""
+    position = {f"{node}:0": index for index, node in enumerate(binding.inputs)}
+    return [
+        (info.name, position[info.tensor], info.batch_axis)
+        for info in item.inputs.values()
+        if info.batch_axis is not None and info.tensor in position
+    ]
+
+
+def _translate(error: Any, watchdog: Watchdog | None) -> ClusterError | None:
+    """Return what a failure of a collective means, None for an error of the user's own computation."""
+    if watchdog is not None and watchdog.expired:
+        return ClusterError(
+            f"the step stood still for {watchdog.seconds:g} s: a replica waits for another in a collective",
+            hint="report this, with the plan: the order of collectives should have been proved; "
+            "variables: shared needs none",
+        )
+    if "Collective ops is aborted" in str(error.message):
+        return ClusterError(
+            "a collective was aborted, and TensorFlow refuses all later ones of this process",
+            where=str(error.message).strip().splitlines()[0][:300],
+            hint="restart the program; variables: shared needs no collectives",
+        )
+    return None
