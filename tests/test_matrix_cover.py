@@ -64,9 +64,7 @@ def test_sparse_gradients_meet_every_optimizer_in_the_cover():
         if ZOO[case.model].family == "sparse"
     }
 
-    assert sparse == {(True, o) for o in optimizers_for("graph")} | {
-        (False, o) for o in optimizers_for("keras")
-    }
+    assert sparse == {(True, o) for o in optimizers_for("graph")} | {(False, o) for o in optimizers_for("keras")}
 
 
 def test_no_case_has_a_static_batch_that_changes():

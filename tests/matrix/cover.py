@@ -34,9 +34,7 @@ def pairwise(
     return rows
 
 
-def _pairs(
-    factors: Mapping[str, Sequence[object]], allowed: Allowed, skip: Sequence[frozenset[str]]
-) -> Iterator[Pair]:
+def _pairs(factors: Mapping[str, Sequence[object]], allowed: Allowed, skip: Sequence[frozenset[str]]) -> Iterator[Pair]:
     for left, right in combinations(factors, 2):
         if frozenset((left, right)) in skip:
             continue

@@ -17,7 +17,7 @@ from tests.zoo.case import Array
 from tests.zoo.oracle import as_arrays, model_variables
 
 from .cases import MatrixCase
-from .report import notes_of, reductions_of
+from .report import Exchange, exchanges_of, notes_of, report_of
 
 # An error is relative to the largest value of its tensor; the floor stands in where that is all but zero.
 RTOL = {"float64": 1e-9, "float32": 1e-5}
@@ -31,8 +31,8 @@ class Result:
 
     case: MatrixCase
     errors: Mapping[str, float]  # "step 2 loss:0" or a variable's name -> relative error
-    reductions: Mapping[str, int]  # variable -> reductions of its gradient
-    notes: tuple[str, ...]  # ops that have no rule
+    exchanges: Mapping[str, Exchange]  # variable -> what the replicas exchange for its gradient
+    notes: tuple[str, ...]  # ops that have no rule, and other costs
     seconds: float
 
     @property
@@ -81,7 +81,7 @@ def run_case(case: MatrixCase) -> Result:
     return Result(
         case=case,
         errors=dict(compare(actual, expected, FLOOR[case.dtype])),
-        reductions=reductions_of(report),
+        exchanges=exchanges_of(report),
         notes=notes_of(report),
         seconds=time.perf_counter() - start,
     )
@@ -116,14 +116,14 @@ def _(built: Built, config: Mapping[str, Any], sizes: Sequence[int]) -> tuple[Tr
             values = session.run([*built.outputs, built.train_op], feed_dict=built.feeds(step, batch))
             outputs.append(dict(zip(built.outputs, values, strict=False)))
         variables = {name: np.asarray(session.read_variable(name)) for name in built.variables}
-    return Trace(tuple(outputs), variables), new.report
+    return Trace(tuple(outputs), variables), report_of(new)
 
 
 @distributed.register
 def _(built: BuiltFunction, config: Mapping[str, Any], sizes: Sequence[int]) -> tuple[Trace, Any]:
     step = ar.distribute(built.step, dict(config), *built.specs, batch_inputs=dict(built.batch_inputs))
     outputs = [as_arrays(step(*map(tf.constant, built.feeds(at, batch)))) for at, batch in enumerate(sizes)]
-    return Trace(tuple(outputs), as_arrays(built.variables)), getattr(step, "report", None)
+    return Trace(tuple(outputs), as_arrays(built.variables)), report_of(step)
 
 
 @distributed.register
@@ -133,7 +133,7 @@ def _(built: BuiltModel, config: Mapping[str, Any], sizes: Sequence[int]) -> tup
     for step, batch in enumerate(sizes):
         x, y = built.feeds(step, batch)
         outputs.append(as_arrays(model.train_on_batch(x, y, return_dict=True)))
-    return Trace(tuple(outputs), model_variables(model)), getattr(model, "report", None)
+    return Trace(tuple(outputs), model_variables(model)), report_of(model)
 
 
 def compare(actual: Trace, expected: Trace, floor: float) -> Iterator[tuple[str, float]]:

@@ -16,7 +16,7 @@ from typing import Any
 import autograph_rewrite as ar
 from tests.zoo import ZOO, Built, BuiltFunction, BuiltModel, Case, optimizers_for
 
-from .report import notes_of, reductions_of
+from .report import Exchange, exchanges_of, notes_of
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,13 @@ class Line:
 
     model: str
     optimizer: str
-    reductions: Mapping[str, int]
+    exchanges: Mapping[str, Exchange]
     notes: tuple[str, ...]
 
     @property
     def ok(self) -> bool:
         """Return whether every gradient is reduced exactly once and every op has a rule."""
-        return bool(self.reductions) and set(self.reductions.values()) == {1} and not self.notes
+        return bool(self.exchanges) and all(each.once for each in self.exchanges.values()) and not self.notes
 
 
 def lines(cases: Iterable[Case] = tuple(ZOO.values()), replicas: int = 2) -> Iterator[Line]:
@@ -40,7 +40,7 @@ def lines(cases: Iterable[Case] = tuple(ZOO.values()), replicas: int = 2) -> Ite
     for case in cases:
         for optimizer in optimizers_for(case.kind):
             report = rewritten(case.build(optimizer=optimizer, dtype=case.dtypes[0]), config).report
-            yield Line(case.name, optimizer, reductions_of(report), notes_of(report))
+            yield Line(case.name, optimizer, exchanges_of(report), notes_of(report))
 
 
 @singledispatch
@@ -82,13 +82,13 @@ def specs(arrays: Any) -> Any:
 
 def render(found: Iterable[Line]) -> str:
     """Lay the lines out as text."""
-    rows = [f"{'model':<18}{'optimizer':<11}{'gradients':>9}  {'reductions each':<16}ops without a rule"]
+    rows = [f"{'model':<18}{'optimizer':<11}{'dense':>6}{'sparse':>7}  {'exchanged':<12}ops without a rule"]
     for line in found:
-        counts = sorted(set(line.reductions.values()))
-        each = ", ".join(map(str, counts)) or "-"
+        sparse = sum(each.gathers > 0 for each in line.exchanges.values())
+        wrong = [name for name, each in line.exchanges.items() if not each.once]
         rows.append(
-            f"{line.model:<18}{line.optimizer:<11}{len(line.reductions):>9}  {each:<16}"
-            f"{', '.join(line.notes) or 'none'}"
+            f"{line.model:<18}{line.optimizer:<11}{len(line.exchanges) - sparse:>6}{sparse:>7}  "
+            f"{'once each' if not wrong else ', '.join(wrong):<12}{'; '.join(line.notes) or 'none'}"
         )
     return "\n".join(rows)
 

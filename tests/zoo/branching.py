@@ -32,9 +32,7 @@ def build(options: Options, v2: bool) -> Built:
         )
         predictions = variables.dense(hidden, "predictions", 1)[:, 0]
         error = predictions - inputs["y"]
-        losses = tf.cond(
-            tf.reduce_mean(error) > 0, lambda: tf.square(error), lambda: 2 * tf.math.log(tf.cosh(error))
-        )
+        losses = tf.cond(tf.reduce_mean(error) > 0, lambda: tf.square(error), lambda: 2 * tf.math.log(tf.cosh(error)))
         return Forward(losses=losses, outputs={"predicted": predictions})
 
     with control_flow(v2):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -66,6 +67,15 @@ class Input:
 def samples(inputs: Sequence[Input], float_dtype: str, seed: int, step: int, batch: int) -> tuple[Array, ...]:
     """Return one array per input for one step."""
     return tuple(each.sample(float_dtype, seed, step, batch) for each in inputs)
+
+
+def stable_name(path: str) -> str:
+    """Return the path of a Keras variable without the number that Keras gives to its unnamed parts.
+
+    The numbers count through the process: Nadam's product is `variable_7` today, and a dropout layer's seed
+    stands in `seed_generator_3`.
+    """
+    return re.sub(r"\b(variable|seed_generator)_\d+", r"\1", path)
 
 
 def initial(seed: int, name: str, shape: Sequence[int], scale: float, offset: float, dtype: str) -> Array:

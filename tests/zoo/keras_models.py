@@ -69,9 +69,7 @@ def build_cnn(options: Options) -> BuiltModel:
             jit_compile=False,
         )
     inputs = (Input("x", "float", (size, size, 1)), Input("y", "int64", (), integers(classes)))
-    return BuiltModel(
-        model=model, feeds=lambda at, batch: samples(inputs, options.dtype, options.seed, at, batch)
-    )
+    return BuiltModel(model=model, feeds=lambda at, batch: samples(inputs, options.dtype, options.seed, at, batch))
 
 
 def build_two_inputs(options: Options) -> BuiltModel:

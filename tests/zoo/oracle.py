@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import singledispatch
@@ -12,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from .case import Array, Built, BuiltFunction, BuiltModel
+from .data import stable_name
 
 v1 = tf.compat.v1
 TIMEOUT_SECONDS = 120
@@ -88,17 +88,12 @@ def model_variables(model: Any) -> dict[str, Array]:
         "optimizer": model.optimizer.variables,
         "metric": model.metrics_variables,
     }
-    return {f"{group}/{_path(each)}": _copy(each.value) for group, each in _flat(groups)}
+    return {f"{group}/{stable_name(each.path)}": _copy(each.value) for group, each in _flat(groups)}
 
 
 def as_arrays(values: Mapping[str, Any]) -> dict[str, Array]:
     """Copy tensors, variables and numbers to numpy."""
     return {name: _copy(value) for name, value in values.items()}
-
-
-def _path(variable: Any) -> str:
-    """Return the path without the number that Keras gives to each seed generator of a process."""
-    return re.sub(r"seed_generator_\d+", "seed_generator", variable.path)
 
 
 def _copy(value: Any) -> Array:

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from .case import BuiltFunction, Options
-from .data import Input, initial, samples
+from .data import Input, initial, samples, stable_name
 
 
 def variable(options: Options, name: str, shape: Sequence[int], scale: float = 0.3) -> Any:
@@ -28,7 +28,7 @@ def finish(
     weights = list(weights)
     optimizer.build(weights)
     named = {each.name.removesuffix(":0"): each for each in [*weights, *others]}
-    named.update({each.path: each for each in optimizer.variables})
+    named.update({stable_name(each.path): each for each in optimizer.variables})
     return BuiltFunction(
         step=step,
         specs=tuple(_spec(each, options) for each in inputs),

@@ -108,9 +108,7 @@ def training_graph(
     return assemble(options, inputs, body)
 
 
-def assemble(
-    options: Options, inputs: Sequence[Input], body: Callable[[Variables, dict[str, Any]], Step]
-) -> Built:
+def assemble(options: Options, inputs: Sequence[Input], body: Callable[[Variables, dict[str, Any]], Step]) -> Built:
     """Build the graph whose step is `body`, and name its loss, outputs, train op and initializer."""
     graph = tf.Graph()
     with graph.as_default():
@@ -143,9 +141,7 @@ def _placeholder(each: Input, options: Options) -> Any:
     return v1.placeholder(each.concrete(options.dtype), each.batched(options.batch), name=each.name)
 
 
-def _train(
-    options: Options, loss: Any, step: Any, clip_norm: float | None
-) -> tuple[Any, dict[str, tuple[str, ...]]]:
+def _train(options: Options, loss: Any, step: Any, clip_norm: float | None) -> tuple[Any, dict[str, tuple[str, ...]]]:
     """Add the backward pass and the update; return the raw gradient's name(s) by variable as well."""
     optimizer = GRAPH_OPTIMIZERS[options.optimizer]()
     pairs = optimizer.compute_gradients(loss, v1.trainable_variables())
