@@ -39,6 +39,11 @@ def is_local(dim: Dim) -> bool:
     return isinstance(dim, Sym) and any(factor.startswith(LOCAL_MARK) for factor in dim.factors)
 
 
+def is_settled(dim: Dim) -> bool:
+    """Return whether a size is more than a stand-in that was made for one value because nothing was known."""
+    return dim is not None and not (isinstance(dim, Sym) and any("#" in factor for factor in dim.factors))
+
+
 def any_local(dims: Iterable[Dim] | None) -> bool:
     """Return whether some size differs between replicas."""
     return dims is not None and any(is_local(dim) for dim in dims)

@@ -9,7 +9,7 @@ is then repeated with those values seen as replicated. Equal nodes share one ans
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,7 +18,9 @@ import numpy as np
 from autograph_rewrite.analysis.dims import Dim, any_local, is_local, local_symbol, to_global
 from autograph_rewrite.analysis.fact import ANY, LOCAL, REPLICATED, UNKNOWN, Fact, Placement, Shape
 from autograph_rewrite.analysis.rules import TABLE
+from autograph_rewrite.analysis.rules.arrays import element
 from autograph_rewrite.analysis.rules.base import LocalEntry, Op, Placed, Rule, Semantics, Slice, Want, whole
+from autograph_rewrite.analysis.rules.joining import join
 from autograph_rewrite.analysis.rules.sizes import MEASURES
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir import dtypes
@@ -71,6 +73,7 @@ class Propagation:
     reduced: set[Value] = field(default_factory=set)
     whole_inputs: dict[Value, int] = field(default_factory=dict)
     cells: dict[str, Fact] = field(default_factory=dict)
+    puts: dict[str, dict[Node, Fact]] = field(default_factory=dict)
     cache: dict[Any, Answer] = field(default_factory=dict)
 
     def wants(self, node: Node) -> Mapping[int, Want]:
@@ -234,7 +237,7 @@ def _answer(state: Propagation, node: Node, inputs: tuple[Fact, ...], cells: Map
     try:
         answer = _measured(n, rule) if rule is not None and rule.value is not None else None
         return answer or _conclude(state, node, n, rule, *_place(n, rule))
-    except (IndexError, KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         # A malformed or unforeseen node must not make the graph unusable: whole is always right.
         return _conclude(state, node, n, None, whole(n), f"the rule of {node.op} failed ({error!r})")
 
@@ -242,6 +245,8 @@ def _answer(state: Propagation, node: Node, inputs: tuple[Fact, ...], cells: Map
 def _measured(n: Op, rule: Rule) -> Answer | None:
     """Interpret a size symbolically; None where that is not possible, or where it is no size."""
     assert rule.value is not None
+    if any(f.cell for f in n.inputs):
+        return None
     differs = n.op in MEASURES and any(f.placement.differs for f in n.inputs)
     local = any(f.is_local for f in n.inputs)
     if not (differs or local):
@@ -313,7 +318,7 @@ def _conclude(state: Propagation, node: Node, n: Op, rule: Rule | None, placed: 
     if rule is not None and not any(f.placement == UNKNOWN for f in inputs):
         if rule.shape is not None:
             shapes = rule.shape(after)
-        if rule.value is not None and all(p == REPLICATED for p in placed.outputs):
+        if rule.value is not None and not any(p.is_split or p.is_partial for p in placed.outputs):
             values = rule.value(after) or values
     if len(shapes) != count or len(placed.outputs) != count:
         raise PassError(f"the rule of {node.op} answers for another number of outputs", node=node)
@@ -348,7 +353,7 @@ def _output(
     if value is not None and len(value) > LARGEST_TRACKED:
         value = None
     zero = bool(placed.zero and placed.zero[index])
-    return Fact(placement, dtype, shape, value if placement == REPLICATED else None, zero)
+    return Fact(placement, dtype, shape, value if placement in (REPLICATED, LOCAL, ANY) else None, zero)
 
 
 def _settle_shape(
@@ -383,22 +388,16 @@ def _carry_cells(node: Node, inputs: tuple[Fact, ...], outputs: tuple[Fact, ...]
 def _put(state: Propagation, node: Node, answer: Answer) -> bool:
     """Record what a write puts into its container; return whether the container's fact changed."""
     assert answer.holds is not None
-    container, element = answer.holds
+    container, index = answer.holds
     cell = state.facts[node.inputs[container]].cell
     if not cell:
         return False
-    fact = state.facts[node.inputs[element]]
-    if element in answer.wants:
-        fact = convert(fact, answer.wants[element], state.semantics.batch)
-    old = state.cells.get(cell)
-    if old is None or old.placement in (ANY, UNKNOWN):
-        state.cells[cell] = fact._replace(cell="", value=None)
-    elif old.placement != fact.placement and fact.placement not in (ANY, UNKNOWN):
-        state.cells[cell] = Fact(REPLICATED, fact.dtype)
-    return state.cells.get(cell) != old
-
-
-Reporter = Callable[[Node, str], None]
+    puts = state.puts.setdefault(cell, {})
+    puts[node] = element(node.op, state.facts[node.inputs[index]])
+    joined = join(puts.values())._replace(cell="")
+    changed = state.cells.get(cell) != joined
+    state.cells[cell] = joined
+    return changed
 
 
 def notes(state: Propagation) -> list[tuple[Node, str]]:

@@ -31,7 +31,7 @@ from autograph_rewrite.passes.guard import guard_empty_blocks
 from autograph_rewrite.passes.layout import Layout
 from autograph_rewrite.passes.merge import merge_outputs, merge_targets
 from autograph_rewrite.passes.mirror import name_resources
-from autograph_rewrite.passes.place import place
+from autograph_rewrite.passes.place import place, run_devices
 from autograph_rewrite.passes.prune import prune
 from autograph_rewrite.passes.report import Note, PassRecord, Report
 from autograph_rewrite.passes.reshard import Reshard, assign_spans
@@ -172,6 +172,7 @@ def _rewrite(
         blocks = Blocks(context, source, axis)
         reshard = Reshard(context, blocks)
         reshard.run()
+        prune(graph, _roots(graph, item))  # sizes that turned out to be constants leave their inputs behind
     with run.step("guard"):
         guard_empty_blocks(context, blocks)
     common = {node for node in graph if node.span is Span.EACH and not _holds_own(context, node)}
@@ -182,10 +183,11 @@ def _rewrite(
         name_resources(context)
     with run.step("place"):
         prune(graph, _roots(graph, item))
-        place(graph, plan.devices)
+        devices = run_devices(plan)
+        place(graph, devices)
     common &= set(graph)
     began_expand = time.perf_counter()
-    data = expand(graph, plan.devices, common)
+    data = expand(graph, devices, common)
     run.records.append(PassRecord("expand", time.perf_counter() - began_expand, 0, 0))
     each = sum(1 for node in graph if node.span is Span.EACH)
     report = Report(

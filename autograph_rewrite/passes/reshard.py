@@ -32,8 +32,10 @@ def assign_spans(context: Context) -> None:
 def _span(context: Context, node: Node) -> Span:
     state = context.state
     answer = state.answers[node]
-    if answer.constant or node.op == "LoopCond":
-        return Span.ONCE  # replaced by a constant; a loop has one condition for all replicas
+    if node.op == "LoopCond":
+        return Span.ONCE  # one condition for all replicas
+    if answer.constant:
+        return Span.EACH  # a constant takes its place; it stays only where something waits for it
     if any(state.source(value).placement.differs for value in map(node.output, range(len(answer.outputs)))):
         return Span.EACH
     for index, value in enumerate(node.inputs):
@@ -66,9 +68,11 @@ class Reshard:
         self._pieces: dict[tuple[Value, int, int], Value] = {}
         self._terms: dict[Value, Value] = {}
         self._predicates: dict[Value, Value] = {}
+        self._carried: dict[Node, Want] = {}
 
     def run(self) -> None:
         """Convert every edge of the original graph."""
+        self._before_back_edges()
         for node in self._context.state.order:
             answer = self._context.state.answers[node]
             if answer.constant:
@@ -76,9 +80,25 @@ class Reshard:
             else:
                 self._connect(node)
 
+    def _before_back_edges(self) -> None:
+        """Let a back edge carry the converted value: nothing may stand between NextIteration and its Merge."""
+        state = self._context.state
+        for node in state.order:
+            if node.op not in ("Merge", "RefMerge"):
+                continue
+            for index, want in state.answers[node].wants.items():
+                carrier = node.inputs[index].node
+                if carrier.op in ("NextIteration", "RefNextIteration"):
+                    self._carried[carrier] = want
+                    carrier.span = node.span
+
     def _connect(self, node: Node) -> None:
         state = self._context.state
         wants = state.answers[node].wants
+        if node in self._carried:
+            wants = {0: self._carried[node]}
+        elif any(value.node in self._carried for value in node.inputs):
+            wants = {i: want for i, want in wants.items() if node.inputs[i].node not in self._carried}
         for index, value in enumerate(node.inputs):
             want = wants.get(index)
             if want is None and value in state.whole_inputs:

@@ -15,6 +15,7 @@ from autograph_rewrite.analysis.fact import Placement
 from autograph_rewrite.errors import GraphError, RewriteError
 from autograph_rewrite.item import GraphItem, TensorInfo
 from autograph_rewrite.passes.layout import View
+from autograph_rewrite.passes.place import run_devices
 from autograph_rewrite.plan.devices import parse
 from autograph_rewrite.requires import tensorflow
 
@@ -240,6 +241,6 @@ def _config(tf: Any, item: GraphItem, config: Any) -> Any:
     if config is not None:
         result.CopyFrom(config)
     if item.report is not None:
-        cpus = [d.index for d in map(parse, item.report.plan.devices) if d.kind == "CPU"]
+        cpus = [d.index for d in map(parse, run_devices(item.report.plan)) if d.kind == "CPU"]
         result.device_count["CPU"] = max(result.device_count["CPU"], max(cpus, default=0) + 1)
     return result

@@ -7,6 +7,7 @@ from types import ModuleType
 
 from autograph_rewrite.analysis.rules import (
     arrays,
+    bits,
     contract,
     control,
     coupled,
@@ -53,6 +54,7 @@ FAMILIES: tuple[ModuleType, ...] = (
     linalg,
     images,
     strings,
+    bits,
     lists,
     arrays,
     coupled,

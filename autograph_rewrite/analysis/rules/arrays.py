@@ -14,6 +14,7 @@ from autograph_rewrite.analysis.rules.base import Op, Placed, Rule, Want
 from autograph_rewrite.analysis.rules.joining import conform
 from autograph_rewrite.analysis.rules.lists import with_leading, without_leading
 from autograph_rewrite.analysis.rules.signature import every
+from autograph_rewrite.analysis.rules.sizes import Values
 
 EMPTY = Fact(ANY, 0)
 
@@ -26,9 +27,9 @@ def element(op: str, value: Fact) -> Fact:
         whole_rows = value.placement == split(0)
         shape = None if value.shape is None else (None, *value.shape[1:])
         return Fact(REPLICATED if whole_rows else value.placement, value.dtype, shape, zero=value.zero)
-    if value.is_local:
+    if value.is_local and (value.value is None or None in value.value):
         return value._replace(placement=REPLICATED, value=None)
-    return value._replace(value=None)
+    return value  # sizes that every write agrees on survive: a shape kept for the gradient of a loop
 
 
 def _content(n: Op) -> Fact:
@@ -145,10 +146,18 @@ def _pushed_shape(n: Op) -> tuple[Shape | None, ...]:
     return (n.shape(1),)
 
 
+def _pushed_value(n: Op) -> Values | None:
+    return (n.value(1),)
+
+
 def place_pop(n: Op) -> Placed:
     """Take the last value off a stack."""
     content = _content(n)
     return Placed((content.placement,), zero=(content.zero,))
+
+
+def _popped_value(n: Op) -> Values | None:
+    return (_content(n).value,)
 
 
 RULES: dict[str, Rule] = {
@@ -164,7 +173,7 @@ RULES: dict[str, Rule] = {
     "TensorArraySizeV3": Rule(place_size, _flow_shape),
     "TensorArrayCloseV3": Rule(place_close),
     "StackV2": Rule(place_make, _handle_and_flow),
-    "StackPushV2": Rule(place_push, _pushed_shape),
-    "StackPopV2": Rule(place_pop, _element_shape),
+    "StackPushV2": Rule(place_push, _pushed_shape, _pushed_value),
+    "StackPopV2": Rule(place_pop, _element_shape, _popped_value),
     "StackCloseV2": Rule(place_close),
 }

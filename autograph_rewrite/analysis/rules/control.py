@@ -27,20 +27,12 @@ def _both_values(n: Op) -> tuple[tuple[Dim, ...] | None, ...]:
 
 
 def place_carry(n: Op) -> Placed:
-    """Keep the placement; the contents of a loop variable change, so a size in it goes global."""
-    if n.inputs[0].is_local:
-        return whole(n)
+    """Carry a value into, around or out of a loop; the merge forgets contents that change on the way."""
     return Placed((n.placement(0),), zero=(n.inputs[0].zero,))
 
 
-def place_enter(n: Op) -> Placed:
-    """Enter a loop; a constant of the loop keeps its contents, so it may be a size."""
-    constant = n.attr("is_constant", False)
-    return Placed((n.placement(0),), zero=(n.inputs[0].zero,)) if constant else place_carry(n)
-
-
-def _enter_value(n: Op) -> tuple[tuple[Dim, ...] | None]:
-    return (n.value(0) if n.attr("is_constant", False) else None,)
+def _same_value(n: Op) -> tuple[tuple[Dim, ...] | None]:
+    return (n.value(0),)
 
 
 def _same_shape(n: Op) -> tuple[Shape | None]:
@@ -50,8 +42,9 @@ def _same_shape(n: Op) -> tuple[Shape | None]:
 def place_merge(n: Op) -> Placed:
     """Join the paths that are known."""
     if not reached(n.inputs):
-        empty = any(fact.placement == ANY for fact in n.inputs)
-        return Placed((ANY if empty else UNKNOWN, REPLICATED))
+        empty = [fact for fact in n.inputs if fact.placement == ANY]
+        zero = any(fact.zero for fact in empty)
+        return Placed((ANY if empty else UNKNOWN, REPLICATED), zero=(zero, False))
     target = join(n.inputs)
     wants = {i: conform(fact, target) for i, fact in enumerate(n.inputs) if reached([fact])}
     needed = {i: want for i, want in wants.items() if want is not None}
@@ -63,7 +56,9 @@ def _merged_shape(n: Op) -> tuple[Shape | None, ...]:
 
 
 def _merged_value(n: Op) -> tuple[tuple[Dim, ...] | None, ...]:
-    return (join(n.inputs).value, None)
+    joined = join(n.inputs)
+    unknown: tuple[Dim, ...] = (None,)  # which path was taken: a size, so to speak, that nobody knows
+    return (joined.value, unknown if joined.is_local else None)
 
 
 def _scalar(n: Op) -> tuple[Shape]:
@@ -73,7 +68,9 @@ def _scalar(n: Op) -> tuple[Shape]:
 RULES: dict[str, Rule] = {
     **every(Rule(place_switch, _both_shapes, _both_values), "Switch RefSwitch"),
     **every(Rule(place_merge, _merged_shape, _merged_value), "Merge RefMerge"),
-    **every(Rule(place_enter, _same_shape, _enter_value), "Enter RefEnter"),
-    **every(Rule(place_carry, _same_shape), "Exit RefExit NextIteration RefNextIteration"),
+    **every(
+        Rule(place_carry, _same_shape, _same_value),
+        "Enter RefEnter Exit RefExit NextIteration RefNextIteration",
+    ),
     "LoopCond": Rule(whole, _scalar),
 }

@@ -29,7 +29,8 @@ def join(facts: Iterable[Fact]) -> Fact:
         return (empty or every)[0]._replace(cell="")
     placement, rows = _common(known)
     zero = all(fact.zero for fact in known)
-    value = known[0].value if all(fact.value == known[0].value for fact in known) else None
+    unset = any(fact.placement == ANY and fact.zero for fact in every)  # reserved elements: zeros
+    value = known[0].value if not unset and all(fact.value == known[0].value for fact in known) else None
     shape = join_shapes([fact.shape for fact in known], placement, rows)
     return Fact(placement, known[0].dtype, shape, value, zero)
 
@@ -56,11 +57,12 @@ def _common(known: list[Fact]) -> tuple[Placement, Dim]:
 
 def join_shapes(shapes: list[Shape | None], placement: Placement, rows: Dim) -> Shape | None:
     """Return the sizes that all agree on; the split dimension has the size of its blocks."""
-    first = shapes[0]
-    if first is None or any(shape is None or len(shape) != len(first) for shape in shapes):
+    known = [shape for shape in shapes if shape is not None]
+    unknown = len(known) < len(shapes)
+    # What is sliced to the blocks of another has its rank, even if that is all one knows.
+    if not known or (unknown and not placement.is_split) or len({len(shape) for shape in known}) > 1:
         return None
-    columns = zip(*[shape for shape in shapes if shape is not None], strict=True)
-    agreed = [dims[0] if len(set(dims)) == 1 else None for dims in columns]
+    agreed = [dims[0] if len(set(dims)) == 1 and not unknown else None for dims in zip(*known, strict=True)]
     if placement.is_split and placement.dim < len(agreed):
         agreed[placement.dim] = rows
     return tuple(agreed)

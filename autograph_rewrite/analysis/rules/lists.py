@@ -7,11 +7,13 @@ nothing was put into is `ANY`.
 
 from __future__ import annotations
 
-from autograph_rewrite.analysis.dims import Dim, any_local, is_local
-from autograph_rewrite.analysis.fact import ANY, REPLICATED, Fact, Placement, Shape, split
+from autograph_rewrite.analysis.dims import Dim, any_local, is_local, is_settled
+from autograph_rewrite.analysis.fact import ANY, LOCAL, REPLICATED, Fact, Placement, Shape, split
 from autograph_rewrite.analysis.rules.base import LocalEntry, Op, Placed, Rule, Want, whole
 from autograph_rewrite.analysis.rules.joining import conform, join, join_shapes
 from autograph_rewrite.analysis.rules.signature import every
+
+Values = tuple[tuple[Dim, ...] | None, ...]
 
 
 def with_leading(placement: Placement) -> Placement:
@@ -54,14 +56,18 @@ def stated_shape(n: Op, index: int) -> Shape | None:
 
 
 def place_make(n: Op) -> Placed:
-    """An empty list takes what is put in; if its element shape counts a block it is split from the start."""
+    """An empty list takes what is put in; if its element shape counts a block it is split from the start.
+
+    Reserved elements are zeros. A list without elements is not zero, so that one can tell the two apart.
+    """
+    zero = (n.op == "TensorListReserve",)
     wants: dict[int, Want] = {1: REPLICATED} if n.placement(1).differs else {}
     local = [i for i, dim in enumerate(n.value(0) or ()) if is_local(dim)]
     if n.inputs[0].is_local and len(local) == 1:
-        return Placed((split(local[0]),), wants, zero=(True,))
+        return Placed((split(local[0]),), wants, zero=zero)
     if n.placement(0).differs:
         wants[0] = REPLICATED
-    return Placed((ANY,), wants, zero=(True,))
+    return Placed((ANY,), wants, zero=zero)
 
 
 def _made_shape(n: Op) -> tuple[Shape | None, ...]:
@@ -81,8 +87,8 @@ def _put(n: Op, handle: int, container: Fact, elements: dict[int, Fact]) -> Plac
     }
     follows = [fact for fact in elements.values() if fact.placement == container.placement]
     target = join(elements.values()) if container.placement == ANY else join([container, *follows])
-    if target.is_local:
-        target = target._replace(placement=REPLICATED)
+    if container.is_local or target.is_local:
+        return _put_sizes(n, handle, container, wants)
     for i, element in elements.items():
         want = conform(element, target)
         if want is not None:
@@ -91,12 +97,32 @@ def _put(n: Op, handle: int, container: Fact, elements: dict[int, Fact]) -> Plac
     return Placed((target.placement,), wants, zero=(zero,))
 
 
+def _put_sizes(n: Op, handle: int, container: Fact, wants: dict[int, Want]) -> Placed:
+    """Sizes of blocks stay what they are in a list of equal ones; else they have to be whole."""
+    if n.op == "TensorListPushBack" and _pushed_value(n) is not None:
+        return Placed((LOCAL,), wants)
+    if container.is_local:
+        return whole(n)
+    sizes = {i: REPLICATED for i, fact in enumerate(n.inputs) if i != handle and fact.is_local}
+    return Placed((REPLICATED,), wants | sizes)
+
+
 def _element_or_list(n: Op, handle: int, element: Shape | None) -> Shape | None:
     container = n.inputs[handle]
     known = container.placement != ANY and container.shape is not None
     if not known or element is None:
         return element if element is not None else container.shape
-    return join_shapes([container.shape, element], container.placement, container.split_size)
+    rows = container.split_size
+    if container.placement.is_split and not is_settled(rows) and container.placement.dim < len(element):
+        rows = element[container.placement.dim]
+    return join_shapes([container.shape, element], container.placement, rows)
+
+
+def _pushed_value(n: Op) -> Values | None:
+    """The contents of every element, as long as all that were pushed are equal: the sizes of a loop's values."""
+    container, element = n.inputs
+    unset = container.placement == ANY and not container.zero
+    return (element.value,) if element.value is not None and (unset or container.value == element.value) else None
 
 
 def _pushed_shape(n: Op) -> tuple[Shape | None, ...]:
@@ -108,7 +134,9 @@ def _set_shape(n: Op) -> tuple[Shape | None, ...]:
 
 
 def place_keep(n: Op) -> Placed:
-    """Change the length only."""
+    """Change the length only; new elements are zeros, so no longer equal sizes."""
+    if n.inputs[0].is_local:
+        return whole(n)
     wants: dict[int, Want] = {i: REPLICATED for i, f in enumerate(n.inputs) if i and f.placement.differs}
     return Placed((n.placement(0),), wants, zero=(n.inputs[0].zero,))
 
@@ -120,6 +148,8 @@ def _kept_shape(n: Op) -> tuple[Shape | None, ...]:
 def take(n: Op, operand: int, *, stacked: bool) -> Placed | None:
     """Read elements (zeros, of an empty list); None where the element shape cannot be made to fit."""
     element = n.inputs[0]
+    if element.is_local and (stacked or element.value is None):
+        return None
     placement = REPLICATED if element.placement == ANY else element.placement
     wants: dict[int, Want] = {
         i: REPLICATED for i, f in enumerate(n.inputs) if i not in (0, operand) and f.placement.differs
@@ -164,6 +194,14 @@ def _item_shape(n: Op, operand: int) -> Shape | None:
 
 def _got_shape(n: Op) -> tuple[Shape | None, ...]:
     return (_item_shape(n, 2),)
+
+
+def _got_value(n: Op) -> Values | None:
+    return None if n.value(0) is None else (n.value(0),)
+
+
+def _popped_value(n: Op) -> Values | None:
+    return None if n.value(0) is None else (n.value(0), n.value(0))
 
 
 def _popped_shape(n: Op) -> tuple[Shape | None, ...]:
@@ -266,20 +304,21 @@ def _joined_shape(n: Op) -> tuple[Shape | None, ...]:
     return (join(n.inputs).shape,)
 
 
-def place_measure(n: Op) -> Placed:
-    """Length and element shape are read off any list."""
+def place_length(n: Op) -> Placed:
+    """All replicas' lists are equally long."""
     return Placed((REPLICATED,))
+
+
+def place_element_shape(n: Op) -> Placed:
+    """The elements' shape counts a block where they are split."""
+    return Placed((LOCAL if any_local(n.shape(0)) else REPLICATED,))
 
 
 def _scalar(n: Op) -> tuple[Shape | None, ...]:
     return ((),)
 
 
-def _no_value(n: Op) -> tuple[tuple[Dim, ...] | None, ...] | None:
-    return None
-
-
-def element_shape_value(n: Op) -> tuple[tuple[Dim, ...] | None, ...] | None:
+def element_shape_value(n: Op) -> Values | None:
     """The elements' shape."""
     return (n.shape(0),)
 
@@ -300,11 +339,11 @@ def _place_set(n: Op) -> Placed:
 
 RULES: dict[str, Rule] = {
     **every(Rule(place_make, _made_shape), "EmptyTensorList TensorListReserve"),
-    "TensorListPushBack": Rule(_place_push, _pushed_shape),
+    "TensorListPushBack": Rule(_place_push, _pushed_shape, _pushed_value),
     "TensorListSetItem": Rule(_place_set, _set_shape),
     "TensorListResize": Rule(place_keep, _kept_shape),
-    "TensorListGetItem": Rule(place_get, _got_shape),
-    "TensorListPopBack": Rule(place_pop, _popped_shape),
+    "TensorListGetItem": Rule(place_get, _got_shape, _got_value),
+    "TensorListPopBack": Rule(place_pop, _popped_shape, _popped_value),
     "TensorListStack": Rule(place_stack, _stacked_shape),
     "TensorListGather": Rule(place_gather, _gathered_shape),
     **every(
@@ -315,7 +354,7 @@ RULES: dict[str, Rule] = {
     **every(Rule(place_concat, _concatenated_shape), "TensorListConcat TensorListConcatV2"),
     "TensorListSplit": Rule(place_split, _piece_shape),
     "TensorListConcatLists": Rule(place_join, _joined_shape),
-    "TensorListLength": Rule(place_measure, _scalar),
-    "TensorListElementShape": Rule(place_measure, _vector, element_shape_value),
+    "TensorListLength": Rule(place_length, _scalar),
+    "TensorListElementShape": Rule(place_element_shape, _vector, element_shape_value),
     "TensorListPushBackBatch": Rule(whole),
 }

@@ -52,7 +52,7 @@ def place_unpack(n: Op) -> Placed:
     placement, rank = n.placement(0), n.rank(0)
     if placement.is_partial:
         return _many(n, Placed((placement,)))
-    if not placement.is_split or rank is None:
+    if not placement.is_split or not rank:
         return whole(n)
     axis = n.attr("axis") % rank
     if axis == placement.dim:
@@ -63,7 +63,7 @@ def place_unpack(n: Op) -> Placed:
 def shape_unpack(n: Op) -> tuple[Shape | None, ...]:
     """Drop the unstacked dimension."""
     shape = n.shape(0)
-    if shape is None:
+    if not shape:
         return (None,) * len(n.output_dtypes)
     axis = n.attr("axis") % len(shape)
     return ((*shape[:axis], *shape[axis + 1 :]),) * len(n.output_dtypes)
@@ -80,7 +80,7 @@ def _concat(n: Op) -> tuple[range, int | None]:
     count = len(n.inputs)
     pieces, at = (range(1, count), 0) if n.op == "Concat" else (range(count - 1), count - 1)
     axis, rank = n.ints(at), n.rank(pieces[0])
-    return pieces, None if axis is None or rank is None else axis[0] % rank
+    return pieces, axis[0] % rank if axis is not None and rank else None
 
 
 def place_concat(n: Op) -> Placed:
@@ -118,7 +118,7 @@ def _cut_axis(n: Op) -> tuple[int, int | None]:
     """Return the data input and the axis of Split (axis first) or SplitV (axis last)."""
     data, at = (1, 0) if n.op == "Split" else (0, 2)
     axis, rank = n.ints(at), n.rank(data)
-    return data, None if axis is None or rank is None else axis[0] % rank
+    return data, axis[0] % rank if axis is not None and rank else None
 
 
 def place_cut(n: Op) -> Placed:
