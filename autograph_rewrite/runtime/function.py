@@ -65,10 +65,13 @@ class DistributedFunction:
         self._mirrors = mirrors if mirrors is not None else Mirrors()
         self._trace = trace
         self._arguments = Arguments(function, batch_inputs)
+        self._run_unconverted = self._tf.autograph.experimental.do_not_convert(self._run)
         self._traces: list[_Traced] = []
         self._known: dict[Hashable, _Traced] = {}
         self._fixed = bool(specs or named_specs) or hasattr(function, "structured_input_signature")
-        if self._fixed:
+        if hasattr(function, "structured_input_signature"):
+            self._add(*function.structured_input_signature)
+        elif self._fixed:
             self._add(*self._arguments.bind(tuple(specs or ()), dict(named_specs or {})))
 
     @property
@@ -78,6 +81,11 @@ class DistributedFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one step."""
+        if self._tf.executing_eagerly():
+            return self._run(args, kwargs)
+        return self._run_unconverted(args, kwargs)  # autograph is not to look into this code
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         args, kwargs = self._arguments.bind(args, kwargs)
         flat = self._arguments.flatten(args, kwargs)
         key = (flat.structure, *flat.leaves)

@@ -9,8 +9,11 @@ ops would chain the collectives of different devices, and tie together nodes of 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir import wire
@@ -24,6 +27,9 @@ _NAME, _INPUT_ARG, _OUTPUT_ARG, _IS_STATEFUL, _CONTROL_OUTPUT = 1, 2, 3, 17, 20 
 _ARG_NAME, _ARG_TYPE = 1, 3  # OpDef.ArgDef
 _TRUE = b"\x28\x01"  # AttrValue{b: true}
 _DONE = "autograph_rewrite/done"
+_COLLECTIVES = frozenset(("CollectiveReduceV2", "CollectiveGatherV2"))
+_GROUP_KEY = 2  # its place among their inputs
+_OWN_GROUP = "_autograph_own_group"  # marks a key that was changed already
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,7 @@ def build(
         GraphError: an output or target does not exist.
     """
     nodes, library = _read(data)
+    _separate_groups(nodes, data)
     returned = [_split(output) for output in outputs]
     targets = list(dict.fromkeys(targets))
     roots = [*(node for node, _ in returned), *targets]
@@ -121,6 +128,24 @@ def _read(data: bytes) -> tuple[dict[str, RawNode], tuple[bytes, ...]]:
         elif field == wire.LIBRARY:
             functions += [data[a:b] for inner, _, _, a, b in wire.fields(data, start, stop) if inner == 1]
     return nodes, tuple(functions)
+
+
+def _separate_groups(nodes: dict[str, RawNode], data: bytes) -> None:
+    """Give the collectives of this graph a group key that no other graph has.
+
+    All functions of a process share one table of collectives, in which TensorFlow remembers type and shape of each
+    instance of a group; another function's collective with the same keys would be refused, and with it all later ones.
+    """
+    salt = hashlib.sha256(data).digest()
+    for node in list(nodes.values()):
+        if node.op not in _COLLECTIVES:
+            continue
+        key = nodes[node.inputs[_GROUP_KEY]]
+        if key.op == "Const" and _OWN_GROUP not in key.attrs:
+            old = int(decode(key.attrs["value"]))
+            digest = hashlib.sha256(salt + old.to_bytes(8, "big", signed=True)).digest()
+            value = encode("tensor", np.array(int.from_bytes(digest[:4], "big") % 2**30 + 1, np.int32))
+            nodes[key.name] = key._replace(attrs={**key.attrs, "value": value, _OWN_GROUP: _TRUE})
 
 
 def _split(tensor: str) -> tuple[str, int]:

@@ -106,16 +106,20 @@ class Step:
     def _run(self, args: list[Any]) -> list[Any]:
         """Run the function; if it fails, the mirrors are refreshed before the next step, as they may differ."""
         watchdog = self._watchdog
+        if watchdog is None:
+            return self._call(args)
+        failed = True
         try:
-            return self._call(args, watchdog.start() if watchdog is not None else None)
+            results = self._call(args, watchdog.start())
+            failed = False
         except self._tf.errors.OpError as error:
             translated = _translate(error, watchdog)
             if translated is None:
                 raise
             raise translated from error
         finally:
-            if watchdog is not None:
-                watchdog.stop()
+            watchdog.stop(failed=failed)
+        return results
 
     def _check_batch(self, flat: Sequence[Any]) -> None:
         sizes = {name: flat[index].shape[axis] for name, index, axis in self._batches}
@@ -146,9 +150,9 @@ def _batch_axes(item: GraphItem, binding: FunctionBinding) -> list[tuple[str, in
     ]
 
 
-def _translate(error: Any, watchdog: Watchdog | None) -> ClusterError | None:
+def _translate(error: Any, watchdog: Watchdog) -> ClusterError | None:
     """Return what a failure of a collective means, None for an error of the user's own computation."""
-    if watchdog is not None and watchdog.expired:
+    if watchdog.expired:
         return ClusterError(
             f"the step stood still for {watchdog.seconds:g} s: a replica waits for another in a collective",
             hint="report this, with the plan: the order of collectives should have been proved; "

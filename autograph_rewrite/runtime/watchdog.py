@@ -28,6 +28,7 @@ class Watchdog:
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.expired = False
+        self._failed = False
         self._manager = cancellation_manager()
         self._running = 0  # the number of the step that runs; 0 between steps
         self._steps = 0
@@ -38,8 +39,8 @@ class Watchdog:
 
     def start(self) -> Any:
         """Begin a step; return its cancellation manager."""
-        if self.expired:
-            self._manager, self.expired = cancellation_manager(), False
+        if self._failed:
+            self._manager, self.expired, self._failed = cancellation_manager(), False, False
         self._steps += 1
         self._running = self._steps
         if self._thread is None or not self._thread.is_alive():
@@ -47,9 +48,10 @@ class Watchdog:
             self._thread.start()
         return self._manager
 
-    def stop(self) -> None:
-        """End a step."""
+    def stop(self, *, failed: bool = False) -> None:
+        """End a step; TensorFlow itself cancels the manager of a step that fails, so it is not used again."""
         self._running = 0
+        self._failed = failed
 
     def _period(self) -> float:
         return min(1.0, self.seconds / 8)

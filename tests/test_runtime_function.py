@@ -1,0 +1,492 @@
+"""Function mode: a distributed function is called like the original, and does to its variables what that would do."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import autograph_rewrite as ar
+from autograph_rewrite.runtime import calls, function_def
+from autograph_rewrite.runtime.step import Step
+from autograph_rewrite.runtime.watchdog import Watchdog
+
+MODES = ("shared", "mirrored")
+
+
+def config(mode: str, replicas: int = 2) -> dict[str, Any]:
+    return {"devices": [f"CPU:{i}" for i in range(replicas)], "strategy": {"name": "AllReduce", "variables": mode}}
+
+
+class Linear:
+    """A linear regression with momentum by hand, in float64 so that replicas add no visible rounding."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(0)
+        self.w = tf.Variable(rng.normal(size=(4, 3)), name="w")
+        self.velocity = tf.Variable(np.zeros((4, 3)), trainable=False, name="velocity")
+        self.rate = tf.Variable(np.float64(0.1), trainable=False, name="rate")
+        self.count = tf.Variable(0, trainable=False, name="count")
+
+    @property
+    def variables(self) -> list[Any]:
+        return [self.w, self.velocity, self.rate, self.count]
+
+    def step(self, x: Any, y: Any) -> dict[str, Any]:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(x @ self.w - y))
+        self.velocity.assign(0.9 * self.velocity + tape.gradient(loss, self.w))
+        self.w.assign_sub(self.rate * self.velocity)
+        self.count.assign_add(1)
+        return {"loss": loss, "prediction": x @ self.w}
+
+
+def batch(size: int, seed: int = 1) -> tuple[Any, Any]:
+    rng = np.random.default_rng(seed)
+    return tf.constant(rng.normal(size=(size, 4))), tf.constant(rng.normal(size=(size, 3)))
+
+
+def assert_same_state(one: Linear, other: Linear) -> None:
+    for a, b in zip(one.variables, other.variables, strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-12, err_msg=a.name)
+
+
+def mirrors_of(step: Any) -> list[Any]:
+    return list(step._mirrors._known.values())
+
+
+@pytest.fixture
+def pair() -> tuple[Linear, Linear]:
+    return Linear(), Linear()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_a_distributed_function_trains_like_the_original_for_any_batch_size(
+    mode: str, replicas: int, pair: tuple[Linear, Linear]
+) -> None:
+    one, many = pair
+    step = ar.distribute(many.step, config(mode, replicas))
+    for size in (6, 7, 2, 1, 6):
+        expected, got = one.step(*batch(size)), step(*batch(size))
+        assert set(got) == {"loss", "prediction"}
+        np.testing.assert_allclose(got["loss"], expected["loss"], rtol=1e-12)
+        np.testing.assert_allclose(got["prediction"], expected["prediction"], rtol=1e-12)
+        assert_same_state(one, many)
+    assert len(step.items) == 1  # one trace for all sizes
+    names = {node.name for node in step.items[0].graph}
+    assert any(name.startswith(f"replica_{replicas - 1}/") for name in names)  # the work really is spread
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_result_keeps_the_structure_of_the_original(mode: str) -> None:
+    w = tf.Variable([[1.0]])
+
+    def step(
+        pair: tuple[Any, dict[str, Any]], *, scale: float = 2.0
+    ) -> tuple[Any, list[Any], dict[str, Any], None]:
+        x, y = pair[0], pair[1]["y"]
+        loss = tf.reduce_sum(x @ w - y) * scale
+        w.assign_sub([[0.1]] * loss)
+        return loss, [x @ w, (y,)], {"b": tf.shape(x), "a": loss}, None
+
+    distributed = ar.distribute(step, config(mode))
+    x = tf.ones([5, 1])
+    loss, (product, (y,)), named, nothing = distributed((x, {"y": x * 2}))
+    assert nothing is None
+    assert list(named) == ["b", "a"]
+    np.testing.assert_allclose(loss, -10.0)
+    np.testing.assert_allclose(named["a"], -10.0)
+    np.testing.assert_array_equal(named["b"], [5, 1])
+    np.testing.assert_allclose(product, x * 2)
+    np.testing.assert_allclose(y, x * 2)
+    distributed((x, {"y": x}), scale=3.0)
+    assert len(distributed.items) == 2  # a Python value is part of the trace
+    np.testing.assert_allclose(w.numpy(), [[2.0 - 1.5]])
+
+
+def test_numpy_arrays_and_keyword_arguments_are_taken(pair: tuple[Linear, Linear]) -> None:
+    one, many = pair
+    step = ar.distribute(many.step, config("shared"))
+    x, y = (tensor.numpy() for tensor in batch(5))
+    one.step(x, y)
+    step(y=y, x=x)
+    assert_same_state(one, many)
+
+
+def test_another_size_of_another_axis_is_traced_once_more_and_then_any_size_fits() -> None:
+    w = tf.Variable(1.0)
+
+    def step(x: Any) -> Any:
+        loss = tf.reduce_sum(tf.reduce_mean(x, axis=1)) * w
+        w.assign_sub(0.001 * loss)
+        return loss
+
+    distributed = ar.distribute(step, config("shared"))
+    for length in (3, 4, 5, 6):
+        np.testing.assert_allclose(distributed(tf.ones([4, length])), 4 * w.numpy() / (1 - 0.004), rtol=1e-5)
+    assert len(distributed.items) == 2
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_function_made_for_specs_refuses_other_arguments(mode: str, pair: tuple[Linear, Linear]) -> None:
+    one, many = pair
+    specs = (tf.TensorSpec([None, 4], tf.float64), tf.TensorSpec([None, 3], tf.float64))
+    step = ar.distribute(many.step, config(mode), *specs)
+    one.step(*batch(4))
+    step(*batch(4))
+    assert_same_state(one, many)
+    with pytest.raises(ar.GraphError, match=r"was made for \(float64\[None, 4\].*not for \(float64\[5, 3\]"):
+        step(tf.zeros([5, 3], tf.float64), batch(5)[1])
+
+
+def test_a_static_batch_is_distributed_when_it_is_named(pair: tuple[Linear, Linear]) -> None:
+    one, many = pair
+    specs = (tf.TensorSpec([6, 4], tf.float64), tf.TensorSpec([6, 3], tf.float64))
+    step = ar.distribute(many.step, config("shared"), *specs, batch_inputs={"x": 0, "y": 0})
+    one.step(*batch(6))
+    step(*batch(6))
+    assert_same_state(one, many)
+
+
+def test_batch_inputs_of_different_sizes_are_refused_before_anything_runs(pair: tuple[Linear, Linear]) -> None:
+    _, many = pair
+    step = ar.distribute(many.step, config("shared"))
+    with pytest.raises(ar.GraphError, match=r"x: 6, y: 5"):
+        step(batch(6)[0], batch(5)[1])  # at the first call
+    step(*batch(6))
+    with pytest.raises(ar.GraphError, match=r"x: 6, y: 5"):
+        step(batch(6)[0], batch(5)[1])
+    assert many.count.numpy() == 1
+
+
+def test_an_input_that_all_replicas_share_is_named_in_batch_inputs() -> None:
+    w = tf.Variable(tf.ones([3, 2]))
+
+    def step(x: Any, weights: Any) -> Any:
+        loss = tf.reduce_sum((x @ w) * weights)
+        w.assign_sub(0.1 * loss * tf.ones_like(w))
+        return loss
+
+    distributed = ar.distribute(step, config("mirrored"), batch_inputs={"x": 0})
+    np.testing.assert_allclose(distributed(tf.ones([5, 3]), tf.constant([1.0, 2.0])), 45.0)
+
+
+WRITES: dict[str, Callable[[Linear], Any]] = {
+    "assign": lambda model: model.w.assign(tf.ones([4, 3], tf.float64)),
+    "assign_add in place": lambda model: model.w.assign_add(tf.ones([4, 3], tf.float64)),
+    "a scalar": lambda model: model.rate.assign(0.01),
+    "another function": lambda model: tf.function(lambda: model.velocity.assign_add(model.velocity))(),
+    "two writes": lambda model: (model.w.assign(model.w * 2), model.w.assign(model.w + 1)),
+    "a scatter": lambda model: tf.raw_ops.ResourceScatterUpdate(
+        resource=model.w.handle, indices=[1], updates=tf.ones([1, 3], tf.float64)
+    ),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_writes_to_a_captured_variable_reach_all_mirrors(write: str, pair: tuple[Linear, Linear]) -> None:
+    one, many = pair
+    step = ar.distribute(many.step, config("mirrored"))
+    for _ in range(2):
+        for model, run in ((one, one.step), (many, step)):
+            run(*batch(5))
+            WRITES[write](model)
+            run(*batch(5))
+            run(*batch(4))
+    assert_same_state(one, many)
+    mirrored = mirrors_of(step)
+    assert len(mirrored) == 4
+    for variable in mirrored:
+        for copy in variable.copies.values():
+            np.testing.assert_allclose(copy.numpy(), variable.value().numpy(), rtol=1e-12)
+
+
+def test_a_restored_checkpoint_reaches_all_mirrors(tmp_path: Any, pair: tuple[Linear, Linear]) -> None:
+    one, many = pair
+    step = ar.distribute(many.step, config("mirrored"))
+    for model, run in ((one, one.step), (many, step)):
+        checkpoint = tf.train.Checkpoint(w=model.w, velocity=model.velocity, count=model.count)
+        run(*batch(5))
+        path = checkpoint.save(str(tmp_path / str(id(model))))
+        run(*batch(4))
+        checkpoint.restore(path).assert_consumed()
+        run(*batch(3))
+    assert_same_state(one, many)
+
+
+def test_mirrors_are_left_alone_while_nobody_writes(
+    pair: tuple[Linear, Linear], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = ar.distribute(pair[1].step, config("mirrored"))
+    step(*batch(5))
+    refreshed = []
+    mirrored = mirrors_of(step)
+    for variable in mirrored:
+        monkeypatch.setattr(variable, "refresh", lambda value, variable=variable: refreshed.append(variable))
+    step(*batch(5))
+    assert refreshed == []
+    pair[1].rate.assign(0.2)
+    step(*batch(5))
+    assert [variable.handle is pair[1].rate.handle for variable in refreshed] == [True]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_failed_step_raises_the_original_error_and_the_next_one_is_right(
+    mode: str, pair: tuple[Linear, Linear]
+) -> None:
+    one, many = pair
+
+    def checked(model: Linear) -> Callable[[Any, Any], Any]:
+        def step(x: Any, y: Any) -> Any:
+            return model.step(tf.debugging.check_numerics(x, "bad input"), y)
+
+        return step
+
+    step, original = ar.distribute(checked(many), config(mode)), tf.function(checked(one))
+    x, y = batch(6)
+    broken = tf.tensor_scatter_nd_update(x, [[5, 0]], [np.nan])
+    for run in (step, original):
+        run(x, y)
+        with pytest.raises(tf.errors.InvalidArgumentError, match="bad input"):
+            run(broken, y)
+    for a, b in zip(one.variables, many.variables, strict=True):
+        b.assign(a)  # how far a failed step came is undefined
+    for run in (step, original):
+        run(x, y)
+    assert_same_state(one, many)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_distributed_function_works_inside_another_function(mode: str, pair: tuple[Linear, Linear]) -> None:
+    one, many = pair
+    step = ar.distribute(many.step, config(mode))
+
+    @tf.function
+    def twice(x: Any, y: Any) -> Any:
+        step(x, y)
+        many.rate.assign(many.rate * 0.5)
+        return step(x, y)["loss"]
+
+    one.step(*batch(6))
+    one.rate.assign(one.rate * 0.5)
+    expected = one.step(*batch(6))["loss"]
+    np.testing.assert_allclose(twice(*batch(6)), expected, rtol=1e-12)
+    assert_same_state(one, many)
+    one.step(*batch(4))
+    step(*batch(4))  # and afterwards by itself
+    assert_same_state(one, many)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_iterator_may_be_an_argument(mode: str, pair: tuple[Linear, Linear]) -> None:
+    one, many = pair
+
+    def dataset() -> Any:
+        return tf.data.Dataset.from_tensor_slices(batch(10)).batch(4)
+
+    @tf.function
+    def step(iterator: Any) -> Any:
+        return many.step(*next(iterator))
+
+    distributed = ar.distribute(step, config(mode))
+    iterator = iter(dataset())
+    for x, y in dataset():
+        one.step(x, y)
+        distributed(iterator)
+    assert_same_state(one, many)
+    with pytest.raises(tf.errors.OutOfRangeError):
+        distributed(iterator)
+
+
+def targets(model: Linear) -> Iterator[tuple[str, Any]]:
+    specs = (tf.TensorSpec([None, 4], tf.float64), tf.TensorSpec([None, 3], tf.float64))
+    yield "a tf.function", tf.function(model.step)
+    yield "an input signature", tf.function(model.step, input_signature=specs)
+    yield "a concrete function", tf.function(model.step).get_concrete_function(*specs)
+    yield "a plain function", lambda x, y: model.step(x, y)
+
+
+@pytest.mark.parametrize("kind", [kind for kind, _ in targets(Linear())])
+def test_every_kind_of_function_can_be_distributed(kind: str, pair: tuple[Linear, Linear]) -> None:
+    one, many = pair
+    step = ar.distribute(dict(targets(many))[kind], config("mirrored"))
+    one.step(*batch(5))
+    step(*batch(5))
+    assert_same_state(one, many)
+
+
+def test_an_item_that_was_not_rewritten_runs_as_the_original_does(pair: tuple[Linear, Linear]) -> None:
+    one, many = pair
+    specs = (tf.TensorSpec([None, 4], tf.float64), tf.TensorSpec([None, 3], tf.float64))
+    item = ar.GraphItem.from_function(many.step, *specs)
+    from autograph_rewrite.runtime.mirrors import Mirrors
+
+    loss, prediction = Step(item, Mirrors())(list(batch(5)))
+    expected = one.step(*batch(5))
+    np.testing.assert_allclose(loss, expected["loss"], rtol=1e-12)
+    np.testing.assert_allclose(prediction, expected["prediction"], rtol=1e-12)
+    assert_same_state(one, many)
+
+
+def test_the_public_call_op_serves_where_tensorflows_private_modules_have_changed(
+    pair: tuple[Linear, Linear], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "_private_modules", lambda: None)
+    monkeypatch.setattr(calls, "cancellation_manager", lambda: None)
+    one, many = pair
+    step = ar.distribute(many.step, config("mirrored"))
+    for size in (5, 4):
+        one.step(*batch(size))
+        step(*batch(size))
+    assert_same_state(one, many)
+
+
+def test_mirrored_steps_leave_no_threads_behind(pair: tuple[Linear, Linear]) -> None:
+    import os
+
+    step = ar.distribute(pair[1].step, config("mirrored"))
+    for _ in range(5):
+        step(*batch(5))
+    before = len(os.listdir("/proc/self/task"))
+    for _ in range(60):
+        step(*batch(5))
+    assert len(os.listdir("/proc/self/task")) < before + 20
+
+
+def test_a_dropped_function_is_forgotten_by_tensorflow(pair: tuple[Linear, Linear]) -> None:
+    from tensorflow.python.eager import context
+
+    step = ar.distribute(pair[1].step, config("shared"))
+    step(*batch(5))
+    name = step._traces[0].step._call._name
+    assert context.context().has_function(name)
+    del step
+    gc.collect()
+    assert not context.context().has_function(name)
+
+
+def lonely_collective() -> Any:
+    graph = tf.Graph()
+    with graph.as_default():
+        x = tf.compat.v1.placeholder(tf.float32, [3], name="x")
+        with tf.device("/device:CPU:0"):
+            tf.raw_ops.CollectiveReduceV2(
+                input=x, group_size=2, group_key=77, instance_key=1, ordering_token=[], merge_op="Add", final_op="Id",
+                name="sum",
+            )  # fmt: skip
+    data = graph.as_graph_def().SerializeToString()
+    return calls.Call(function_def.build(data, calls.new_name("lonely"), ["x"], ["sum:0"], []))
+
+
+def test_a_replica_that_waits_for_ever_is_cancelled_and_the_process_goes_on(pair: tuple[Linear, Linear]) -> None:
+    call, watchdog = lonely_collective(), Watchdog(1.0)
+    with pytest.raises(tf.errors.CancelledError):
+        call([tf.ones([3])], watchdog.start())
+    assert watchdog.expired
+    watchdog.stop(failed=True)
+    one, many = pair
+    step = ar.distribute(many.step, config("mirrored"))
+    one.step(*batch(5))
+    step(*batch(5))
+    assert_same_state(one, many)
+
+
+def test_a_step_that_computes_for_long_is_not_cancelled() -> None:
+    watchdog = Watchdog(0.3)
+    watchdog.start()
+    done = threading.Event()
+    timer = threading.Timer(1.0, done.set)
+    timer.start()
+    while not done.is_set():
+        sum(range(10000))
+    assert not watchdog.expired
+
+
+def test_a_missing_node_is_named_when_a_function_is_built() -> None:
+    with pytest.raises(ar.GraphError, match="no node 'train'"):
+        function_def.build(b"", "f", [], [], ["train"])
+
+
+Fresh = Callable[..., "subprocess.CompletedProcess[str]"]
+
+_PROGRAM = """
+import numpy as np, tensorflow as tf, autograph_rewrite as ar
+{early}
+def make():
+    w = tf.Variable(np.ones([2, 2]))
+    def step(x):
+        loss = tf.reduce_sum(x @ w)
+        w.assign_sub(0.1 * tf.tanh(loss) * w)
+        return loss
+    return step
+config = {{"devices": ["CPU:0", "CPU:1"], "strategy": {{"name": "AllReduce", "variables": "{mode}"}}}}
+{late}
+"""
+
+
+def program(mode: str, early: str = "", late: str = "") -> str:
+    return _PROGRAM.format(mode=mode, early=early, late=late)
+
+
+def test_virtual_devices_are_made_while_tensorflow_has_not_started(fresh_python: Fresh) -> None:
+    late = """
+w = []
+def step(x):
+    if not w: w.append(tf.Variable(np.ones([2, 2])))
+    loss = tf.reduce_sum(x @ w[0])
+    w[0].assign_sub(0.1 * loss * w[0])
+    return loss
+step = ar.distribute(step, config)
+print(float(step(np.ones([4, 2]))), len(tf.config.list_logical_devices()))
+"""
+    run = fresh_python(program("mirrored", late=late))
+    assert run.stdout.split() == ["16.0", "2"], run.stderr[-2000:]
+
+
+def test_a_missing_device_is_a_cluster_error_with_the_line_to_add(fresh_python: Fresh) -> None:
+    late = """
+step = make()
+try:
+    ar.distribute(step, config)
+except ar.ClusterError as error:
+    print(error)
+"""
+    run = fresh_python(program("mirrored", late=late))
+    assert "has no CPU:1" in run.stdout, run.stderr[-2000:]
+    line = next(text.strip() for text in run.stdout.splitlines() if "set_logical_device_configuration" in text)
+    late = "step = ar.distribute(make(), config)\nprint(float(step(np.ones([4, 2]))))"
+    run = fresh_python(program("mirrored", early=line, late=late))  # and the line works
+    assert run.stdout.split() == ["16.0"], run.stderr[-2000:]
+
+
+def test_shared_variables_need_no_second_device(fresh_python: Fresh) -> None:
+    late = "step = ar.distribute(make(), config)\nprint(float(step(np.ones([4, 2]))))"
+    run = fresh_python(program("shared", late=late))
+    assert run.stdout.split() == ["16.0"], run.stderr[-2000:]
+
+
+def test_ctrl_c_ends_a_training_loop_between_steps(fresh_python: Fresh) -> None:
+    late = """
+import os, signal, threading
+step = ar.distribute(make(), config)
+step(np.ones([4, 2]))
+threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    while True:
+        step(np.ones([4, 2]))
+except KeyboardInterrupt:
+    print("stopped", float(step(np.ones([4, 2]))) >= 0)
+"""
+    early = (
+        'tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], '
+        "[tf.config.LogicalDeviceConfiguration()] * 2)"
+    )
+    run = fresh_python(program("mirrored", early=early, late=late))
+    assert run.stdout.split() == ["stopped", "True"], run.stderr[-2000:]
