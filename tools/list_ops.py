@@ -12,7 +12,7 @@ from pathlib import Path
 from autograph_rewrite.analysis.rules import FAMILIES, TABLE
 from autograph_rewrite.analysis.rules.base import Rule, whole
 from autograph_rewrite.analysis.rules.empty import UNDEFINED_WHEN_EMPTY
-from autograph_rewrite.analysis.rules.signature import Labels, Placer, Signature
+from autograph_rewrite.analysis.rules.signature import Labels, Placer, Signature, is_open
 
 DEFAULT = Path("docs/ops.md")
 
@@ -81,7 +81,10 @@ def spell(signature: Signature) -> str:
 
 
 def _terms(terms: Sequence[Labels | None]) -> str:
-    written = ["*" if labels is None else "".join(label or "." for label in labels) or "scalar" for labels in terms]
+    written = [
+        "*" if labels is None else "".join(label if is_open(label) else "." for label in labels) or "scalar"
+        for labels in terms
+    ]
     return " , ".join(written)
 
 

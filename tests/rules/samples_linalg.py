@@ -176,7 +176,14 @@ TEXTS = [
     Sample("StringJoin", "ab", lambda d, r: [_words(r, d["a"], d["b"]), np.asarray(b"-", object)], {}, "ab"),
 ]
 
-SAMPLES = [*LINALG, *IMAGES, *TEXTS]
+BITS = [
+    Sample("Bitcast", "ab", lambda d, r: [r(d["a"], d["b"])], {"type": 9}, "ab"),
+    Sample("Bitcast", "ab", lambda d, r: [r.ints(9, d["a"], d["b"])], {"type": 4}, "ab"),
+    Sample("Bitcast", "ab", lambda d, r: [r.ints(9, d["a"], d["b"], 2)], {"type": 9}, "ab"),
+    Sample("Bitcast", "b", lambda d, r: [r.ints(9, 2).reshape(2)], {"type": 9}),
+]
+
+SAMPLES = [*LINALG, *IMAGES, *TEXTS, *BITS]
 NOT_RUN = {
     "BatchMatrixBandPart": "TensorFlow removed it; only old graphs have it",
     "MatrixExponential": "TensorFlow removed it; only old graphs have it",

@@ -10,7 +10,7 @@ from autograph_rewrite.analysis.rules import TABLE
 from autograph_rewrite.analysis.rules.arrays import element
 from autograph_rewrite.analysis.rules.base import LocalEntry, Slice, Want
 from autograph_rewrite.analysis.rules.joining import join
-from tests.rules.facts import ANY, PARTIAL, REPLICATED, B, fact, node, placed, sizes, split
+from tests.rules.facts import ANY, LOCAL, PARTIAL, REPLICATED, B, fact, node, placed, sizes, split
 
 BLOCKS = fact(split(0), B, 3)
 SUM = fact(PARTIAL, 5, 3)
@@ -50,6 +50,34 @@ def test_what_is_put_into_a_list_follows_its_elements(container: Fact, item: Fac
     answer = placed(node("TensorListPushBack", container, item))
     assert answer.outputs == (container.placement,)
     assert dict(answer.wants) == {1: want}
+
+
+def test_a_list_of_equal_sizes_keeps_them() -> None:
+    push, pop = TABLE["TensorListPushBack"].value, TABLE["TensorListPopBack"].value
+    assert push is not None
+    assert pop is not None
+    empty = fact(ANY)
+    assert push(node("TensorListPushBack", empty, sizes(B, 3))) == ((B, 3),)
+    assert placed(node("TensorListPushBack", empty, sizes(B, 3))).outputs == (LOCAL,)
+    assert placed(node("TensorListPushBack", sizes(B, 3), sizes(B, 3))).outputs == (LOCAL,)
+    assert placed(node("TensorListPopBack", sizes(B, 3), sizes(-1), outputs=2)).outputs == (LOCAL, LOCAL)
+    assert pop(node("TensorListPopBack", sizes(B, 3), sizes(-1), outputs=2)) == ((B, 3), (B, 3))
+
+
+def test_a_list_of_other_sizes_or_of_zeros_makes_them_whole() -> None:
+    for container in (fact(ANY, zero=True), sizes(5, 3), WHOLE):
+        answer = placed(node("TensorListPushBack", container, sizes(B, 3)))
+        assert answer.outputs == (REPLICATED,)
+        assert dict(answer.wants) == {1: REPLICATED}
+    n = node("TensorListSetItem", fact(ANY), INDEX, sizes(B, 3))
+    assert dict(placed(n).wants) == {2: REPLICATED}
+
+
+def test_the_element_shape_of_a_list_of_blocks_is_a_size() -> None:
+    value = TABLE["TensorListElementShape"].value
+    assert value is not None
+    assert placed(node("TensorListElementShape", BLOCKS)).outputs == (LOCAL,)
+    assert value(node("TensorListElementShape", BLOCKS)) == ((B, 3),)
 
 
 def test_reading_an_empty_list_gives_zeros() -> None:

@@ -53,7 +53,7 @@ def test_a_merge_of_equal_sizes_stays_a_size() -> None:
     rule = TABLE["Merge"]
     assert placed(n).outputs[0] == sizes(B).placement
     assert rule.value is not None
-    assert rule.value(n) == ((B, 3), None)
+    assert rule.value(n) == ((B, 3), (None,))
 
 
 def test_a_merge_forgets_sizes_that_differ() -> None:
@@ -75,13 +75,28 @@ def test_a_switch_keeps_the_placement_and_wants_a_whole_predicate() -> None:
     assert dict(answer.wants) == {1: REPLICATED}
 
 
-def test_a_loop_variable_is_no_size_but_a_loop_constant_is() -> None:
-    rule = TABLE["Enter"]
+@pytest.mark.parametrize("op", ["Enter", "NextIteration", "Exit", "Switch"])
+def test_a_size_stays_one_around_a_loop_that_does_not_change_it(op: str) -> None:
+    rule = TABLE[op]
+    n = node(op, sizes(B), fact(REPLICATED), outputs=1 + (op == "Switch"))
     assert rule.value is not None
-    for constant, wants in ((True, {}), (False, {0: REPLICATED})):
-        n = node("Enter", sizes(B), attrs={"is_constant": constant})
-        assert dict(placed(n).wants) == wants
-        assert rule.value(n) == ((B,) if constant else None,)
+    assert dict(placed(n).wants) == {}
+    assert rule.value(n)[0] == (B,)  # type: ignore[index]
+
+
+def test_a_merge_forgets_contents_that_differ() -> None:
+    rule = TABLE["Merge"]
+    assert rule.value is not None
+    assert rule.value(merge(sizes(3), sizes(4))) == (None, None)
+    assert rule.value(merge(sizes(3), fact(ANY, zero=True))) == (None, None), "reserved elements are zeros"
+
+
+def test_a_merge_takes_the_rank_of_the_blocks_that_it_slices_to() -> None:
+    rule = TABLE["Merge"]
+    assert rule.shape is not None
+    unknown = Fact(REPLICATED, BLOCKS.dtype)
+    assert dict(placed(merge(BLOCKS, unknown)).wants) == {1: Slice(0, 1)}
+    assert rule.shape(merge(BLOCKS, unknown)) == ((B, None), ())
 
 
 @pytest.mark.parametrize("op", ["NextIteration", "Exit", "Enter"])

@@ -90,8 +90,8 @@ def _dilation_gradient(output: Labels) -> Signature:
     return Signature((N4, ("", "", ""), N4), (output,), OVER_IMAGES, linear=(2,))
 
 
-ROWS = Signature((("n", ""), ("n", "")), (("n",), ("n", "")), broadcast=True)
-LABELLED_ROWS = Signature((("n", ""), ("n",)), (("n",), ("n", "")))
+ROWS = Signature((("n", "-c"), ("n", "-c")), (("n",), ("n", "-c")), broadcast=True)
+LABELLED_ROWS = Signature((("n", "-c"), ("n",)), (("n",), ("n", "-c")))
 HITS = Signature((("n", ""), ("n",)), (("n",),))
 HITS_OF = Signature((("n", ""), ("n",), None), (("n",),))
 

@@ -20,7 +20,7 @@ from autograph_rewrite.analysis.rules.base import LocalEntry, Op, Placed, Rule, 
 from autograph_rewrite.ir.dtypes import INEXACT
 
 Labels = tuple[str, ...]
-"""A label per dimension; the empty label stands for a dimension that cannot be cut."""
+"""A label per dimension; `-x` cannot be cut but has the same size wherever it stands, an empty one says nothing."""
 
 
 class Signature(NamedTuple):
@@ -104,9 +104,14 @@ def place(n: Op, sig: Signature | None) -> Placed:
 def find_cut(n: Op, sig: Signature) -> Cut | None:
     """Return what the inputs are split along: the first label that some split input has."""
     for fact, labels in _labelled(n, sig):
-        if fact.placement.is_split and fact.placement.dim < len(labels) and labels[fact.placement.dim]:
+        if fact.placement.is_split and fact.placement.dim < len(labels) and is_open(labels[fact.placement.dim]):
             return Cut(labels[fact.placement.dim], fact.split_size)
     return None
+
+
+def is_open(label: str) -> bool:
+    """Return whether a dimension with this label may be cut."""
+    return bool(label) and label[0] != "-"
 
 
 def _labelled(n: Op, sig: Signature) -> Iterator[tuple[Fact, Labels]]:
@@ -218,7 +223,7 @@ def axes(rank: int, prefix: str = "d") -> Labels:
 def without(labels: Labels, *closed: int) -> Labels:
     """Return the labels with the dimensions `closed` (negative ones count from the end) not to be cut."""
     shut = {dim % len(labels) for dim in closed}
-    return tuple("" if i in shut else label for i, label in enumerate(labels))
+    return tuple(f"-{label}" if i in shut and label else label for i, label in enumerate(labels))
 
 
 def every(rule: Rule, *lines: str) -> dict[str, Rule]:
