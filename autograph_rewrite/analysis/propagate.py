@@ -21,6 +21,7 @@ from autograph_rewrite.analysis.rules import TABLE
 from autograph_rewrite.analysis.rules.arrays import element
 from autograph_rewrite.analysis.rules.base import LocalEntry, Op, Placed, Rule, Semantics, Slice, Want, whole
 from autograph_rewrite.analysis.rules.joining import join
+from autograph_rewrite.analysis.rules.normalisation import BLOCK_STATISTICS
 from autograph_rewrite.analysis.rules.sizes import MEASURES
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir import dtypes
@@ -186,7 +187,7 @@ def _visit(state: Propagation, node: Node, optimistic: bool) -> Answer:
     if any(fact.cell for fact in inputs):
         empty = Fact(ANY, 0)
         cells = tuple((i, state.cells.get(fact.cell, empty)) for i, fact in enumerate(inputs) if fact.cell)
-    attrs = tuple([item for item in node._attrs.items() if item[0][0] != "_"])
+    attrs = tuple([item for item in node._attrs.items() if item[0][0] != "_" or item[0] == BLOCK_STATISTICS])
     key = (node.op, attrs, inputs, cells, node._attrs.get("_output_shapes"))
     answer = state.cache.get(key)
     if answer is None:
@@ -256,7 +257,7 @@ def _measured(n: Op, rule: Rule) -> Answer | None:
     values = rule.value(n)
     if values is None or any(v is None for v in values):
         return None
-    if n.op not in MOVES and any(None in v for v in values if v is not None):
+    if (n.op not in MOVES or n.op == "Size") and any(None in v for v in values if v is not None):
         return None
     shapes = rule.shape(n) if rule.shape is not None else (None,) * len(values)
     outputs = []
@@ -273,8 +274,8 @@ def _measured(n: Op, rule: Rule) -> Answer | None:
 
 def _place(n: Op, rule: Rule | None) -> tuple[Placed, str]:
     if n.op in MEASURES:
-        if any(f.placement.differs and f.shape is None for f in n.inputs):
-            return whole(n), f"the rank of the input of {n.op} is unknown"
+        if any(f.placement.is_split and (f.shape is None or n.op == "Size") for f in n.inputs):
+            return whole(n), f"{n.op} measures a split value of unknown size"
         return Placed((REPLICATED,) * len(n.output_dtypes)), ""
     if rule is None:
         placed = whole(n)

@@ -35,7 +35,7 @@ class Blocks:
 
     def __init__(self, context: Context, source: Value, axis: int) -> None:
         self._context = context
-        self._source = source
+        self.source = source
         self._axis = axis
         self._scaled: dict[tuple[str, int], Value] = {}
 
@@ -47,7 +47,7 @@ class Blocks:
     @cached_property
     def batch(self) -> Value:
         """The number of examples of the whole batch (scalar, runs once)."""
-        context, source = self._context, self._source
+        context, source = self._context, self.source
         if self.static is not None:
             return self._const("size", self.static)
         shape = context.add("Shape", [source], name=f"{SCOPE}/shape", span=Span.ONCE, origin=source.node)
@@ -64,15 +64,15 @@ class Blocks:
 
     def _vector(self, name: str, entry: int) -> Value:
         node = self._context.graph.add(
-            "Const", name=name, attrs={"value": np.array([entry], np.int32), "dtype": dtypes.INT32}, origin=self._source.node
+            "Const", name=name, attrs={"value": np.array([entry], np.int32), "dtype": dtypes.INT32}, origin=self.source.node
         )
         return node.output()
 
     def _const(self, name: str, entry: int) -> Value:
-        return self._context.const(entry, np.int32, name=f"{SCOPE}/{name}", near=self._source)
+        return self._context.const(entry, np.int32, name=f"{SCOPE}/{name}", near=self.source)
 
     def _each(self, name: str, entries: list[int]) -> Value:
-        return self._context.const_each(entries, np.int32, name=f"{SCOPE}/{name}", near=self._source)
+        return self._context.const_each(entries, np.int32, name=f"{SCOPE}/{name}", near=self.source)
 
     def _limit(self, name: str, offset: int) -> Value:
         """Return r -> start of block r + offset."""
@@ -83,7 +83,7 @@ class Blocks:
         index = self._each(f"{name}_index", list(range(offset, replicas + offset)))
 
         def step(op: str, a: Value, b: Value, what: str) -> Value:
-            node = context.add(op, [a, b], name=f"{SCOPE}/{name}_{what}", span=Span.EACH, origin=self._source.node)
+            node = context.add(op, [a, b], name=f"{SCOPE}/{name}_{what}", span=Span.EACH, origin=self.source.node)
             return node.output()
 
         whole = step("Mul", index, self._quotient, "whole")
@@ -93,7 +93,7 @@ class Blocks:
     def _once(self, op: str, name: str) -> Value:
         count = self._const(f"{name}_replicas", self._context.replicas)
         node = self._context.add(
-            op, [self.batch, count], name=f"{SCOPE}/{name}", span=Span.ONCE, origin=self._source.node
+            op, [self.batch, count], name=f"{SCOPE}/{name}", span=Span.ONCE, origin=self.source.node
         )
         return node.output()
 
@@ -122,7 +122,7 @@ class Blocks:
             limits = bounds(self.static, self._context.replicas)
             return self._each("count", [b - a for a, b in zip(limits, limits[1:], strict=False)])
         node = self._context.add(
-            "Sub", [self.end, self.begin], name=f"{SCOPE}/count", span=Span.EACH, origin=self._source.node
+            "Sub", [self.end, self.begin], name=f"{SCOPE}/count", span=Span.EACH, origin=self.source.node
         )
         return node.output()
 
@@ -135,7 +135,7 @@ class Blocks:
         if key not in self._scaled:
             factor = self._const(f"{what}_unit", per_example)
             node = self._context.add(
-                "Mul", [value, factor], name=f"{SCOPE}/{what}_rows", span=value.node.span, origin=self._source.node
+                "Mul", [value, factor], name=f"{SCOPE}/{what}_rows", span=value.node.span, origin=self.source.node
             )
             self._scaled[key] = node.output()
         return self._scaled[key]

@@ -8,6 +8,8 @@ Half-precision sums travel as float32. Logical reductions travel as int32, which
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from autograph_rewrite.analysis.fact import Fact
@@ -16,6 +18,7 @@ from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.graph import Node, Span, Value
 from autograph_rewrite.passes.blocks import Blocks
 from autograph_rewrite.passes.context import Context
+from autograph_rewrite.plan.devices import parse
 from autograph_rewrite.plan.parts import EdgePlan
 
 NARROW = frozenset((dtypes.HALF, dtypes.BFLOAT16))
@@ -75,16 +78,29 @@ def reduce_once(context: Context, value: Value, fact: Fact) -> Value:
 def reduce_collective(context: Context, value: Value, fact: Fact, edge: EdgePlan, keys: Keys) -> Value:
     """Combine partial values on every device with one collective."""
     op, name = fact.placement.op, value.node.name
-    ready = _cast(context, value, wire_type(fact.dtype, op), f"{name}/widen")
+    wide = _cast(context, value, wire_type(fact.dtype, op), f"{name}/widen")
+    changing = may_change(fact)
+    ready = _flat(context, wide) if changing else wide
     node = context.add(
         "CollectiveReduceV2",
-        [ready, *keys(context, edge, ready, changing=may_change(fact))],
+        [ready, *keys(context, edge, ready, changing=changing)],
         name=f"{name}/all_reduce",
         span=Span.EACH,
         origin=value.node,
         attrs=collective_attrs(context, edge) | {"merge_op": MERGES[op], "final_op": "Id"},
     )
-    return _cast(context, node.output(), fact.dtype, f"{name}/narrow")
+    total = node.output()
+    if changing:
+        shape = context.add("Shape", [wide], name=f"{name}/shape", span=Span.EACH, origin=value.node).output()
+        total = context.add("Reshape", [total, shape], name=f"{name}/unflat", span=Span.EACH, origin=value.node).output()
+    return _cast(context, total, fact.dtype, f"{name}/narrow")
+
+
+def _flat(context: Context, value: Value) -> Value:
+    """Return a vector: its length then says everything about its shape (see `Keys`)."""
+    line = context.const([-1], np.int32, name=f"{value.node.name}/line", near=value)
+    node = context.add("Reshape", [value, line], name=f"{value.node.name}/flat", span=Span.EACH, origin=value.node)
+    return node.output()
 
 
 def collective_attrs(context: Context, edge: EdgePlan) -> dict[str, object]:
@@ -171,8 +187,12 @@ def gather_once(context: Context, value: Value, dim: int) -> Value:
     return node.output()
 
 
-def can_gather_collectively(fact: Fact, per_example: int | None) -> bool:
-    """Return whether CollectiveGatherV2 can carry the value, and the lengths of all blocks are known."""
+def can_gather_collectively(fact: Fact, per_example: int | None, devices: Sequence[str]) -> bool:
+    """Return whether CollectiveGatherV2 can carry the value: TensorFlow puts its members in the order of the devices."""
+    parsed = [parse(device) for device in devices]
+    ordered = [(d.job or "", d.task, d.kind, d.index) for d in parsed]
+    if ordered != sorted(ordered):
+        return False
     return fact.dtype in GATHER_TYPES and fact.placement.dim == 0 and per_example is not None and fact.rank is not None
 
 
@@ -206,12 +226,17 @@ def gather_collective(
         corner = np.zeros((rank, 2), np.int32)
         corner[0, 1] = 1
         ready = add("Pad", [value, add("Mul", [missing, const(corner, "after")], "padding")], "pad")
+    changing = blocks.static is None or may_change_inside(fact)
+    sent = _flat(context, ready) if changing and rank > 1 else ready
     gathered = add(
         "CollectiveGatherV2",
-        [ready, *keys(context, edge, ready, changing=blocks.static is None or may_change_inside(fact))],
+        [sent, *keys(context, edge, sent, changing=changing)],
         "all_gather",
         **collective_attrs(context, edge),
     )
+    if sent is not ready:
+        whole_shape = add("Mul", [add("Shape", [ready], "shape"), _times_replicas(context, value, rank)], "whole_shape")
+        gathered = add("Reshape", [gathered, whole_shape], "unflat")
     if even:
         return gathered
     # Row i of block r lies at r * most * unit + i in the padded result; keep those with i < length of block r.
@@ -226,6 +251,11 @@ def gather_collective(
     flat = add("Reshape", [mask, const([-1], "flat")], "flat_mask")
     kept = add("Reshape", [add("Where", [flat], "where"), const([-1], "line")], "kept")
     return add("GatherV2", [gathered, kept, zero], "rows", batch_dims=0)
+
+
+def _times_replicas(context: Context, value: Value, rank: int) -> Value:
+    factors = [context.replicas] + [1] * (rank - 1)
+    return context.const(factors, np.int32, name=f"{value.node.name}/gather/times", near=value)
 
 
 def refuse_container(value: Value, fact: Fact, node: Node) -> None:

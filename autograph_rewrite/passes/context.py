@@ -39,6 +39,7 @@ class Context:
     frames: dict[Node, Frame]
     variables: frozenset[str] = frozenset()
     edges: dict[tuple[str, str], EdgePlan] = field(default_factory=dict)
+    aliases: dict[Value, Value] = field(default_factory=dict)  # original values whose place another one took
     _entered: dict[tuple[Value, Frame], Value] = field(default_factory=dict)
 
     @property
@@ -55,6 +56,10 @@ class Context:
     def common_span(self) -> Span:
         """How often a node with a replicated value runs."""
         return Span.EACH if self.mirrored else Span.ONCE
+
+    def current(self, value: Value) -> Value:
+        """Return what stands for an original value now."""
+        return self.aliases.get(value, value)
 
     def fact(self, value: Value) -> Fact:
         """Return what an original value is where it is produced."""

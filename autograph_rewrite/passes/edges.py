@@ -102,7 +102,7 @@ def _lowering(plan: Plan, fact: Fact, target: str) -> str:
         if mirrored and wire in combine.COLLECTIVE_TYPES:
             return "collective_reduce"
         return "add_n" if fact.placement == PARTIAL else "fold"
-    if mirrored and combine.can_gather_collectively(fact, unit(fact.split_size)):
+    if mirrored and combine.can_gather_collectively(fact, unit(fact.split_size), plan.devices):
         return "collective_gather"
     return "concat"
 

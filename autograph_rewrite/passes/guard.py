@@ -105,6 +105,7 @@ class _Guard:
         inputs = [value, begin, end, step]
         kept = self._add("StridedSlice", inputs, value, "rows_of_block", begin_mask=before, end_mask=before)
         value.replace_all_uses_with(kept, keep={kept.node})
+        self._context.aliases[value] = kept
         self._padded[kept] = value  # the next guarded op reads the padded value as it is
 
     def zeros_when_empty(self, value: Value) -> None:
@@ -114,6 +115,7 @@ class _Guard:
         zeros = self._add("ZerosLike", [value], value, "zeros")
         chosen = self._add("SelectV2", [filled, value, zeros], value, "or_zeros")
         value.replace_all_uses_with(chosen, keep={chosen.node, zeros.node})
+        self._context.aliases[value] = chosen
 
 
 def answer_inputs(context: Context, node: Node) -> list[Fact]:

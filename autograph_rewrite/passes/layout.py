@@ -28,27 +28,36 @@ class Layout:
         graph: the folded graph as it was expanded.
         common: nodes whose instances hold the same value.
         placements: of the original values, where instances differ.
+        aliases: what took the place of original values.
         replicas: how many there are.
     """
 
-    def __init__(self, graph: Graph, common: set[Node], placements: dict[Value, Placement], replicas: int) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        common: set[Node],
+        placements: dict[Value, Placement],
+        aliases: dict[Value, Value],
+        replicas: int,
+    ) -> None:
         self._graph = graph
         self._common = common
         self._placements = {value.name: placement for value, placement in placements.items()}
+        self._aliases = {value.name: new.name for value, new in aliases.items()}
         self.replicas = replicas
 
     def find(self, tensor: str) -> View | None:
         """Return how to get a tensor (`x` or `x:0`), None if it is not in the graph any more."""
-        name, _, index = tensor.partition(":")
+        original = tensor.removesuffix(":0")
+        name, _, index = self._aliases.get(original, original).partition(":")
         node = self._graph.nodes.get(name)
         if node is None:
             return None
         suffix = f":{index or 0}"
         if node.span is Span.ONCE:
             return View((name + suffix,), REPLICATED)
-        key = name if index in ("", "0") else f"{name}:{index}"
         names = tuple(instance_name(node, r, self._common) + suffix for r in range(self.replicas))
-        return View(names, self._placements.get(key, REPLICATED))
+        return View(names, self._placements.get(original, REPLICATED))
 
     def instances(self, node_name: str) -> tuple[str, ...]:
         """Return the instances of a node."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.graph import Node, Select, Span, Value
 from autograph_rewrite.ir.rename import take_name
 from autograph_rewrite.passes.context import Context
@@ -35,19 +36,24 @@ def _is_converted(context: Context, value: Value) -> bool:
 
 def _merge(context: Context, reshard: Reshard, node: Node, declared: list[Value]) -> None:
     name = node.name
-    whole = {value: reshard.whole(value, node) for value in declared}
+    # Every output keeps its position, also those that nobody declared: they can be fetched, too.
+    values = [_readable(context, reshard, node.output(i)) for i in range(max(v.index for v in declared) + 1)]
+    moved = {context.current(value): value.index for value in declared}
     take_name(context.graph, node, context.graph.unique_name(name + INSTANCE_SUFFIX))
-    last = max(value.index for value in declared)
-    # Outputs keep their position; those that nobody declared are filled with a declared one.
-    values = [whole.get(node.output(index), whole[declared[0]]) for index in range(last + 1)]
     selects = {i: Select.FIRST for i, value in enumerate(values) if value.node.span is Span.EACH}
     op = "Identity" if len(values) == 1 else "IdentityN"
     merged = context.graph.add(
         op, values, name=name, span=Span.ONCE, selects=selects, origin=name, controls=_members(values)
     )
     for anchor, value in context.graph.anchors.items():
-        if value.node is node:
-            context.graph.anchors[anchor] = merged.output(value.index)
+        if value in moved:
+            context.graph.anchors[anchor] = merged.output(moved[value])
+
+
+def _readable(context: Context, reshard: Reshard, value: Value) -> Value:
+    """Return the whole of a value; of a container, which has none, replica 0's."""
+    is_container = value.dtype in (dtypes.VARIANT, dtypes.RESOURCE)
+    return value if is_container else reshard.whole(value, value.node)
 
 
 def _members(values: Iterable[Value]) -> list[Node]:

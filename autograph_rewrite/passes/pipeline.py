@@ -20,6 +20,7 @@ from autograph_rewrite.analysis.rules.base import Semantics
 from autograph_rewrite.errors import GraphError, PassError
 from autograph_rewrite.ir.frames import frames_of
 from autograph_rewrite.ir.graph import Graph, Node, Span, Value
+from autograph_rewrite.ir.walk import ancestors, descendants
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes import edges as edge_list
 from autograph_rewrite.passes.batch import batch_values
@@ -117,10 +118,12 @@ def analyse(graph: Graph, item: GraphItem, plan: Plan, run: _Run | None = None) 
     cache: dict[object, object] = {}
     with run.step("propagate"):
         state = propagate(graph, batch, semantics, cache=cache)
-    for _ in range(MAX_DECOMPOSITIONS):
+    for attempt in range(MAX_DECOMPOSITIONS + 1):
         marked = [node for node, answer in state.answers.items() if answer.decompose]
         if not marked:
             break
+        if attempt == MAX_DECOMPOSITIONS:
+            raise PassError(f"op {marked[0].op} still mixes examples after it was decomposed", node=marked[0])
         with run.step("decompose"):
             decompose(
                 graph,
@@ -166,10 +169,10 @@ def _rewrite(
     handles = frozenset(variable.handle for variable in item.variables.values())
     context = Context(graph, plan, state, frames_of(state.order), handles)
     context.edges = {(edge.value, edge.to): edge for edge in plan.edges}
-    source, axis = next(iter(state.whole_inputs.items()))
+    source = _measured_input(state)
     with run.step("reshard"):
         assign_spans(context)
-        blocks = Blocks(context, source, axis)
+        blocks = Blocks(context, source, state.whole_inputs[source])
         reshard = Reshard(context, blocks)
         reshard.run()
         prune(graph, _roots(graph, item))  # sizes that turned out to be constants leave their inputs behind
@@ -179,7 +182,7 @@ def _rewrite(
     placements = _placements(state)
     with run.step("merge"):
         merge_outputs(context, reshard, outputs)
-        merge_targets(context, [*item.targets, *([item.init_op] if item.init_op else [])])
+        merge_targets(context, [*item.targets, *item.keep, *([item.init_op] if item.init_op else [])])
         name_resources(context)
     with run.step("place"):
         prune(graph, _roots(graph, item))
@@ -199,7 +202,7 @@ def _rewrite(
         len(graph) + each * (plan.replicas - 1),
         time.perf_counter() - began,
     )
-    layout = Layout(graph, common, placements, plan.replicas)
+    layout = Layout(graph, common, placements, context.aliases, plan.replicas)
     return item.with_(graph=None, data=data, report=report, layout=layout)
 
 
@@ -208,9 +211,16 @@ def _roots(graph: Graph, item: GraphItem) -> list[Node]:
     names = [*item.targets, *(info.tensor.partition(":")[0] for info in item.outputs.values())]
     names += [item.init_op] if item.init_op else []
     names += [info.tensor.partition(":")[0] for info in item.inputs.values()]
+    names += item.keep
     for variable in item.variables.values():
         names += [variable.handle, *([variable.initializer] if variable.initializer else [])]
     return [graph.nodes[name] for name in dict.fromkeys(names) if name in graph.nodes]
+
+
+def _measured_input(state: Propagation) -> Value:
+    """Return the batch input whose size stands for all: the one that most of the graph depends on."""
+    reach = {value: len(descendants([use.node for use in value.uses])) for value in state.whole_inputs}
+    return max(reach, key=lambda value: reach[value])
 
 
 def _holds_own(context: Context, node: Node) -> bool:
@@ -231,8 +241,6 @@ def _placements(state: Propagation) -> dict[Value, Placement]:
 
 def _require_training(graph: Graph, item: GraphItem, state: Propagation) -> None:
     """Refuse what would be a silent no-op."""
-    from autograph_rewrite.ir.walk import ancestors, descendants
-
     step = ancestors(graph.nodes[name] for name in item.targets if name in graph.nodes)
     updates = [node for node in step if edge_list.is_update(node)]
     if not updates:

@@ -63,6 +63,7 @@ class Reshard:
     def __init__(self, context: Context, blocks: Blocks) -> None:
         self._context = context
         self._blocks = blocks
+        self._blocks_of: dict[Value, Blocks] = {blocks.source: blocks}
         self._keys = combine.Keys(context)
         self._whole: dict[Value, Value] = {}
         self._pieces: dict[tuple[Value, int, int], Value] = {}
@@ -170,6 +171,7 @@ class Reshard:
         if fact.is_local:
             return self._global_size(value, fact)
         edge = context.edges.get((value.name, "replicated"))
+        value = context.current(value)
         if fact.placement.is_partial:
             if edge is None or edge.lowering != "collective_reduce":
                 return combine.reduce_once(context, value, fact)
@@ -236,10 +238,19 @@ class Reshard:
             source = self.whole(value, reader)
             fact = self._context.fact(value)
             combine.refuse_container(value, fact, reader)
-            self._pieces[key] = self._slice(source, value.node.name, dim, rows)
+            self._pieces[key] = self._slice(source, value.node.name, dim, rows, self._measured_on(value))
         return self._pieces[key]
 
-    def _slice(self, source: Value, name: str, dim: int, rows: int) -> Value:
+    def _measured_on(self, value: Value) -> Blocks:
+        """Return the blocks to cut `value` by: a batch input is measured itself, so that it can be fed alone."""
+        axis = self._context.state.whole_inputs.get(value)
+        if axis is None:
+            return self._blocks
+        if value not in self._blocks_of:
+            self._blocks_of[value] = Blocks(self._context, value, axis)
+        return self._blocks_of[value]
+
+    def _slice(self, source: Value, name: str, dim: int, rows: int, blocks: Blocks) -> Value:
         context = self._context
 
         def vector(scalar: Value, what: str) -> Value:
@@ -251,8 +262,8 @@ class Reshard:
             )
             return node.output()
 
-        begin = vector(self._blocks.rows("begin", rows), "begin")
-        end = vector(self._blocks.rows("end", rows), "end")
+        begin = vector(blocks.rows("begin", rows), "begin")
+        end = vector(blocks.rows("end", rows), "end")
         step = context.const(np.ones(dim + 1, np.int32), np.int32, name=f"{name}/step", near=source)
         before = (1 << dim) - 1
         node = context.add(
