@@ -11,18 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-
-from autograph_rewrite.analysis.dims import Dim, any_local, is_local, local_symbol, to_global
-from autograph_rewrite.analysis.fact import ANY, LOCAL, REPLICATED, UNKNOWN, Fact, Placement, Shape
+from autograph_rewrite.analysis.answer import Answer, const_fact
+from autograph_rewrite.analysis.answer import answer as answer_of
+from autograph_rewrite.analysis.dims import local_symbol
+from autograph_rewrite.analysis.fact import ANY, REPLICATED, UNKNOWN, Fact, Placement
 from autograph_rewrite.analysis.rules import TABLE
 from autograph_rewrite.analysis.rules.arrays import element
-from autograph_rewrite.analysis.rules.base import LocalEntry, Op, Placed, Rule, Semantics, Slice, Want, whole
+from autograph_rewrite.analysis.rules.base import Semantics, Want
 from autograph_rewrite.analysis.rules.joining import join
 from autograph_rewrite.analysis.rules.normalisation import BLOCK_STATISTICS
-from autograph_rewrite.analysis.rules.sizes import MEASURES
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.graph import Graph, Node, Value
@@ -30,24 +29,7 @@ from autograph_rewrite.ir.opdefs import find_op
 from autograph_rewrite.ir.walk import topological_order
 
 MAX_ROUNDS = 24
-MOVES = frozenset(
-    ("Pack", "Unpack", "ConcatV2", "StridedSlice", "GatherV2", "Identity", "IdentityN", "Reshape", "ExpandDims", "Squeeze",
-     "Cast", "Slice", "DynamicStitch", "Enter", "Merge", "Switch", "Fill", *MEASURES)
-)  # fmt: skip
-"""Ops that move sizes without computing: unknown entries pass through them harmlessly."""
-LARGEST_TRACKED = 64
-
-
-class Answer(NamedTuple):
-    """What propagation says about one node."""
-
-    outputs: tuple[Fact, ...]
-    wants: Mapping[int, Want] = {}
-    decompose: bool = False
-    note: str = ""
-    holds: tuple[int, int] | None = None
-    constant: bool = False  # its outputs are plain integers although its inputs differ between replicas
-    inputs: tuple[Fact, ...] = ()  # as propagation saw them
+RESTARTS = 4
 
 
 @dataclass
@@ -120,17 +102,37 @@ def propagate(
     if cache is not None:
         state.cache = cache
     loops = any(node.op in ("NextIteration", "RefNextIteration") for node in state.order)
-    for _ in range(MAX_ROUNDS):
-        changed = _walk(state, optimistic=True)
-        if not (changed and (loops or state.cells)):
+    _settle(state, loops, optimistic=True)
+    for _ in range(RESTARTS if loops else 0):
+        before = dict(state.facts)
+        _forget_containers(state)
+        _settle(state, loops, optimistic=True)
+        if state.facts == before:
             break
-    else:
-        raise PassError("the placements of a loop do not settle", hint="please report this graph")
     if any(fact.placement == UNKNOWN for fact in state.facts.values()):
-        for _ in range(MAX_ROUNDS):
-            if not _walk(state, optimistic=False):
-                break
+        _settle(state, loops, optimistic=False)
     return state
+
+
+def _settle(state: Propagation, loops: bool, *, optimistic: bool) -> None:
+    """Walk until nothing changes."""
+    for _ in range(MAX_ROUNDS):
+        changed = _walk(state, optimistic=optimistic)
+        if not (changed and (loops or state.cells)):
+            return
+    raise PassError("the placements of a loop do not settle", hint="please report this graph")
+
+
+def _forget_containers(state: Propagation) -> None:
+    """Forget what containers hold: a first guess about an element would confirm itself around the loop."""
+    state.cells.clear()
+    state.puts.clear()
+    for value, fact in list(state.facts.items()):
+        if fact.dtype == dtypes.VARIANT:
+            del state.facts[value]
+            state.answers.pop(value.node, None)
+    for node in [node for node, answer in state.answers.items() if answer.holds is not None]:
+        del state.answers[node]
 
 
 def _walk(state: Propagation, *, optimistic: bool) -> bool:
@@ -191,7 +193,7 @@ def _visit(state: Propagation, node: Node, optimistic: bool) -> Answer:
     key = (node.op, attrs, inputs, cells, node._attrs.get("_output_shapes"))
     answer = state.cache.get(key)
     if answer is None:
-        answer = _answer(state, node, inputs, dict(cells))
+        answer = answer_of(node, inputs, dict(cells), state.semantics)
         rule = TABLE.get(node.op)
         if rule is None or not (rule.identity or any(_is_fresh(fact) for fact in answer.outputs)):
             state.cache[key] = answer
@@ -203,187 +205,6 @@ def _is_fresh(fact: Fact) -> bool:
     return bool(fact.cell) or any(
         "#" in factor for dim in fact.shape or () if isinstance(dim, tuple) for factor in dim.factors
     )
-
-
-def const_fact(node: Node) -> Fact:
-    """Return the fact of a constant; small integers are tracked as sizes."""
-    (dtype,) = node.output_dtypes
-    content = node.attr("value")
-    if not isinstance(content, np.ndarray):
-        shape = content.tensor_shape
-        return Fact(REPLICATED, dtype, tuple(dim.size for dim in shape.dim))
-    value: tuple[Dim, ...] | None = None
-    if dtype in (dtypes.INT32, dtypes.INT64) and content.size <= LARGEST_TRACKED:
-        value = tuple(content.ravel().tolist())
-    zero = bool(dtype in dtypes.INEXACT and content.size <= 4096 and not content.any())
-    return Fact(REPLICATED, dtype, content.shape, value, zero)
-
-
-def _static_shapes(node: Node, count: int) -> tuple[Shape | None, ...]:
-    stated = node.attr("_output_shapes")
-    if stated is None:
-        declared = node.attr("shape") if node.op in ("Placeholder", "PlaceholderWithDefault") else None
-        stated = (declared,) if declared is not None else None
-    if node.op == "IteratorGetNext" and stated is None:
-        stated = node.attr("output_shapes")
-    return tuple(stated) if stated is not None and len(stated) == count else (None,) * count
-
-
-def _answer(state: Propagation, node: Node, inputs: tuple[Fact, ...], cells: Mapping[int, Fact]) -> Answer:
-    dtypes_out = node.output_dtypes
-    rule = TABLE.get(node.op)
-    if any(f.placement == UNKNOWN for f in inputs) and node.op not in ("Merge", "RefMerge"):
-        return Answer(tuple(Fact(UNKNOWN, dtype) for dtype in dtypes_out))
-    n = Op(node.op, node.attr, inputs, dtypes_out, _static_shapes(node, len(dtypes_out)), state.semantics, cells)
-    try:
-        answer = _measured(n, rule) if rule is not None and rule.value is not None else None
-        return answer or _conclude(state, node, n, rule, *_place(n, rule))
-    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        # A malformed or unforeseen node must not make the graph unusable: whole is always right.
-        return _conclude(state, node, n, None, whole(n), f"the rule of {node.op} failed ({error!r})")
-
-
-def _measured(n: Op, rule: Rule) -> Answer | None:
-    """Interpret a size symbolically; None where that is not possible, or where it is no size."""
-    assert rule.value is not None
-    if any(f.cell for f in n.inputs):
-        return None
-    differs = n.op in MEASURES and any(f.placement.differs for f in n.inputs)
-    local = any(f.is_local for f in n.inputs)
-    if not (differs or local):
-        return None
-    if any(f.placement.is_split or f.placement.is_partial for f in n.inputs) and n.op not in MEASURES:
-        return None
-    values = rule.value(n)
-    if values is None or any(v is None for v in values):
-        return None
-    if (n.op not in MOVES or n.op == "Size") and any(None in v for v in values if v is not None):
-        return None
-    shapes = rule.shape(n) if rule.shape is not None else (None,) * len(values)
-    outputs = []
-    for value, shape, dtype in zip(values, shapes, n.output_dtypes, strict=True):
-        placement = LOCAL if any_local(value) else REPLICATED
-        outputs.append(Fact(placement, dtype, shape if shape is not None else (len(value or ()),), value))
-    if all(fact.placement == REPLICATED for fact in outputs):
-        if all(isinstance(entry, int) for fact in outputs for entry in fact.value or ()):
-            return Answer(tuple(outputs), constant=True)
-        if local:
-            return Answer(tuple(outputs), {i: REPLICATED for i, f in enumerate(n.inputs) if f.is_local})
-    return Answer(tuple(outputs))
-
-
-def _place(n: Op, rule: Rule | None) -> tuple[Placed, str]:
-    if n.op in MEASURES:
-        if any(f.placement.is_split and (f.shape is None or n.op == "Size") for f in n.inputs):
-            return whole(n), f"{n.op} measures a split value of unknown size"
-        return Placed((REPLICATED,) * len(n.output_dtypes)), ""
-    if rule is None:
-        placed = whole(n)
-        return placed, f"{n.op} has no rule" if placed.wants else ""
-    placed_or_none = rule.place(n)
-    if placed_or_none is None:
-        return whole(n), f"{n.op} has no rule for this case"
-    return placed_or_none, ""
-
-
-def convert(fact: Fact, want: Want, batch: int | None) -> Fact:
-    """Return the fact of an input after its conversion."""
-    if isinstance(want, LocalEntry):
-        value = list(fact.value or ())
-        value[want.index] = want.size
-        return fact._replace(placement=LOCAL, value=tuple(value))
-    shape = fact.shape
-    if shape is not None:
-        shape = tuple(to_global(dim, batch) for dim in shape)
-    if isinstance(want, Slice):
-        if shape is not None:
-            block = local_symbol()._replace(coef=want.unit)
-            shape = (*shape[: want.dim], block, *shape[want.dim + 1 :])
-        return fact._replace(placement=Placement("split", want.dim), shape=shape, value=None)
-    value_after = fact.value
-    if value_after is not None:
-        value_after = tuple(to_global(entry, batch) for entry in value_after)
-    return fact._replace(placement=want, shape=shape, value=value_after)
-
-
-def _conclude(state: Propagation, node: Node, n: Op, rule: Rule | None, placed: Placed, note: str) -> Answer:
-    """Work the output facts out from the converted inputs."""
-    batch = state.semantics.batch
-    inputs = n.inputs
-    if placed.wants:
-        inputs = tuple(convert(f, placed.wants[i], batch) if i in placed.wants else f for i, f in enumerate(inputs))
-    after = n._replace(inputs=inputs)
-    count = len(n.output_dtypes)
-    shapes: tuple[Shape | None, ...] = (None,) * count
-    values: tuple[tuple[Dim, ...] | None, ...] = (None,) * count
-    if rule is not None and not any(f.placement == UNKNOWN for f in inputs):
-        if rule.shape is not None:
-            shapes = rule.shape(after)
-        if rule.value is not None and not any(p.is_split or p.is_partial for p in placed.outputs):
-            values = rule.value(after) or values
-    if len(shapes) != count or len(placed.outputs) != count:
-        raise PassError(f"the rule of {node.op} answers for another number of outputs", node=node)
-    outputs = tuple(
-        _output(node, i, placed.outputs[i], n.output_dtypes[i], shapes[i], n.static[i], values[i], placed, batch)
-        for i in range(count)
-    )
-    if any(f.cell for f in inputs):
-        outputs = _carry_cells(node, inputs, outputs)
-    elif node.op in CELL_MAKERS:
-        outputs = (outputs[0]._replace(cell=node.name), *outputs[1:])
-    return Answer(outputs, placed.wants, placed.decompose, note, placed.holds, False, n.inputs)
-
-
-def _output(
-    node: Node,
-    index: int,
-    placement: Placement,
-    dtype: int,
-    shape: Shape | None,
-    static: Shape | None,
-    value: tuple[Dim, ...] | None,
-    placed: Placed,
-    batch: int | None,
-) -> Fact:
-    if shape is None:
-        shape = static
-    elif static is not None and len(static) == len(shape) and None in shape:
-        shape = tuple(s if mine is None else mine for mine, s in zip(shape, static, strict=True))
-    if shape is not None:
-        shape = _settle_shape(node, index, placement, shape, static, batch)
-    if value is not None and len(value) > LARGEST_TRACKED:
-        value = None
-    zero = bool(placed.zero and placed.zero[index])
-    return Fact(placement, dtype, shape, value if placement in (REPLICATED, LOCAL, ANY) else None, zero)
-
-
-def _settle_shape(
-    node: Node, index: int, placement: Placement, shape: Shape, static: Shape | None, batch: int | None
-) -> Shape:
-    """Make the split dimension, and no other, a block size."""
-    dims = [dim if placement.is_split and i == placement.dim else to_global(dim, batch) for i, dim in enumerate(shape)]
-    if placement.is_split and placement.dim < len(dims) and not is_local(dims[placement.dim]):
-        size = dims[placement.dim]
-        if isinstance(size, int) and batch and size % batch == 0:
-            dims[placement.dim] = local_symbol()._replace(coef=size // batch)
-        else:
-            dims[placement.dim] = local_symbol(f"{node.name}:{index}")
-    return tuple(dims)
-
-
-CELL_MAKERS = frozenset(("TensorArrayV3", "StackV2"))
-CARRIERS = frozenset(("Identity", "Enter", "Switch", "Merge", "Exit", "NextIteration", "RefIdentity"))
-GRADIENT_CELLS = frozenset(("TensorArrayGradV3", "TensorArrayGradWithShape"))
-
-
-def _carry_cells(node: Node, inputs: tuple[Fact, ...], outputs: tuple[Fact, ...]) -> tuple[Fact, ...]:
-    cell = next(fact.cell for fact in inputs if fact.cell)
-    if node.op in CARRIERS:
-        return tuple(f._replace(cell=cell) if f.dtype in (dtypes.RESOURCE, 0) else f for f in outputs)
-    if node.op in GRADIENT_CELLS:
-        source = node.attr("source", b"")
-        return (outputs[0]._replace(cell=f"{cell}@{source.decode()}"), *outputs[1:])
-    return outputs
 
 
 def _put(state: Propagation, node: Node, answer: Answer) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 
 from autograph_rewrite.analysis.dims import unit
 from autograph_rewrite.analysis.fact import PARTIAL, Fact
-from autograph_rewrite.analysis.propagate import convert
+from autograph_rewrite.analysis.answer import convert
 from autograph_rewrite.analysis.rules.empty import UNDEFINED_WHEN_EMPTY
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.graph import Node, Span, Value

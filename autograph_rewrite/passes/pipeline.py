@@ -27,6 +27,7 @@ from autograph_rewrite.passes.batch import batch_values
 from autograph_rewrite.passes.blocks import Blocks
 from autograph_rewrite.passes.context import Context
 from autograph_rewrite.passes.decompose import decompose
+from autograph_rewrite.passes.decorrelate import decorrelate
 from autograph_rewrite.passes.expand import expand
 from autograph_rewrite.passes.guard import guard_empty_blocks
 from autograph_rewrite.passes.layout import Layout
@@ -175,6 +176,7 @@ def _rewrite(
         blocks = Blocks(context, source, state.whole_inputs[source])
         reshard = Reshard(context, blocks)
         reshard.run()
+        decorrelate(context)
         prune(graph, _roots(graph, item))  # sizes that turned out to be constants leave their inputs behind
     with run.step("guard"):
         guard_empty_blocks(context, blocks)

@@ -36,7 +36,7 @@ def contraction(n: Op, labels: Sequence[Labels], output: Labels) -> Placed:
         if at is None:
             if placement.differs:
                 wants[i] = REPLICATED
-        elif not (placement == split(at) and n.inputs[i].split_size == size):
+        elif size is None or not (placement == split(at) and n.inputs[i].split_size == size):
             rows = unit(size)
             if rows is None:
                 return whole(n)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autograph_rewrite.analysis.dims import Dim, divide, is_local, product, times, to_global, unit
+from autograph_rewrite.analysis.dims import Dim, divide, is_local, local_symbol, product, times, to_global, unit
 from autograph_rewrite.analysis.fact import LOCAL, PARTIAL, REPLICATED, Placement, Shape, split
 from autograph_rewrite.analysis.rules import sizes
 from autograph_rewrite.analysis.rules.base import LocalEntry, Op, Placed, Rule, Slice, Want, whole
@@ -51,17 +51,27 @@ def reshape_split(
     ahead: Dim = 1
     for j, entry in enumerate(target):
         if ahead == before and ahead is not None:
-            behind = product(target[j + 1 :])
-            if -1 in target[j + 1 :] or is_local(behind):
-                behind = None
-            block = divide(inside, behind)
+            block = _block(inside, entry, target[j + 1 :], batch)
             if is_local(block):
-                if entry == -1 or entry == block:
-                    return j, None
-                if isinstance(entry, int) and to_global(block, batch) == entry:
-                    return j, LocalEntry(j, block)
+                static = isinstance(entry, int) and entry != -1
+                return j, LocalEntry(j, block) if static else None
         ahead = times(ahead, entry)
     return None
+
+
+def _block(inside: Dim, entry: Dim, behind: Sequence[Dim], batch: int | None) -> Dim:
+    """Return the size of one block of a target entry, None where it would not hold whole blocks."""
+    if entry == -1:
+        return divide(inside, product(behind))
+    block = entry
+    if isinstance(entry, int):
+        if not batch or entry % batch:
+            return None
+        block = times(entry // batch, local_symbol())
+    rest = divide(inside, block)  # what the entries behind it hold, of which one may be left open
+    known = product([dim for dim in behind if dim != -1])
+    fits = divide(rest, known) is not None if -1 in behind else rest == known
+    return block if fits and rest is not None and not is_local(rest) else None
 
 
 def shape_reshape(n: Op) -> tuple[Shape | None, ...]:

@@ -176,6 +176,15 @@ def shape_slice(n: Op) -> tuple[Shape | None, ...]:
     return (tuple(dims),)
 
 
+def value_slice(n: Op) -> sizes.Values | None:
+    """Cut a vector of sizes."""
+    vector, begin, size = sizes.array(n, 0), n.ints(1), n.ints(2)
+    if vector is None or vector.ndim != 1 or begin is None or size is None:
+        return None
+    end = len(vector) if size[0] == -1 else begin[0] + size[0]
+    return (tuple(vector.tolist()[begin[0] : end]),)
+
+
 class Cut(NamedTuple):
     """One dimension of a strided slice: which source dimension, how much of it, and where it goes.
 
@@ -326,7 +335,8 @@ def place_pad(n: Op) -> Placed:
         return Placed((PARTIAL,))
     if not placement.is_split or pads is None or n.placement(1).differs:
         return whole(n)
-    if sizes.ints(pads[placement.dim]) != [0, 0]:
+    refuses_empty = n.op in ("MirrorPad", "MirrorPadGrad") and n.semantics.batch is None
+    if refuses_empty or sizes.ints(pads[placement.dim]) != [0, 0]:
         return whole(n)
     wants: dict[int, Want] = {i: REPLICATED for i in range(2, len(n.inputs)) if n.placement(i).differs}
     return Placed((placement,), wants)
@@ -382,7 +392,7 @@ RULES: dict[str, Rule] = {
     "ConcatV2": Rule(place_concat, shape_concat, value_concat, "pieces"),
     "Split": Rule(place_cut, shape_cut, family="pieces"),
     "SplitV": Rule(place_cut, shape_cut, family="pieces"),
-    "Slice": Rule(place_slice, shape_slice, family="pieces"),
+    "Slice": Rule(place_slice, shape_slice, value_slice, "pieces"),
     "StridedSlice": Rule(place_strided_slice, shape_strided_slice, value_strided_slice, "pieces"),
     "StridedSliceGrad": Rule(place_strided_slice_grad, shape_first_value, family="pieces"),
     "Pad": Rule(place_pad, shape_pad, family="pieces"),
