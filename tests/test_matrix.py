@@ -7,6 +7,7 @@ import pytest
 from tests.matrix.cases import MatrixCase, cases_full, cases_pairwise
 from tests.matrix.run import distributed, relative_error, run_case, truth
 from tests.matrix.summary import record
+from tests.matrix.table import lines
 from tests.zoo import ZOO, Options
 
 COVER = cases_pairwise()
@@ -32,6 +33,24 @@ def check(case: MatrixCase, request: pytest.FixtureRequest) -> None:
     assert {name: each for name, each in result.exchanges.items() if not each.once} == {}
     assert result.exchanges
     assert result.notes == ()
+
+
+@pytest.mark.parametrize("name", ["mlp", "language_model", "function_sparse", "custom_loop"])
+def test_each_optimizer_reads_gradients_that_were_exchanged_once_and_raw(name: str):
+    exchanged_alike(name)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ZOO)
+def test_each_optimizer_reads_gradients_that_were_exchanged_once_and_raw_in_every_model(name: str):
+    exchanged_alike(name)
+
+
+def exchanged_alike(name: str) -> None:
+    """An optimizer that read `lr * g` and `g * g` from two reductions would need more of them than SGD does."""
+    found = {line.optimizer: line.in_all for line in lines([ZOO[name]])}
+
+    assert found == dict.fromkeys(found, found["sgd"])
 
 
 @pytest.mark.parametrize("name", ["mlp", "language_model"])

@@ -36,6 +36,11 @@ def exchanges_of(report: Any) -> Mapping[str, Exchange]:
     return {owner: Exchange(report.reductions[owner], report.gathers[owner]) for owner in sorted(owners)}
 
 
+def exchanges_in_all(report: Any) -> float:
+    """Return how often the replicas exchange something, where a pair of gathers counts as one exchange."""
+    return float(sum(report.reductions.values()) + sum(report.gathers.values()) / 2)
+
+
 def notes_of(report: Any) -> tuple[str, ...]:
     """Return the ops that run whole for want of a rule, and other notes."""
     if report is None:

@@ -16,7 +16,7 @@ from typing import Any
 import autograph_rewrite as ar
 from tests.zoo import ZOO, Built, BuiltFunction, BuiltModel, Case, optimizers_for
 
-from .report import Exchange, exchanges_of, notes_of
+from .report import Exchange, exchanges_in_all, exchanges_of, notes_of, report_of
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Line:
     model: str
     optimizer: str
     exchanges: Mapping[str, Exchange]
+    in_all: float  # of the variables and of the step (losses, norms, statistics, outputs)
     notes: tuple[str, ...]
 
     @property
@@ -39,8 +40,8 @@ def lines(cases: Iterable[Case] = tuple(ZOO.values()), replicas: int = 2) -> Ite
     config = {"devices": [f"CPU:{i}" for i in range(replicas)], "strategy": {"name": "AllReduce"}}
     for case in cases:
         for optimizer in optimizers_for(case.kind):
-            report = rewritten(case.build(optimizer=optimizer, dtype=case.dtypes[0]), config).report
-            yield Line(case.name, optimizer, exchanges_of(report), notes_of(report))
+            report = report_of(rewritten(case.build(optimizer=optimizer, dtype=case.dtypes[0]), config))
+            yield Line(case.name, optimizer, exchanges_of(report), exchanges_in_all(report), notes_of(report))
 
 
 @singledispatch
@@ -82,13 +83,16 @@ def specs(arrays: Any) -> Any:
 
 def render(found: Iterable[Line]) -> str:
     """Lay the lines out as text."""
-    rows = [f"{'model':<18}{'optimizer':<11}{'dense':>6}{'sparse':>7}  {'exchanged':<12}ops without a rule"]
+    rows = [
+        f"{'model':<18}{'optimizer':<11}{'dense':>6}{'sparse':>7}{'in all':>7}  {'exchanged':<12} ops without a rule"
+    ]
     for line in found:
         sparse = sum(each.gathers > 0 for each in line.exchanges.values())
         wrong = [name for name, each in line.exchanges.items() if not each.once]
         rows.append(
-            f"{line.model:<18}{line.optimizer:<11}{len(line.exchanges) - sparse:>6}{sparse:>7}  "
-            f"{'once each' if not wrong else ', '.join(wrong):<12}{'; '.join(line.notes) or 'none'}"
+            f"{line.model:<18}{line.optimizer:<11}{len(line.exchanges) - sparse:>6}{sparse:>7}"
+            f"{line.in_all:>7.1f}  "
+            f"{'once each' if not wrong else ', '.join(wrong):<12} {'; '.join(line.notes) or 'none'}"
         )
     return "\n".join(rows)
 
