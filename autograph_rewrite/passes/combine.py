@@ -28,7 +28,8 @@ FOLDS = {"max": "Max", "min": "Min", "prod": "Prod", "all": "Min", "any": "Max"}
 MERGES = {"sum": "Add", "max": "Max", "min": "Min", "prod": "Mul", "all": "Min", "any": "Max"}
 
 
-def _cast(context: Context, value: Value, dtype: int, name: str) -> Value:
+def cast(context: Context, value: Value, dtype: int, name: str) -> Value:
+    """Return the value in another element type."""
     if value.dtype == dtype:
         return value
     node = context.add(
@@ -47,7 +48,7 @@ def wire_type(dtype: int, op: str) -> int:
 def reduce_once(context: Context, value: Value, fact: Fact) -> Value:
     """Combine partial values on the first device."""
     op, name = fact.placement.op, value.node.name
-    ready = _cast(context, value, wire_type(fact.dtype, op), f"{name}/widen")
+    ready = cast(context, value, wire_type(fact.dtype, op), f"{name}/widen")
     if op == "sum":
         total = context.add(
             "AddN",
@@ -72,13 +73,13 @@ def reduce_once(context: Context, value: Value, fact: Fact) -> Value:
         total = context.add(
             FOLDS[op], [stack, axis], name=f"{name}/fold", span=Span.ONCE, origin=value.node
         ).output()
-    return _cast(context, total, fact.dtype, f"{name}/narrow")
+    return cast(context, total, fact.dtype, f"{name}/narrow")
 
 
 def reduce_collective(context: Context, value: Value, fact: Fact, edge: EdgePlan, keys: Keys) -> Value:
     """Combine partial values on every device with one collective."""
     op, name = fact.placement.op, value.node.name
-    wide = _cast(context, value, wire_type(fact.dtype, op), f"{name}/widen")
+    wide = cast(context, value, wire_type(fact.dtype, op), f"{name}/widen")
     changing = may_change(fact)
     ready = _flat(context, wide) if changing else wide
     node = context.add(
@@ -93,7 +94,7 @@ def reduce_collective(context: Context, value: Value, fact: Fact, edge: EdgePlan
     if changing:
         shape = context.add("Shape", [wide], name=f"{name}/shape", span=Span.EACH, origin=value.node).output()
         total = context.add("Reshape", [total, shape], name=f"{name}/unflat", span=Span.EACH, origin=value.node).output()
-    return _cast(context, total, fact.dtype, f"{name}/narrow")
+    return cast(context, total, fact.dtype, f"{name}/narrow")
 
 
 def _flat(context: Context, value: Value) -> Value:

@@ -18,6 +18,7 @@ from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.item import Variable
 from autograph_rewrite.passes import combine
+from autograph_rewrite.passes.buckets import assign_buckets
 from autograph_rewrite.plan import keys
 from autograph_rewrite.plan.parts import STEP, EdgePlan
 from autograph_rewrite.plan.plan import Plan
@@ -68,7 +69,7 @@ def resolve(plan: Plan, state: Propagation, outputs: Iterable[Value], variables:
     for value in outputs:
         if state.source(value).placement.differs and value not in state.whole_inputs:
             need(value, "replicated", "it is an output")
-    return plan.with_edges(keys.with_keys(found.values(), plan.devices))
+    return plan.with_edges(keys.with_keys(assign_buckets(plan, state, found), plan.devices))
 
 
 def _edge(plan: Plan, state: Propagation, owners: Owners, value: Value, target: str, reason: str) -> EdgePlan:

@@ -20,6 +20,7 @@ from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.graph import Node, Select, Span, Value
 from autograph_rewrite.passes import combine
 from autograph_rewrite.passes.blocks import Blocks
+from autograph_rewrite.passes.buckets import reduce_bucket
 from autograph_rewrite.passes.context import Context
 
 
@@ -171,16 +172,27 @@ class Reshard:
         if fact.is_local:
             return self._global_size(value, fact)
         edge = context.edges.get((value.name, "replicated"))
-        value = context.current(value)
+        original, value = value, context.current(value)
         if fact.placement.is_partial:
             if edge is None or edge.lowering != "collective_reduce":
                 return combine.reduce_once(context, value, fact)
+            if edge.bucket:
+                return self._from_bucket(original, edge.bucket)
             return combine.reduce_collective(context, value, fact, edge, self._keys)
         if edge is None or edge.lowering != "collective_gather":
             return combine.gather_once(context, value, fact.placement.dim)
         rows = unit(fact.split_size)
         assert rows is not None  # plan edges choose this lowering only then
         return combine.gather_collective(context, value, fact, edge, self._keys, self._blocks, rows)
+
+    def _from_bucket(self, value: Value, bucket: int) -> Value:
+        """Reduce a whole bucket, and return the sum of one of its members."""
+        context = self._context
+        members = [
+            (context.graph.value(edge.value), edge) for edge in context.edges.values() if edge.bucket == bucket
+        ]
+        self._whole.update(reduce_bucket(context, members, self._keys))
+        return self._whole[value]
 
     def _global_size(self, value: Value, fact: Fact) -> Value:
         """Return the size over the whole batch: replace each local entry c*b by c*B, or else sum over the replicas."""
