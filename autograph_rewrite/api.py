@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autograph_rewrite.ir.graph import Graph
+from autograph_rewrite.ir.quiet import no_garbage_collection
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.normal import normalise
 from autograph_rewrite.passes import pipeline
@@ -32,8 +33,9 @@ def build_plan(item: GraphItem, config: ConfigLike) -> Plan:
         PlanError: it does not fit the graph.
         GraphError: the graph cannot be distributed.
     """
-    flat = normalise(item)
-    return pipeline.resolve(flat, _request(flat, Config.of(config)))
+    with no_garbage_collection():
+        flat = normalise(item)
+        return pipeline.resolve(flat, _request(flat, Config.of(config)))
 
 
 def rewrite(
@@ -59,14 +61,17 @@ def rewrite(
         GraphError: the graph cannot be distributed; the message says why.
         PassError: an edge cannot be lowered.
     """
-    flat = normalise(item)
-    if isinstance(config, Plan):
-        check.require(config, flat)
-        plan = config
-    else:
-        plan = _request(flat, Config.of(config))
-    checker = _checker(plan) if verify_each else None
-    return pipeline.rewrite(flat, plan, verify=checker, observers=observers, training=training)
+    with no_garbage_collection():
+        flat = normalise(item)
+        if isinstance(config, Plan):
+            check.require(config, flat)
+            plan = config
+        else:
+            plan = _request(flat, Config.of(config))
+        checker = _checker(plan) if verify_each else None
+        return pipeline.rewrite(
+            flat, plan, verify=checker, observers=observers, training=training, in_place=True
+        )
 
 
 def _request(item: GraphItem, config: Config) -> Plan:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir import serde
 from autograph_rewrite.ir.graph import Graph
+from autograph_rewrite.ir.quiet import no_garbage_collection
 
 if TYPE_CHECKING:
     import networkx
@@ -165,9 +166,15 @@ class GraphItem:
         """Read a .pb, .pbtxt, .meta, SavedModel directory, or what `save` wrote."""
         from autograph_rewrite.load import files
 
-        return files.load(
-            Path(path), train_op=train_op, outputs=outputs, init_op=init_op, batch_inputs=batch_inputs, signature=signature
-        )
+        with no_garbage_collection():
+            return files.load(
+                Path(path),
+                train_op=train_op,
+                outputs=outputs,
+                init_op=init_op,
+                batch_inputs=batch_inputs,
+                signature=signature,
+            )
 
     @classmethod
     def from_graph(
@@ -182,7 +189,10 @@ class GraphItem:
         """Wrap a tf.Graph or GraphDef; ops and tensors are given by name or as TensorFlow objects."""
         from autograph_rewrite.load import graphs
 
-        return graphs.from_graph(graph, train_op=train_op, outputs=outputs, init_op=init_op, batch_inputs=batch_inputs)
+        with no_garbage_collection():
+            return graphs.from_graph(
+                graph, train_op=train_op, outputs=outputs, init_op=init_op, batch_inputs=batch_inputs
+            )
 
     @classmethod
     def from_function(

@@ -17,7 +17,10 @@ def frames_of(order: Iterable[Node]) -> dict[Node, Frame]:
         order: the nodes, producers first.
     """
     frames: dict[Node, Frame] = {}
-    for node in order:
+    nodes = list(order)
+    if not any(node.op in ("Enter", "RefEnter") for node in nodes):
+        return frames
+    for node in nodes:
         frame: Frame = ()
         for producer in (*(value.node for value in node.inputs), *node.controls):
             inner = frames.get(producer, ())

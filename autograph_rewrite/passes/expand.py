@@ -40,6 +40,19 @@ def instance_name(node: Node, replica: int, common: frozenset[Node] | set[Node])
     return node.name if replica == 0 and node in common else prefix(replica) + node.name
 
 
+class _Record(NamedTuple):
+    """An EACH node, encoded as far as its instances agree: kind of prefix and rest of each name, fixed bytes."""
+
+    own: int
+    name: bytes
+    op: bytes
+    inputs: tuple[tuple[int, bytes, bytes], ...]  # mark (`^` or nothing), prefix kind, name
+    tail: bytes
+
+
+_ONCE, _COMMON, _OWN = 0, 1, 2  # kinds of name prefix
+
+
 def expand(graph: Graph, devices: Sequence[str], common: set[Node]) -> bytes:
     """Return the GraphDef bytes of a folded graph.
 
@@ -51,34 +64,82 @@ def expand(graph: Graph, devices: Sequence[str], common: set[Node]) -> bytes:
     Raises:
         GraphError: the result is over 2 GiB.
     """
-    nodes = list(graph)
-    each = [node for node in nodes if node.span is Span.EACH]
-    special = [node for node in each if any(isinstance(raw, PerInstance) for raw in node._attrs.values())]
-    special_set = set(special)
-    plain = [node for node in each if node not in special_set]
-    instances = [Instance(b"" if r == 0 else prefix(r).encode(), prefix(r).encode(), d.encode()) for r, d in enumerate(devices)]
-    parts = [_once(node, devices, common) for node in nodes if node.span is Span.ONCE]
-    parts += _copies(plain, instances, common)
-    for node in special:
-        parts += [_special(node, r, instance, common) for r, instance in enumerate(instances)]
+    tails = _Tails()
+    each = [node for node in graph if node.span is Span.EACH]
+    special = {node for node in each if any(isinstance(raw, PerInstance) for raw in node._attrs.values())}
+    instances = [
+        Instance(b"" if r == 0 else prefix(r).encode(), prefix(r).encode(), device.encode())
+        for r, device in enumerate(devices)
+    ]
+    parts = [_once(node, devices, common, tails) for node in graph if node.span is Span.ONCE]
+    parts += _copies([_record(node, common, tails) for node in each if node not in special], instances)
+    for replica, instance in enumerate(instances):
+        parts.append(_block([_record(node, common, tails, replica) for node in special], instance))
     return frame(parts, graph)
 
 
-def _copies(nodes: Sequence[Node], instances: Sequence[Instance], common: set[Node]) -> list[bytes]:
-    """Encode all instances of `nodes`: replica 0 by hand, the others from one template per name length."""
-    parts = [_block(nodes, instances[0], common)]
+class _Tails:
+    """Encodes attributes; equal ones, which are most, only once."""
+
+    def __init__(self) -> None:
+        self._cache: dict[tuple[str, bytes], bytes] = {}
+
+    def __call__(self, node: Node, replica: int = 0, *, copied: bool) -> bytes:
+        """Return the encoded attributes and uninterpreted fields of one instance.
+
+        Colocation is dropped: every node has a device. So are shapes, which were those of the whole batch.
+        """
+        cache = self._cache
+        parts: list[bytes] = []
+        for key, raw in node._attrs.items():
+            if key in _DROPPED:
+                continue
+            value = raw.raws[replica] if isinstance(raw, PerInstance) else raw
+            encoded = cache.get((key, value))
+            if encoded is None:
+                encoded = wire.write_attrs({key: value})
+                cache[key, value] = encoded
+            parts.append(encoded)
+        if copied and PASS_ATTR not in node._attrs:
+            parts.append(_MARK)
+        parts.append(node.rest)
+        return b"".join(parts)
+
+
+_DROPPED = frozenset(("_class", "_output_shapes"))
+
+
+def _record(node: Node, common: set[Node], tails: _Tails, replica: int = 0) -> _Record:
+    inputs = [
+        (b"", _kind(value.node, common), (value.node.name if not value.index else f"{value.node.name}:{value.index}").encode())
+        for value in node._inputs
+    ]
+    inputs += [(b"^", _kind(control, common), control.name.encode()) for control in node._controls]
+    op = node.op.encode()
+    head = b"\x12" + wire.varint(len(op)) + op
+    return _Record(_kind(node, common), node.name.encode(), head, tuple(inputs), tails(node, replica, copied=True))
+
+
+def _kind(node: Node, common: set[Node]) -> int:
+    if node.span is Span.ONCE:
+        return _ONCE
+    return _COMMON if node in common else _OWN
+
+
+def _copies(records: Sequence[_Record], instances: Sequence[Instance]) -> list[bytes]:
+    """Encode all instances: replica 0 by hand, the others from one template per name length."""
+    parts = [_block(records, instances[0])]
     templates: dict[tuple[int, int], tuple[Instance, bytes, bool]] = {}
     for instance in instances[1:]:
         key = (len(instance.own), len(instance.device))
         if key not in templates:
             token = Instance(_token("name", key[0]), _token("name", key[0]), _token("device", key[1]))
-            template = _block(nodes, token, common)
-            templates[key] = (token, template, _is_clean(nodes, token))
+            templates[key] = (token, _block(records, token), _is_clean(records, token))
         token, template, clean = templates[key]
         if clean:
             parts.append(template.replace(token.own, instance.own).replace(token.device, instance.device))
         else:
-            parts.append(_block(nodes, instance, common))
+            parts.append(_block(records, instance))
     return parts
 
 
@@ -90,56 +151,31 @@ def _token(what: str, length: int) -> bytes:
     return bytes(0x80 | byte & 0x3F for byte in (seed * (length // len(seed) + 1))[:length])
 
 
-def _is_clean(nodes: Iterable[Node], token: Instance) -> bool:
+def _is_clean(records: Iterable[_Record], token: Instance) -> bool:
     """Return whether no attribute happens to contain a placeholder."""
     needles = [needle for needle in (token.own, token.device) if needle]
-    return not any(
-        needle in raw for node in nodes for raw in node._attrs.values() if len(raw) > 64 for needle in needles
-    )
+    return not any(needle in record.tail for record in records for needle in needles)
 
 
-def _block(nodes: Iterable[Node], instance: Instance, common: set[Node]) -> bytes:
+def _block(records: Iterable[_Record], instance: Instance) -> bytes:
     """Encode one instance of each node. The hot loop of rewriting."""
-    each = Span.EACH
+    prefixes = (b"", instance.common, instance.own)
+    varint = wire.varint
+    device = b"\x22" + varint(len(instance.device)) + instance.device if instance.device else b""
     parts: list[bytes] = []
-    for node in nodes:
-        inputs: list[bytes] = []
-        for value in node._inputs:
-            producer = value.node
-            text = producer.name if value.index == 0 else f"{producer.name}:{value.index}"
-            encoded = text.encode()
-            if producer.span is each:
-                encoded = (instance.common if producer in common else instance.own) + encoded
-            inputs.append(encoded)
-        for control in node._controls:
-            encoded = control.name.encode()
-            if control.span is each:
-                encoded = (instance.common if control in common else instance.own) + encoded
-            inputs.append(b"^" + encoded)
-        own = instance.common if node in common else instance.own
-        parts.append(
-            wire.write_node(own + node.name.encode(), node.op.encode(), inputs, instance.device, _tail(node, bool(own)))
-        )
+    for own, rest, op, inputs, tail in records:
+        name = prefixes[own] + rest
+        body = [b"\n", varint(len(name)), name, op]
+        for mark, kind, text in inputs:
+            full = mark + prefixes[kind] + text
+            body += (b"\x1a", varint(len(full)), full)
+        body += (device, tail)
+        payload = b"".join(body)
+        parts += (b"\n", varint(len(payload)), payload)
     return b"".join(parts)
 
 
-def _tail(node: Node, copied: bool) -> bytes:
-    attrs = {k: v for k, v in node._attrs.items() if k not in ("_class", "_output_shapes")}
-    tail = wire.write_attrs(attrs) + node.rest
-    return tail + _MARK if copied and PASS_ATTR not in attrs else tail
-
-
-def _special(node: Node, replica: int, instance: Instance, common: set[Node]) -> bytes:
-    """Encode one instance of a node whose attributes differ between replicas."""
-    kept = node._attrs
-    node._attrs = {k: v.raws[replica] if isinstance(v, PerInstance) else v for k, v in kept.items()}
-    try:
-        return _block([node], instance, common)
-    finally:
-        node._attrs = kept
-
-
-def _once(node: Node, devices: Sequence[str], common: set[Node]) -> bytes:
+def _once(node: Node, devices: Sequence[str], common: set[Node], tails: _Tails) -> bytes:
     """Encode a node that runs once; it may read all instances of others."""
     count = len(devices)
     inputs: list[bytes] = []
@@ -156,4 +192,4 @@ def _once(node: Node, devices: Sequence[str], common: set[Node]) -> bytes:
             inputs.append(b"^" + control.name.encode())
         else:
             inputs += [b"^" + instance_name(control, r, common).encode() for r in range(count)]
-    return wire.write_node(node.name.encode(), node.op.encode(), inputs, node.device.encode(), _tail(node, False))
+    return wire.write_node(node.name.encode(), node.op.encode(), inputs, node.device.encode(), tails(node, copied=False))

@@ -7,7 +7,6 @@ Everything up to `expand` works on the folded graph, whose size does not depend 
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from autograph_rewrite.analysis.rules.base import Semantics
 from autograph_rewrite.errors import GraphError, PassError
 from autograph_rewrite.ir.frames import frames_of
 from autograph_rewrite.ir.graph import Graph, Node, Span, Value
+from autograph_rewrite.ir.quiet import no_garbage_collection
 from autograph_rewrite.ir.walk import ancestors, descendants
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes import edges as edge_list
@@ -73,18 +73,6 @@ class _Run:
             observe(name, graph)
 
 
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Hundreds of thousands of small, living objects make every collection slow and useless."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 def rewrite(
     item: GraphItem,
     plan: Plan,
@@ -92,6 +80,7 @@ def rewrite(
     verify: Callable[[Graph], None] | None = None,
     observers: Sequence[Observer] = (),
     training: bool = True,
+    in_place: bool = False,
 ) -> GraphItem:
     """Distribute a normalised item over the replicas of a plan.
 
@@ -101,14 +90,15 @@ def rewrite(
         verify: checks the folded graph after each pass.
         observers: called after each pass.
         training: refuse a graph that updates nothing, or whose updates do not depend on the batch.
+        in_place: the caller owns the item's graph and has no more use for it.
 
     Raises:
         GraphError: no batch input, or nothing to distribute.
         PlanError: the plan was resolved on another graph.
         PassError: an edge cannot be lowered; with `strict`, an op without a rule.
     """
-    with _no_garbage_collection():
-        return _rewrite(item, plan, verify, observers, training)
+    with no_garbage_collection():
+        return _rewrite(item, plan, verify, observers, training, item.graph if in_place else item.graph.clone())
 
 
 def analyse(graph: Graph, item: GraphItem, plan: Plan, run: _Run | None = None) -> tuple[Propagation, list[Value]]:
@@ -148,9 +138,10 @@ def _rewrite(
     verify: Callable[[Graph], None] | None,
     observers: Sequence[Observer],
     training: bool,
+    graph: Graph,
 ) -> GraphItem:
     began = time.perf_counter()
-    graph = item.graph.clone()
+    nodes_before = len(graph)
     for name, info in item.outputs.items():
         graph.anchors[f"output {name}"] = graph.value(info.tensor)
     run = _Run(graph, verify, observers)
@@ -199,7 +190,7 @@ def _rewrite(
         plan,
         tuple(run.records),
         tuple(found),
-        len(item.graph),
+        nodes_before,
         len(graph),
         len(graph) + each * (plan.replicas - 1),
         time.perf_counter() - began,
@@ -265,7 +256,7 @@ def resolve(item: GraphItem, plan: Plan) -> Plan:
     Raises:
         GraphError: the graph has no batch input.
     """
-    with _no_garbage_collection():
+    with no_garbage_collection():
         graph = item.graph.clone()
         for name, info in item.outputs.items():
             graph.anchors[f"output {name}"] = graph.value(info.tensor)
