@@ -13,7 +13,6 @@ F32 = np.float32
 INTS = ("Invert", "PopulationCount", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "LeftShift", "RightShift")
 BOOLS = ("LogicalNot", "LogicalAnd", "LogicalOr")
 COMPLEX = ("Real", "Imag", "Conj", "ComplexAbs", "Angle")
-FLOATS_ONLY = ("Complex", "QuantizeAndDequantizeV4")
 NOT_BROADCAST = (*(op for op in elementwise.LINEAR_IN if op.endswith("Grad")), "Betainc", "ApproximateEqual")
 ABOVE_ONE = ("Acosh", "Digamma", "Polygamma", "Zeta")
 NOT_BINARY = ("Betainc", "ClipByValue")
@@ -64,7 +63,7 @@ def _some(op: str, *makes: Make, letters: str = "ab", **attrs: Any) -> list[Samp
 BINARY = (*elementwise.LINEAR_IN, *elementwise.NONLINEAR_BINARY, *elementwise.AFFINE)
 
 SAMPLES = [
-    *(_unary(op) for op in (*elementwise.UNARY, *elementwise.LINEAR_UNARY) if op not in FLOATS_ONLY),
+    *(_unary(op) for op in (*elementwise.UNARY, *elementwise.LINEAR_UNARY)),
     *(_unary(op) for op in elementwise.KEEPERS if op not in WITHOUT_KERNEL),
     *(_unary(op) for op in ("ZerosLike",)),
     *(_same_shapes(op) for op in (*NOT_BROADCAST, "AccumulateNV2") if op not in ("Betainc", "AccumulateNV2")),
@@ -96,17 +95,6 @@ SAMPLES = [
     *_some("Cast", lambda d, r: [r(d["a"], d["b"])], DstT=9),
     *_some("Cast", lambda d, r: [r.bools(d["a"], d["b"])], DstT=2),
     *_some("Cast", lambda d, r: [r(d["a"], d["b"], dtype=np.complex128)], DstT=2),
-    *_some(
-        "QuantizeAndDequantizeV4",
-        lambda d, r: [r(d["a"], d["b"]), np.float64(-1), np.float64(1)],
-        range_given=True,
-    ),
-    Sample(
-        "QuantizeAndDequantizeV4",
-        "ab",
-        lambda d, r: [r(d["a"], d["b"]), np.float64(0), np.float64(0)],
-        {"range_given": False},
-    ),
     Sample("Cast", "a", lambda d, r: [known([d["a"], 3])], {"DstT": 9}),
     Sample("Mul", "a", lambda d, r: [known([d["a"]]), known([4])]),
 ]  # fmt: skip

@@ -28,8 +28,9 @@ RULES: dict[str, Rule] = every(
     "RaggedTensorFromVariant RaggedTensorToVariantGradient RaggedCross RaggedFillEmptyRows",
     "RaggedFillEmptyRowsGrad RaggedCountSparseOutput DenseCountSparseOutput",
     "SparseCountSparseOutput",
-    # Quantised arithmetic takes its range from all elements.
+    # Quantised arithmetic takes its range from all elements, unless it is given one.
     "FakeQuantWithMinMaxVars FakeQuantWithMinMaxVarsGradient FakeQuantWithMinMaxVarsPerChannel",
     "FakeQuantWithMinMaxVarsPerChannelGradient QuantizeV2 Dequantize QuantizeAndDequantize",
-    "QuantizeAndDequantizeV2 QuantizeAndDequantizeV3 Requantize RequantizationRange",
+    "QuantizeAndDequantizeV2 QuantizeAndDequantizeV3 QuantizeAndDequantizeV4",
+    "QuantizeAndDequantizeV4Grad Requantize RequantizationRange",
 )

@@ -21,7 +21,7 @@ UNARY = (
     "Ceil", "CheckNumerics", "CheckNumericsV2", "ComplexAbs", "Cos", "Cosh", "Dawsn", "Digamma", "Elu", "Erf", "Erfc",
     "Erfinv", "Exp", "Expint", "Expm1", "Floor", "FresnelCos", "FresnelSin", "Inv", "Invert", "IsFinite", "IsInf",
     "IsNan", "LeakyRelu", "Lgamma", "Log", "Log1p", "LogicalNot", "Ndtri", "OnesLike", "PopulationCount",
-    "QuantizeAndDequantizeV4", "Reciprocal", "Relu", "Relu6", "Rint", "Round", "Rsqrt", "Selu", "Sigmoid", "Sign",
+    "Reciprocal", "Relu", "Relu6", "Rint", "Round", "Rsqrt", "Selu", "Sigmoid", "Sign",
     "Sin", "Sinh", "Softplus", "Softsign", "Spence", "Sqrt", "Square", "Tan", "Tanh",
 )  # fmt: skip
 
@@ -160,9 +160,9 @@ def place_multilinear(n: Op) -> Placed:
     """Place an op that is linear in some inputs: one partial there, with all others replicated, stays partial."""
     partial = [i for i, fact in enumerate(n.inputs) if fact.placement.is_partial]
     others_whole = all(fact.placement == REPLICATED for i, fact in enumerate(n.inputs) if i not in partial)
-    if len(partial) == 1 and others_whole and _is_sum(n.placement(partial[0])) and _inexact(n, partial[0]):
-        if partial[0] in LINEAR_IN[n.op]:
-            return Placed((PARTIAL,), zero=(n.inputs[partial[0]].zero,))
+    alone = len(partial) == 1 and others_whole and _is_sum(n.placement(partial[0])) and _inexact(n, partial[0])
+    if alone and partial[0] in LINEAR_IN[n.op]:
+        return Placed((PARTIAL,), zero=(n.inputs[partial[0]].zero,))
     return place_nonlinear(n)
 
 
