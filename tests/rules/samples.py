@@ -22,9 +22,6 @@ SAMPLES: list[Sample] = [
     *samples_lists.SAMPLES,
 ]
 
-REFUSES_EMPTY = ("MirrorPad", "MirrorPadGrad")
-"""Ops whose rule does not yet run them whole where a block may be empty."""
-
 REMOVED = "TensorFlow removed it; only old graphs have it"
 NO_KERNEL = "no kernel on the CPU"
 

@@ -140,11 +140,11 @@ PIECES = [
     ),
     Sample(
         "MirrorPad", "ac", lambda d, r: [r(d["a"], 3, d["c"]), known([[0, 0], [1, 2], [0, 0]])],
-        {"mode": "REFLECT"}, "ac",
+        {"mode": "REFLECT"}, stays_static="ac",
     ),
     Sample(
         "MirrorPadGrad", "ac", lambda d, r: [r(d["a"], 6, d["c"]), known([[0, 0], [1, 2], [0, 0]])],
-        {"mode": "REFLECT"}, "ac",
+        {"mode": "REFLECT"}, stays_static="ac",
     ),
     Sample("ReverseV2", "abc", lambda d, r: [r(d["a"], d["b"], d["c"]), known([1, -1])], {}, "a"),
 ]  # fmt: skip

@@ -15,7 +15,7 @@ from autograph_rewrite.ir.opdefs import find_op
 from tests.rules.harness import BLOCKINGS, check, combinations, make_case, with_zeros
 from tests.rules.runner import run
 from tests.rules.sample import Sample
-from tests.rules.samples import NOT_RUN, REFUSES_EMPTY, SAMPLES
+from tests.rules.samples import NOT_RUN, SAMPLES
 
 WHOLE = sorted(op for op, rule in TABLE.items() if rule.place is whole)
 PLACED = sorted(set(TABLE) - set(WHOLE))
@@ -35,8 +35,6 @@ def test_an_op_on_blocks_gives_what_it_gives_on_the_whole(sample: Sample) -> Non
         natural = tuple(operand.natural() for operand in case.operands)
         # A static batch has at least one example for each replica.
         modes = (True,) if 0 in blocks else (True, False)
-        if 0 in blocks and sample.op in REFUSES_EMPTY:
-            continue
         for placements, dynamic in itertools.product(combinations(case), modes):
             try:
                 stays = check(case, rule, placements, dynamic=dynamic, expected=expected)
