@@ -58,6 +58,8 @@ class Propagation:
     cells: dict[str, Fact] = field(default_factory=dict)
     puts: dict[str, dict[Node, Fact]] = field(default_factory=dict)
     cache: dict[Any, Answer] = field(default_factory=dict)
+    visited: dict[Node, tuple[Value, ...]] = field(default_factory=dict)  # the inputs that each answer was given for
+    loops: bool = False
 
     def wants(self, node: Node) -> Mapping[int, Want]:
         """Return the conversions that the inputs of `node` need."""
@@ -79,7 +81,6 @@ def propagate(
     semantics: Semantics,
     *,
     reduced: Iterable[Value] = (),
-    order: list[Node] | None = None,
     cache: dict[Any, Answer] | None = None,
 ) -> Propagation:
     """Find the placement of every value.
@@ -89,19 +90,18 @@ def propagate(
         batch_inputs: the values that are cut into blocks, with the dimension to cut.
         semantics: choices of the config.
         reduced: contributions that are summed where they arise.
-        order: a topological order, where it is already known.
         cache: answers of an earlier walk over the same kind of nodes.
 
     Raises:
         GraphError: the graph has a cycle outside its loops.
         PassError: the loops do not settle.
     """
-    state = Propagation(graph, order if order is not None else topological_order(graph), semantics)
+    state = Propagation(graph, topological_order(graph), semantics)
     state.reduced = set(reduced)
     state.whole_inputs = dict(batch_inputs)
     if cache is not None:
         state.cache = cache
-    loops = any(node.op in ("NextIteration", "RefNextIteration") for node in state.order)
+    loops = state.loops = any(node.op in ("NextIteration", "RefNextIteration") for node in state.order)
     _settle(state, loops, optimistic=True)
     for _ in range(RESTARTS if loops else 0):
         before = dict(state.facts)
@@ -112,6 +112,50 @@ def propagate(
     if any(fact.placement == UNKNOWN for fact in state.facts.values()):
         _settle(state, loops, optimistic=False)
     return state
+
+
+def revise(state: Propagation, *, reduced: Iterable[Value] = ()) -> Propagation:
+    """Propagate again after nodes were replaced, or values are to be reduced; visit only what that affects.
+
+    Args:
+        state: placements of the graph as it was; its contents are reused.
+        reduced: further contributions that are summed where they arise.
+    """
+    reduced = list(reduced)
+    if state.loops or state.cells:
+        every = state.reduced | set(reduced)
+        return propagate(state.graph, state.whole_inputs, state.semantics, reduced=every, cache=state.cache)
+    order = topological_order(state.graph)
+    alive = set(order)
+    for node in [node for node in state.answers if node not in alive]:
+        del state.answers[node]
+    new = Propagation(state.graph, order, state.semantics, reduced=state.reduced | set(reduced))
+    new.whole_inputs, new.cache, new.visited = state.whole_inputs, state.cache, state.visited
+    new.answers, new.raw = state.answers, state.raw
+    new.facts = {value: fact for value, fact in state.facts.items() if value.node in alive}
+    dirty = {node for node in order if new.visited.get(node) is not node._inputs}
+    for value in reduced:
+        new.facts[value] = _presented(new, value, new.facts[value])
+        dirty.update(node for node, _ in value._uses)
+    for node in order:
+        if node in dirty:
+            for value in _record(new, node, _visit(new, node, optimistic=True)):
+                dirty.update(reader for reader, _ in value._uses)
+    return new
+
+
+def _record(state: Propagation, node: Node, answer: Answer) -> list[Value]:
+    """Keep an answer; return the values about which it says something new."""
+    state.answers[node] = answer
+    state.visited[node] = node._inputs
+    changed = []
+    for index, fact in enumerate(answer.outputs):
+        value = node.output(index)
+        fact = _presented(state, value, fact)
+        if state.facts.get(value) != fact:
+            state.facts[value] = fact
+            changed.append(value)
+    return changed
 
 
 def _settle(state: Propagation, loops: bool, *, optimistic: bool) -> None:
@@ -137,21 +181,14 @@ def _forget_containers(state: Propagation) -> None:
 
 def _walk(state: Propagation, *, optimistic: bool) -> bool:
     """Visit every node once; return whether some fact or container changed."""
-    facts, answers = state.facts, state.answers
     changed = False
     for node in state.order:
         answer = _visit(state, node, optimistic)
-        if answers.get(node) is answer:
+        if state.answers.get(node) is answer:
             continue
         if answer.holds is not None:
             changed |= _put(state, node, answer)
-        answers[node] = answer
-        for index, fact in enumerate(answer.outputs):
-            value = node.output(index)
-            fact = _presented(state, value, fact)
-            if facts.get(value) != fact:
-                facts[value] = fact
-                changed = True
+        changed |= bool(_record(state, node, answer))
     return changed
 
 

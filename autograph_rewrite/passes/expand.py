@@ -72,7 +72,9 @@ def expand(graph: Graph, devices: Sequence[str], common: set[Node]) -> bytes:
         for r, device in enumerate(devices)
     ]
     parts = [_once(node, devices, common, tails) for node in graph if node.span is Span.ONCE]
-    parts += _copies([_record(node, common, tails) for node in each if node not in special], instances)
+    records = [_record(node, common, tails) for node in each if node not in special]
+    parts += _copies([r for r in records if r.own == _COMMON], instances)
+    parts += _copies([r for r in records if r.own == _OWN], instances)
     for replica, instance in enumerate(instances):
         parts.append(_block([_record(node, common, tails, replica) for node in special], instance))
     return frame(parts, graph)
@@ -127,10 +129,14 @@ def _kind(node: Node, common: set[Node]) -> int:
 
 
 def _copies(records: Sequence[_Record], instances: Sequence[Instance]) -> list[bytes]:
-    """Encode all instances: replica 0 by hand, the others from one template per name length."""
-    parts = [_block(records, instances[0])]
-    templates: dict[tuple[int, int], tuple[Instance, bytes, bool]] = {}
-    for instance in instances[1:]:
+    """Encode all instances from one template per length of name prefixes and device."""
+    parts: list[bytes] = []
+    templates: dict[tuple[int, ...], tuple[Instance, bytes, bool]] = {}
+    uses_common = any(r.own == _COMMON or any(kind == _COMMON for _, kind, _ in r.inputs) for r in records)
+    for instance in instances:
+        if uses_common and not instance.common:  # replica 0 of common nodes has no prefix to replace
+            parts.append(_block(records, instance))
+            continue
         key = (len(instance.own), len(instance.device))
         if key not in templates:
             token = Instance(_token("name", key[0]), _token("name", key[0]), _token("device", key[1]))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from autograph_rewrite.analysis import cut
 from autograph_rewrite.analysis.fact import LOCAL, Placement
-from autograph_rewrite.analysis.propagate import Propagation, notes, propagate
+from autograph_rewrite.analysis.propagate import Propagation, notes, propagate, revise
 from autograph_rewrite.analysis.rules.base import Semantics
 from autograph_rewrite.errors import GraphError, PassError
 from autograph_rewrite.ir.frames import frames_of
@@ -106,9 +106,8 @@ def analyse(graph: Graph, item: GraphItem, plan: Plan, run: _Run | None = None) 
     run = run or _Run(graph, None, ())
     batch, static = batch_values(graph, item, plan)
     semantics = Semantics(plan.semantics.random, plan.semantics.batch_norm, static)
-    cache: dict[object, object] = {}
     with run.step("propagate"):
-        state = propagate(graph, batch, semantics, cache=cache)
+        state = propagate(graph, batch, semantics)
     for attempt in range(MAX_DECOMPOSITIONS + 1):
         marked = [node for node, answer in state.answers.items() if answer.decompose]
         if not marked:
@@ -123,12 +122,12 @@ def analyse(graph: Graph, item: GraphItem, plan: Plan, run: _Run | None = None) 
                 local_batch_norm=semantics.batch_norm == "local",
                 replicas=plan.replicas,
             )
-            state = propagate(graph, batch, semantics, cache=cache)
+            state = revise(state)
     outputs = [graph.anchors[f"output {name}"] for name in item.outputs]
     with run.step("cut"):
         reduced = cut.choose(state, outputs)
         if reduced:
-            state = propagate(graph, batch, semantics, reduced=reduced, order=state.order, cache=cache)
+            state = revise(state, reduced=reduced)
     return state, outputs
 
 
@@ -178,7 +177,6 @@ def _rewrite(
         merge_targets(context, [*item.targets, *item.keep, *([item.init_op] if item.init_op else [])])
         name_resources(context)
     with run.step("place"):
-        prune(graph, _roots(graph, item))
         devices = run_devices(plan)
         place(graph, devices)
     common &= set(graph)

@@ -126,6 +126,8 @@ class Reshard:
     @staticmethod
     def _read(node: Node, index: int, value: Value) -> None:
         crosses = node.span is Span.ONCE and value.node.span is Span.EACH
+        if not crosses and node._inputs[index] is value and not node.selects:
+            return
         node.set_input(index, value, Select.FIRST if crosses else None)
 
     def _fold(self, node: Node) -> None:
