@@ -53,15 +53,15 @@ def _batch_matmul(op: str, a: bool, b: bool, stack: tuple[str, str]) -> Sample:
 
 
 def _einsum(equation: str, *shapes: str) -> Sample:
-    letters = "".join(sorted(set("".join(shapes))))
+    letters = "".join(sorted(set("".join(shapes)) - {"1"}))
     right = equation.split("->")[1]
     repeated = any(len(set(t)) < len(t) for t in equation.split("->")[0].split(",") if "." not in t)
     return Sample(
         "Einsum",
         letters,
-        lambda d, r: [r(*(d[x] for x in shape)) for shape in shapes],
+        lambda d, r: [r(*(1 if x == "1" else d[x] for x in shape)) for shape in shapes],
         {"equation": equation},
-        "" if repeated else letters if "..." not in equation else right.replace(".", ""),
+        "" if repeated else letters if "..." not in equation or "1" in "".join(shapes) else right.replace(".", ""),
     )
 
 
@@ -77,6 +77,9 @@ CONTRACTIONS = [
     _batch_matmul("BatchMatMulV3", True, False, ("e", "e")),
     _einsum("ab,bc->ac", "ab", "bc"),
     _einsum("abc,acd->abd", "abc", "acd"),
+    _einsum("...ij,...jk->...ik", "eij", "1jk"),
+    _einsum("...ij,...jk->...ik", "1eij", "f1jk"),
+    _einsum("i...,...j->j...i", "ie", "f1j"),
     _einsum("aecd,abcd->acbe", "aecd", "abcd"),
     _einsum("abc->cb", "abc"),
     _einsum("ab,cd->abcd", "ab", "cd"),

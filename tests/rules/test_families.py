@@ -163,3 +163,20 @@ def test_an_output_without_the_split_dimension_is_whole_unless_it_is_summed_over
 def test_shapes_come_from_the_labels() -> None:
     n = node("X", fact(split(0), B, 3), fact(split(0), B, 2), static=((6, 3),))
     assert shapes(n, ROWS) == ((B, 3),)
+
+
+@pytest.mark.parametrize(("op", "attrs"), [("BatchMatMulV2", {}), ("Einsum", {"equation": b"...ij,...jk->...ik"})])
+def test_an_operand_of_unknown_size_is_not_cut_where_it_may_stretch(op: str, attrs: dict[str, bytes]) -> None:
+    blocks = fact(split(0), B, 2, 3)
+    known, unknown, single = fact(REPLICATED, 7, 3, 4), fact(REPLICATED, None, 3, 4), fact(REPLICATED, 1, 3, 4)
+    assert dict(placed(node(op, blocks, known, attrs=attrs)).wants) == {1: Slice(0, 1)}
+    assert dict(placed(node(op, blocks, single, attrs=attrs)).wants) == {}
+    n = node(op, blocks, unknown, attrs=attrs)
+    assert placed(n) == whole(n)
+
+
+def test_a_dimension_that_must_match_is_cut_though_its_size_is_unknown() -> None:
+    blocks, unknown = fact(split(0), B, 3), fact(REPLICATED, None, 4)
+    assert dict(placed(node("MatMul", blocks, unknown, attrs={"transpose_a": True})).wants) == {1: Slice(0, 1)}
+    n = node("Einsum", blocks, unknown, attrs={"equation": b"bi,bj->ij"})
+    assert dict(placed(n).wants) == {1: Slice(0, 1)}

@@ -6,15 +6,17 @@ one that is summed away makes the output partial, and operands that are whole bu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from autograph_rewrite.analysis.dims import Dim, unit
 from autograph_rewrite.analysis.fact import PARTIAL, REPLICATED, Shape, split
 from autograph_rewrite.analysis.rules.base import Op, Placed, Rule, Slice, Want, whole
-from autograph_rewrite.analysis.rules.elementwise import broadcast
+from autograph_rewrite.analysis.rules.elementwise import broadcast, known_extent
 from autograph_rewrite.ir import dtypes
 
 Labels = Sequence[str]
+STRETCHES = "..."
+"""How the labels of dimensions begin that broadcast: an operand may have size 1 there."""
 
 
 def contraction(n: Op, labels: Sequence[Labels], output: Labels) -> Placed:
@@ -29,20 +31,32 @@ def contraction(n: Op, labels: Sequence[Labels], output: Labels) -> Placed:
     if chosen is None:
         return whole(n)
     label, size = chosen
+    if size is None and sum(label in mine for mine in labels) > 1:
+        return whole(n)  # blocks of unknown sizes need not line up
     wants: dict[int, Want] = {}
     for i, mine in enumerate(labels):
-        placement = n.placement(i)
-        at = mine.index(label) if label in mine else None
-        if at is None:
-            if placement.differs:
-                wants[i] = REPLICATED
-        elif size is None or not (placement == split(at) and n.inputs[i].split_size == size):
-            rows = unit(size)
-            if rows is None:
-                return whole(n)
-            wants[i] = Slice(at, rows)
+        want = _operand_want(n, i, mine.index(label) if label in mine else None, label, size)
+        if want is None:
+            return whole(n)
+        if want != n.placement(i):
+            wants[i] = want
     result = split(output.index(label)) if label in output else PARTIAL
     return Placed((result,), wants)
+
+
+def _operand_want(n: Op, index: int, at: int | None, label: str, size: Dim) -> Want | None:
+    """Return what an operand must be where `label`, its dimension `at`, is split; None where that is not known."""
+    fact = n.inputs[index]
+    if at is None:
+        return REPLICATED if fact.placement.differs else fact.placement
+    if fact.placement == split(at) and fact.split_size == size:
+        return fact.placement
+    rows = unit(size)
+    if rows is None:
+        return None
+    if label.startswith(STRETCHES) and not fact.placement.is_split and not known_extent((fact.shape or ())[at]):
+        return None  # it may have size 1, of which there is no block
+    return Slice(at, rows)
 
 
 def _split_label(n: Op, labels: Sequence[Labels]) -> tuple[str, Dim] | None:
@@ -72,21 +86,32 @@ def place_matmul(n: Op) -> Placed:
     return contraction(n, *_matmul_labels(n))
 
 
+def _stretching(n: Op, index: int, first: int, count: int) -> list[str]:
+    """Return the labels of the `count` dimensions from `first` on, counted from the right as they broadcast.
+
+    A dimension of size 1 stretches: it is not the dimension of that label, so it gets one of its own.
+    """
+    shape = n.shape(index) or ()
+    return [
+        f"one{index}_{at}" if shape[at] == 1 else f"{STRETCHES}{first + count - 1 - at}"
+        for at in range(first, first + count)
+    ]
+
+
+def _stretched(ranks: Iterable[int]) -> list[str]:
+    """Return the labels of the result's broadcast dimensions."""
+    return [f"{STRETCHES}{i}" for i in reversed(range(max(ranks, default=0)))]
+
+
 def _batch_labels(n: Op) -> tuple[list[list[str]], list[str]] | None:
-    shapes = n.shape(0), n.shape(1)
-    if shapes[0] is None or shapes[1] is None:
+    ranks = [n.rank(0), n.rank(1)]
+    if any(rank is None or rank < 2 for rank in ranks):
         return None
+    known = [rank - 2 for rank in ranks if rank is not None]
     a = ["k", "m"] if n.attr("adj_x") else ["m", "k"]
     b = ["n", "k"] if n.attr("adj_y") else ["k", "n"]
-    rank = max(len(shapes[0]), len(shapes[1]))
-    batch = [f"batch{i}" for i in range(rank - 2)]
-    labels = []
-    for i, (shape, last) in enumerate(zip(shapes, (a, b), strict=True)):
-        mine = batch[rank - len(shape) :]
-        # A dimension of size 1 broadcasts: it is not this label's dimension.
-        mine = [f"one{i}_{j}" if shape[j] == 1 else name for j, name in enumerate(mine)]
-        labels.append(mine + last)
-    return labels, [*batch, "m", "n"]
+    labels = [_stretching(n, i, 0, rank) + last for i, (rank, last) in enumerate(zip(known, (a, b), strict=True))]
+    return labels, [*_stretched(known), "m", "n"]
 
 
 def place_batch_matmul(n: Op) -> Placed:
@@ -98,19 +123,17 @@ def place_batch_matmul(n: Op) -> Placed:
 def _einsum_labels(n: Op) -> tuple[list[list[str]], list[str]] | None:
     equation = n.attr("equation").decode().replace(" ", "")
     left, _, right = equation.partition("->")
-    labels = []
+    labels, extras = [], []
     for i, term in enumerate(left.split(",")):
         rank = n.rank(i)
         if rank is None:
             return None
         before, dots, after = term.partition("...")
-        extra = rank - len(before) - len(after)
-        middle = [f"dots{j}" for j in range(extra - 1, -1, -1)] if dots else []  # counted from the right
-        labels.append([*before, *middle, *after])
-    widest = max((sum(x.startswith("dots") for x in mine) for mine in labels), default=0)
+        extra = rank - len(before) - len(after) if dots else 0
+        extras.append(extra)
+        labels.append([*before, *_stretching(n, i, len(before), extra), *after])
     before, dots, after = right.partition("...")
-    output = [*before, *([f"dots{j}" for j in range(widest - 1, -1, -1)] if dots else []), *after]
-    return labels, output
+    return labels, [*before, *(_stretched(extras) if dots else []), *after]
 
 
 def place_einsum(n: Op) -> Placed:
@@ -151,7 +174,8 @@ def shape_einsum(n: Op) -> tuple[Shape | None, ...]:
         for label, dim in zip(mine, n.shape(i) or (), strict=False):
             if sizes.get(label, 1) in (1, None):
                 sizes[label] = dim
-    return (tuple(sizes.get(label) for label in output),)
+    # A stretching dimension that no operand has is 1 in all of them.
+    return (tuple(sizes.get(label, 1 if label.startswith(STRETCHES) else None) for label in output),)
 
 
 RULES = {
