@@ -6,8 +6,8 @@
     before   FusedBatchNormV3(x, ...)       statistics of the whole batch
     after    Mean, SquaredDifference, Rsqrt, Mul, AddV2; its gradient likewise
 
-Only nodes that propagation asks for are touched. With `batch_norm: local` a batch normalisation keeps its op, marked, and
-its statistics are averaged over the replicas where something else than its own gradient reads them.
+Only nodes that propagation asks for are touched. With `batch_norm: local` a batch normalisation keeps its op, marked,
+and its statistics are averaged over the replicas where something else than its own gradient reads them.
 """
 
 from __future__ import annotations
@@ -75,21 +75,32 @@ def _finish(graph: Graph, node: Node, results: Mapping[int, Value]) -> None:
         take_name(graph, value.node, name)
 
 
+SUMMED_AS = {
+    **dict.fromkeys((dtypes.HALF, dtypes.BFLOAT16), dtypes.FLOAT),
+    **dict.fromkeys((dtypes.INT8, dtypes.INT16), dtypes.INT64),
+    **dict.fromkeys((dtypes.UINT8, dtypes.UINT16), dtypes.UINT64),
+}
+"""The type in which TensorFlow's kernel of a mean sums narrow numbers."""
+
+
 def decompose_mean(graph: Graph, node: Node, in_loop: bool) -> None:
-    """Mean = Sum / number of elements; half precision sums in float32, as TensorFlow's kernel does."""
+    """Mean = Sum / number of elements, summed and, for integers, truncated as TensorFlow's kernel does."""
     x, axes = node.inputs
     build = _Builder(graph, node, in_loop)
     dtype = x.dtype
-    wide = dtypes.FLOAT if dtype in (dtypes.HALF, dtypes.BFLOAT16) else dtype
+    wide = SUMMED_AS.get(dtype, dtype)
     total = build("Sum", build.cast(x, wide, "widen"), axes, name="sum", keep_dims=bool(node.attr("keep_dims")))
     count = _count(build, x, axes, wide)
-    result = build.cast(build("RealDiv", total, count, name="mean"), dtype, "narrow")
+    divide = "TruncateDiv" if wide in dtypes.INTEGER else "RealDiv"
+    result = build.cast(build(divide, total, count, name="mean"), dtype, "narrow")
     _finish(graph, node, {0: result})
 
 
 def _count(build: _Builder, x: Value, axes: Value, dtype: int) -> Value:
     """Return how many elements are reduced; its size turns global by propagation."""
-    sizes = build("GatherV2", build("Shape", x, name="shape"), axes, build.const(0, dtypes.INT32, "first"), name="sizes")
+    sizes = build(
+        "GatherV2", build("Shape", x, name="shape"), axes, build.const(0, dtypes.INT32, "first"), name="sizes"
+    )
     sizes = build("Reshape", sizes, build.const([-1], dtypes.INT32, "line"), name="reduced_sizes")
     count = build("Prod", sizes, build.const([0], dtypes.INT32, "all"), name="count", keep_dims=False)
     return build.cast(count, dtype, "count_as_number")
@@ -140,7 +151,11 @@ def decompose_batch_norm(graph: Graph, node: Node, in_loop: bool) -> None:
     bessel = build("RealDiv", count, build("Maximum", build("Sub", count, one, name="less"), one), name="bessel")
     unbiased = build("Mul", variance, bessel, name="unbiased")
     rate = node.attr("exponential_avg_factor", 1.0) if "exponential_avg_factor" in node.attrs else 1.0
-    results = {0: y, 1: _blend(build, old_mean, mean, rate, "mean"), 2: _blend(build, old_variance, unbiased, rate, "variance")}
+    results = {
+        0: y,
+        1: _blend(build, old_mean, mean, rate, "mean"),
+        2: _blend(build, old_variance, unbiased, rate, "variance"),
+    }
     results |= {3: mean, 4: variance}
     if len(node.output_dtypes) > 5:
         results[5] = build.const(np.zeros(0), dtype, "reserve")
