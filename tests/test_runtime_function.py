@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import subprocess
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,48 +10,11 @@ import pytest
 import tensorflow as tf
 
 import autograph_rewrite as ar
-from autograph_rewrite.runtime import calls, function_def
+from autograph_rewrite.runtime.mirrors import Mirrors
 from autograph_rewrite.runtime.step import Step
-from autograph_rewrite.runtime.watchdog import Watchdog
+from tests.linear_step import Linear, assert_same_state, batch, config
 
 MODES = ("shared", "mirrored")
-
-
-def config(mode: str, replicas: int = 2) -> dict[str, Any]:
-    return {"devices": [f"CPU:{i}" for i in range(replicas)], "strategy": {"name": "AllReduce", "variables": mode}}
-
-
-class Linear:
-    """A linear regression with momentum by hand, in float64 so that replicas add no visible rounding."""
-
-    def __init__(self) -> None:
-        rng = np.random.default_rng(0)
-        self.w = tf.Variable(rng.normal(size=(4, 3)), name="w")
-        self.velocity = tf.Variable(np.zeros((4, 3)), trainable=False, name="velocity")
-        self.rate = tf.Variable(np.float64(0.1), trainable=False, name="rate")
-        self.count = tf.Variable(0, trainable=False, name="count")
-
-    @property
-    def variables(self) -> list[Any]:
-        return [self.w, self.velocity, self.rate, self.count]
-
-    def step(self, x: Any, y: Any) -> dict[str, Any]:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(x @ self.w - y))
-        self.velocity.assign(0.9 * self.velocity + tape.gradient(loss, self.w))
-        self.w.assign_sub(self.rate * self.velocity)
-        self.count.assign_add(1)
-        return {"loss": loss, "prediction": x @ self.w}
-
-
-def batch(size: int, seed: int = 1) -> tuple[Any, Any]:
-    rng = np.random.default_rng(seed)
-    return tf.constant(rng.normal(size=(size, 4))), tf.constant(rng.normal(size=(size, 3)))
-
-
-def assert_same_state(one: Linear, other: Linear) -> None:
-    for a, b in zip(one.variables, other.variables, strict=True):
-        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-12, err_msg=a.name)
 
 
 def mirrors_of(step: Any) -> list[Any]:
@@ -88,9 +48,7 @@ def test_a_distributed_function_trains_like_the_original_for_any_batch_size(
 def test_the_result_keeps_the_structure_of_the_original(mode: str) -> None:
     w = tf.Variable([[1.0]])
 
-    def step(
-        pair: tuple[Any, dict[str, Any]], *, scale: float = 2.0
-    ) -> tuple[Any, list[Any], dict[str, Any], None]:
+    def step(pair: tuple[Any, dict[str, Any]], *, scale: float = 2.0) -> tuple[Any, list[Any], dict[str, Any], None]:
         x, y = pair[0], pair[1]["y"]
         loss = tf.reduce_sum(x @ w - y) * scale
         w.assign_sub([[0.1]] * loss)
@@ -326,167 +284,8 @@ def test_an_item_that_was_not_rewritten_runs_as_the_original_does(pair: tuple[Li
     one, many = pair
     specs = (tf.TensorSpec([None, 4], tf.float64), tf.TensorSpec([None, 3], tf.float64))
     item = ar.GraphItem.from_function(many.step, *specs)
-    from autograph_rewrite.runtime.mirrors import Mirrors
-
     loss, prediction = Step(item, Mirrors())(list(batch(5)))
     expected = one.step(*batch(5))
     np.testing.assert_allclose(loss, expected["loss"], rtol=1e-12)
     np.testing.assert_allclose(prediction, expected["prediction"], rtol=1e-12)
     assert_same_state(one, many)
-
-
-def test_the_public_call_op_serves_where_tensorflows_private_modules_have_changed(
-    pair: tuple[Linear, Linear], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(calls, "_private_modules", lambda: None)
-    monkeypatch.setattr(calls, "cancellation_manager", lambda: None)
-    one, many = pair
-    step = ar.distribute(many.step, config("mirrored"))
-    for size in (5, 4):
-        one.step(*batch(size))
-        step(*batch(size))
-    assert_same_state(one, many)
-
-
-def test_mirrored_steps_leave_no_threads_behind(pair: tuple[Linear, Linear]) -> None:
-    import os
-
-    step = ar.distribute(pair[1].step, config("mirrored"))
-    for _ in range(5):
-        step(*batch(5))
-    before = len(os.listdir("/proc/self/task"))
-    for _ in range(60):
-        step(*batch(5))
-    assert len(os.listdir("/proc/self/task")) < before + 20
-
-
-def test_a_dropped_function_is_forgotten_by_tensorflow(pair: tuple[Linear, Linear]) -> None:
-    from tensorflow.python.eager import context
-
-    step = ar.distribute(pair[1].step, config("shared"))
-    step(*batch(5))
-    name = step._traces[0].step._call._name
-    assert context.context().has_function(name)
-    del step
-    gc.collect()
-    assert not context.context().has_function(name)
-
-
-def lonely_collective() -> Any:
-    graph = tf.Graph()
-    with graph.as_default():
-        x = tf.compat.v1.placeholder(tf.float32, [3], name="x")
-        with tf.device("/device:CPU:0"):
-            tf.raw_ops.CollectiveReduceV2(
-                input=x, group_size=2, group_key=77, instance_key=1, ordering_token=[], merge_op="Add", final_op="Id",
-                name="sum",
-            )  # fmt: skip
-    data = graph.as_graph_def().SerializeToString()
-    return calls.Call(function_def.build(data, calls.new_name("lonely"), ["x"], ["sum:0"], []))
-
-
-def test_a_replica_that_waits_for_ever_is_cancelled_and_the_process_goes_on(pair: tuple[Linear, Linear]) -> None:
-    call, watchdog = lonely_collective(), Watchdog(1.0)
-    with pytest.raises(tf.errors.CancelledError):
-        call([tf.ones([3])], watchdog.start())
-    assert watchdog.expired
-    watchdog.stop(failed=True)
-    one, many = pair
-    step = ar.distribute(many.step, config("mirrored"))
-    one.step(*batch(5))
-    step(*batch(5))
-    assert_same_state(one, many)
-
-
-def test_a_step_that_computes_for_long_is_not_cancelled() -> None:
-    watchdog = Watchdog(0.3)
-    watchdog.start()
-    done = threading.Event()
-    timer = threading.Timer(1.0, done.set)
-    timer.start()
-    while not done.is_set():
-        sum(range(10000))
-    assert not watchdog.expired
-
-
-def test_a_missing_node_is_named_when_a_function_is_built() -> None:
-    with pytest.raises(ar.GraphError, match="no node 'train'"):
-        function_def.build(b"", "f", [], [], ["train"])
-
-
-Fresh = Callable[..., "subprocess.CompletedProcess[str]"]
-
-_PROGRAM = """
-import numpy as np, tensorflow as tf, autograph_rewrite as ar
-{early}
-def make():
-    w = tf.Variable(np.ones([2, 2]))
-    def step(x):
-        loss = tf.reduce_sum(x @ w)
-        w.assign_sub(0.1 * tf.tanh(loss) * w)
-        return loss
-    return step
-config = {{"devices": ["CPU:0", "CPU:1"], "strategy": {{"name": "AllReduce", "variables": "{mode}"}}}}
-{late}
-"""
-
-
-def program(mode: str, early: str = "", late: str = "") -> str:
-    return _PROGRAM.format(mode=mode, early=early, late=late)
-
-
-def test_virtual_devices_are_made_while_tensorflow_has_not_started(fresh_python: Fresh) -> None:
-    late = """
-w = []
-def step(x):
-    if not w: w.append(tf.Variable(np.ones([2, 2])))
-    loss = tf.reduce_sum(x @ w[0])
-    w[0].assign_sub(0.1 * loss * w[0])
-    return loss
-step = ar.distribute(step, config)
-print(float(step(np.ones([4, 2]))), len(tf.config.list_logical_devices()))
-"""
-    run = fresh_python(program("mirrored", late=late))
-    assert run.stdout.split() == ["16.0", "2"], run.stderr[-2000:]
-
-
-def test_a_missing_device_is_a_cluster_error_with_the_line_to_add(fresh_python: Fresh) -> None:
-    late = """
-step = make()
-try:
-    ar.distribute(step, config)
-except ar.ClusterError as error:
-    print(error)
-"""
-    run = fresh_python(program("mirrored", late=late))
-    assert "has no CPU:1" in run.stdout, run.stderr[-2000:]
-    line = next(text.strip() for text in run.stdout.splitlines() if "set_logical_device_configuration" in text)
-    late = "step = ar.distribute(make(), config)\nprint(float(step(np.ones([4, 2]))))"
-    run = fresh_python(program("mirrored", early=line, late=late))  # and the line works
-    assert run.stdout.split() == ["16.0"], run.stderr[-2000:]
-
-
-def test_shared_variables_need_no_second_device(fresh_python: Fresh) -> None:
-    late = "step = ar.distribute(make(), config)\nprint(float(step(np.ones([4, 2]))))"
-    run = fresh_python(program("shared", late=late))
-    assert run.stdout.split() == ["16.0"], run.stderr[-2000:]
-
-
-def test_ctrl_c_ends_a_training_loop_between_steps(fresh_python: Fresh) -> None:
-    late = """
-import os, signal, threading
-step = ar.distribute(make(), config)
-step(np.ones([4, 2]))
-threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
-try:
-    while True:
-        step(np.ones([4, 2]))
-except KeyboardInterrupt:
-    print("stopped", float(step(np.ones([4, 2]))) >= 0)
-"""
-    early = (
-        'tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], '
-        "[tf.config.LogicalDeviceConfiguration()] * 2)"
-    )
-    run = fresh_python(program("mirrored", early=early, late=late))
-    assert run.stdout.split() == ["stopped", "True"], run.stderr[-2000:]

@@ -8,6 +8,7 @@ past Keras' attribute tracking, so they survive `compile` and are no part of wha
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -143,10 +144,17 @@ class _StepOnData:
         return DistributedFunction(
             function,
             lambda item: self._rewrite(item, training=self._training),
-            batch_inputs=self._batch_inputs,
+            batch_inputs=self._batch_inputs_of(function),
             mirrors=self._mirrors,
             trace=traced,
         )
+
+    def _batch_inputs_of(self, function: Callable[..., Any]) -> dict[str, int | None] | None:
+        """Return what was said of this step's arguments: prediction has no y."""
+        if self._batch_inputs is None:
+            return None
+        names = inspect.signature(function).parameters
+        return {path: axis for path, axis in self._batch_inputs.items() if path.partition("/")[0] in names}
 
     def _on_data(self) -> Callable[[Any], Any]:
         """Return the step for batches that are nested in another way, which a model's own step may take."""
