@@ -1,6 +1,6 @@
 """The four verbs of the package: plan, rewrite, distribute, verify.
 
-    item ──build_plan──► Plan ──rewrite──► distributed item ──session() / distribute──► training
+item ──build_plan──► Plan ──rewrite──► distributed item ──session() / distribute──► training
 """
 
 from __future__ import annotations
@@ -69,9 +69,7 @@ def rewrite(
         else:
             plan = _request(flat, Config.of(config))
         checker = _checker(plan) if verify_each else None
-        return pipeline.rewrite(
-            flat, plan, verify=checker, observers=observers, training=training, in_place=True
-        )
+        return pipeline.rewrite(flat, plan, verify=checker, observers=observers, training=training, in_place=True)
 
 
 def _request(item: GraphItem, config: Config) -> Plan:

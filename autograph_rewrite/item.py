@@ -204,9 +204,7 @@ class GraphItem:
         return functions.from_function(function, *specs, batch_inputs=batch_inputs, **named_specs)
 
     @classmethod
-    def from_keras(
-        cls, model: Any, *specs: Any, batch_inputs: Mapping[str, int | None] | None = None
-    ) -> GraphItem:
+    def from_keras(cls, model: Any, *specs: Any, batch_inputs: Mapping[str, int | None] | None = None) -> GraphItem:
         """Trace the train step of a compiled Keras 3 model on `(x, y[, sample_weight])` specs."""
         from autograph_rewrite.load import keras_models
 

@@ -21,9 +21,11 @@ from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.graph import Node
 
-MOVES = frozenset(
-    ("Pack", "Unpack", "ConcatV2", "StridedSlice", "GatherV2", "Identity", "IdentityN", "Reshape", "ExpandDims", "Squeeze",
-     "Cast", "Slice", "DynamicStitch", "Enter", "Merge", "Switch", "Fill", *MEASURES)
+MOVES = MEASURES | frozenset(
+    (
+        "Pack", "Unpack", "ConcatV2", "StridedSlice", "GatherV2", "Identity", "IdentityN", "Reshape", "ExpandDims",
+        "Squeeze", "Cast", "Slice", "DynamicStitch", "Enter", "Merge", "Switch", "Fill",
+    )
 )  # fmt: skip
 """Ops that move sizes without computing: unknown entries pass through them harmlessly."""
 LARGEST_TRACKED = 64
@@ -127,7 +129,7 @@ def convert(fact: Fact, want: Want, batch: int | None) -> Fact:
     """Return the fact of an input after its conversion."""
     if isinstance(want, LocalEntry):
         value = list(fact.value or ())
-        value[want.index] = want.size
+        value[want.position] = want.size
         return fact._replace(placement=LOCAL, value=tuple(value))
     shape = fact.shape
     if shape is not None:

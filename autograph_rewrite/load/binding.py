@@ -96,8 +96,6 @@ class SavedBinding:
             if saved.name is None:
                 captures.append(Capture(saved.node, tf.constant(saved.value, saved.dtype)))
                 continue
-            variable = tf.Variable(
-                saved.value, dtype=saved.dtype, name=saved.name, trainable=saved.name in trainable
-            )
+            variable = tf.Variable(saved.value, dtype=saved.dtype, name=saved.name, trainable=saved.name in trainable)
             captures.append(Capture(saved.node, variable.handle, variable, saved.name))
         return FunctionBinding(None, tuple(captures), None, None, self.inputs, self.outputs)

@@ -156,9 +156,7 @@ def _connect(node: Node, raw: RawNode, scope: _Scope, entry: Entry) -> None:
         node.add_control(entry.pivot)
 
 
-def _bind(
-    function: Function, arguments: Sequence[Value], attrs: Mapping[str, bytes]
-) -> dict[str, tuple[Value, ...]]:
+def _bind(function: Function, arguments: Sequence[Value], attrs: Mapping[str, bytes]) -> dict[str, tuple[Value, ...]]:
     bound = {}
     at = 0
     for arg in function.inputs:
@@ -208,9 +206,7 @@ def _defaults(op_name: str) -> dict[str, bytes]:
     return {name: attr.default for name, attr in attrs.items() if attr.default is not None}
 
 
-def _instance_attrs(
-    raw: RawNode, function: Function, attrs: Mapping[str, bytes], prefix: str
-) -> dict[str, bytes]:
+def _instance_attrs(raw: RawNode, function: Function, attrs: Mapping[str, bytes], prefix: str) -> dict[str, bytes]:
     if function.polymorphic:
         return {key: _substituted(value, attrs) for key, value in raw.attrs.items()}
     if raw.op in ("Enter", "RefEnter"):  # every copy of a loop is a loop of its own

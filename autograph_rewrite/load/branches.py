@@ -83,9 +83,7 @@ def _branches(
     for i, predicate in enumerate(predicates):
         decision = _switch(graph, node, f"switch_{i}", gate if gate is not None else predicate, predicate)
         pivot = graph.add("Identity", [decision.output(1)], name=f"{node.name}/{parts[i]}_pivot", origin=node)
-        switches = [
-            _switch(graph, node, f"switch_{i}_{k}", value, predicate) for k, value in enumerate(remaining)
-        ]
+        switches = [_switch(graph, node, f"switch_{i}_{k}", value, predicate) for k, value in enumerate(remaining)]
         taken = [switch.output(1) for switch in switches]
         bodies.append(state.body(node, functions[i], parts[i], taken, Entry(pivot=pivot)))
         pivots.append(pivot)

@@ -15,8 +15,7 @@ def lower_call(state: Lowering, node: Node, pivot: Node | None) -> None:
         pivot = _pivot_of(state.graph, node)
     body = state.body(node, function, "", node.inputs, Entry(node.controls, pivot))
     results = [
-        state.gated(node, i, state.tied(node, i, value, pivot), body.effects)
-        for i, value in enumerate(body.returns)
+        state.gated(node, i, state.tied(node, i, value, pivot), body.effects) for i, value in enumerate(body.returns)
     ]
     state.finish(node, results, body.effects, body.effects or [value.node for value in results] or node.controls)
 

@@ -54,9 +54,7 @@ def _strided_slice(node: Node, inputs: Sequence[Array]) -> Any:
 
 def _slice(node: Node, inputs: Sequence[Array]) -> Any:
     value, begin, size = inputs
-    return value[
-        tuple(slice(int(b), None if s == -1 else int(b) + int(s)) for b, s in zip(begin, size, strict=True))
-    ]
+    return value[tuple(slice(int(b), None if s == -1 else int(b) + int(s)) for b, s in zip(begin, size, strict=True))]
 
 
 def _gather(node: Node, inputs: Sequence[Array]) -> Any:

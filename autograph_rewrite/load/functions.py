@@ -113,9 +113,7 @@ def _order_controls(graph: Graph) -> None:
                 node.add_control(control)
 
 
-def _inputs(
-    graph: Graph, concrete: Any, arguments: Sequence[str]
-) -> tuple[dict[str, TensorInfo], frozenset[str]]:
+def _inputs(graph: Graph, concrete: Any, arguments: Sequence[str]) -> tuple[dict[str, TensorInfo], frozenset[str]]:
     """Return the arguments and what iterators yield, by path; and which are parts of composite tensors."""
     args, kwargs = concrete.structured_input_signature
     names = list(concrete.function_type.parameters)
@@ -125,9 +123,7 @@ def _inputs(
     paths = [leaf.path for leaf in flat]
     if len(paths) != len(arguments):
         paths = list(arguments)
-    inputs = {
-        path: describe(path, graph.node(node).output()) for path, node in zip(paths, arguments, strict=True)
-    }
+    inputs = {path: describe(path, graph.node(node).output()) for path, node in zip(paths, arguments, strict=True)}
     for node in graph:
         if node.op in ITERATORS:
             inputs |= {value.name: describe(value.name, value) for value in node.outputs}

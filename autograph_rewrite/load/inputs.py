@@ -99,8 +99,7 @@ def named_batches(
     """
     if batch_inputs is None:
         return {
-            name: _with_axis(info, None if name in composite else default_axis(info))
-            for name, info in inputs.items()
+            name: _with_axis(info, None if name in composite else default_axis(info)) for name, info in inputs.items()
         }
     axes: dict[str, int | None] = {}
     for reference, axis in batch_inputs.items():

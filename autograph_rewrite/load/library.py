@@ -71,7 +71,6 @@ class Library:
             self._parsed[name] = _parse(self._data, *self._where[name])
         return self._parsed[name]
 
-
     def subset(self, names: Iterable[str]) -> bytes:
         """Return the encoded library of some functions and what they call, without recorded static shapes.
 

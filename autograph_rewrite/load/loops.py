@@ -54,9 +54,7 @@ def lower_while(state: Lowering, node: Node, pivot: Node | None) -> None:
     iterate = changing[0].merge
     tested = state.body(node, cond, "cond", _arguments(enters, current), Entry(pivot=iterate))
     predicate = boolean(graph, node, tested.returns[0])
-    decision = graph.add(
-        "LoopCond", [predicate], name=f"{node.name}/loop_cond", origin=node, controls=tested.effects
-    )
+    decision = graph.add("LoopCond", [predicate], name=f"{node.name}/loop_cond", origin=node, controls=tested.effects)
     exits, has_effects = _iterate(state, node, body, enters, changing, decision)
     left = [value.node for value in exits.values()]
     results = [
@@ -95,9 +93,7 @@ def _iterate(
             attrs={"T": dtypes.base(v.enter.attr("T"))},
         )  # fmt: skip
         v.merge.set_input(1, following.output())
-        leave = graph.add(
-            "Exit", [switches[v.index].output()], name=f"{node.name}/exit_{v.index}", origin=node
-        )
+        leave = graph.add("Exit", [switches[v.index].output()], name=f"{node.name}/exit_{v.index}", origin=node)
         for one in (following, leave):
             record_shapes(one, [v.shape])
         exits[v.index] = leave.output()

@@ -30,9 +30,7 @@ class Lowering:
     predicates: dict[Node, Value] = field(default_factory=dict)  # of each Merge of an If, else side first
     chain: tuple[str, ...] = ()  # the functions that the node in work came from
 
-    def body(
-        self, node: Node, function: FunctionName, part: str, arguments: Sequence[Value], entry: Entry
-    ) -> Body:
+    def body(self, node: Node, function: FunctionName, part: str, arguments: Sequence[Value], entry: Entry) -> Body:
         """Copy a function that `node` names into the graph, and queue what it holds itself.
 
         Raises:

@@ -65,9 +65,7 @@ def convert(graph: Graph, anchored: Collection[str]) -> Converted:
     handles = {node: _handle(graph, node, taken) for node in variables}
     references = _trace(handles)
     updates = {
-        value.node: _update_of(graph, value, anchored)
-        for value, reference in references.items()
-        if reference.after
+        value.node: _update_of(graph, value, anchored) for value, reference in references.items() if reference.after
     }
     users = dict.fromkeys(use.node for value in references for use in value.uses)
     for user in users:
@@ -88,9 +86,7 @@ def _handle(graph: Graph, node: Node, taken: set[bytes]) -> Node:
     while shared.encode() in taken:  # references and resources have separate name spaces, resources share one
         shared += "_ref"
     taken.add(shared.encode())
-    loose = any(
-        use.node.op == "Assign" and not use.node.attr("validate_shape") for use in node.output().uses
-    )
+    loose = any(use.node.op == "Assign" and not use.node.attr("validate_shape") for use in node.output().uses)
     return graph.add(
         "VarHandleOp",
         name=f"{node.name}/handle",

@@ -32,9 +32,7 @@ def assigns_of(handle: Node) -> Iterator[Node]:
             yield use.node
 
 
-def find_variables(
-    graph: Graph, collected: Collected, init_op: str | None, step: set[Node]
-) -> dict[str, Variable]:
+def find_variables(graph: Graph, collected: Collected, init_op: str | None, step: set[Node]) -> dict[str, Variable]:
     """Return the variables of a graph by public name (the handle's node name), one per storage.
 
     Args:
@@ -61,9 +59,7 @@ def find_variables(
     return found
 
 
-def _initializer(
-    handle: Node, graph: Graph, collected: Collected, initial: set[Node], step: set[Node]
-) -> str | None:
+def _initializer(handle: Node, graph: Graph, collected: Collected, initial: set[Node], step: set[Node]) -> str | None:
     known = collected.initializers.get(handle.name)
     if known is not None and known in graph:
         return known

@@ -32,7 +32,7 @@ def batch_values(graph: Graph, item: GraphItem, plan: Plan) -> tuple[dict[Value,
         known = ", ".join(item.inputs) or "none"
         raise GraphError(
             f"no input of the graph is a batch, so there is nothing to split (inputs: {known})",
-            hint="name the inputs that carry examples: batch_inputs={'x': 0}; inputs with an unknown dimension 0 are found alone",
+            hint="name the inputs that carry examples: batch_inputs={'x': 0}",
         )
     if len(set(sizes.values())) > 1:
         listed = ", ".join(f"{name}: {size}" for name, size in sizes.items())

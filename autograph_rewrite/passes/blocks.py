@@ -8,6 +8,7 @@ The first B mod N replicas hold one example more. A batch of static size gives c
 from __future__ import annotations
 
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -51,7 +52,9 @@ class Blocks:
         if self.static is not None:
             return self._const("size", self.static)
         shape = context.add("Shape", [source], name=f"{SCOPE}/shape", span=Span.ONCE, origin=source.node)
-        limits = [self._vector(f"{SCOPE}/{n}", v) for n, v in (("axis", self._axis), ("next", self._axis + 1), ("one", 1))]
+        limits = [
+            self._vector(f"{SCOPE}/{n}", v) for n, v in (("axis", self._axis), ("next", self._axis + 1), ("one", 1))
+        ]
         size = context.add(
             "StridedSlice",
             [shape.output(), *limits],
@@ -64,7 +67,10 @@ class Blocks:
 
     def _vector(self, name: str, entry: int) -> Value:
         node = self._context.graph.add(
-            "Const", name=name, attrs={"value": np.array([entry], np.int32), "dtype": dtypes.INT32}, origin=self.source.node
+            "Const",
+            name=name,
+            attrs={"value": np.array([entry], np.int32), "dtype": dtypes.INT32},
+            origin=self.source.node,
         )
         return node.output()
 
@@ -120,7 +126,7 @@ class Blocks:
         """The number of examples in this replica's block (scalar, each)."""
         if self.static is not None:
             limits = bounds(self.static, self._context.replicas)
-            return self._each("count", [b - a for a, b in zip(limits, limits[1:], strict=False)])
+            return self._each("count", [b - a for a, b in pairwise(limits)])
         node = self._context.add(
             "Sub", [self.end, self.begin], name=f"{SCOPE}/count", span=Span.EACH, origin=self.source.node
         )

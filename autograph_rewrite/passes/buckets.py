@@ -105,9 +105,7 @@ def reduce_bucket(
     axis = context.const(0, np.int32, name=f"{name}/axis", near=first)
     facts = [context.fact(value) for value, _ in members]
     wire = combine.wire_type(facts[0].dtype, "sum")
-    wide = [
-        combine.cast(context, context.current(value), wire, f"{value.node.name}/widen") for value, _ in members
-    ]
+    wide = [combine.cast(context, context.current(value), wire, f"{value.node.name}/widen") for value, _ in members]
     flat = [add("Reshape", [value, line], "flat", value.node).output() for value in wide]
     joined = add("ConcatV2", [*flat, axis], "concat", first.node, N=len(flat)).output()
     attrs = combine.collective_attrs(context, edge) | {"merge_op": "Add", "final_op": "Id"}

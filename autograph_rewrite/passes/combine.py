@@ -32,9 +32,7 @@ def cast(context: Context, value: Value, dtype: int, name: str) -> Value:
     """Return the value in another element type."""
     if value.dtype == dtype:
         return value
-    node = context.add(
-        "Cast", [value], name=name, span=value.node.span, origin=value.node, attrs={"DstT": dtype}
-    )
+    node = context.add("Cast", [value], name=name, span=value.node.span, origin=value.node, attrs={"DstT": dtype})
     return node.output()
 
 
@@ -70,9 +68,7 @@ def reduce_once(context: Context, value: Value, fact: Fact) -> Value:
             attrs={"N": context.replicas, "axis": 0},
         ).output()
         axis = context.const(0, np.int32, name=f"{name}/axis", near=stack)
-        total = context.add(
-            FOLDS[op], [stack, axis], name=f"{name}/fold", span=Span.ONCE, origin=value.node
-        ).output()
+        total = context.add(FOLDS[op], [stack, axis], name=f"{name}/fold", span=Span.ONCE, origin=value.node).output()
     return cast(context, total, fact.dtype, f"{name}/narrow")
 
 
@@ -93,7 +89,9 @@ def reduce_collective(context: Context, value: Value, fact: Fact, edge: EdgePlan
     total = node.output()
     if changing:
         shape = context.add("Shape", [wide], name=f"{name}/shape", span=Span.EACH, origin=value.node).output()
-        total = context.add("Reshape", [total, shape], name=f"{name}/unflat", span=Span.EACH, origin=value.node).output()
+        total = context.add(
+            "Reshape", [total, shape], name=f"{name}/unflat", span=Span.EACH, origin=value.node
+        ).output()
     return cast(context, total, fact.dtype, f"{name}/narrow")
 
 
@@ -189,7 +187,7 @@ def gather_once(context: Context, value: Value, dim: int) -> Value:
 
 
 def can_gather_collectively(fact: Fact, per_example: int | None, devices: Sequence[str]) -> bool:
-    """Return whether CollectiveGatherV2 can carry the value: TensorFlow puts its members in the order of the devices."""
+    """Return whether CollectiveGatherV2 can carry the value; it puts its members in the order of the devices."""
     parsed = [parse(device) for device in devices]
     ordered = [(d.job or "", d.task, d.kind, d.index) for d in parsed]
     if ordered != sorted(ordered):

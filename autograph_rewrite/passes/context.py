@@ -137,7 +137,11 @@ class Context:
                     "Enter",
                     [value],
                     name=f"{value.node.name}/enter",
-                    attrs={"frame_name": frame[depth], "is_constant": True, "parallel_iterations": self._parallel(key[1])},
+                    attrs={
+                        "frame_name": frame[depth],
+                        "is_constant": True,
+                        "parallel_iterations": self._parallel(key[1]),
+                    },
                     span=value.node.span,
                     origin=value.node,
                 )

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from autograph_rewrite.ir import wire
-from autograph_rewrite.ir.graph import PASS_ATTR, Graph, Node, PerInstance, Select, Span, Value
+from autograph_rewrite.ir.graph import PASS_ATTR, Graph, Node, PerInstance, Select, Span
 from autograph_rewrite.ir.serde import frame
 
 _MARK = wire.delimited(wire.ATTR, wire.delimited(1, PASS_ATTR.encode()) + wire.delimited(2, b"\x12\x06expand"))
@@ -46,7 +46,7 @@ class _Record(NamedTuple):
     own: int
     name: bytes
     op: bytes
-    inputs: tuple[tuple[int, bytes, bytes], ...]  # mark (`^` or nothing), prefix kind, name
+    inputs: tuple[tuple[bytes, int, bytes], ...]  # mark (`^` or nothing), prefix kind, name
     tail: bytes
 
 
@@ -113,7 +113,11 @@ _DROPPED = frozenset(("_class", "_output_shapes"))
 
 def _record(node: Node, common: set[Node], tails: _Tails, replica: int = 0) -> _Record:
     inputs = [
-        (b"", _kind(value.node, common), (value.node.name if not value.index else f"{value.node.name}:{value.index}").encode())
+        (
+            b"",
+            _kind(value.node, common),
+            (value.node.name if not value.index else f"{value.node.name}:{value.index}").encode(),
+        )
         for value in node._inputs
     ]
     inputs += [(b"^", _kind(control, common), control.name.encode()) for control in node._controls]
@@ -198,4 +202,6 @@ def _once(node: Node, devices: Sequence[str], common: set[Node], tails: _Tails) 
             inputs.append(b"^" + control.name.encode())
         else:
             inputs += [b"^" + instance_name(control, r, common).encode() for r in range(count)]
-    return wire.write_node(node.name.encode(), node.op.encode(), inputs, node.device.encode(), tails(node, copied=False))
+    return wire.write_node(
+        node.name.encode(), node.op.encode(), inputs, node.device.encode(), tails(node, copied=False)
+    )

@@ -3,9 +3,9 @@
     before   %y = Conv2D(%x, w)
     after    %y = first rows of Conv2D(%x padded to at least one row, w)
 
-TensorFlow's oneDNN kernels give an empty block a wrong shape, or abort the process (`NEEDS_A_ROW`). Padding by nothing and
-slicing everything forward their input, so a block with examples pays only for starting the ops. A few other kernels
-leave their output uninitialised (`UNDEFINED_WHEN_EMPTY`): zeros take its place where the block is empty.
+TensorFlow's oneDNN kernels give an empty block a wrong shape, or abort the process (`NEEDS_A_ROW`). Padding by nothing
+and slicing everything forward their input, so a block with examples pays only for starting the ops. A few other
+kernels leave their output uninitialised (`UNDEFINED_WHEN_EMPTY`): zeros take its place where the block is empty.
 A batch of static size has at least one example for each replica, so it needs no guard.
 """
 
@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from autograph_rewrite.analysis.answer import convert
 from autograph_rewrite.analysis.dims import unit
 from autograph_rewrite.analysis.fact import PARTIAL, Fact
-from autograph_rewrite.analysis.answer import convert
 from autograph_rewrite.analysis.rules.empty import UNDEFINED_WHEN_EMPTY
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.graph import Node, Span, Value
@@ -23,7 +23,17 @@ from autograph_rewrite.passes.blocks import Blocks
 from autograph_rewrite.passes.context import Context
 
 NEEDS_A_ROW = frozenset(
-    ("Conv2D", "Conv3D", "DepthwiseConv2dNative", "MaxPool", "MaxPoolGrad", "MaxPool3D", "MaxPool3DGrad", "LRN", "LRNGrad")
+    (
+        "Conv2D",
+        "Conv3D",
+        "DepthwiseConv2dNative",
+        "MaxPool",
+        "MaxPoolGrad",
+        "MaxPool3D",
+        "MaxPool3DGrad",
+        "LRN",
+        "LRNGrad",
+    )
 )
 """Convolutions return the shape of their input; the others share a workspace with their gradient that is never made.
 
@@ -89,7 +99,9 @@ class _Guard:
             end = np.zeros((rank, 2), np.int32)
             end[fact.placement.dim, 1] = 1
             one, zero = self._const(1, value, "one"), self._const(0, value, "none")
-            missing = self._add("Maximum", [self._add("Sub", [one, self._rows(value, fact)], value, "lack"), zero], value, "missing")
+            missing = self._add(
+                "Maximum", [self._add("Sub", [one, self._rows(value, fact)], value, "lack"), zero], value, "missing"
+            )
             paddings = self._add("Mul", [missing, self._const(end, value, "end")], value, "paddings")
             padded = self._add("Pad", [value, paddings], value, "or_one_row")
             self._padded[value] = padded

@@ -1,6 +1,6 @@
 """The passes, in order, on a copy of the graph; verified after each one.
 
-    normalise ► propagate ⇄ decompose ► cut ► resolve the plan ► reshard ► name resources ► merge ► prune ► place ► expand
+    prune ► propagate ⇄ decompose ► cut ► resolve the plan ► reshard ► guard ► merge ► place ► expand
 
 Everything up to `expand` works on the folded graph, whose size does not depend on the number of replicas.
 """

@@ -1,8 +1,8 @@
 """Devices: instance r on device r, what runs once on the first device.
 
-A node that the user put on a CPU stays on the host while replicas are on accelerators. Virtual CPU devices of one process
-share their cores, so replicas that also share their variables all run on the first: sending tensors between them would
-only cost (measured: 2 to 5 % of a step), and no device has to be made for them.
+A node that the user put on a CPU stays on the host while replicas are on accelerators. Virtual CPU devices of one
+process share their cores, so replicas that also share their variables all run on the first: sending tensors between
+them would only cost (measured: 2 to 5 % of a step), and no device has to be made for them.
 """
 
 from __future__ import annotations

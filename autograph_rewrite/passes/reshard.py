@@ -190,9 +190,7 @@ class Reshard:
     def _from_bucket(self, value: Value, bucket: int) -> Value:
         """Reduce a whole bucket, and return the sum of one of its members."""
         context = self._context
-        members = [
-            (context.graph.value(edge.value), edge) for edge in context.edges.values() if edge.bucket == bucket
-        ]
+        members = [(context.graph.value(edge.value), edge) for edge in context.edges.values() if edge.bucket == bucket]
         self._whole.update(reduce_bucket(context, members, self._keys))
         return self._whole[value]
 
@@ -312,7 +310,7 @@ class Reshard:
         if rows is None:
             raise PassError(f"the size {want.size} of one block is not known", node=value.node)
         at = np.zeros(length, np.int64)
-        at[want.index] = 1
+        at[want.position] = 1
         dtype = dtypes.numpy_dtype(fact.dtype)
 
         def add(op: str, inputs: list[Value], what: str, **attrs: object) -> Value:

@@ -19,7 +19,14 @@ from autograph_rewrite.passes.place import run_devices
 from autograph_rewrite.plan.devices import parse
 from autograph_rewrite.requires import tensorflow
 
-_COMBINE = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply, "all": np.logical_and, "any": np.logical_or}
+_COMBINE = {
+    "sum": np.add,
+    "max": np.maximum,
+    "min": np.minimum,
+    "prod": np.multiply,
+    "all": np.logical_and,
+    "any": np.logical_or,
+}
 
 
 class _Fetch(NamedTuple):
@@ -217,7 +224,9 @@ def _name(thing: Any) -> str:
         return thing.tensor
     name = getattr(thing, "name", None)
     if not isinstance(name, str):
-        raise RewriteError(f"cannot fetch or feed a {type(thing).__name__}", hint="use a name, a tf.Tensor or a tf.Operation")
+        raise RewriteError(
+            f"cannot fetch or feed a {type(thing).__name__}", hint="use a name, a tf.Tensor or a tf.Operation"
+        )
     return name
 
 

@@ -212,7 +212,7 @@ def converted(operand: Operand, have: list[np.ndarray], want: Want, blocks: Sequ
     if isinstance(want, LocalEntry):
         changed = [array.copy() for array in have]
         for array, block in zip(changed, blocks, strict=True):
-            array[want.index] = evaluate(want.size, block, sum(blocks))
+            array[want.position] = evaluate(want.size, block, sum(blocks))
         return changed
     if want == REPLICATED:
         return [value] * len(blocks)

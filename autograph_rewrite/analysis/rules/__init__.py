@@ -28,6 +28,7 @@ from autograph_rewrite.analysis.rules import (
     reduce,
     segment,
     sizes,
+    slicing,
     strings,
     variables,
 )
@@ -39,6 +40,7 @@ FAMILIES: tuple[ModuleType, ...] = (
     contract,
     layout,
     pieces,
+    slicing,
     sizes,
     control,
     variables,

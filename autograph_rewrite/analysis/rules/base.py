@@ -78,9 +78,9 @@ class Op(NamedTuple):
 
 
 class LocalEntry(NamedTuple):
-    """A want of a shape operand: entry `index` holds the global size and must become the block size `size`."""
+    """A want of a shape operand: entry `position` holds the global size and must become the block size `size`."""
 
-    index: int
+    position: int
     size: Dim
 
 
@@ -122,9 +122,7 @@ class Rule(NamedTuple):
     value: Callable[[Op], tuple[tuple[Dim, ...] | None, ...] | None] | None = None
     family: str = ""
     pinned: bool = False
-    identity: bool = (
-        False  # the shape or value rule needs fresh symbols, so results are not shared between nodes
-    )
+    identity: bool = False  # the shape or value rule needs fresh symbols, so results are not shared between nodes
 
 
 def whole(n: Op) -> Placed:

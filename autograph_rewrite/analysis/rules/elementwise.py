@@ -108,9 +108,7 @@ def align(n: Op, indices: Sequence[int], rank: int) -> tuple[int, Dim] | None:
 
 def known_extent(dim: Dim) -> bool:
     """Return whether a global size is certainly not 1, so that it is no broadcast dimension."""
-    return (isinstance(dim, int) and dim != 1) or (
-        isinstance(dim, Sym) and any(f[0] == "B" for f in dim.factors)
-    )
+    return (isinstance(dim, int) and dim != 1) or (isinstance(dim, Sym) and any(f[0] == "B" for f in dim.factors))
 
 
 def split_wants(n: Op, indices: Sequence[int], rank: int, dim: int, size: Dim) -> dict[int, Want] | None:
@@ -178,9 +176,7 @@ def place_affine(n: Op) -> Placed:
     if not rest:
         return Placed((PARTIAL,), zero=zero)
     if len(sums) > 1 and all(facts[i].placement == REPLICATED for i in rest):
-        return Placed(
-            (PARTIAL,), {i: PARTIAL for i in rest}
-        )  # one reduction of the sum instead of one per term
+        return Placed((PARTIAL,), {i: PARTIAL for i in rest})  # one reduction of the sum instead of one per term
     return whole(n)
 
 
@@ -222,9 +218,7 @@ def broadcast(shapes: Sequence[Shape | None]) -> Shape | None:
             return None
         longer, shorter = (result, list(shape)) if len(result) >= len(shape) else (list(shape), result)
         offset = len(longer) - len(shorter)
-        result = longer[:offset] + [
-            _broadcast_dim(x, y) for x, y in zip(longer[offset:], shorter, strict=True)
-        ]
+        result = longer[:offset] + [_broadcast_dim(x, y) for x, y in zip(longer[offset:], shorter, strict=True)]
     return tuple(result)
 
 
@@ -250,10 +244,7 @@ def value_same(n: Op) -> tuple[tuple[Dim, ...] | None, ...]:
 
 def value_cast(n: Op) -> tuple[tuple[Dim, ...] | None, ...] | None:
     """Sizes survive a cast between integers; as floating numbers they are arithmetic, so global."""
-    is_size = (
-        n.output_dtypes[0] in (dtypes.INT32, dtypes.INT64)
-        and dtypes.base(n.inputs[0].dtype) in dtypes.INTEGER
-    )
+    is_size = n.output_dtypes[0] in (dtypes.INT32, dtypes.INT64) and dtypes.base(n.inputs[0].dtype) in dtypes.INTEGER
     return (n.value(0),) if is_size else None
 
 

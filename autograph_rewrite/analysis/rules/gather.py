@@ -9,7 +9,6 @@ from __future__ import annotations
 from autograph_rewrite.analysis.dims import Dim
 from autograph_rewrite.analysis.fact import Shape
 from autograph_rewrite.analysis.rules.base import Op, Rule
-from autograph_rewrite.analysis.rules.pieces import value_gather
 from autograph_rewrite.analysis.rules.signature import (
     Labels,
     Signature,
@@ -19,6 +18,7 @@ from autograph_rewrite.analysis.rules.signature import (
     signed,
     without,
 )
+from autograph_rewrite.analysis.rules.slicing import value_gather
 from autograph_rewrite.analysis.rules.variables import variable_shape
 
 

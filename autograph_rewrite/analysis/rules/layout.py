@@ -129,11 +129,7 @@ def _squeezed(n: Op) -> frozenset[int] | None:
         return None
     if not wanted:
         # Without names the kernel drops every dimension that is 1 at run time, perhaps a block of one example.
-        return (
-            frozenset(i for i, d in enumerate(shape) if d == 1)
-            if all(isinstance(d, int) for d in shape)
-            else None
-        )
+        return frozenset(i for i, d in enumerate(shape) if d == 1) if all(isinstance(d, int) for d in shape) else None
     return frozenset(axis % len(shape) for axis in wanted)
 
 
@@ -150,11 +146,7 @@ def place_squeeze(n: Op) -> Placed:
 def shape_squeeze(n: Op) -> tuple[Shape | None, ...]:
     """Leave the dropped dimensions out."""
     dropped, shape = _squeezed(n), n.shape(0)
-    return (
-        (None,)
-        if dropped is None or shape is None
-        else (tuple(d for i, d in enumerate(shape) if i not in dropped),)
-    )
+    return (None,) if dropped is None or shape is None else (tuple(d for i, d in enumerate(shape) if i not in dropped),)
 
 
 def local_entry(value: Sequence[Dim] | None) -> int | None:

@@ -28,9 +28,7 @@ def place_reduction(n: Op) -> Placed:
     if not placement.is_split or reduced is None:
         return whole(n)
     if placement.dim not in reduced:
-        kept = (
-            placement.dim if n.attr("keep_dims") else placement.dim - sum(a < placement.dim for a in reduced)
-        )
+        kept = placement.dim if n.attr("keep_dims") else placement.dim - sum(a < placement.dim for a in reduced)
         return Placed((split(kept),))
     if n.op == "Mean":
         return Placed((PARTIAL,), decompose=True)

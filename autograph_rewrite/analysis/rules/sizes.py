@@ -7,7 +7,6 @@ form "constant times symbols" (b - 1, max(b, 8)) has no value here, and the engi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import reduce
 
 import numpy as np
 import numpy.typing as npt
@@ -133,7 +132,10 @@ def reduce_sizes(n: Op) -> Values | None:
         return ((product(entries),),)
     if n.op not in functions or (not entries and n.op != "Sum"):
         return None
-    return ((reduce(functions[n.op], entries, 0) if n.op == "Sum" else reduce(functions[n.op], entries),),)
+    combined: Dim = entries[0] if entries else 0
+    for entry in entries[1:]:
+        combined = functions[n.op](combined, entry)
+    return ((combined,),)
 
 
 def value_shape(n: Op) -> Values | None:
@@ -165,13 +167,11 @@ def shape_of_shape(n: Op) -> tuple[Shape | None, ...]:
     return tuple(None if fact.shape is None else (len(fact.shape),) for fact in n.inputs)
 
 
-def broadcast_gradient_axes(
-    a: Sequence[Dim], b: Sequence[Dim]
-) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+def broadcast_gradient_axes(a: Sequence[Dim], b: Sequence[Dim]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """Return the dimensions over which the gradient of a broadcast op is summed for each operand."""
     rank = max(len(a), len(b))
-    left: list[Dim] = [1] * (rank - len(a)) + list(a)
-    right: list[Dim] = [1] * (rank - len(b)) + list(b)
+    left: list[Dim] = [*[1] * (rank - len(a)), *a]
+    right: list[Dim] = [*[1] * (rank - len(b)), *b]
     if any(x is None or y is None for x, y in zip(left, right, strict=True)):
         return None
     both = [i for i in range(rank) if left[i] == 1 and right[i] == 1]
@@ -249,11 +249,7 @@ def value_dynamic_stitch(n: Op) -> Values | None:
         if places is None or index.size != data.size:
             return None
         merged.update(zip(places, np.ravel(data).tolist(), strict=True))
-    return (
-        (tuple(merged[i] for i in range(len(merged))),)
-        if sorted(merged) == list(range(len(merged)))
-        else None
-    )
+    return (tuple(merged[i] for i in range(len(merged))),) if sorted(merged) == list(range(len(merged))) else None
 
 
 def shape_dynamic_stitch(n: Op) -> tuple[Shape | None, ...]:
