@@ -174,3 +174,12 @@ def test_lengths_are_the_same_everywhere() -> None:
         answer = placed(node(op, BLOCKS, FLOW))
         assert answer.outputs == (REPLICATED,)
         assert dict(answer.wants) == {}
+
+
+def test_elements_put_end_to_end_make_their_array_whole() -> None:
+    cells = (BLOCKS, fact(split(1), 3, B))
+    rows, columns = (node("TensorArrayConcatV3", HANDLE, FLOW, outputs=2, cells={0: cell}) for cell in cells)
+    assert placed(rows).holds == (0, 1)
+    assert join([BLOCKS, element("TensorArrayConcatV3", FLOW)]).placement == REPLICATED
+    assert placed(columns).holds is None
+    assert placed(columns).outputs == (split(1), REPLICATED)

@@ -23,6 +23,8 @@ def element(op: str, value: Fact) -> Fact:
     """Return the fact of an element that a write of `op` puts in, from its value before conversion."""
     if op == "TensorArrayScatterV3":
         return without_leading(value) or Fact(REPLICATED, value.dtype, (value.shape or (None,))[1:] or None)
+    if op == "TensorArrayConcatV3":
+        return Fact(PARTIAL, value.dtype)  # fits no blocks, so what holds them becomes whole
     if op == "TensorArraySplitV3":
         whole_rows = value.placement == split(0)
         shape = None if value.shape is None else (None, *value.shape[1:])
@@ -100,6 +102,12 @@ def place_read(n: Op) -> Placed:
     return Placed(outputs, _parameters(n), zero=(content.zero, False)[: len(outputs)])
 
 
+def place_concat(n: Op) -> Placed:
+    """Put the elements end to end; cut into rows, they would end up in another order, so the array becomes whole."""
+    placed = place_read(n)
+    return placed._replace(holds=(0, _flow_input(n))) if placed.outputs[0] == split(0) else placed
+
+
 def place_size(n: Op) -> Placed:
     """All replicas' arrays are equally long."""
     return Placed((REPLICATED,))
@@ -169,7 +177,7 @@ RULES: dict[str, Rule] = {
     ),
     "TensorArrayReadV3": Rule(place_read, _element_shape),
     "TensorArrayGatherV3": Rule(place_read, _stacked_shape),
-    "TensorArrayConcatV3": Rule(place_read, _joined_shape),
+    "TensorArrayConcatV3": Rule(place_concat, _joined_shape),
     "TensorArraySizeV3": Rule(place_size, _flow_shape),
     "TensorArrayCloseV3": Rule(place_close),
     "StackV2": Rule(place_make, _handle_and_flow),
