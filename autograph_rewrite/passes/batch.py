@@ -12,7 +12,7 @@ def batch_values(graph: Graph, item: GraphItem, plan: Plan) -> tuple[dict[Value,
     """Return the batch inputs with their axes, and the batch size where it is static.
 
     Raises:
-        GraphError: there is no batch input, its rank is unknown, or static sizes differ.
+        GraphError: there is no batch input, its rank is unknown, static sizes differ, or are less than the replicas.
     """
     axes = {given.name: given.axis for given in plan.batch_inputs}
     values: dict[Value, int] = {}
@@ -40,7 +40,13 @@ def batch_values(graph: Graph, item: GraphItem, plan: Plan) -> tuple[dict[Value,
             f"the batch inputs have different sizes ({listed})",
             hint="give None as the axis of the inputs that all replicas share: batch_inputs={'name': None}",
         )
-    return values, next(iter(sizes.values()), None)
+    static = next(iter(sizes.values()), None)
+    if static is not None and static < plan.replicas:
+        raise GraphError(
+            f"the batch has {static} examples, fewer than the {plan.replicas} replicas",
+            hint=f"use at most {static} devices, or leave the batch dimension of the inputs open (None)",
+        )
+    return values, static
 
 
 def _checked_axis(info: TensorInfo, axis: int) -> int:

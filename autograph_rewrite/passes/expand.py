@@ -66,7 +66,7 @@ def expand(graph: Graph, devices: Sequence[str], common: set[Node]) -> bytes:
     """
     tails = _Tails()
     each = [node for node in graph if node.span is Span.EACH]
-    special = {node for node in each if any(isinstance(raw, PerInstance) for raw in node._attrs.values())}
+    special = {node: None for node in each if any(isinstance(raw, PerInstance) for raw in node._attrs.values())}
     instances = [
         Instance(b"" if r == 0 else prefix(r).encode(), prefix(r).encode(), device.encode())
         for r, device in enumerate(devices)

@@ -214,7 +214,7 @@ def _agreed(given: Plan, resolved: Plan, item: GraphItem) -> Plan:
         odd = sorted(wanted ^ found)[0]
         missing = "lacks" if odd in wanted else "has"
         raise PlanError(
-            f"the plan {missing} the edge '{odd[0]}' from {odd[1]} to {odd[2]}, so its edges are not those of this graph",
+            f"the plan {missing} the edge '{odd[0]}' from {odd[1]} to {odd[2]}: its edges are not those of this graph",
             hint="build it anew with build_plan, or remove its edges",
         )
     check.require(replace(given, graph_digest=""), item)
