@@ -14,11 +14,21 @@ def clone_into(graph: Graph, target: Graph, prefix: str) -> dict[Node, Node]:
     for node in tuple(graph):
         copy = type(node)(target, prefix + node.name, node.op, node.device, node._attrs, node.rest)
         copy.span = node.span
-        copies[node] = target.insert(copy)
-    for node, copy in copies.items():
-        copy.set_inputs([copies[v.node].output(v.index) for v in node._inputs], node.selects)
+        if copy.name in target.nodes:
+            target.insert(copy)  # raises
+        target.nodes[copy.name] = copies[node] = copy
+    for node, copy in copies.items():  # what set_inputs and add_control do, without their checks
+        inputs = tuple([copies[v.node].output(v.index) for v in node._inputs])
+        for index, value in enumerate(inputs):
+            value._uses[copy, index] = None
+        copy._inputs = inputs
+        if node.selects:
+            copy.selects = dict(node.selects)
         for control in node._controls:
-            copy.add_control(copies[control])
+            waited = copies[control]
+            copy._controls[waited] = None
+            waited._control_users[copy] = None
+    target.edits += len(copies)
     return copies
 
 

@@ -173,6 +173,8 @@ class Node:
     def output(self, index: int = 0) -> Value:
         """Return one output value."""
         outputs = self._outputs
+        if index < len(outputs):
+            return outputs[index]
         while len(outputs) <= index:
             outputs.append(Value(self, len(outputs)))
         return outputs[index]

@@ -20,10 +20,11 @@ def from_bytes(data: bytes) -> Graph:
     """
     graph = Graph()
     pending: list[tuple[Node, list[str]]] = []
+    entries: dict[bytes, tuple[str, bytes]] = {}
     try:
         for field, _, tag_at, start, stop in wire.fields(data):
             if field == wire.NODE:
-                raw = wire.read_node(data, start, stop)
+                raw = wire.read_node(data, start, stop, entries)
                 node = Node(graph, raw.name, raw.op, raw.device, raw.attrs, raw.rest)
                 if not raw.name or not raw.op:
                     raise GraphError("a node has no name or no op: the data is not a valid GraphDef")
@@ -49,22 +50,23 @@ def _connect(graph: Graph, node: Node, inputs: list[str]) -> None:
     nodes = graph.nodes
     values: list[Value] = []
     for text in inputs:
-        if text.startswith("^"):
-            control = nodes.get(text[1:])
-            if control is None:
-                raise GraphError(f"'{node.name}' waits for '{text[1:]}', which the graph does not have", node=node)
-            node._controls[control] = None
-            control._control_users[node] = None
-            continue
         producer = nodes.get(text)
         index = 0
         if producer is None:
+            if text.startswith("^"):
+                control = nodes.get(text[1:])
+                if control is None:
+                    raise GraphError(f"'{node.name}' waits for '{text[1:]}', which the graph does not have", node=node)
+                node._controls[control] = None
+                control._control_users[node] = None
+                continue
             name, _, number = text.rpartition(":")
             producer = nodes.get(name)
             if producer is None or not _INDEX.fullmatch(number):
                 raise GraphError(f"'{node.name}' reads '{text}', which the graph does not have", node=node)
             index = int(number)
-        value = producer.output(index)
+        outputs = producer._outputs
+        value = outputs[index] if index < len(outputs) else producer.output(index)
         value._uses[node, len(values)] = None
         values.append(value)
     node._inputs = tuple(values)

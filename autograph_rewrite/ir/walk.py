@@ -58,7 +58,11 @@ def ancestors(roots: Iterable[Node]) -> set[Node]:
     stack = list(seen)
     while stack:
         node = stack.pop()
-        for producer in (*(value.node for value in node.inputs), *node._controls):
+        for value in node._inputs:
+            if value.node not in seen:
+                seen.add(value.node)
+                stack.append(value.node)
+        for producer in node._controls:
             if producer not in seen:
                 seen.add(producer)
                 stack.append(producer)

@@ -31,7 +31,7 @@ class RawNode(NamedTuple):
 def varint(value: int) -> bytes:
     """Encode an unsigned integer."""
     if value < 0x80:
-        return _SMALL[value]
+        return SMALL[value]
     parts = bytearray()
     while value >= 0x80:
         parts.append(value & 0x7F | 0x80)
@@ -40,7 +40,7 @@ def varint(value: int) -> bytes:
     return bytes(parts)
 
 
-_SMALL = tuple(bytes((i,)) for i in range(128))
+SMALL = tuple(bytes((i,)) for i in range(128))
 
 
 def delimited(field: int, payload: bytes) -> bytes:
@@ -99,9 +99,12 @@ def _read_attr(data: bytes, at: int, end: int) -> tuple[str, bytes]:
     return key, value
 
 
-def read_node(data: bytes, at: int = 0, end: int | None = None) -> RawNode:
+def read_node(
+    data: bytes, at: int = 0, end: int | None = None, entries: dict[bytes, tuple[str, bytes]] | None = None
+) -> RawNode:
     """Decode one NodeDef. This is the hot loop of loading, so tags are compared as whole bytes."""
     end = len(data) if end is None else end
+    entries = {} if entries is None else entries
     name = op = device = ""
     inputs: list[str] = []
     attrs: dict[str, bytes] = {}
@@ -121,19 +124,11 @@ def read_node(data: bytes, at: int = 0, end: int | None = None) -> RawNode:
         if stop > end:
             raise ValueError("a field runs past the end of its NodeDef")
         if tag == 0x2A:
-            # The usual shape of a map entry: key (field 1), then value (field 2), both short.
-            key_end = at + 2 + data[at + 1]
-            value_at = key_end + 2
-            if (
-                data[at] == 0x0A
-                and key_end + 1 < stop
-                and data[key_end] == 0x12
-                and value_at + data[key_end + 1] == stop
-            ):
-                attrs[str(data[at + 2 : key_end], "utf-8")] = data[value_at:stop]
-            else:
-                key, value = _read_attr(data, at, stop)
-                attrs[key] = value
+            entry = data[at:stop]
+            known = entries.get(entry)
+            if known is None:
+                known = entries[entry] = _read_attr(data, at, stop)
+            attrs[known[0]] = known[1]
         elif tag == 0x1A:
             inputs.append(str(data[at:stop], "utf-8"))
         elif tag == 0x0A:
