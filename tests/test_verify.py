@@ -231,14 +231,12 @@ def test_noise_that_adam_blows_up_is_told_from_an_error() -> None:
     assert "rounding" in str(report)
 
 
-def test_a_plan_is_taken_as_well_as_a_config() -> None:
-    def build() -> tuple[Any, dict[str, Any]]:
-        return tf.reduce_sum(tf.matmul(v1.placeholder(tf.float32, [None, 3], name="x"), weight("w", [3, 1]))), {}
-
-    item = v1_item(build)
-    plan = ar.build_plan(item, config("mirrored"))
-    report = ar.verify(item, plan)
-    assert report.ok
+@pytest.mark.parametrize("name", ["masked", "keras_cnn"])
+def test_a_plan_is_taken_as_well_as_a_config(name: str, tmp_path: Path) -> None:
+    item = zoo_item(name, dtype="float32")
+    ar.build_plan(item, config("mirrored")).save(tmp_path / "plan.yaml")
+    report = ar.verify(item, ar.Plan.load(tmp_path / "plan.yaml"))
+    assert report.ok, str(report)
     assert report.config["mode"] == "mirrored"
 
 

@@ -134,7 +134,7 @@ def _plan(item: GraphItem, config: Config | Plan | Mapping[str, Any] | str | Pat
     from autograph_rewrite.strategies import builder_for
 
     if isinstance(config, Plan):
-        plan_check.require(config, item)
+        plan_check.require(replace(config, edges=()), item)  # its edges are checked once the graph is analysed
         return config
     config = Config.of(config)
     if config.devices is None and config.cluster is None:
