@@ -1,0 +1,101 @@
+"""Times that can be compared although the machine is not quiet: interleaved rounds, medians, paired ratios, fits.
+
+    round 1: A B C     round 2: B C A     round 3: C A B  ...      ratio(A, B) = median over rounds of A / B
+
+Whatever disturbs a round disturbs all contestants of it, so the ratio of two contestants hardly notices.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median, quantiles
+
+Times = dict[str, list[float]]
+"""Seconds per call, one number per round, by contestant."""
+
+
+def interleaved(
+    contestants: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int,
+    seconds: float = 0.0,
+    warm_up: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Times:
+    """Time the contestants in turn, round by round; who begins changes.
+
+    Args:
+        contestants: what to call, by name.
+        rounds: numbers per contestant.
+        seconds: repeat the calls of one round until about this much time has passed.
+        warm_up: calls that are not counted.
+        clock: what to measure; `time.process_time` leaves out the time that other programs took.
+    """
+    calls = {}
+    for name, call in contestants.items():
+        for _ in range(warm_up):
+            call()
+        calls[name] = max(1, round(seconds / max(_timed(call, 1, clock), 1e-7))) if seconds else 1
+    names = list(contestants)
+    times: Times = {name: [] for name in names}
+    for index in range(rounds):
+        at = index % len(names)
+        for name in names[at:] + names[:at]:
+            times[name].append(_timed(contestants[name], calls[name], clock))
+    return times
+
+
+def _timed(call: Callable[[], object], calls: int, clock: Callable[[], float]) -> float:
+    gc.collect()  # what the one before has left behind is not to be paid here
+    began = clock()
+    for _ in range(calls):
+        call()
+    return (clock() - began) / calls
+
+
+def ratio(of: Sequence[float], to: Sequence[float]) -> float:
+    """Return the median over the rounds of `of` divided by `to`."""
+    return median(a / b for a, b in zip(of, to, strict=True))
+
+
+def best(times: Times, names: Sequence[str]) -> str:
+    """Return the contestant among `names` with the smallest median."""
+    return min(names, key=lambda name: median(times[name]))
+
+
+def spread(values: Sequence[float]) -> float:
+    """Return the distance of the quartiles relative to the median."""
+    if len(values) < 2:
+        return 0.0
+    low, middle, high = quantiles(values, n=4, method="inclusive")
+    return (high - low) / middle
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A straight line through points, and how well it describes them."""
+
+    slope: float
+    intercept: float
+    r_squared: float
+    exponent: float  # of the power law y ~ x ** exponent: 1 where y is proportional to x, below 1 with a fixed part
+
+
+def fit(xs: Sequence[float], ys: Sequence[float]) -> Fit:
+    """Fit y = intercept + slope * x by least squares, and the exponent on logarithmic axes."""
+    slope, intercept = _line(xs, ys)
+    mean = sum(ys) / len(ys)
+    left = sum((y - intercept - slope * x) ** 2 for x, y in zip(xs, ys, strict=True))
+    total = sum((y - mean) ** 2 for y in ys)
+    exponent, _ = _line([math.log(x) for x in xs], [math.log(y) for y in ys])
+    return Fit(slope, intercept, 1 - left / total if total else 1.0, exponent)
+
+
+def _line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
+    x_mean, y_mean = sum(xs) / len(xs), sum(ys) / len(ys)
+    slope = sum((x - x_mean) * (y - y_mean) for x, y in zip(xs, ys, strict=True)) / sum((x - x_mean) ** 2 for x in xs)
+    return slope, y_mean - slope * x_mean
