@@ -67,6 +67,19 @@ def test_the_result_keeps_the_structure_of_the_original(mode: str) -> None:
     distributed((x, {"y": x}), scale=3.0)
     assert len(distributed.items) == 2  # a Python value is part of the trace
     np.testing.assert_allclose(w.numpy(), [[2.0 - 1.5]])
+    distributed((x, {"y": x}), scale=True)
+    distributed((x, {"y": x}), scale=1)
+    assert len(distributed.items) == 4  # and so is its type
+
+
+def test_a_plan_can_be_given_instead_of_a_config(pair: tuple[Linear, Linear]) -> None:
+    one, many = pair
+    specs = (tf.TensorSpec([None, 4], tf.float64), tf.TensorSpec([None, 3], tf.float64))
+    plan = ar.build_plan(ar.GraphItem.from_function(many.step, *specs), config("mirrored"))
+    step = ar.distribute(many.step, plan)
+    one.step(*batch(5))
+    step(*batch(5))
+    assert_same_state(one, many)
 
 
 def test_numpy_arrays_and_keyword_arguments_are_taken(pair: tuple[Linear, Linear]) -> None:
@@ -193,6 +206,21 @@ def test_mirrors_are_left_alone_while_nobody_writes(
     pair[1].rate.assign(0.2)
     step(*batch(5))
     assert [variable.handle is pair[1].rate.handle for variable in refreshed] == [True]
+
+
+def test_variables_and_their_mirrors_are_updated_in_place(pair: tuple[Linear, Linear]) -> None:
+    step = ar.distribute(pair[1].step, config("mirrored"))
+    step(*batch(5))
+    (weights,) = (variable for variable in mirrors_of(step) if variable.handle is pair[1].w.handle)
+
+    def addresses() -> set[int]:
+        (copy,) = weights.copies.values()
+        return {np.asarray(value).ctypes.data for value in (weights.value(), copy.read_value())}
+
+    for _ in range(3):
+        before = addresses()
+        step(*batch(5))
+        assert addresses() == before  # copying would double the memory of a large model
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -315,8 +315,9 @@ def test_a_model_that_is_not_built_is_built_by_its_first_batch(mode: str) -> Non
     compare(unbuilt, fit, mode)
 
 
-def test_a_forced_xla_compilation_is_left_out() -> None:
-    compare(lambda: without_dropout(jit_compile=True), fit, "shared")
+def test_a_forced_xla_compilation_is_left_out_and_noted() -> None:
+    _, many = compare(lambda: without_dropout(jit_compile=True), fit, "shared")
+    assert "without XLA" in str(many.train_function.items[0].report)
 
 
 class OwnStep(keras.Model):

@@ -92,7 +92,8 @@ class Arguments:
             flat.values.append(value)
             flat.leaves.append(Leaf(None, None, spec))
         else:
-            flat.leaves.append(Leaf(None, None, value if _is_hashable(value) else id(value)))
+            # With its type: True and 1 are equal, but not the same argument.
+            flat.leaves.append(Leaf(None, None, (type(value), value if _is_hashable(value) else id(value))))
 
     def specs(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], leaves: Sequence[Leaf]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autograph_rewrite.errors import ConfigError
+from autograph_rewrite.ir.quiet import no_garbage_collection
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.normal import normalise
 from autograph_rewrite.passes import pipeline
@@ -80,14 +81,16 @@ class Rewriter:
         """
         from autograph_rewrite.strategies import builder_for
 
-        flat = normalise(item)
-        if self._plan is not None:
-            plan = self._plan
-        else:
-            assert self._config is not None
-            plan = builder_for(self._config).build(flat, self._config)
-        check.require(plan, flat)
-        return pipeline.rewrite(flat, replace(plan, devices=self.devices), training=training)
+        with no_garbage_collection():
+            flat = normalise(item)
+            if self._plan is not None:
+                check.require(replace(self._plan, edges=()), flat)  # its edges are checked once the graph is analysed
+                plan = self._plan
+            else:
+                assert self._config is not None
+                plan = builder_for(self._config).build(flat, self._config)
+                check.require(plan, flat)
+            return pipeline.rewrite(flat, replace(plan, devices=self.devices), training=training, in_place=True)
 
 
 def _placed(devices: tuple[str, ...], mode: str) -> tuple[str, ...]:

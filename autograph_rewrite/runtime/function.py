@@ -152,7 +152,7 @@ class DistributedFunction:
 
 def _listed(leaves: Sequence[Leaf]) -> str:
     return ", ".join(
-        f"{leaf.dtype.name}{list(leaf.shape) if leaf.shape is not None else ''}" if leaf.dtype else repr(leaf.static)
+        f"{leaf.dtype.name}{list(leaf.shape) if leaf.shape is not None else ''}" if leaf.dtype else str(leaf.static)
         for leaf in leaves
     )
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from autograph_rewrite.errors import GraphError, RewriteError
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.functions import from_concrete, trace
 from autograph_rewrite.load.keras_models import step_function
+from autograph_rewrite.passes.report import Note
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.function import DistributedFunction
 from autograph_rewrite.runtime.mirrors import Mirrors
@@ -143,11 +145,18 @@ class _StepOnData:
 
         return DistributedFunction(
             function,
-            lambda item: self._rewrite(item, training=self._training),
+            self._rewritten,
             batch_inputs=self._batch_inputs_of(function),
             mirrors=self._mirrors,
             trace=traced,
         )
+
+    def _rewritten(self, item: GraphItem) -> GraphItem:
+        new = self._rewrite(item, training=self._training)
+        if not self._model.jit_compile or new.report is None:
+            return new
+        note = Note(self._step, "jit_compile", "runs without XLA, which compiles a step for one device")
+        return new.with_(report=replace(new.report, notes=(*new.report.notes, note)))
 
     def _batch_inputs_of(self, function: Callable[..., Any]) -> dict[str, int | None] | None:
         """Return what was said of this step's arguments: prediction has no y."""
