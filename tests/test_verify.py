@@ -20,6 +20,7 @@ from autograph_rewrite.item import GraphItem
 from autograph_rewrite.runtime.check import compare
 from autograph_rewrite.runtime.check_report import VerifyReport
 from autograph_rewrite.runtime.random_feeds import random_feeds
+from autograph_rewrite.runtime.unbind import unbind
 from autograph_rewrite.tools import cli
 from tests.zoo import ZOO, Options
 
@@ -112,6 +113,22 @@ def test_a_gradient_of_one_replica_only_is_found() -> None:
     assert "w" in {row.name for row in report.wrong}
     assert "DIFFERS" in str(report)
     assert str(report).startswith("MISMATCH")
+
+
+@pytest.mark.parametrize("name", ["custom_loop", "loss_scaling"])
+def test_every_single_reduction_that_is_wrong_is_found_in_half_precision_too(name: str) -> None:
+    item, values = unbind(zoo_item(name, optimizer="adam", dtype="float32"))
+    new = ar.rewrite(item, config())
+    feeds = random_feeds(item, steps=2, batch=5, seed=0)
+    graph = serde.from_bytes(new.graph_bytes)
+    sums = [node.name for node in graph if node.op == "AddN" and node.name.endswith("/add_n")]
+    assert len(sums) >= 3
+    for name_of_sum in sums:
+        broken = serde.from_bytes(new.graph_bytes)
+        node = broken.node(name_of_sum)
+        node.set_input(1, node.inputs[0])
+        report = compare(item, new.with_(data=serde.to_bytes(broken)), feeds=feeds, steps=2, values=values)
+        assert not report.ok, name_of_sum
 
 
 def test_the_same_comparison_agrees_when_nothing_is_broken() -> None:
