@@ -109,6 +109,13 @@ def rewrite_named(graph: Any, batch_inputs: dict[str, int] | None) -> None:
     ar.rewrite(item, TWO)
 
 
+def test_a_static_batch_with_fewer_examples_than_replicas_is_refused():
+    built = ZOO["mlp"].build(batch=1)
+
+    with pytest.raises(ar.GraphError, match="1 examples, fewer than the 2 replicas"):
+        ar.rewrite(wrap(built), TWO)
+
+
 def test_batches_of_different_sizes_are_refused_when_they_are_fed(mlp: Built):
     new = ar.rewrite(wrap(mlp), TWO)
     feed = {**mlp.feeds(0, 8), "y:0": mlp.feeds(0, 6)["y:0"]}

@@ -133,7 +133,7 @@ def _(built: BuiltModel, config: Mapping[str, Any], sizes: Sequence[int]) -> tup
     for step, batch in enumerate(sizes):
         x, y = built.feeds(step, batch)
         outputs.append(as_arrays(model.train_on_batch(x, y, return_dict=True)))
-    return Trace(tuple(outputs), model_variables(model)), report_of(model)
+    return Trace(tuple(outputs), model_variables(model)), report_of(model.train_function)
 
 
 def compare(actual: Trace, expected: Trace, floor: float) -> Iterator[tuple[str, float]]:
