@@ -5,7 +5,8 @@
 
 TensorFlow's oneDNN kernels give an empty block a wrong shape, or abort the process (`NEEDS_A_ROW`). Padding by nothing
 and slicing everything forward their input, so a block with examples pays only for starting the ops. A few other
-kernels leave their output uninitialised (`UNDEFINED_WHEN_EMPTY`): zeros take its place where the block is empty.
+kernels leave their output uninitialised (`UNDEFINED_WHEN_EMPTY`): zeros take its place where the block is empty. The
+statistics of an empty block (`batch_norm: local`) are not numbers: moving averages take those of the other blocks.
 A batch of static size has at least one example for each replica, so it needs no guard.
 """
 
@@ -17,6 +18,7 @@ from autograph_rewrite.analysis.answer import convert
 from autograph_rewrite.analysis.dims import unit
 from autograph_rewrite.analysis.fact import PARTIAL, Fact
 from autograph_rewrite.analysis.rules.empty import UNDEFINED_WHEN_EMPTY
+from autograph_rewrite.analysis.rules.normalisation import BLOCK_STATISTICS
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.graph import Node, Span, Value
 from autograph_rewrite.passes.blocks import Blocks
@@ -37,7 +39,7 @@ NEEDS_A_ROW = frozenset(
 )
 """Convolutions return the shape of their input; the others share a workspace with their gradient that is never made.
 
-Found by running each op on an empty float32 block; TensorFlow 2.21, CPU.
+Found by running each op, and small networks, on empty float32 blocks; TensorFlow 2.21, CPU.
 """
 ONEDNN_TYPES = frozenset((dtypes.FLOAT, dtypes.HALF, dtypes.BFLOAT16))
 
@@ -52,6 +54,11 @@ def guard_empty_blocks(context: Context, blocks: Blocks) -> None:
             continue
         if node.op in NEEDS_A_ROW and context.state.facts[node.output()].dtype in ONEDNN_TYPES:
             guard.give_a_row(node)
+        elif node.op == "Conv2DBackpropFilter" and context.state.facts[node.output()].dtype in ONEDNN_TYPES:
+            guard.give_a_row_with_bias(node)
+        elif node.op.startswith("FusedBatchNorm") and "Grad" not in node.op and node.attr(BLOCK_STATISTICS, False):
+            for index in (1, 2):
+                guard.average_of_filled(node.output(index))
         elif node.op in UNDEFINED_WHEN_EMPTY:
             for index, fact in enumerate(context.state.answers[node].outputs):
                 if fact.placement == PARTIAL:
@@ -75,12 +82,22 @@ class _Guard:
             if value.placement.is_split:
                 inputs[index] = value
         outputs = {i: fact for i, fact in enumerate(answer.outputs) if fact.placement.is_split}
-        if any(unit(fact.split_size) is None for fact in (*inputs.values(), *outputs.values())):
-            return  # blocks of unknown unit: their emptiness cannot be told
+        if not inputs or any(fact.shape is None for fact in inputs.values()):
+            return
+        rows = {index: self._rows(node.inputs[index], fact) for index, fact in inputs.items()}
         for index, fact in inputs.items():
-            node.set_input(index, self._pad(node.inputs[index], fact))
+            node.set_input(index, self._pad(node.inputs[index], fact, rows[index]))
         for index, fact in outputs.items():
-            self._cut(node.output(index), fact)
+            self._cut(node.output(index), fact, next(iter(rows.values())))  # as many come out as go in
+
+    def give_a_row_with_bias(self, node: Node) -> None:
+        """Guard the gradient of a filter where oneDNN merges that of the bias into it, which reads the same value."""
+        gradient = node.inputs[2]
+        biases = [use.node for use in gradient.uses if use.node.op == "BiasAddGrad" and use.node.span is Span.EACH]
+        if biases:
+            self.give_a_row(node)
+        for bias in biases:
+            bias.set_input(0, node.inputs[2])  # so that they are still merged
 
     def _add(self, op: str, inputs: list[Value], near: Value, what: str, **attrs: object) -> Value:
         name = f"{near.node.name}/{what}"
@@ -90,28 +107,37 @@ class _Guard:
     def _const(self, content: object, near: Value, what: str) -> Value:
         return self._context.const(content, np.int32, name=f"{near.node.name}/{what}", near=near)
 
-    def _rows(self, near: Value, fact: Fact) -> Value:
-        return self._context.bring(self._blocks.rows("count", unit(fact.split_size) or 1), near)
+    def _rows(self, value: Value, fact: Fact) -> Value:
+        """Return the number of rows of a block: so many for each example, or measured."""
+        rows = unit(fact.split_size)
+        if rows is not None:
+            return self._context.bring(self._blocks.rows("count", rows), value)
+        dim = fact.placement.dim
+        limits = [self._const([at], value, what) for at, what in ((dim, "dim"), (dim + 1, "after"), (1, "step"))]
+        shape = self._add("Shape", [value], value, "shape")
+        return self._add("StridedSlice", [shape, *limits], value, "size", shrink_axis_mask=1)
 
-    def _pad(self, value: Value, fact: Fact) -> Value:
+    def _pad(self, value: Value, fact: Fact, rows: Value) -> Value:
         if value not in self._padded:
             rank = len(fact.shape or ())
             end = np.zeros((rank, 2), np.int32)
             end[fact.placement.dim, 1] = 1
             one, zero = self._const(1, value, "one"), self._const(0, value, "none")
-            missing = self._add(
-                "Maximum", [self._add("Sub", [one, self._rows(value, fact)], value, "lack"), zero], value, "missing"
-            )
+            missing = self._add("Maximum", [self._add("Sub", [one, rows], value, "lack"), zero], value, "missing")
             paddings = self._add("Mul", [missing, self._const(end, value, "end")], value, "paddings")
-            padded = self._add("Pad", [value, paddings], value, "or_one_row")
+            nothing = self._context.const(0, np.float32, name=f"{value.node.name}/nothing", near=value)
+            if fact.dtype != dtypes.FLOAT:
+                nothing = self._add("Cast", [nothing], value, "nothing", DstT=fact.dtype)
+            # oneDNN would merge a `Pad` into the convolution, which minds the paddings of height and width only.
+            padded = self._add("PadV2", [value, paddings, nothing], value, "or_one_row")
             self._padded[value] = padded
         return self._padded[value]
 
-    def _cut(self, value: Value, fact: Fact) -> None:
+    def _cut(self, value: Value, fact: Fact, rows: Value) -> None:
         dim = fact.placement.dim
         at = np.zeros(dim + 1, np.int32)
         at[dim] = 1
-        end = self._add("Mul", [self._rows(value, fact), self._const(at, value, "at")], value, "rows")
+        end = self._add("Mul", [rows, self._const(at, value, "at")], value, "rows")
         begin, step = self._const(0 * at, value, "begin"), self._const(np.ones_like(at), value, "step")
         before = (1 << dim) - 1
         inputs = [value, begin, end, step]
@@ -122,12 +148,35 @@ class _Guard:
 
     def zeros_when_empty(self, value: Value) -> None:
         """Replace a contribution by zeros where the block is empty."""
+        chosen, zeros = self._or_zeros(value)
+        value.replace_all_uses_with(chosen, keep={chosen.node, zeros.node})
+        self._context.aliases[value] = chosen
+
+    def average_of_filled(self, value: Value) -> None:
+        """Let a statistic of blocks, which is averaged over all replicas, count those that have examples only."""
+        chosen, zeros = self._or_zeros(value)
+        context, name = self._context, value.node.name
+        replicas = context.const(context.replicas, np.int32, name=f"{name}/replicas", near=self._blocks.batch)
+
+        def once(op: str, *inputs: Value, what: str, **attrs: object) -> Value:
+            node = context.add(
+                op, inputs, name=f"{name}/{what}", span=Span.ONCE, origin=value.node, attrs=attrs or None
+            )
+            return node.output()
+
+        filled = once("Minimum", self._blocks.batch, replicas, what="filled")
+        numbers = [once("Cast", n, what="number", DstT=value.dtype) for n in (replicas, filled)]
+        share = context.bring(once("RealDiv", *numbers, what="share"), value)
+        scaled = self._add("Mul", [chosen, share], value, "of_filled")
+        gradients = {use.node for use in value.uses if use.node.op.startswith("FusedBatchNormGrad")}
+        value.replace_all_uses_with(scaled, keep={chosen.node, zeros.node, *gradients})
+        context.aliases[value] = scaled
+
+    def _or_zeros(self, value: Value) -> tuple[Value, Value]:
         count = self._context.bring(self._blocks.count, value)
         filled = self._add("Greater", [count, self._const(0, value, "none")], value, "has_examples")
         zeros = self._add("ZerosLike", [value], value, "zeros")
-        chosen = self._add("SelectV2", [filled, value, zeros], value, "or_zeros")
-        value.replace_all_uses_with(chosen, keep={chosen.node, zeros.node})
-        self._context.aliases[value] = chosen
+        return self._add("SelectV2", [filled, value, zeros], value, "or_zeros"), zeros
 
 
 def answer_inputs(context: Context, node: Node) -> list[Fact]:
