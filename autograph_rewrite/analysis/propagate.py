@@ -58,7 +58,7 @@ class Propagation:
     cells: dict[str, Fact] = field(default_factory=dict)
     puts: dict[str, dict[Node, Fact]] = field(default_factory=dict)
     cache: dict[Any, Answer] = field(default_factory=dict)
-    visited: dict[Node, tuple[Value, ...]] = field(default_factory=dict)  # the inputs that each answer was given for
+    visited: dict[Node, tuple[object, object]] = field(default_factory=dict)  # what each answer was given for
     loops: bool = False
 
     def wants(self, node: Node) -> Mapping[int, Want]:
@@ -133,7 +133,7 @@ def revise(state: Propagation, *, reduced: Iterable[Value] = ()) -> Propagation:
     new.whole_inputs, new.cache, new.visited = state.whole_inputs, state.cache, state.visited
     new.answers, new.raw = state.answers, state.raw
     new.facts = {value: fact for value, fact in state.facts.items() if value.node in alive}
-    dirty = {node for node in order if new.visited.get(node) is not node._inputs}
+    dirty = {node for node in order if not _is_visited(new, node)}
     for value in reduced:
         new.facts[value] = _presented(new, value, new.facts[value])
         dirty.update(node for node, _ in value._uses)
@@ -144,10 +144,16 @@ def revise(state: Propagation, *, reduced: Iterable[Value] = ()) -> Propagation:
     return new
 
 
+def _is_visited(state: Propagation, node: Node) -> bool:
+    """Return whether a node is as it was when it was visited; an edit replaces its inputs or its attributes."""
+    inputs, attrs = state.visited.get(node, (None, None))
+    return inputs is node._inputs and attrs is node._attrs
+
+
 def _record(state: Propagation, node: Node, answer: Answer) -> list[Value]:
     """Keep an answer; return the values about which it says something new."""
     state.answers[node] = answer
-    state.visited[node] = node._inputs
+    state.visited[node] = node._inputs, node._attrs
     changed = []
     for index, fact in enumerate(answer.outputs):
         value = node.output(index)
