@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from autograph_rewrite.analysis.answer import Answer, const_fact
+from autograph_rewrite.analysis.answer import Answer, const_fact, convert
 from autograph_rewrite.analysis.answer import answer as answer_of
 from autograph_rewrite.analysis.dims import local_symbol
 from autograph_rewrite.analysis.fact import ANY, REPLICATED, UNKNOWN, Fact, Placement
@@ -42,7 +42,7 @@ class Propagation:
         facts: what readers see of each value.
         raw: what each value in `whole_inputs` and `reduced` is before its conversion.
         answers: per node.
-        reduced: contributions that are summed once, for all readers.
+        reduced: contributions that are summed, and rows that are gathered, once for all readers.
         whole_inputs: batch inputs: whole in the graph, split for their readers.
         semantics: the choices that it was made under.
     """
@@ -135,7 +135,7 @@ def revise(state: Propagation, *, reduced: Iterable[Value] = ()) -> Propagation:
     new.facts = {value: fact for value, fact in state.facts.items() if value.node in alive}
     dirty = {node for node in order if not _is_visited(new, node)}
     for value in reduced:
-        new.facts[value] = _presented(new, value, new.facts[value])
+        new.facts[value] = _presented(new, value, new.raw.get(value) or new.facts[value])
         dirty.update(node for node, _ in value._uses)
     for node in order:
         if node in dirty:
@@ -204,9 +204,10 @@ def _presented(state: Propagation, value: Value, fact: Fact) -> Fact:
     if axis is not None:
         state.raw[value] = fact
         return batch_fact(value, fact, axis)
-    if value in state.reduced and fact.placement.is_partial:
+    if value in state.reduced and fact.placement.differs:
         state.raw[value] = fact
-        return fact._replace(placement=REPLICATED)
+        return convert(fact, REPLICATED, state.semantics.batch)
+    state.raw.pop(value, None)
     return fact
 
 

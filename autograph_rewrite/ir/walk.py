@@ -52,8 +52,8 @@ def topological_order(graph: Graph) -> list[Node]:
     return order
 
 
-def ancestors(roots: Iterable[Node]) -> set[Node]:
-    """Return the roots and everything they need, control edges and back edges included."""
+def ancestors(roots: Iterable[Node], *, controls: bool = True) -> set[Node]:
+    """Return the roots and everything they need, back edges included."""
     seen = set(roots)
     stack = list(seen)
     while stack:
@@ -62,7 +62,7 @@ def ancestors(roots: Iterable[Node]) -> set[Node]:
             if value.node not in seen:
                 seen.add(value.node)
                 stack.append(value.node)
-        for producer in node._controls:
+        for producer in node._controls if controls else ():
             if producer not in seen:
                 seen.add(producer)
                 stack.append(producer)

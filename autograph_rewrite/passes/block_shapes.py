@@ -9,7 +9,9 @@ A tensor array refuses elements of another shape, and makes the zeros of an elem
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
+from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.attrs import Shape, encode
 from autograph_rewrite.ir.graph import Node, PerInstance, Span
 from autograph_rewrite.passes.blocks import bounds
@@ -24,8 +26,10 @@ SHAPES_OF_ELEMENTS = {
 
 
 def state_block_shapes(context: Context) -> None:
-    """Restate the element shapes of arrays that hold blocks."""
+    """Restate the element shapes of arrays and lists that hold blocks."""
     for node in context.state.order:
+        if node.op in ("EmptyTensorList", "TensorListReserve") and node.output() in context.future_splits:
+            _state_list_shape(context, node)
         if node.span is not Span.EACH or node.op not in SHAPES_OF_ELEMENTS:
             continue
         name, left_out = SHAPES_OF_ELEMENTS[node.op]
@@ -34,6 +38,21 @@ def state_block_shapes(context: Context) -> None:
             continue
         shapes = shapes_of_blocks(stated, dim - left_out, context.state.semantics.batch, context.replicas)
         node.set_raw_attr(name, PerInstance(tuple(encode("shape", shape) for shape in shapes)))
+
+
+def _state_list_shape(context: Context, node: Node) -> None:
+    """Give each replica's list the shape of its blocks, where the graph states one."""
+    operand = node.inputs[0]
+    stated, dim = context.state.facts[operand].value, context.future_splits[node.output()]
+    if stated is None or context.state.facts[operand].shape == () or not all(isinstance(d, int) for d in stated):
+        return
+    shape = [d if isinstance(d, int) and d >= 0 else None for d in stated]
+    if dim >= len(shape):
+        return
+    blocks = shapes_of_blocks(shape, dim, context.state.semantics.batch, context.replicas)
+    contents = [[-1 if size is None else size for size in block] for block in blocks]
+    dtype = dtypes.numpy_dtype(operand.dtype)
+    node.set_input(0, context.const_each(contents, dtype, name=f"{node.name}/block_shape", near=operand))
 
 
 def _split_dimension(context: Context, node: Node) -> int | None:
@@ -56,5 +75,5 @@ def shapes_of_blocks(shape: Sequence[int | None], dim: int, batch: int | None, r
     sizes: Sequence[int | None] = [None] * replicas
     if whole is not None and batch and whole % batch == 0:
         limits = bounds(batch, replicas)
-        sizes = [(b - a) * (whole // batch) for a, b in zip(limits, limits[1:], strict=False)]
+        sizes = [(b - a) * (whole // batch) for a, b in pairwise(limits)]
     return [(*shape[:dim], size, *shape[dim + 1 :]) for size in sizes]

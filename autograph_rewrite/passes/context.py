@@ -39,6 +39,7 @@ class Context:
     frames: dict[Node, Frame]
     variables: frozenset[str] = frozenset()
     edges: dict[tuple[str, str], EdgePlan] = field(default_factory=dict)
+    future_splits: dict[Value, int] = field(default_factory=dict)  # empty lists that will hold blocks
     aliases: dict[Value, Value] = field(default_factory=dict)  # original values whose place another one took
     _entered: dict[tuple[Value, Frame], Value] = field(default_factory=dict)
 

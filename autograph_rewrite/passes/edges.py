@@ -16,6 +16,7 @@ from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.rules.base import LocalEntry, Slice
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.walk import ancestors
 from autograph_rewrite.item import Variable
 from autograph_rewrite.passes import combine
 from autograph_rewrite.passes.buckets import assign_buckets
@@ -37,7 +38,8 @@ def resolve(plan: Plan, state: Propagation, outputs: Iterable[Value], variables:
         variables: of the item.
     """
     found: dict[tuple[str, str], EdgePlan] = {}
-    owners = Owners(state, variables)
+    outputs = list(outputs)
+    owners = Owners(state, variables, outputs)
 
     def need(value: Value, target: str, reason: str) -> None:
         fact = state.source(value)
@@ -55,7 +57,7 @@ def resolve(plan: Plan, state: Propagation, outputs: Iterable[Value], variables:
             if want is None:
                 if value in state.whole_inputs:
                     need(value, f"split({state.whole_inputs[value]})", reason)
-                elif value in state.reduced:
+                elif value in state.reduced and state.source(value).placement.differs:
                     need(value, "replicated", reason)
                 continue
             if isinstance(want, LocalEntry):
@@ -117,12 +119,16 @@ def static_bytes(fact: Fact) -> int:
 class Owners:
     """Finds the variable that an edge serves."""
 
-    def __init__(self, state: Propagation, variables: Mapping[str, Variable]) -> None:
+    def __init__(self, state: Propagation, variables: Mapping[str, Variable], outputs: Iterable[Value]) -> None:
         self._state = state
         self._by_handle = {variable.handle: variable for variable in variables.values()}
+        self._knows_trained = any(variable.trainable for variable in variables.values())
+        self._forward = ancestors((value.node for value in outputs), controls=False)
 
     def of(self, value: Value) -> str:
         """Return the owner of the reduction or gather of `value`."""
+        if value.node in self._forward:
+            return STEP  # the loss depends on it: a statistic, not a gradient
         fact = self._state.source(value)
         sparse = fact.placement.is_split
         if not sparse and not fact.shape:
@@ -144,18 +150,26 @@ class Owners:
                 variable = self._updated_by(node)
                 if variable is not None:
                     reached.append(variable)
+                    # A slot is written first, then read again for the update of its variable.
+                    pending.extend(read for read in self._reads(node.inputs[0]) if read not in seen)
+                    seen.update(self._reads(node.inputs[0]))
                     continue
                 for other in self._made(node):
                     if other not in seen and self._follows(other, shape, sparse):
                         seen.add(other)
                         pending.append(other)
-        trained = [v for v in reached if v.trainable]
-        return next((v.name for v in (*trained, *reached)), STEP)
+        alike = [v for v in reached if v.shape == shape] or reached
+        owners = [v for v in alike if v.trainable] if self._knows_trained else alike
+        return next((v.name for v in owners), STEP)
 
     def _updated_by(self, node: Node) -> Variable | None:
         if not is_update(node):
             return None
         return self._by_handle.get(handle_of(node.inputs[0]).node.name)
+
+    def _reads(self, handle: Value) -> list[Value]:
+        readers = [use.node for use in handle_of(handle).uses if use.node.op == "ReadVariableOp"]
+        return [node.output() for node in readers if node in self._state.answers]
 
     def _made(self, node: Node) -> list[Value]:
         answer = self._state.answers.get(node)

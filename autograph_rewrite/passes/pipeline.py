@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from autograph_rewrite.analysis import cut
 from autograph_rewrite.analysis.fact import LOCAL, Placement
 from autograph_rewrite.analysis.propagate import Propagation, notes, propagate, revise
+from autograph_rewrite.analysis.rows import choose_gathers
 from autograph_rewrite.analysis.rules.base import Semantics
 from autograph_rewrite.errors import GraphError, PassError, PlanError
 from autograph_rewrite.ir.frames import frames_of
@@ -130,6 +131,9 @@ def analyse(graph: Graph, item: GraphItem, plan: Plan, run: _Run | None = None) 
         reduced = cut.choose(state, outputs)
         if reduced:
             state = revise(state, reduced=reduced)
+        gathered = choose_gathers(state, outputs)
+        if gathered:
+            state = revise(state, reduced=gathered)
     return state, outputs
 
 
@@ -263,7 +267,7 @@ def _require_training(graph: Graph, item: GraphItem, state: Propagation) -> None
             "the train op updates no variable, so there is nothing to distribute",
             hint="pass the op that applies the gradients as train_op",
         )
-    dependent = descendants((value.node for value in state.whole_inputs), controls=False)
+    dependent = descendants(value.node for value in state.whole_inputs)
     if not any(node in dependent for node in updates):
         names = ", ".join(f"'{value.name}'" for value in state.whole_inputs)
         raise GraphError(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from autograph_rewrite.analysis.containers import future_splits
 from autograph_rewrite.analysis.dims import is_local, unit
 from autograph_rewrite.analysis.fact import PARTIAL, REPLICATED, Fact
 from autograph_rewrite.analysis.propagate import is_pinned
@@ -26,6 +27,7 @@ from autograph_rewrite.passes.context import Context
 
 def assign_spans(context: Context) -> None:
     """Mark each node with how often it runs: once, or on every replica."""
+    context.future_splits = future_splits(context.state)
     for node in context.state.order:
         node.span = _span(context, node)
 
@@ -38,6 +40,8 @@ def _span(context: Context, node: Node) -> Span:
     if answer.constant:
         return Span.EACH  # a constant takes its place; it stays only where something waits for it
     if any(state.source(value).placement.differs for value in map(node.output, range(len(answer.outputs)))):
+        return Span.EACH
+    if any(node.output(i) in context.future_splits for i in range(len(answer.outputs))):
         return Span.EACH
     for index, value in enumerate(node.inputs):
         fact = state.facts[value]

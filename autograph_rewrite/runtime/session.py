@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from autograph_rewrite.analysis.fact import Placement
-from autograph_rewrite.errors import GraphError, RewriteError
+from autograph_rewrite.errors import ClusterError, GraphError, RewriteError
 from autograph_rewrite.item import GraphItem, TensorInfo
 from autograph_rewrite.passes.layout import View
 from autograph_rewrite.passes.place import run_devices
@@ -52,6 +52,7 @@ class DistributedSession:
     def __init__(self, item: GraphItem, config: Any = None) -> None:
         tf = tensorflow()
         self._tf = tf
+        _require_devices(tf, item)
         self.item = item
         self.graph = tf.Graph()
         with self.graph.as_default():
@@ -101,8 +102,6 @@ class DistributedSession:
         try:
             got = self._session.run(wanted, feeds, options=options)
         except self._tf.errors.DeadlineExceededError as error:
-            from autograph_rewrite.errors import ClusterError
-
             raise ClusterError(
                 f"the step did not finish within {limit / 1e3:.0f} s",
                 hint="a replica is missing or stuck; if a step really takes longer, raise timeout_seconds",
@@ -215,6 +214,21 @@ def check_batch_sizes(sizes: Mapping[str, int]) -> None:
             f"the batch inputs of one step have different sizes ({listed})",
             hint="give None as the axis of the inputs that all replicas share: batch_inputs={'name': None}",
         )
+
+
+def _require_devices(tf: Any, item: GraphItem) -> None:
+    """Refuse a graph whose accelerators this machine does not have; virtual CPUs are made by the session.
+
+    Raises:
+        ClusterError: a device is missing.
+    """
+    for device in map(parse, run_devices(item.report.plan)) if item.report is not None else ():
+        found = tf.config.list_physical_devices(device.kind)
+        if device.kind != "CPU" and device.index >= len(found):
+            raise ClusterError(
+                f"there is no device {device.kind}:{device.index}; this machine has {len(found)} of kind {device.kind}",
+                hint="name devices that exist in `devices`",
+            )
 
 
 def _name(thing: Any) -> str:

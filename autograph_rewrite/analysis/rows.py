@@ -1,0 +1,139 @@
+"""Where to gather rows: once, raw, instead of once for each thing that an optimizer computes from them.
+
+    rows ──► rows * rows ──► scatter into the accumulator        one gather of rows, one of indices,
+      └────► rows / root ──► scatter into the table              not one at each scatter
+
+Only rows that serve nothing but such readers, through cheap ops, are looked at; among those the cut that costs
+least wins, as late as possible, since what comes after a gather is computed whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import networkx as nx
+
+from autograph_rewrite.analysis.cut import bytes_of
+from autograph_rewrite.analysis.fact import REPLICATED
+from autograph_rewrite.analysis.propagate import Propagation
+from autograph_rewrite.analysis.rules import TABLE
+from autograph_rewrite.ir import dtypes
+from autograph_rewrite.ir.graph import Node, Value
+
+CHEAP = frozenset(("elementwise", "layout", "pieces", "slicing", "sizes", "control", "segment", "gather"))
+SIZE_BYTES = 8
+"""What it costs to make a size global: next to nothing."""
+EXCHANGE_BYTES = 256 * 1024
+"""What starting an exchange costs, in bytes that could be sent meanwhile (50 us at 40 Gb/s); indices travel along."""
+
+
+def choose_gathers(state: Propagation, outputs: Iterable[Value] = ()) -> set[Value]:
+    """Return the split values to gather, and the sizes to make global, for all their readers.
+
+    It is empty where gathering at each reader is no worse.
+
+
+    Args:
+        state: placements.
+        outputs: values that the outside reads whole.
+    """
+    if state.loops or state.cells:
+        return set()  # values inside a loop would be gathered in every iteration
+    only_whole, demanded = _serving_gathers(state, set(outputs))
+    if len(demanded) < 2:
+        return set()
+    return _cut(state, only_whole, demanded)
+
+
+def _is_local(state: Propagation, value: Value) -> bool:
+    fact = state.facts.get(value)
+    return fact is not None and (fact.placement.is_split or fact.is_local) and value not in state.whole_inputs
+
+
+def _made(state: Propagation, node: Node) -> list[Value]:
+    answer = state.answers.get(node)
+    return [] if answer is None else [node.output(i) for i in range(len(answer.outputs))]
+
+
+def _serving_gathers(state: Propagation, outputs: set[Value]) -> tuple[dict[Value, list[Value]], set[Value]]:
+    """Return the values that serve only gathers, with what is made from each, and those that are gathered now."""
+    serving: dict[Value, list[Value]] = {}
+    demanded: set[Value] = set()
+    for node in reversed(state.order):
+        for value in _made(state, node):
+            if value in outputs:
+                continue
+            if _is_summed_rows(state, value):
+                serving[value] = []
+                demanded.add(value)
+                continue
+            if not _is_local(state, value):
+                continue
+            made = _readers(state, value, serving)
+            if made is None:
+                continue
+            serving[value] = made
+            wanted = any(state.answers[n].wants.get(i) == REPLICATED for n, i in value._uses)
+            if wanted and state.facts[value].placement.is_split:
+                demanded.add(value)
+    return serving, demanded
+
+
+def _is_summed_rows(state: Propagation, value: Value) -> bool:
+    """Return whether a value is a table of summed rows that is reduced: its rows may be gathered instead."""
+    rule = TABLE.get(value.node.op)
+    is_segment = rule is not None and rule.family == "segment"
+    return is_segment and value in state.reduced and state.source(value).placement.is_partial
+
+
+def _readers(state: Propagation, value: Value, serving: Mapping[Value, list[Value]]) -> list[Value] | None:
+    """Return the split values and sizes made from `value`; None if a reader uses its blocks for something else."""
+    made: list[Value] = []
+    for node, index in value._uses:
+        answer = state.answers.get(node)
+        if answer is None:
+            return None
+        if answer.wants.get(index) == REPLICATED or answer.constant:
+            continue
+        rule = TABLE.get(node.op)
+        results = [r for r in _made(state, node) if _is_local(state, r) or _is_summed_rows(state, r)]
+        if rule is None or rule.family not in CHEAP or any(result not in serving for result in results):
+            return None
+        if any(state.facts[result].placement.is_partial for result in _made(state, node)):
+            return None
+        made += results
+    return made
+
+
+def _price(state: Propagation, value: Value) -> int:
+    fact = state.source(value)
+    if fact.is_local:
+        return SIZE_BYTES
+    return bytes_of(fact) + (EXCHANGE_BYTES if fact.dtype in dtypes.INEXACT else 0)
+
+
+def _cut(state: Propagation, serving: Mapping[Value, list[Value]], demanded: set[Value]) -> set[Value]:
+    network: nx.DiGraph[object] = nx.DiGraph()
+    for value, made in serving.items():
+        price = _price(state, value)
+        # Reversed, so that the minimum cut that networkx returns is the one nearest to the readers.
+        network.add_edge((value, "out"), (value, "in"), capacity=price)
+        for other in made:
+            network.add_edge((other, "in"), (value, "out"))
+            network.add_edge((value, "out"), (other, "in"))  # what is split reads no whole terms of the region
+        sources = [source for source in value.node.inputs if state.facts[source].placement.differs]
+        if not sources or any(source not in serving for source in sources):
+            network.add_edge((value, "in"), "rows")  # blocks that cannot be had whole come in here
+    for value in demanded:
+        network.add_edge("readers", (value, "out"))
+    if "rows" not in network or "readers" not in network:
+        return set()
+    price, (reader_side, _) = nx.minimum_cut(network, "readers", "rows")
+    now = sum(_price(state, value) for value in demanded)
+    if price >= now:
+        return set()
+    return {
+        value
+        for value in serving
+        if (value, "out") in reader_side and (value, "in") not in reader_side and _is_local(state, value)
+    }
