@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,7 +21,8 @@ from autograph_rewrite.ir import wire
 from autograph_rewrite.ir.attrs import decode, encode
 from autograph_rewrite.ir.dtypes import RESOURCE
 from autograph_rewrite.ir.opdefs import get_op, signature
-from autograph_rewrite.ir.wire import RawNode, delimited, varint
+from autograph_rewrite.ir.quiet import no_garbage_collection
+from autograph_rewrite.ir.wire import delimited, varint
 
 _SIGNATURE, _NODE_DEF, _RET, _ATTR, _CONTROL_RET = 1, 3, 4, 5, 6  # FunctionDef
 _NAME, _INPUT_ARG, _OUTPUT_ARG, _IS_STATEFUL, _CONTROL_OUTPUT = 1, 2, 3, 17, 20  # OpDef
@@ -51,6 +53,20 @@ class Function:
     output_types: tuple[int, ...]
 
 
+class _Node(NamedTuple):
+    """A NodeDef; `rest` holds its encoded device and attributes, which are copied as they are."""
+
+    name: str
+    op: str
+    inputs: list[str]
+    rest: bytes
+
+    @property
+    def attrs(self) -> dict[str, bytes]:
+        """The attributes, by name."""
+        return wire.read_node(self.rest).attrs
+
+
 def build(
     data: bytes,
     name: str,
@@ -63,7 +79,7 @@ def build(
     """Make a function of a graph; nodes that nothing returned or run depends on are left out.
 
     Args:
-        data: an encoded GraphDef.
+        data: an encoded GraphDef, as `ir.serde` writes it: the fields of each node in order.
         name: of the function.
         arguments: placeholders to turn into arguments; those that the graph lacks, or does not need, are dropped.
         outputs: tensors to return, as `node:index`.
@@ -74,24 +90,35 @@ def build(
     Raises:
         GraphError: an output or target does not exist.
     """
+    with no_garbage_collection():
+        return _build(data, name, arguments, outputs, list(dict.fromkeys(targets)), read_after or {})
+
+
+def _build(
+    data: bytes,
+    name: str,
+    arguments: Sequence[str],
+    outputs: Sequence[str],
+    targets: Sequence[str],
+    read_after: Mapping[str, int],
+) -> Function:
     nodes, library = _read(data)
     _separate_groups(nodes, data)
     returned = [_split(output) for output in outputs]
-    targets = list(dict.fromkeys(targets))
     roots = [*(node for node, _ in returned), *targets]
     for node in roots:
         if node not in nodes:
             raise GraphError(f"the graph has no node '{node}', which the function is to return or to run")
-    needed = _needed(nodes, [*roots, *(node for node in read_after or {} if node in nodes)])
+    needed = _needed(nodes, [*roots, *(node for node in read_after if node in nodes)])
     taken = {argument: f"a{i}" for i, argument in enumerate(a for a in arguments if a in needed)}
     writer = _Writer(nodes, taken)
-    watched = {node: taken[node] for node in read_after or {} if node in taken}
-    types = [writer.dtype(node, index) for node, index in returned] + [(read_after or {})[node] for node in watched]
+    watched = {node: taken[node] for node in read_after if node in taken}
+    types = [writer.dtype(node, index) for node, index in returned] + [read_after[node] for node in watched]
     rets = [writer.slot(node, index) for node, index in returned]
     rets += [f"{_read_name(i)}:value:0" for i in range(len(watched))]
     parts = [delimited(_SIGNATURE, _op_def(name, [writer.dtype(a, 0) for a in taken], types, targets))]
     parts += [writer.node(node) for node in nodes.values() if node.name in needed]
-    parts += _reads(watched, read_after or {}, [node for node in roots if node not in taken])
+    parts += _reads(watched, read_after, [node for node in roots if node not in taken])
     parts += [_entry(_RET, f"o{i}", ret.encode()) for i, ret in enumerate(rets)]
     parts += [_entry(_CONTROL_RET, target, target.encode()) for target in targets]
     # Inlined into its caller, the function would lose what runs only for its effect.
@@ -117,20 +144,40 @@ def function_name(definition: bytes) -> str:
     raise GraphError("a function of the library has no name")
 
 
-def _read(data: bytes) -> tuple[dict[str, RawNode], tuple[bytes, ...]]:
+def _read(data: bytes) -> tuple[dict[str, _Node], tuple[bytes, ...]]:
     """Return the nodes by name, and the functions of the library."""
-    nodes: dict[str, RawNode] = {}
+    nodes: dict[str, _Node] = {}
     functions: list[bytes] = []
     for field, _, _, start, stop in wire.fields(data):
         if field == wire.NODE:
-            node = wire.read_node(data, start, stop)
+            node = _read_node(data, start, stop)
             nodes[node.name] = node
         elif field == wire.LIBRARY:
             functions += [data[a:b] for inner, _, _, a, b in wire.fields(data, start, stop) if inner == 1]
     return nodes, tuple(functions)
 
 
-def _separate_groups(nodes: dict[str, RawNode], data: bytes) -> None:
+def _read_node(data: bytes, at: int, stop: int) -> _Node:
+    """Read name, op and inputs, which come first."""
+    name = op = ""
+    inputs: list[str] = []
+    while at < stop:
+        field = data[at] >> 3
+        if field > wire.INPUT:
+            break
+        size, begin = wire.read_varint(data, at + 1)
+        at = begin + size
+        text = str(data[begin:at], "utf-8")
+        if field == wire.INPUT:
+            inputs.append(text)
+        elif field == wire.OP:
+            op = text
+        else:
+            name = text
+    return _Node(name, op, inputs, data[at:stop])
+
+
+def _separate_groups(nodes: dict[str, _Node], data: bytes) -> None:
     """Give the collectives of this graph a group key that no other graph has.
 
     All functions of a process share one table of collectives, in which TensorFlow remembers type and shape of each
@@ -141,11 +188,15 @@ def _separate_groups(nodes: dict[str, RawNode], data: bytes) -> None:
         if node.op not in _COLLECTIVES:
             continue
         key = nodes[node.inputs[_GROUP_KEY]]
-        if key.op == "Const" and _OWN_GROUP not in key.attrs:
-            old = int(decode(key.attrs["value"]))
+        attrs = key.attrs
+        if key.op == "Const" and _OWN_GROUP not in attrs:
+            old = int(decode(attrs["value"]))
             digest = hashlib.sha256(salt + old.to_bytes(8, "big", signed=True)).digest()
             value = encode("tensor", np.array(int.from_bytes(digest[:4], "big") % 2**30 + 1, np.int32))
-            nodes[key.name] = key._replace(attrs={**key.attrs, "value": value, _OWN_GROUP: _TRUE})
+            read = wire.read_node(key.rest)
+            device = delimited(wire.DEVICE, read.device.encode()) if read.device else b""
+            rest = device + wire.write_attrs({**attrs, "value": value, _OWN_GROUP: _TRUE}) + read.rest
+            nodes[key.name] = key._replace(rest=rest)
 
 
 def _split(tensor: str) -> tuple[str, int]:
@@ -153,7 +204,7 @@ def _split(tensor: str) -> tuple[str, int]:
     return node, int(index or 0)
 
 
-def _needed(nodes: Mapping[str, RawNode], roots: Iterable[str]) -> set[str]:
+def _needed(nodes: Mapping[str, _Node], roots: Iterable[str]) -> set[str]:
     """Return the names of the roots and of all they depend on."""
     found: set[str] = set()
     pending = list(roots)
@@ -162,20 +213,23 @@ def _needed(nodes: Mapping[str, RawNode], roots: Iterable[str]) -> set[str]:
         if name in found:
             continue
         found.add(name)
-        pending += [text[1:] if text[0] == "^" else text.partition(":")[0] for text in nodes[name].inputs]
+        for text in nodes[name].inputs:
+            producer = text[1:] if text[0] == "^" else text.partition(":")[0]
+            if producer not in found:
+                pending.append(producer)
     return found
 
 
 class _Writer:
     """Translates nodes and references: `x:1` of a graph is `x:output_name:1` in a function."""
 
-    def __init__(self, nodes: Mapping[str, RawNode], arguments: Mapping[str, str]) -> None:
+    def __init__(self, nodes: Mapping[str, _Node], arguments: Mapping[str, str]) -> None:
         self._nodes = nodes
         self._arguments = arguments
         self._references: dict[str, bytes] = {}
-        self._slots: dict[tuple[str, tuple[bytes | None, ...]], list[str]] = {}
+        self._slots: dict[str, list[str]] = {}  # by op; by op and node where the number of outputs varies
 
-    def node(self, node: RawNode) -> bytes:
+    def node(self, node: _Node) -> bytes:
         """Encode a node as a field of FunctionDef; an argument becomes nothing."""
         if node.name in self._arguments:
             return b""
@@ -187,8 +241,7 @@ class _Writer:
                 reference = known[text] = self._reference(text)
             if reference:
                 inputs.append(reference)
-        tail = wire.write_attrs(node.attrs) + node.rest
-        return _as_node_def(wire.write_node(node.name.encode(), node.op.encode(), inputs, node.device.encode(), tail))
+        return _as_node_def(wire.write_node(node.name.encode(), node.op.encode(), inputs, b"", node.rest))
 
     def _reference(self, text: str) -> bytes:
         """Return an input in the syntax of functions; nobody needs to wait for an argument."""
@@ -201,11 +254,13 @@ class _Writer:
         if name in self._arguments:
             return self._arguments[name]
         node = self._nodes[name]
-        key = (node.op, tuple(node.attrs.get(attr) for attr in get_op(node.op).type_attrs))
-        if key not in self._slots:
-            self._slots[key] = _slots(node)
+        slots = self._slots.get(node.op) or self._slots.get(f"{node.op} {name}")
+        if slots is None:
+            slots = _slots(node)
+            varies = any(arg.number_attr or arg.type_list_attr for arg in get_op(node.op).outputs)
+            self._slots[f"{node.op} {name}" if varies else node.op] = slots
         try:
-            return f"{name}:{self._slots[key][index]}"
+            return f"{name}:{slots[index]}"
         except IndexError:
             raise GraphError(f"'{name}' ({node.op}) has no output {index}") from None
 
@@ -215,7 +270,7 @@ class _Writer:
         return signature(node.op, node.attrs)[1][index]
 
 
-def _slots(node: RawNode) -> list[str]:
+def _slots(node: _Node) -> list[str]:
     """Return `argument:position` for each output."""
     found: list[str] = []
     for arg in get_op(node.op).outputs:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from autograph_rewrite.errors import ClusterError, GraphError
+from autograph_rewrite.ir import serde
 from autograph_rewrite.ir.dtypes import NUMBERS
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.binding import FunctionBinding
@@ -46,8 +47,9 @@ class Step:
         watched = {node: m.dtype.as_datatype_enum for node, m in copied.items() if m.watchable}
         nodes = [name for names in instances.values() for name in names]
         nodes += [name for _, names in captured for name in names]
+        data = serde.to_bytes(item.graph) if item.report is None else item.graph_bytes
         function = function_def.build(
-            item.graph_bytes, calls.new_name("step"), nodes, self.binding.outputs, item.targets, read_after=watched
+            data, calls.new_name("step"), nodes, self.binding.outputs, item.targets, read_after=watched
         )
         devices = self._plan.devices if self._plan is not None else ()
         self._call = calls.Call(function, on_cpu=calls.on_cpu(devices))
