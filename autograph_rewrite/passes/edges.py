@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from autograph_rewrite.analysis.dims import is_local, unit
 from autograph_rewrite.analysis.fact import PARTIAL, Fact, Shape
@@ -16,7 +17,7 @@ from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.rules.base import LocalEntry, Slice
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.walk import ancestors
+from autograph_rewrite.ir.walk import descendants
 from autograph_rewrite.item import Variable
 from autograph_rewrite.passes import combine
 from autograph_rewrite.passes.buckets import assign_buckets
@@ -38,8 +39,7 @@ def resolve(plan: Plan, state: Propagation, outputs: Iterable[Value], variables:
         variables: of the item.
     """
     found: dict[tuple[str, str], EdgePlan] = {}
-    outputs = list(outputs)
-    owners = Owners(state, variables, outputs)
+    owners = Owners(state, variables)
 
     def need(value: Value, target: str, reason: str) -> None:
         fact = state.source(value)
@@ -71,7 +71,29 @@ def resolve(plan: Plan, state: Propagation, outputs: Iterable[Value], variables:
     for value in outputs:
         if state.source(value).placement.differs and value not in state.whole_inputs:
             need(value, "replicated", "it is an output")
+    found = _without_statistics(state, found)
     return plan.with_edges(keys.with_keys(assign_buckets(plan, state, found), plan.devices))
+
+
+def _without_statistics(
+    state: Propagation, found: dict[tuple[str, str], EdgePlan]
+) -> dict[tuple[str, str], EdgePlan]:
+    """Give the step what is no gradient: a variable's gradient may depend on a statistic of the same shape.
+
+    The mean of a batch normalisation reaches the update of its scale, but through the gradient of the scale.
+    """
+    by_owner: dict[str, list[tuple[str, str]]] = {}
+    for key, edge in found.items():
+        if edge.owner != STEP and edge.from_.startswith("partial"):
+            by_owner.setdefault(edge.owner, []).append(key)
+    result = dict(found)
+    for several in by_owner.values():
+        nodes = {key: state.graph.value(key[0]).node for key in several}
+        for key in several if len(several) > 1 else ():
+            made = descendants([nodes[key]], controls=False)
+            if any(nodes[other] in made for other in several if other != key):
+                result[key] = replace(found[key], owner=STEP)
+    return result
 
 
 def _edge(plan: Plan, state: Propagation, owners: Owners, value: Value, target: str, reason: str) -> EdgePlan:
@@ -119,16 +141,13 @@ def static_bytes(fact: Fact) -> int:
 class Owners:
     """Finds the variable that an edge serves."""
 
-    def __init__(self, state: Propagation, variables: Mapping[str, Variable], outputs: Iterable[Value]) -> None:
+    def __init__(self, state: Propagation, variables: Mapping[str, Variable]) -> None:
         self._state = state
         self._by_handle = {variable.handle: variable for variable in variables.values()}
         self._knows_trained = any(variable.trainable for variable in variables.values())
-        self._forward = ancestors((value.node for value in outputs), controls=False)
 
     def of(self, value: Value) -> str:
         """Return the owner of the reduction or gather of `value`."""
-        if value.node in self._forward:
-            return STEP  # the loss depends on it: a statistic, not a gradient
         fact = self._state.source(value)
         sparse = fact.placement.is_split
         if not sparse and not fact.shape:
