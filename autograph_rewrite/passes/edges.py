@@ -25,6 +25,7 @@ from autograph_rewrite.plan import keys
 from autograph_rewrite.plan.parts import STEP, EdgePlan
 from autograph_rewrite.plan.plan import Plan
 
+PASSES_HANDLES = frozenset(("Identity", "Enter", "Switch", "RefEnter"))
 MAX_REACH = 400
 """How many nodes to look at for the owner of an edge."""
 
@@ -187,8 +188,15 @@ class Owners:
         return self._by_handle.get(handle_of(node.inputs[0]).node.name)
 
     def _reads(self, handle: Value) -> list[Value]:
-        readers = [use.node for use in handle_of(handle).uses if use.node.op == "ReadVariableOp"]
-        return [node.output() for node in readers if node in self._state.answers]
+        """Return what is read from a variable, also inside branches and loops."""
+        pending, found = [handle_of(handle)], []
+        while pending:
+            for node, _ in pending.pop()._uses:
+                if node.op == "ReadVariableOp":
+                    found.append(node.output())
+                elif node.op in PASSES_HANDLES and node in self._state.answers:
+                    pending += self._made(node)
+        return found
 
     def _made(self, node: Node) -> list[Value]:
         answer = self._state.answers.get(node)
@@ -221,6 +229,6 @@ def is_update(node: Node) -> bool:
 
 def handle_of(value: Value) -> Value:
     """Follow a variable's handle back to the node that gives it."""
-    while value.node.op in ("Identity", "Enter", "Switch", "RefEnter") and value.node.inputs:
+    while value.node.op in PASSES_HANDLES and value.node.inputs:
         value = value.node.inputs[0]
     return value
