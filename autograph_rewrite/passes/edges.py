@@ -165,7 +165,7 @@ class Owners:
         visited = 0
         while pending and visited < MAX_REACH:
             current = pending.popleft()
-            for node, _ in current._uses:
+            for node, index in current._uses:
                 visited += 1
                 variable = self._updated_by(node)
                 if variable is not None:
@@ -174,7 +174,7 @@ class Owners:
                     pending.extend(read for read in self._reads(node.inputs[0]) if read not in seen)
                     seen.update(self._reads(node.inputs[0]))
                     continue
-                for other in self._made(node):
+                for other in [node.output(index)] if node.op == "IdentityN" else self._made(node):
                     if other not in seen and self._follows(other, shape, sparse):
                         seen.add(other)
                         pending.append(other)
