@@ -26,7 +26,7 @@ def run(effort: Effort) -> tuple[list[Figure], dict[str, Any]]:
     for model in effort.some(MODELS):
         arguments = {
             "model": model,
-            "rounds": effort.rounds(9),
+            "rounds": effort.rounds(11),
             "seconds": effort.seconds(0.4),
             "tiny": effort.tiny,
         }

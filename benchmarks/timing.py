@@ -62,11 +62,6 @@ def ratio(of: Sequence[float], to: Sequence[float]) -> float:
     return median(a / b for a, b in zip(of, to, strict=True))
 
 
-def best(times: Times, names: Sequence[str]) -> str:
-    """Return the contestant among `names` with the smallest median."""
-    return min(names, key=lambda name: median(times[name]))
-
-
 def spread(values: Sequence[float]) -> float:
     """Return the distance of the quartiles relative to the median."""
     if len(values) < 2:

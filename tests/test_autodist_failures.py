@@ -48,9 +48,7 @@ def test_it_trains_to_the_values_of_one_device(name: str, variables: str):
 
 @pytest.mark.parametrize("variables", MODES)
 @pytest.mark.parametrize("optimizer", GRAPH_OPTIMIZERS)
-def test_sparse_gradients_train_to_the_values_of_one_device_with_every_optimizer(
-    optimizer: str, variables: str
-):
+def test_sparse_gradients_train_to_the_values_of_one_device_with_every_optimizer(optimizer: str, variables: str):
     assert_trains_like_one_device(AUTODIST["sparse_gradients"].build(optimizer=optimizer), variables)
 
 

@@ -78,9 +78,7 @@ def test_a_rewrite_error_is_code_2_and_a_message_without_traceback(
     }
 
 
-def test_a_file_that_is_not_there_is_code_2(
-    call: Callable[..., int], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_is_not_there_is_code_2(call: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     assert call(raising(FileNotFoundError(2, "No such file", "g.pb")), "inspect", "g.pb") == 2
     assert capsys.readouterr().err == "FileNotFoundError: [Errno 2] No such file: 'g.pb'\n"
 

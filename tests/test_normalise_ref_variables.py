@@ -90,6 +90,7 @@ def test_scatter_updates_and_counters_have_resource_forms() -> None:
 def test_a_variable_updated_in_a_v1_branch_is_updated_in_that_branch_only() -> None:
     v1.disable_control_flow_v2()
     try:
+
         def body(x: Any, w: Any) -> None:
             first = tf.cond(x[0] > 1.5, lambda: tf.identity(v1.assign_add(w, x)), lambda: tf.identity(w))
             with tf.control_dependencies([first]):

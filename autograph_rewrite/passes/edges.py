@@ -76,9 +76,7 @@ def resolve(plan: Plan, state: Propagation, outputs: Iterable[Value], variables:
     return plan.with_edges(keys.with_keys(assign_buckets(plan, state, found), plan.devices))
 
 
-def _without_statistics(
-    state: Propagation, found: dict[tuple[str, str], EdgePlan]
-) -> dict[tuple[str, str], EdgePlan]:
+def _without_statistics(state: Propagation, found: dict[tuple[str, str], EdgePlan]) -> dict[tuple[str, str], EdgePlan]:
     """Give the step what is no gradient: a variable's gradient may depend on a statistic of the same shape.
 
     The mean of a batch normalisation reaches the update of its scale, but through the gradient of the scale.

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from autograph_rewrite.analysis.answer import convert
 from autograph_rewrite.analysis.dims import Dim, Sym
 from autograph_rewrite.analysis.fact import LOCAL, PARTIAL, REPLICATED, Fact, Placement, Shape, split
-from autograph_rewrite.analysis.answer import convert
 from autograph_rewrite.analysis.rules.base import LocalEntry, Op, Placed, Rule, Semantics, Slice, Want, whole
 from autograph_rewrite.analysis.rules.empty import UNDEFINED_WHEN_EMPTY
 from autograph_rewrite.ir.attrs import decode
