@@ -127,12 +127,13 @@ class Reshard:
             self._predicates[value] = once.output()
         return self._predicates[value]
 
-    @staticmethod
-    def _read(node: Node, index: int, value: Value) -> None:
+    def _read(self, node: Node, index: int, value: Value) -> None:
         crosses = node.span is Span.ONCE and value.node.span is Span.EACH
         if not crosses and node._inputs[index] is value and not node.selects:
             return
         node.set_input(index, value, Select.FIRST if crosses else None)
+        if crosses and self._context.mirrored:
+            node.add_control(value.node)  # fetching replica 0's value alone would leave its collectives waiting
 
     def _fold(self, node: Node) -> None:
         """Replace a size that is a plain number after all."""
