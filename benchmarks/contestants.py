@@ -16,6 +16,8 @@ from typing import Any
 from benchmarks import programs
 
 HOW = ("single", "shared", "mirrored", "strategy")
+LOCAL = ("shared-local", "mirrored-local")
+"""With batch statistics per replica, as in MirroredStrategy; the others normalise over the whole batch."""
 Step = Callable[[], Any]
 
 
@@ -42,7 +44,7 @@ def split_cpu(count: int) -> None:
 
 
 def prepare(how: str, name: str, replicas: int, *, tiny: bool = False) -> Contestant:
-    """Make the program and its data for one of the ways in `HOW`."""
+    """Make the program and its data for one of the ways in `HOW` and `LOCAL`."""
     if how == "strategy":
         return _in_strategy(name, replicas, tiny)
     import tensorflow as tf
@@ -59,21 +61,23 @@ def _called(function: Callable[..., Any], *args: Any) -> Step:
     return lambda: function(*args)
 
 
-def config(variables: str, replicas: int) -> dict[str, Any]:
+def config(how: str, replicas: int) -> dict[str, Any]:
     """Return the configuration of so many replicas in this process."""
+    variables, _, statistics = how.partition("-")
     return {
         "devices": [f"CPU:{i}" for i in range(replicas)],
         "strategy": {"name": "AllReduce", "variables": variables},
+        "semantics": {"batch_norm": statistics or "sync"},
     }
 
 
-def _distributed(step: Callable[..., Any], variables: str, replicas: int, x: Any, y: Any) -> Callable[..., Any]:
+def _distributed(step: Callable[..., Any], how: str, replicas: int, x: Any, y: Any) -> Callable[..., Any]:
     import tensorflow as tf
 
     import autograph_rewrite as ar
 
     specs = [tf.TensorSpec([None, *array.shape[1:]], array.dtype) for array in (x, y)]
-    function: Callable[..., Any] = ar.distribute(step, config(variables, replicas), *specs)
+    function: Callable[..., Any] = ar.distribute(step, config(how, replicas), *specs)
     return function
 
 

@@ -83,14 +83,36 @@ def _labels(rng: np.random.RandomState, count: int, classes: int) -> Any:
 
 
 def mlp(tiny: bool) -> tuple[Any, Any, Any]:
-    """Three wide layers."""
+    """Four wide layers."""
     import keras
 
-    width, batch = (16, 8) if tiny else (1024, 256)
-    layers = [keras.layers.Dense(width, "relu") for _ in range(3)]
+    width, batch = (16, 8) if tiny else (512, 64)
+    layers = [keras.layers.Dense(width, "relu") for _ in range(4)]
     model = keras.Sequential([keras.Input((784,)), *layers, keras.layers.Dense(10)])
     rng = np.random.RandomState(0)
     return model, rng.standard_normal((batch, 784)).astype(np.float32), _labels(rng, batch, 10)
+
+
+def cnn(tiny: bool) -> tuple[Any, Any, Any]:
+    """The network of TensorFlow's own tutorial on training with tf.distribute.Strategy."""
+    import keras
+
+    layers = keras.layers
+    first, second, units, batch = (4, 4, 8, 4) if tiny else (32, 64, 64, 64)
+    model = keras.Sequential(
+        [
+            keras.Input((28, 28, 1)),
+            layers.Conv2D(first, 3, activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Conv2D(second, 3, activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Flatten(),
+            layers.Dense(units, "relu"),
+            layers.Dense(10),
+        ]
+    )
+    rng = np.random.RandomState(0)
+    return model, rng.standard_normal((batch, 28, 28, 1)).astype(np.float32), _labels(rng, batch, 10)
 
 
 def deep(tiny: bool) -> tuple[Any, Any, Any]:
@@ -125,12 +147,12 @@ def small(tiny: bool) -> tuple[Any, Any, Any]:
     return model, rng.standard_normal((4, 4)).astype(np.float32), _labels(rng, 4, 2)
 
 
-def cnn(tiny: bool) -> tuple[Any, Any, Any]:
+def resnet(tiny: bool) -> tuple[Any, Any, Any]:
     """A small ResNet with batch normalisation."""
     import keras
 
     layers = keras.layers
-    size, channels, batch = (8, (4,), 4) if tiny else (32, (32, 64, 128), 16)
+    size, channels, batch = (8, (4,), 4) if tiny else (32, (16, 32, 64), 64)
 
     def convolved(x: Any, width: int, stride: int = 1) -> Any:
         x = layers.Conv2D(width, 3, stride, "same", use_bias=False)(x)
@@ -154,7 +176,7 @@ def transformer(tiny: bool) -> tuple[Any, Any, Any]:
     import keras
 
     layers, ops = keras.layers, keras.ops
-    width, inner, length, batch = (8, 12, 4, 4) if tiny else (128, 512, 32, 64)
+    width, inner, length, batch = (8, 12, 4, 4) if tiny else (64, 256, 32, 64)
     vocabulary = 2000
     inputs = keras.Input((length,), dtype="int32")
     x = layers.Embedding(vocabulary, width)(inputs) + layers.Embedding(length, width)(ops.arange(length))
@@ -171,6 +193,7 @@ def transformer(tiny: bool) -> tuple[Any, Any, Any]:
 MODELS: dict[str, Callable[[bool], tuple[Any, Any, Any]]] = {
     "mlp": mlp,
     "cnn": cnn,
+    "resnet": resnet,
     "transformer": transformer,
     "deep": deep,
     "large": large,

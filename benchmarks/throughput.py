@@ -8,7 +8,6 @@ result, which whoever wants to run it has to do as well.
 from __future__ import annotations
 
 import tempfile
-import time
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -40,7 +39,8 @@ def run(effort: Effort) -> tuple[list[Figure], dict[str, Any]]:
         measured = call("benchmarks.throughput:measure", arguments, timeout=600, cores=1)
         arguments = {"layers": deep, "replicas": many, "rounds": effort.rounds(5), "tiny": effort.tiny}
         in_tf = call("benchmarks.throughput:measure_with_tensorflow", arguments, timeout=600, cores=1)
-    times: Times = measured["times"]
+    times = measured["times"]["processor"]
+    in_tf = in_tf["processor"]
     emitted: dict[str, int] = measured["nodes"]
     base, verified, bundle = (_name(*case) for case in cases[:3])
     nodes, seconds = emitted[base], median(times[base])
@@ -74,7 +74,12 @@ def run(effort: Effort) -> tuple[list[Figure], dict[str, Any]]:
         _scaling("nodes", [("pb", count, many, False) for count in layers], measured, many),
         _scaling("replicas", [("pb", deep, count, False) for count in replicas], measured, None),
     ]
-    return figures, {"times": times, "nodes": emitted, "passes": measured["passes"], "with_tensorflow": in_tf}
+    return figures, {
+        "times": measured["times"],
+        "nodes": emitted,
+        "passes": measured["passes"],
+        "with_tensorflow": in_tf,
+    }
 
 
 def _name(kind: str, layers: int, replicas: int, verify: bool) -> str:
@@ -85,7 +90,7 @@ def _scaling(what: str, cases: list[Case], measured: dict[str, Any], replicas: i
     """Return how time grows with the emitted nodes: in proportion, or less."""
     names = [_name(*case) for case in cases]
     sizes = [measured["nodes"][name] for name in names]
-    times = [median(measured["times"][name]) for name in names]
+    times = [median(measured["times"]["processor"][name]) for name in names]
     line = fit(sizes, times)
     listed = ", ".join(milliseconds(seconds) for seconds in times)
     where = f"{cases[0][1]} to {cases[-1][1]} layers" if replicas else f"{cases[0][2]} to {cases[-1][2]} replicas"
@@ -116,11 +121,11 @@ def measure(folder: str, cases: list[Case], rounds: int) -> dict[str, Any]:
         passes[name] = {record.name: record.seconds for record in new.report.passes}
 
     contestants = {_name(*case): partial(rewrite, *case) for case in cases}
-    times = interleaved(contestants, rounds=rounds, warm_up=min(1, rounds - 1), clock=time.process_time)
+    times = interleaved(contestants, rounds=rounds, warm_up=min(1, rounds - 1))
     return {"times": times, "nodes": nodes, "passes": passes}
 
 
-def measure_with_tensorflow(layers: int, replicas: int, rounds: int, tiny: bool) -> dict[str, Any]:
+def measure_with_tensorflow(layers: int, replicas: int, rounds: int, tiny: bool) -> Times:
     """Rewrite a tf.Graph to TensorFlow's GraphDef message, and import that (in a child)."""
     import tensorflow as tf
 
@@ -138,7 +143,4 @@ def measure_with_tensorflow(layers: int, replicas: int, rounds: int, tiny: bool)
         with tf.Graph().as_default():
             tf.graph_util.import_graph_def(message, name="")
 
-    return {
-        **interleaved({"rewrite": rewrite}, rounds=rounds, warm_up=0, clock=time.process_time),
-        **interleaved({"import": load}, rounds=min(rounds, 3), warm_up=0, clock=time.process_time),
-    }
+    return interleaved({"rewrite": rewrite, "import": load}, rounds=rounds, warm_up=0)

@@ -2,7 +2,8 @@
 
     round 1: A B C     round 2: B C A     round 3: C A B  ...      ratio(A, B) = median over rounds of A / B
 
-Whatever disturbs a round disturbs all contestants of it, so the ratio of two contestants hardly notices.
+Whatever disturbs a round disturbs all contestants of it, so the ratio of two contestants hardly notices. The time that
+the processor worked for this process is kept as well: on a busy machine it is the better witness.
 """
 
 from __future__ import annotations
@@ -14,17 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
 
-Times = dict[str, list[float]]
-"""Seconds per call, one number per round, by contestant."""
+Times = dict[str, dict[str, list[float]]]
+"""Seconds per call, one number per round, by contestant: {"wall": {"A": [...]}, "processor": {"A": [...]}}."""
 
 
 def interleaved(
-    contestants: Mapping[str, Callable[[], object]],
-    *,
-    rounds: int,
-    seconds: float = 0.0,
-    warm_up: int = 1,
-    clock: Callable[[], float] = time.perf_counter,
+    contestants: Mapping[str, Callable[[], object]], *, rounds: int, seconds: float = 0.0, warm_up: int = 1
 ) -> Times:
     """Time the contestants in turn, round by round; who begins changes.
 
@@ -33,33 +29,42 @@ def interleaved(
         rounds: numbers per contestant.
         seconds: repeat the calls of one round until about this much time has passed.
         warm_up: calls that are not counted.
-        clock: what to measure; `time.process_time` leaves out the time that other programs took.
     """
     calls = {}
     for name, call in contestants.items():
         for _ in range(warm_up):
             call()
-        calls[name] = max(1, round(seconds / max(_timed(call, 1, clock), 1e-7))) if seconds else 1
+        calls[name] = max(1, round(seconds / max(_timed(call, 1)[0], 1e-7))) if seconds else 1
     names = list(contestants)
-    times: Times = {name: [] for name in names}
+    times: Times = {"wall": {name: [] for name in names}, "processor": {name: [] for name in names}}
     for index in range(rounds):
         at = index % len(names)
         for name in names[at:] + names[:at]:
-            times[name].append(_timed(contestants[name], calls[name], clock))
+            wall, processor = _timed(contestants[name], calls[name])
+            times["wall"][name].append(wall)
+            times["processor"][name].append(processor)
     return times
 
 
-def _timed(call: Callable[[], object], calls: int, clock: Callable[[], float]) -> float:
+def _timed(call: Callable[[], object], calls: int) -> tuple[float, float]:
+    """Return the time per call on the wall, and on the processor."""
     gc.collect()  # what the one before has left behind is not to be paid here
-    began = clock()
+    wall, processor = time.perf_counter(), time.process_time()
     for _ in range(calls):
         call()
-    return (clock() - began) / calls
+    return (time.perf_counter() - wall) / calls, (time.process_time() - processor) / calls
 
 
 def ratio(of: Sequence[float], to: Sequence[float]) -> float:
     """Return the median over the rounds of `of` divided by `to`."""
     return median(a / b for a, b in zip(of, to, strict=True))
+
+
+def compare(times: Times, of: str, to: str) -> str:
+    """Say how two contestants compare by other measures than the median on the wall."""
+    wall, processor = times["wall"], times["processor"]
+    work = ratio(processor[of], processor[to])
+    return f"{work:.2f}x in processor time, {min(wall[of]) / min(wall[to]):.2f}x between the fastest rounds"
 
 
 def spread(values: Sequence[float]) -> float:
