@@ -128,9 +128,9 @@ def _cut(state: Propagation, serving: Mapping[Value, list[Value]], demanded: set
         network.add_edge("readers", (value, "out"))
     if "rows" not in network or "readers" not in network:
         return set()
-    price, (reader_side, _) = nx.minimum_cut(network, "readers", "rows")
+    best, (reader_side, _) = nx.minimum_cut(network, "readers", "rows")
     now = sum(_price(state, value) for value in demanded)
-    if price >= now:
+    if best >= now:
         return set()
     return {
         value
