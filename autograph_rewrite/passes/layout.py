@@ -30,6 +30,7 @@ class Layout:
         placements: of the original values, where instances differ.
         aliases: what took the place of original values.
         replicas: how many there are.
+        feeds: placeholders of the original graph, also those that no step needs.
     """
 
     def __init__(
@@ -39,12 +40,14 @@ class Layout:
         placements: dict[Value, Placement],
         aliases: dict[Value, Value],
         replicas: int,
+        feeds: frozenset[str] = frozenset(),
     ) -> None:
         self._graph = graph
         self._common = common
         self._placements = {value.name: placement for value, placement in placements.items()}
         self._aliases = {value.name: new.name for value, new in aliases.items()}
         self.replicas = replicas
+        self.feeds = feeds
 
     def find(self, tensor: str) -> View | None:
         """Return how to get a tensor (`x` or `x:0`), None if it is not in the graph any more."""

@@ -147,6 +147,7 @@ def _rewrite(
 ) -> GraphItem:
     began = time.perf_counter()
     nodes_before = len(graph)
+    feeds = frozenset(node.name for node in graph if node.op.startswith("Placeholder"))
     for name, info in item.outputs.items():
         graph.anchors[f"output {name}"] = graph.value(info.tensor)
     run = _Run(graph, verify, observers)
@@ -200,7 +201,7 @@ def _rewrite(
         len(graph) + each * (plan.replicas - 1),
         time.perf_counter() - began,
     )
-    layout = Layout(graph, common, placements, context.aliases, plan.replicas)
+    layout = Layout(graph, common, placements, context.aliases, plan.replicas, feeds)
     return item.with_(graph=None, data=data, report=report, layout=layout)
 
 

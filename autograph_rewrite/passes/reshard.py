@@ -28,8 +28,18 @@ from autograph_rewrite.passes.context import Context
 def assign_spans(context: Context) -> None:
     """Mark each node with how often it runs: once, or on every replica."""
     context.future_splits = future_splits(context.state)
-    for node in context.state.order:
+    order = context.state.order
+    for node in order:
         node.span = _span(context, node)
+    for node in (*order, *reversed(order)):
+        if node.op == "NoOp" and _stands_between_instances(node):
+            node.span = Span.EACH
+
+
+def _stands_between_instances(node: Node) -> bool:
+    """Return whether a NoOp only orders nodes that every replica runs: once, it would make the replicas wait."""
+    users = node.control_users
+    return bool(users) and all(n.span is Span.EACH for n in (*node.controls, *users)) and bool(node.controls)
 
 
 def _span(context: Context, node: Node) -> Span:

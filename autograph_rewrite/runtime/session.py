@@ -95,7 +95,8 @@ class DistributedSession:
             elements, placement = self._resolve(_name(fetch))
             plans.append(_Fetch(tuple(range(len(wanted), len(wanted) + len(elements))), placement))
             wanted += elements
-        feeds = {self._feed_key(key): value for key, value in (feed_dict or {}).items()}
+        given = {self._feed_key(key): value for key, value in (feed_dict or {}).items()}
+        feeds = {key: value for key, value in given.items() if key is not None}
         self._check_batch(feeds)
         limit = self._timeout_ms if timeout_ms is None else timeout_ms
         options = self._tf.compat.v1.RunOptions(timeout_in_ms=limit)
@@ -142,7 +143,8 @@ class DistributedSession:
         except KeyError:
             return False
 
-    def _feed_key(self, key: Any) -> str:
+    def _feed_key(self, key: Any) -> str | None:
+        """Return the tensor to feed; None for a placeholder of the original graph that no step needs."""
         name = _name(key)
         info = self.item.inputs.get(name)
         if info is not None:
@@ -151,6 +153,8 @@ class DistributedSession:
         try:
             self.graph.get_tensor_by_name(tensor)
         except (KeyError, ValueError):
+            if self.item.layout is not None and name.partition(":")[0] in self.item.layout.feeds:
+                return None
             known = ", ".join(self.item.inputs)
             raise GraphError(f"there is no '{name}' to feed", hint=f"the inputs are: {known}") from None
         return tensor

@@ -92,6 +92,8 @@ def strided_cuts(n: Op, rank: int, first: int) -> list[Cut] | None:
         else:
             low = None if masks["begin"] >> i & 1 else begin[i]
             high = None if masks["end"] >> i & 1 else end[i]
+            if (low is None and not masks["begin"] >> i & 1) or (high is None and not masks["end"] >> i & 1):
+                return None  # a bound that is not known is not an open one
             everything = low in (None, 0) and high is None and step[i] == 1
             cuts.append(Cut(source, target, None if everything else (low, high, step[i])))
             source, target = source + 1, target + 1
