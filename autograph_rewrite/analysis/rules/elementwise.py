@@ -184,12 +184,8 @@ def place_select(n: Op) -> Placed:
     """Choose between two values: linear in both while the condition is replicated."""
     condition, arms = n.inputs[0], n.inputs[1:]
     sums = [fact for fact in arms if _is_sum(fact.placement)]
-    if (
-        condition.placement == REPLICATED
-        and sums
     stay = all(_is_sum(f.placement) or (f.zero and not f.placement.is_split) for f in arms)
     if condition.placement == REPLICATED and sums and stay:
-    ):
         return Placed((PARTIAL,))
     old_vector_form = n.op == "Select" and condition.rank == 1 and (arms[0].rank or 0) > 1
     if not old_vector_form:
