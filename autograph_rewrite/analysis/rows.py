@@ -128,7 +128,10 @@ def _cut(state: Propagation, serving: Mapping[Value, list[Value]], demanded: set
         network.add_edge("readers", (value, "out"))
     if "rows" not in network or "readers" not in network:
         return set()
-    best, (reader_side, _) = nx.minimum_cut(network, "readers", "rows")
+    try:
+        best, (reader_side, _) = nx.minimum_cut(network, "readers", "rows")
+    except nx.NetworkXUnbounded:  # rows reach a reader without passing a place where they could be gathered
+        return set()
     now = sum(_price(state, value) for value in demanded)
     if best >= now:
         return set()

@@ -175,7 +175,6 @@ def _rewrite(
         reshard.run()
         decorrelate(context)
         state_block_shapes(context)
-        prune(graph, _roots(graph, item))  # sizes that turned out to be constants leave their inputs behind
     with run.step("guard"):
         guard_empty_blocks(context, blocks)
     common = {node for node in graph if node.span is Span.EACH and not _holds_own(context, node)}
@@ -184,6 +183,7 @@ def _rewrite(
         merge_outputs(context, reshard, outputs)
         merge_targets(context, [*item.targets, *item.keep, *([item.init_op] if item.init_op else [])])
         name_resources(context)
+        prune(graph, _roots(graph, item))
     with run.step("place"):
         devices = run_devices(plan)
         place(graph, devices)
