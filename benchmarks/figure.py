@@ -76,4 +76,4 @@ def show(console: Console, title: str, figures: Iterable[Figure]) -> None:
 
 def milliseconds(seconds: float) -> str:
     """Print a time."""
-    return f"{seconds * 1e3:.3g} ms" if seconds < 10 else f"{seconds:.1f} s"
+    return f"{seconds * 1e3:.3g} ms" if seconds < 0.9995 else f"{seconds:.2f} s"

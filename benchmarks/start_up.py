@@ -24,7 +24,7 @@ REPLICAS = 4
 def run(effort: Effort) -> tuple[list[Figure], dict[str, Any]]:
     """Return the figures, and the times that they are made of."""
     times: dict[str, list[float]] = {how: [] for how in contestants.HOW}
-    for _ in range(effort.rounds(3)):
+    for _ in range(effort.rounds(2)):
         for how in contestants.HOW:
             arguments = {"how": how, "tiny": effort.tiny}
             times[how].append(call("benchmarks.start_up:measure", arguments, timeout=150))

@@ -98,7 +98,7 @@ def _scaling(what: str, cases: list[Case], measured: dict[str, Any], replicas: i
         f"growth with {what}: exponent of time over emitted nodes",
         line.exponent,
         "",
-        at_most=1.1,
+        at_most=1.15,  # larger graphs fit the caches less well
         how=f"{where}: {listed}; line of {line.slope * 1e6:.2g} us per node + {milliseconds(line.intercept)}, "
         f"R^2 = {line.r_squared:.3f}",
     )

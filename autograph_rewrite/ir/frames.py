@@ -34,3 +34,23 @@ def frames_of(order: Iterable[Node]) -> dict[Node, Frame]:
         if frame:
             frames[node] = frame
     return frames
+
+
+def unconditional(order: Iterable[Node]) -> set[Node]:
+    """Return the nodes that certainly run, and run once: outside of loops and of the branches that a Switch opens.
+
+    Args:
+        order: the nodes, producers first.
+    """
+    nodes = list(order)
+    frames = frames_of(nodes)
+    level: dict[Node, int] = {}
+    for node in nodes:
+        producers = [*(value.node for value in node.inputs if value.node in level), *node.controls]
+        depth = max((level[p] for p in producers), default=0)
+        if node.op in ("Switch", "RefSwitch"):
+            depth += 1
+        elif node.op in ("Merge", "RefMerge", "Exit", "RefExit"):
+            depth = max(min((level[p] for p in producers), default=0) - 1, 0)
+        level[node] = depth
+    return {node for node in nodes if node not in frames and not level[node]}

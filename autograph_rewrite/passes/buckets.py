@@ -17,7 +17,7 @@ import numpy as np
 
 from autograph_rewrite.analysis.fact import PARTIAL
 from autograph_rewrite.analysis.propagate import Propagation
-from autograph_rewrite.ir.frames import frames_of
+from autograph_rewrite.ir.frames import unconditional
 from autograph_rewrite.ir.graph import Node, Span, Value
 from autograph_rewrite.ir.walk import dependencies
 from autograph_rewrite.passes import combine
@@ -73,22 +73,14 @@ def _is_fixed(state: Propagation, value: Value) -> bool:
 
 def _depths(state: Propagation) -> dict[Node, int]:
     """Return, for nodes outside of loops and branches, how many reductions lie one behind the other before them."""
-    frames = frames_of(state.order)
     depths: dict[Node, int] = {}
-    level: dict[Node, int] = {}
     for node in state.order:
-        producers = list(dependencies(node))
-        branch = max((level[p] for p in producers), default=0)
-        if node.op in ("Switch", "RefSwitch"):
-            branch += 1
-        elif node.op in ("Merge", "RefMerge", "Exit", "RefExit"):
-            branch = max(min((level[p] for p in producers), default=0) - 1, 0)
-        level[node] = branch
-        depth = max((depths.get(p, 0) for p in producers), default=0)
+        depth = max((depths.get(p, 0) for p in dependencies(node)), default=0)
         if any(value in state.reduced for value in node.inputs):
             depth += 1
         depths[node] = depth
-    return {node: depth for node, depth in depths.items() if node not in frames and not level[node]}
+    certain = unconditional(state.order)
+    return {node: depth for node, depth in depths.items() if node in certain}
 
 
 def reduce_bucket(

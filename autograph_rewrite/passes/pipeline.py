@@ -35,6 +35,7 @@ from autograph_rewrite.passes.guard import guard_empty_blocks
 from autograph_rewrite.passes.layout import Layout
 from autograph_rewrite.passes.merge import merge_outputs, merge_targets
 from autograph_rewrite.passes.mirror import name_resources
+from autograph_rewrite.passes.order_reads import order_reads
 from autograph_rewrite.passes.place import place, run_devices
 from autograph_rewrite.passes.prune import prune
 from autograph_rewrite.passes.report import Note, PassRecord, Report
@@ -184,6 +185,7 @@ def _rewrite(
         merge_targets(context, [*item.targets, *item.keep, *([item.init_op] if item.init_op else [])])
         name_resources(context)
         prune(graph, _roots(graph, item))
+        order_reads(graph, [graph.nodes[name] for name in item.targets if name in graph.nodes])
     with run.step("place"):
         devices = run_devices(plan)
         place(graph, devices)
@@ -220,6 +222,7 @@ def _agreed(given: Plan, resolved: Plan, item: GraphItem) -> Plan:
         missing = "lacks" if odd in wanted else "has"
         raise PlanError(
             f"the plan {missing} the edge '{odd[0]}' from {odd[1]} to {odd[2]}: its edges are not those of this graph",
+            where=given.source.name,
             hint="build it anew with build_plan, or remove its edges",
         )
     check.require(replace(given, graph_digest=""), item)
