@@ -63,15 +63,16 @@ class EdgePlan:
         from_: its placement, as in "partial(sum)".
         to: the placement that its readers need.
         owner: the variable whose update it serves, or `STEP`.
-        role: tells edges of one value and target apart: "indices", "values", "sizes".
+        role: tells edges of one value and target apart: "factor" is the second collective of powersgd.
         lowering: a name of `plan.lowerings`.
         dtype: TensorFlow's name of the element type.
-        bytes: moved per step and replica, as far as shapes are known.
+        bytes: what one replica hands over per step, as far as shapes are known.
         group_key: of the collective; 0 where there is none.
         instance_key: of the collective; the edges of a bucket share one.
         order: place of the collective in the one total order; shared in a bucket.
         bucket: edges with one number are reduced together; 0 alone.
         reason: why the edge is there, for people.
+        compressor: what makes the value smaller on its way, "none" where nothing does.
     """
 
     value: str
@@ -87,6 +88,7 @@ class EdgePlan:
     order: int | None = None
     bucket: int = 0
     reason: str = ""
+    compressor: str = "none"
 
     @property
     def is_collective(self) -> bool:

@@ -102,7 +102,19 @@ class Options(_message.Message):
     class Compressor(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         none: _ClassVar[Options.Compressor]
+        fp16: _ClassVar[Options.Compressor]
+        bf16: _ClassVar[Options.Compressor]
+        fp16_ef: _ClassVar[Options.Compressor]
+        bf16_ef: _ClassVar[Options.Compressor]
+        topk: _ClassVar[Options.Compressor]
+        powersgd: _ClassVar[Options.Compressor]
     none: Options.Compressor
+    fp16: Options.Compressor
+    bf16: Options.Compressor
+    fp16_ef: Options.Compressor
+    bf16_ef: Options.Compressor
+    topk: Options.Compressor
+    powersgd: Options.Compressor
     SYNCHRONIZER_FIELD_NUMBER: _ClassVar[int]
     HINT_FIELD_NUMBER: _ClassVar[int]
     COMPRESSOR_FIELD_NUMBER: _ClassVar[int]
@@ -124,7 +136,7 @@ class VariableRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., placement: _Optional[str] = ..., options: _Optional[_Union[Options, _Mapping]] = ...) -> None: ...
 
 class Edge(_message.Message):
-    __slots__ = ("value", "to", "owner", "role", "lowering", "dtype", "bytes", "group_key", "instance_key", "order", "bucket", "reason")
+    __slots__ = ("value", "to", "owner", "role", "lowering", "dtype", "bytes", "group_key", "instance_key", "order", "bucket", "reason", "compressor")
     VALUE_FIELD_NUMBER: _ClassVar[int]
     FROM_FIELD_NUMBER: _ClassVar[int]
     TO_FIELD_NUMBER: _ClassVar[int]
@@ -138,6 +150,7 @@ class Edge(_message.Message):
     ORDER_FIELD_NUMBER: _ClassVar[int]
     BUCKET_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSOR_FIELD_NUMBER: _ClassVar[int]
     value: str
     to: str
     owner: str
@@ -150,4 +163,5 @@ class Edge(_message.Message):
     order: int
     bucket: int
     reason: str
-    def __init__(self, value: _Optional[str] = ..., to: _Optional[str] = ..., owner: _Optional[str] = ..., role: _Optional[str] = ..., lowering: _Optional[str] = ..., dtype: _Optional[str] = ..., bytes: _Optional[int] = ..., group_key: _Optional[int] = ..., instance_key: _Optional[int] = ..., order: _Optional[int] = ..., bucket: _Optional[int] = ..., reason: _Optional[str] = ..., **kwargs) -> None: ...
+    compressor: Options.Compressor
+    def __init__(self, value: _Optional[str] = ..., to: _Optional[str] = ..., owner: _Optional[str] = ..., role: _Optional[str] = ..., lowering: _Optional[str] = ..., dtype: _Optional[str] = ..., bytes: _Optional[int] = ..., group_key: _Optional[int] = ..., instance_key: _Optional[int] = ..., order: _Optional[int] = ..., bucket: _Optional[int] = ..., reason: _Optional[str] = ..., compressor: _Optional[_Union[Options.Compressor, str]] = ..., **kwargs) -> None: ...
