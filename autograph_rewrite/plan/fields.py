@@ -44,7 +44,8 @@ def _regular_expression(value: str) -> str:
     return value
 
 
-def _address(value: str) -> str:
+def read_address(value: str) -> str:
+    """Read where a process listens: host:port."""
     match = _ADDRESS.fullmatch(value)
     if match is None or not 0 < int(match["port"]) < 65536:
         raise ValueError(f"must be an address like 10.0.0.1:2222, not {value!r}")
@@ -70,7 +71,7 @@ Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 DeviceName = Annotated[str, Field(strict=True), AfterValidator(canonical)]
 Pattern = Annotated[str, Field(strict=True, min_length=1), AfterValidator(_regular_expression)]
-Address = Annotated[str, Field(strict=True), AfterValidator(_address)]
+Address = Annotated[str, Field(strict=True), AfterValidator(read_address)]
 RematPolicy = Annotated[str, Field(strict=True), AfterValidator(_remat_policy)]
 Size = Annotated[
     int,
