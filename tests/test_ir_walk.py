@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir import dtypes, serde
 from autograph_rewrite.ir.graph import Graph, Node
-from autograph_rewrite.ir.walk import ancestors, descendants, topological_order
+from autograph_rewrite.ir.walk import ancestors, depends_on_any, descendants, marks_before, topological_order
 
 
 def diamond() -> tuple[Graph, Node, Node, Node, Node]:
@@ -81,3 +82,47 @@ def test_a_deep_graph_needs_no_recursion() -> None:
         value = graph.insert(Node(graph, f"n{i}", "Neg", "", attrs, b""), [value]).output()
     assert len(topological_order(graph)) == len(graph)
     assert len(ancestors([value.node])) == len(graph) - 1
+
+
+def test_what_leaves_a_loop_waits_for_its_last_iteration():
+    graph = Graph()
+    start = graph.add("Const", name="start", attrs={"value": np.float32(0), "dtype": dtypes.FLOAT}).output()
+    entered = graph.add("Enter", [start], name="enter", attrs={"frame_name": "loop"}).output()
+    merge = graph.add("Merge", [entered, entered], name="merge").output()
+    again = graph.add("LoopCond", [graph.add("Less", [merge, merge], name="less").output()], name="again").output()
+    switch = graph.add("Switch", [merge, again], name="switch")
+    body = graph.add("Neg", [switch.output(1)], name="body")
+    step = graph.add("NextIteration", [body.output()], name="next").output()
+    merge.node.set_input(1, step)
+    left = graph.add("Exit", [switch.output(0)], name="exit")
+
+    order = [node.name for node in topological_order(graph)]
+    assert order.index("next") < order.index("exit")
+
+    after = graph.add("Neg", [left.output()], name="after")
+    body.add_control(after)  # the body would wait for what the loop hands out
+    with pytest.raises(GraphError, match="cycle: "):
+        topological_order(graph)
+
+
+def test_a_cycle_is_told_in_the_order_in_which_it_runs():
+    graph = Graph()
+    first = graph.add("NoOp", name="first")
+    second = graph.add("NoOp", name="second", controls=[first])
+    third = graph.add("NoOp", name="third", controls=[second])
+    first.add_control(third)
+
+    with pytest.raises(GraphError, match="first -> second -> third -> first"):
+        topological_order(graph)
+
+
+def test_marks_are_joined_along_data_and_control_edges():
+    graph = Graph()
+    left, right = graph.add("NoOp", name="left"), graph.add("NoOp", name="right")
+    both = graph.add("NoOp", name="both", controls=[left, right])
+
+    before = marks_before(topological_order(graph), {left: 1, right: 2})
+
+    assert before == {left: 0, right: 0, both: 3}
+    assert depends_on_any([both], {right})
+    assert not depends_on_any([left], {right})

@@ -10,7 +10,7 @@ is then repeated with those values seen as replicated. Equal nodes share one ans
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autograph_rewrite.analysis.answer import Answer, const_fact, convert
@@ -60,6 +60,7 @@ class Propagation:
     cache: dict[Any, Answer] = field(default_factory=dict)
     visited: dict[Node, tuple[object, object]] = field(default_factory=dict)  # what each answer was given for
     loops: bool = False
+    edits: int = 0  # of the graph when `order` was made
 
     def wants(self, node: Node) -> Mapping[int, Want]:
         """Return the conversions that the inputs of `node` need."""
@@ -96,7 +97,7 @@ def propagate(
         GraphError: the graph has a cycle outside its loops.
         PassError: the loops do not settle.
     """
-    state = Propagation(graph, topological_order(graph), semantics)
+    state = Propagation(graph, topological_order(graph), semantics, edits=graph.edits)
     state.reduced = set(reduced)
     state.whole_inputs = dict(batch_inputs)
     if cache is not None:
@@ -125,14 +126,9 @@ def revise(state: Propagation, *, reduced: Iterable[Value] = ()) -> Propagation:
     if state.loops or state.cells:
         every = state.reduced | set(reduced)
         return propagate(state.graph, state.whole_inputs, state.semantics, reduced=every, cache=state.cache)
-    order = topological_order(state.graph)
-    alive = set(order)
-    for node in [node for node in state.answers if node not in alive]:
-        del state.answers[node]
-    new = Propagation(state.graph, order, state.semantics, reduced=state.reduced | set(reduced))
-    new.whole_inputs, new.cache, new.visited = state.whole_inputs, state.cache, state.visited
-    new.answers, new.raw = state.answers, state.raw
-    new.facts = {value: fact for value, fact in state.facts.items() if value.node in alive}
+    if state.graph.edits != state.edits:
+        state = _without_erased(state)
+    new, order = replace(state, reduced=state.reduced | set(reduced)), state.order
     dirty = {node for node in order if not _is_visited(new, node)}
     for value in reduced:
         new.facts[value] = _presented(new, value, new.raw.get(value) or new.facts[value])
@@ -142,6 +138,15 @@ def revise(state: Propagation, *, reduced: Iterable[Value] = ()) -> Propagation:
             for value in _record(new, node, _visit(new, node, optimistic=True)):
                 dirty.update(reader for reader, _ in value._uses)
     return new
+
+
+def _without_erased(state: Propagation) -> Propagation:
+    """Return what still holds after nodes were added and erased."""
+    order = topological_order(state.graph)
+    alive = set(order)
+    answers = {node: answer for node, answer in state.answers.items() if node in alive}
+    facts = {value: fact for value, fact in state.facts.items() if value.node in alive}
+    return replace(state, order=order, answers=answers, facts=facts, edits=state.graph.edits)
 
 
 def _is_visited(state: Propagation, node: Node) -> bool:

@@ -9,6 +9,7 @@ least wins, as late as possible, since what comes after a gather is computed who
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Mapping
 
 import networkx as nx
@@ -32,17 +33,35 @@ def choose_gathers(state: Propagation, outputs: Iterable[Value] = ()) -> set[Val
 
     It is empty where gathering at each reader is no worse.
 
-
     Args:
         state: placements.
         outputs: values that the outside reads whole.
     """
     if state.loops or state.cells:
         return set()  # values inside a loop would be gathered in every iteration
-    only_whole, demanded = _serving_gathers(state, set(outputs))
+    serving, demanded = _serving_gathers(state, set(outputs))
+    serving = _around_rows(serving, demanded)
+    demanded &= set(serving)
     if len(demanded) < 2:
         return set()
-    return _cut(state, only_whole, demanded)
+    return _cut(state, serving, demanded)
+
+
+def _around_rows(serving: Mapping[Value, list[Value]], demanded: set[Value]) -> dict[Value, list[Value]]:
+    """Return the regions where rows are gathered, or summed into a table: mere sums over examples are best reduced."""
+    network: nx.Graph[Value] = nx.Graph()
+    network.add_nodes_from(serving)
+    network.add_edges_from((value, other) for value, made in serving.items() for other in made)
+    kept: set[Value] = set()
+    for region in nx.connected_components(network):
+        if any(value in demanded and not _is_plain_sum(value) for value in region):
+            kept |= region
+    return {value: made for value, made in serving.items() if value in kept}
+
+
+def _is_plain_sum(value: Value) -> bool:
+    rule = TABLE.get(value.node.op)
+    return rule is not None and rule.family == "reduce"
 
 
 def _is_local(state: Propagation, value: Value) -> bool:
@@ -56,34 +75,74 @@ def _made(state: Propagation, node: Node) -> list[Value]:
 
 
 def _serving_gathers(state: Propagation, outputs: set[Value]) -> tuple[dict[Value, list[Value]], set[Value]]:
-    """Return the values that serve only gathers, with what is made from each, and those that are gathered now."""
+    """Return the values that serve only gathers, with what is made from each, and those that are gathered now.
+
+    Nodes are visited readers first, beginning at the gathers: what does not lead to one is not looked at.
+    """
     serving: dict[Value, list[Value]] = {}
     demanded: set[Value] = set()
-    for node in reversed(state.order):
-        for value in _made(state, node):
-            if value in outputs:
-                continue
-            if _is_summed_rows(state, value):
-                serving[value] = []
-                demanded.add(value)
-                continue
-            if not _is_local(state, value):
-                continue
-            made = _readers(state, value, serving)
-            if made is None:
-                continue
-            serving[value] = made
-            wanted = any(state.answers[n].wants.get(i) == REPLICATED for n, i in value._uses)
-            if wanted and state.facts[value].placement.is_split:
-                demanded.add(value)
+    position = {node: -i for i, node in enumerate(state.order)}
+    queue = [(position[node], node.name, node) for node in _gathered_from(state)]
+    heapq.heapify(queue)
+    seen = {node for _, _, node in queue}
+    while queue:
+        node = heapq.heappop(queue)[-1]
+        if _serves(state, node, outputs, serving, demanded):
+            for producer in {value.node: None for value in node.inputs}:
+                if producer not in seen and producer in position:
+                    seen.add(producer)
+                    heapq.heappush(queue, (position[producer], producer.name, producer))
     return serving, demanded
 
 
-def _is_summed_rows(state: Propagation, value: Value) -> bool:
-    """Return whether a value is a table of summed rows that is reduced: its rows may be gathered instead."""
+def _gathered_from(state: Propagation) -> dict[Node, None]:
+    """Return the nodes whose values are gathered, or are sums of rows that are reduced."""
+    found: dict[Node, None] = {}
+    for node, answer in state.answers.items():
+        if any(_is_summed(state, value) for value in _made(state, node)):
+            found[node] = None
+        for index, want in answer.wants.items():
+            if want == REPLICATED and _is_local(state, node.inputs[index]):
+                found[node.inputs[index].node] = None
+    return found
+
+
+def _serves(
+    state: Propagation, node: Node, outputs: set[Value], serving: dict[Value, list[Value]], demanded: set[Value]
+) -> bool:
+    """Note which outputs of a node serve only gathers; return whether there is one whose inputs may, too."""
+    found = False
+    for value in _made(state, node):
+        if value in outputs:
+            continue
+        if _is_summed(state, value):
+            serving[value] = []
+            demanded.add(value)
+            found = True
+            continue
+        made = _readers(state, value, serving) if _is_local(state, value) else None
+        if made is None:
+            continue
+        serving[value] = made
+        found = True
+        wanted = any(state.answers[n].wants.get(i) == REPLICATED for n, i in value._uses)
+        if wanted and state.facts[value].placement.is_split:
+            demanded.add(value)
+    return found
+
+
+def _is_summed(state: Propagation, value: Value) -> bool:
+    """Return whether a value is reduced where it arises as a sum of rows: a table, or the norm of an update.
+
+    It could be computed of the whole rows instead.
+    """
+    if value not in state.reduced:
+        return False
+    fact = state.source(value)
+    if not fact.placement.is_partial:
+        return False
     rule = TABLE.get(value.node.op)
-    is_segment = rule is not None and rule.family == "segment"
-    return is_segment and value in state.reduced and state.source(value).placement.is_partial
+    return rule is not None and (rule.family == "segment" or (rule.family == "reduce" and fact.shape == ()))
 
 
 def _readers(state: Propagation, value: Value, serving: Mapping[Value, list[Value]]) -> list[Value] | None:
@@ -96,10 +155,10 @@ def _readers(state: Propagation, value: Value, serving: Mapping[Value, list[Valu
         if answer.wants.get(index) == REPLICATED or answer.constant:
             continue
         rule = TABLE.get(node.op)
-        results = [r for r in _made(state, node) if _is_local(state, r) or _is_summed_rows(state, r)]
-        if rule is None or rule.family not in CHEAP or any(result not in serving for result in results):
+        results = [r for r in _made(state, node) if state.source(r).placement.differs]
+        if rule is None or (rule.family not in CHEAP and rule.family != "reduce"):
             return None
-        if any(state.facts[result].placement.is_partial for result in _made(state, node)):
+        if any(result not in serving for result in results):
             return None
         made += results
     return made

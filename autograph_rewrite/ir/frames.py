@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from autograph_rewrite.ir.graph import Node
 
+OPENS = frozenset(("Enter", "RefEnter", "Switch", "RefSwitch"))
 Frame = tuple[str, ...]
 """Names of the nested loops, outermost first; empty outside of all loops."""
 
@@ -43,6 +44,8 @@ def unconditional(order: Iterable[Node]) -> set[Node]:
         order: the nodes, producers first.
     """
     nodes = list(order)
+    if not any(node.op in OPENS for node in nodes):
+        return set(nodes)
     frames = frames_of(nodes)
     level: dict[Node, int] = {}
     for node in nodes:

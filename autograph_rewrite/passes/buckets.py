@@ -73,12 +73,12 @@ def _is_fixed(state: Propagation, value: Value) -> bool:
 
 def _depths(state: Propagation) -> dict[Node, int]:
     """Return, for nodes outside of loops and branches, how many reductions lie one behind the other before them."""
-    depths: dict[Node, int] = {}
-    for node in state.order:
-        depth = max((depths.get(p, 0) for p in dependencies(node)), default=0)
-        if any(value in state.reduced for value in node.inputs):
-            depth += 1
-        depths[node] = depth
+    sources = {value.node for value in state.reduced}
+    depths: dict[Node, int] = dict.fromkeys(state.order, 0)
+    first = next(i for i, node in enumerate(state.order) if node in sources)
+    for node in state.order[first + 1 :]:
+        depth = max([depths[producer] for producer in dependencies(node)], default=0)
+        depths[node] = depth + any([value in state.reduced for value in node.inputs])
     certain = unconditional(state.order)
     return {node: depth for node, depth in depths.items() if node in certain}
 

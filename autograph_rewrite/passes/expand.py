@@ -84,23 +84,29 @@ class _Tails:
     """Encodes attributes; equal ones, which are most, only once."""
 
     def __init__(self) -> None:
-        self._cache: dict[tuple[str, bytes], bytes] = {}
+        self._single: dict[tuple[str, bytes], bytes] = {}
+        self._joined: dict[tuple[object, ...], bytes] = {}
 
     def __call__(self, node: Node, replica: int = 0, *, copied: bool) -> bytes:
         """Return the encoded attributes and uninterpreted fields of one instance.
 
         Colocation is dropped: every node has a device. So are shapes, which were those of the whole batch.
         """
-        cache = self._cache
+        key = (copied, replica, node.rest, *node._attrs.items())
+        tail = self._joined.get(key)
+        if tail is None:
+            tail = self._joined[key] = self._encode(node, replica, copied)
+        return tail
+
+    def _encode(self, node: Node, replica: int, copied: bool) -> bytes:
         parts: list[bytes] = []
         for key, raw in node._attrs.items():
             if key in _DROPPED:
                 continue
             value = raw.raws[replica] if isinstance(raw, PerInstance) else raw
-            encoded = cache.get((key, value))
+            encoded = self._single.get((key, value))
             if encoded is None:
-                encoded = wire.write_attrs({key: value})
-                cache[key, value] = encoded
+                encoded = self._single[key, value] = wire.write_attrs({key: value})
             parts.append(encoded)
         if copied and PASS_ATTR not in node._attrs:
             parts.append(_MARK)

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.frames import unconditional
 from autograph_rewrite.ir.graph import Graph, Node
-from autograph_rewrite.ir.walk import ancestors, dependencies, topological_order
+from autograph_rewrite.ir.walk import ancestors, marks_before, topological_order
 from autograph_rewrite.passes.edges import handle_of, is_update
 
 READS = frozenset(("ReadVariableOp", "ResourceGather", "ResourceGatherNd"))
@@ -35,34 +35,30 @@ def order_reads(graph: Graph, targets: Iterable[Node]) -> int:
     reads = [node for node in graph if node.op in READS and node in certain]
     if not updates or not reads:
         return 0
-    marks = {node: 1 << i for i, node in enumerate((*reads, *updates))}
-    before = _reach(order, marks)
     by_handle: dict[Node, list[Node]] = {}
     for read in reads:
         by_handle.setdefault(handle_of(read.inputs[0]).node, []).append(read)
-    added: list[tuple[Node, Node]] = []
-    for update in updates:
-        for read in by_handle.get(handle_of(update.inputs[0]).node, ()):
-            is_ordered = before[update] & marks[read] or before[read] & marks[update]
-            if not is_ordered and _needs_no_more(read, step):
-                update.add_control(read)
-                added.append((update, read))
-    if added and _has_cycle(graph):
-        for update, read in added:  # reads of several variables that wait for each other's updates: leave them be
+    pairs = [(update, read) for update in updates for read in by_handle.get(handle_of(update.inputs[0]).node, ())]
+    marks = _number(reads)
+    before = marks_before(order, marks)
+    pairs = [(update, read) for update, read in pairs if not before[update] & marks[read]]
+    if not pairs:
+        return 0
+    marks = _number(update for update, _ in pairs)
+    before = marks_before(order, marks)
+    pairs = [(u, read) for u, read in pairs if not before[read] & marks[u] and _needs_no_more(read, step)]
+    for update, read in pairs:
+        update.add_control(read)
+    if any(before[read] for _, read in pairs) and _has_cycle(graph):
+        for update, read in pairs:  # reads of several variables that wait for each other's updates: leave them be
             update.remove_control(read)
         return 0
-    return len(added)
+    return len(pairs)
 
 
-def _reach(order: Iterable[Node], marks: dict[Node, int]) -> dict[Node, int]:
-    """Return, for each node, the marks of all nodes that run before it."""
-    before: dict[Node, int] = {}
-    for node in order:
-        mask = 0
-        for producer in dependencies(node):
-            mask |= before[producer] | marks.get(producer, 0)
-        before[node] = mask
-    return before
+def _number(nodes: Iterable[Node]) -> dict[Node, int]:
+    """Return a bit for each node."""
+    return {node: 1 << i for i, node in enumerate(dict.fromkeys(nodes))}
 
 
 def _needs_no_more(read: Node, step: set[Node]) -> bool:

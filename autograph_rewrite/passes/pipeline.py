@@ -8,6 +8,7 @@ Everything up to `expand` works on the folded graph, whose size does not depend 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,7 @@ from autograph_rewrite.errors import GraphError, PassError, PlanError
 from autograph_rewrite.ir.frames import frames_of
 from autograph_rewrite.ir.graph import Graph, Node, Span, Value
 from autograph_rewrite.ir.quiet import no_garbage_collection
-from autograph_rewrite.ir.walk import ancestors, descendants
+from autograph_rewrite.ir.walk import ancestors, depends_on_any, marks_before
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes import edges as edge_list
 from autograph_rewrite.passes.batch import batch_values
@@ -242,8 +243,13 @@ def _roots(graph: Graph, item: GraphItem) -> list[Node]:
 
 def _measured_input(state: Propagation) -> Value:
     """Return the batch input whose size stands for all: the one that most of the graph depends on."""
-    reach = {value: len(descendants([use.node for use in value.uses])) for value in state.whole_inputs}
-    return max(reach, key=lambda value: reach[value])
+    inputs = list(state.whole_inputs)
+    if len(inputs) == 1:
+        return inputs[0]
+    before = marks_before(state.order, {value.node: 1 << i for i, value in enumerate(inputs)})
+    masks = Counter(before.values())
+    reach = [sum(count for mask, count in masks.items() if mask >> i & 1) for i in range(len(inputs))]
+    return inputs[reach.index(max(reach))]
 
 
 def _holds_own(context: Context, node: Node) -> bool:
@@ -255,11 +261,8 @@ def _holds_own(context: Context, node: Node) -> bool:
 
 
 def _placements(state: Propagation) -> dict[Value, Placement]:
-    return {
-        value: state.source(value).placement
-        for value in state.facts
-        if state.source(value).placement.differs and state.source(value).placement != LOCAL
-    }
+    placements = ((value, state.source(value).placement) for value in state.facts)
+    return {value: placement for value, placement in placements if placement.differs and placement != LOCAL}
 
 
 def _require_training(graph: Graph, item: GraphItem, state: Propagation) -> None:
@@ -271,8 +274,7 @@ def _require_training(graph: Graph, item: GraphItem, state: Propagation) -> None
             "the train op updates no variable, so there is nothing to distribute",
             hint="pass the op that applies the gradients as train_op",
         )
-    dependent = descendants(value.node for value in state.whole_inputs)
-    if not any(node in dependent for node in updates):
+    if not depends_on_any(updates, {value.node for value in state.whole_inputs}):
         names = ", ".join(f"'{value.name}'" for value in state.whole_inputs)
         raise GraphError(
             f"no variable update depends on the batch ({names}), so there is nothing to distribute",

@@ -49,19 +49,20 @@ def _span(context: Context, node: Node) -> Span:
         return Span.ONCE  # one condition for all replicas
     if answer.constant:
         return Span.EACH  # a constant takes its place; it stays only where something waits for it
-    if any(state.source(value).placement.differs for value in map(node.output, range(len(answer.outputs)))):
-        return Span.EACH
-    if any(node.output(i) in context.future_splits for i in range(len(answer.outputs))):
-        return Span.EACH
+    made = [node.output(i) for i in range(len(answer.outputs))]
+    for value in made:
+        if state.source(value).placement.differs or value in context.future_splits:
+            return Span.EACH
     for index, value in enumerate(node.inputs):
         fact = state.facts[value]
         if fact.cell and state.cells.get(fact.cell, fact).placement.differs:
             return Span.EACH
         if index not in answer.wants and fact.placement.differs and answer.outputs and not _is_size(node):
             return Span.EACH
-    made = [state.facts[node.output(i)].cell for i in range(len(answer.outputs))]
-    if any(cell and state.cells[cell].placement.differs for cell in made if cell in state.cells):
-        return Span.EACH
+    for value in made if state.cells else ():
+        cell = state.facts[value].cell
+        if cell in state.cells and state.cells[cell].placement.differs:
+            return Span.EACH
     if not context.mirrored or is_pinned(node):
         return Span.ONCE
     is_input = node.op in ("Placeholder", "PlaceholderWithDefault") and node.name not in context.variables
