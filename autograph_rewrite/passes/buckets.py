@@ -75,7 +75,7 @@ def _depths(state: Propagation) -> dict[Node, int]:
     """Return, for nodes outside of loops and branches, how many reductions lie one behind the other before them."""
     sources = {value.node for value in state.reduced}
     depths: dict[Node, int] = dict.fromkeys(state.order, 0)
-    first = next(i for i, node in enumerate(state.order) if node in sources)
+    first = next((i for i, node in enumerate(state.order) if node in sources), len(state.order))
     for node in state.order[first + 1 :]:
         depth = max([depths[producer] for producer in dependencies(node)], default=0)
         depths[node] = depth + any([value in state.reduced for value in node.inputs])
