@@ -76,6 +76,7 @@ class GraphItem:
         report: what rewriting did; None for an original.
         binding: what a runtime needs besides the graph (captured tf.Variables...); never saved.
         layout: where the values of the folded graph went; None for an original.
+        state: variables that rewriting added, by name; each replica has its own (the residuals of compressors).
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class GraphItem:
         report: Any = None,
         binding: Any = None,
         layout: Any = None,
+        state: Mapping[str, Variable] | None = None,
         data: bytes | None = None,
     ) -> None:
         """Make an item of a graph, or of the bytes of its GraphDef (`data`), which are then read when needed."""
@@ -107,6 +109,7 @@ class GraphItem:
         self.report = report
         self.binding = binding
         self.layout = layout
+        self.state = dict(state or {})
 
     @property
     def graph(self) -> Graph:
@@ -131,7 +134,7 @@ class GraphItem:
         """Return a copy with some attributes replaced; a new `graph` or `data` replaces both."""
         if "graph" not in changes and "data" not in changes:
             changes |= {"graph": self._graph, "data": self._data}
-        kept = ("inputs", "outputs", "targets", "init_op", "variables", "keep", "report", "binding", "layout")
+        kept = ("inputs", "outputs", "targets", "init_op", "variables", "keep", "report", "binding", "layout", "state")
         return GraphItem(**({name: getattr(self, name) for name in kept} | changes))
 
     def session(self) -> Any:

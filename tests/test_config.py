@@ -100,13 +100,11 @@ def test_what_is_not_available_yet_is_refused_where_it_is_used_each_at_its_line(
     ("setting", "feature"),
     [
         ({"strategy": {"name": "Parallax"}}, "strategy.name Parallax"),
-        ({"strategy": {"compressor": "fp16"}}, "strategy.compressor fp16"),
         ({"steps_per_run": 2}, "steps_per_run above 1"),
         ({"cluster": {"workers": ["a:1"], "ps": ["b:1"]}}, "cluster.ps"),
         ({"variables": [{"match": "w", "sync": False}]}, r"variables\[0\].sync"),
         ({"variables": [{"match": "w", "staleness": 1}]}, r"variables\[0\].staleness"),
         ({"variables": [{"match": "w", "proxy": True}]}, r"variables\[0\].proxy"),
-        ({"variables": [{"match": "w", "compressor": "topk"}]}, r"variables\[0\].compressor topk"),
         ({"input": "per_worker"}, "input per_worker"),
         ({"remat": {"policy": "every:4"}}, "remat.policy every:4"),
     ],
@@ -120,8 +118,10 @@ def test_every_feature_to_come_is_refused_in_a_dict_too(setting: dict[str, Any],
 def test_what_asks_for_nothing_new_is_usable() -> None:
     harmless = {
         "cluster": {"workers": ["127.0.0.1:2222"]},
-        "strategy": {"name": "AllReduce", "compressor": "none", "hint": "ring"},
-        "variables": [{"match": "w", "synchronizer": "all_reduce", "sync": True, "hint": "ring"}],
+        "strategy": {"name": "AllReduce", "compressor": "topk", "hint": "ring"},
+        "variables": [
+            {"match": "w", "synchronizer": "all_reduce", "sync": True, "hint": "ring", "compressor": "fp16_ef"}
+        ],
         "microbatches": 1,
         "remat": {"policy": "none"},
         "mesh": {"data": 2, "model": 1},

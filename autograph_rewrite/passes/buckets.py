@@ -21,7 +21,11 @@ from autograph_rewrite.ir.frames import unconditional
 from autograph_rewrite.ir.graph import Node, Span, Value
 from autograph_rewrite.ir.walk import dependencies
 from autograph_rewrite.passes import combine
+from autograph_rewrite.passes.compress_choice import HALVES
+from autograph_rewrite.passes.compress_halves import Halved, add_halves
 from autograph_rewrite.passes.context import Context
+from autograph_rewrite.passes.exchange import add_up
+from autograph_rewrite.passes.scope import Scope
 from autograph_rewrite.plan.parts import STEP, EdgePlan
 from autograph_rewrite.plan.plan import Plan
 
@@ -36,7 +40,7 @@ def assign_buckets(plan: Plan, state: Propagation, edges: Mapping[Key, EdgePlan]
         state: the placements.
         edges: by (value, target), in graph order.
     """
-    candidates = {edge.value for edge in edges.values() if edge.lowering == "collective_reduce" and edge.owner != STEP}
+    candidates = {edge.value for edge in edges.values() if edge.owner != STEP and _is_summed(edge)}
     if not candidates:
         return list(edges.values())
     depths = _depths(state)
@@ -51,7 +55,7 @@ def assign_buckets(plan: Plan, state: Propagation, edges: Mapping[Key, EdgePlan]
         options = plan.options_of(edge.owner)
         if not 0 < edge.bytes < options.bucket_bytes:
             continue
-        kind = (edge.dtype, options.hint, options.compressor, options.bucket_bytes, depth)
+        kind = (edge.dtype, options.hint, edge.compressor, options.bucket_bytes, depth)
         current, filled = open_buckets.get(kind, (0, 0))
         if not current or filled + edge.bytes > options.bucket_bytes:
             number += 1
@@ -64,6 +68,13 @@ def assign_buckets(plan: Plan, state: Propagation, edges: Mapping[Key, EdgePlan]
         replace(edge, bucket=chosen[key]) if key in chosen and chosen[key] not in alone else edge
         for key, edge in edges.items()
     ]
+
+
+def _is_summed(edge: EdgePlan) -> bool:
+    """Return whether a collective adds the value up, element by element."""
+    if edge.compressor == "none":
+        return edge.lowering == "collective_reduce"
+    return edge.compressor in HALVES and edge.is_collective
 
 
 def _is_fixed(state: Propagation, value: Value) -> bool:
@@ -97,16 +108,23 @@ def reduce_bucket(
     axis = context.const(0, np.int32, name=f"{name}/axis", near=first)
     facts = [context.fact(value) for value, _ in members]
     wire = combine.wire_type(facts[0].dtype, "sum")
-    wide = [combine.cast(context, context.current(value), wire, f"{value.node.name}/widen") for value, _ in members]
-    flat = [add("Reshape", [value, line], "flat", value.node).output() for value in wide]
+    halved: list[Halved] = []
+    if edge.compressor in HALVES:
+        halved = [Halved(context, context.current(value), context.fact(value), edge) for value, edge in members]
+        sent = [one.code for one in halved]
+    else:
+        sent = [combine.cast(context, context.current(value), wire, f"{value.node.name}/widen") for value, _ in members]
+    flat = [add("Reshape", [value, line], "flat", value.node).output() for value in sent]
     joined = add("ConcatV2", [*flat, axis], "concat", first.node, N=len(flat)).output()
-    attrs = combine.collective_attrs(context, edge) | {"merge_op": "Add", "final_op": "Id"}
-    operands = [joined, *keys(context, edge, joined, changing=False)]
-    total = add("CollectiveReduceV2", operands, "all_reduce", first.node, **attrs).output()
+    scope = Scope(context, first, name)
+    total = add_halves(scope, joined, edge, keys, wire) if halved else add_up(scope, joined, edge, keys)
     shapes = [[dim for dim in fact.shape or () if isinstance(dim, int)] for fact in facts]
     sizes = context.const([int(np.prod(shape)) for shape in shapes], np.int32, name=f"{name}/sizes", near=first)
     parts = add("SplitV", [total, sizes, axis], "split", first.node, num_split=len(members))
     for index, ((value, _), fact, shape) in enumerate(zip(members, facts, shapes, strict=True)):
         operand = context.const(shape, np.int32, name=f"{value.node.name}/shape", near=value)
         whole = add("Reshape", [parts.output(index), operand], "whole", value.node).output()
-        yield value, combine.cast(context, whole, fact.dtype, f"{value.node.name}/narrow")
+        if halved:
+            yield value, halved[index].decoded(whole)
+        else:
+            yield value, combine.cast(context, whole, fact.dtype, f"{value.node.name}/narrow")

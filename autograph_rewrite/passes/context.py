@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,8 +17,13 @@ from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir import attrs as raw_attrs
 from autograph_rewrite.ir.frames import Frame
 from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Select, Span, Value
+from autograph_rewrite.item import Variable
 from autograph_rewrite.plan.parts import EdgePlan
 from autograph_rewrite.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from autograph_rewrite.passes.added import Added
+    from autograph_rewrite.passes.compressed import Compressed
 
 
 @dataclass
@@ -31,6 +36,7 @@ class Context:
         state: placements of the original nodes.
         frames: loop of each node that is in one.
         variables: names of the nodes that give variable handles.
+        owners: the item's variables, by public name.
     """
 
     graph: Graph
@@ -38,15 +44,23 @@ class Context:
     state: Propagation
     frames: dict[Node, Frame]
     variables: frozenset[str] = frozenset()
+    owners: Mapping[str, Variable] = field(default_factory=dict)
     edges: dict[tuple[str, str], EdgePlan] = field(default_factory=dict)
     future_splits: dict[Value, int] = field(default_factory=dict)  # empty lists that will hold blocks
     aliases: dict[Value, Value] = field(default_factory=dict)  # original values whose place another one took
+    added: list[Added] = field(default_factory=list)  # variables that a pass made
+    compressed: list[Compressed] = field(default_factory=list)  # sums of which less is sent than there is
     _entered: dict[tuple[Value, Frame], Value] = field(default_factory=dict)
 
     @property
     def replicas(self) -> int:
         """Number of replicas."""
         return self.plan.replicas
+
+    @property
+    def captures(self) -> bool:
+        """Whether variables live outside the graph, which then gets their handles as arguments."""
+        return any(variable.captured for variable in self.owners.values())
 
     @property
     def mirrored(self) -> bool:

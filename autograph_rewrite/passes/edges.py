@@ -19,7 +19,7 @@ from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.walk import descendants
 from autograph_rewrite.item import Variable
-from autograph_rewrite.passes import combine
+from autograph_rewrite.passes import combine, compress_choice
 from autograph_rewrite.passes.buckets import assign_buckets
 from autograph_rewrite.plan import keys
 from autograph_rewrite.plan.parts import STEP, EdgePlan
@@ -72,8 +72,9 @@ def resolve(plan: Plan, state: Propagation, outputs: Iterable[Value], variables:
     for value in outputs:
         if state.source(value).placement.differs and value not in state.whole_inputs:
             need(value, "replicated", "it is an output")
-    found = _without_statistics(state, found)
-    return plan.with_edges(keys.with_keys(assign_buckets(plan, state, found), plan.devices))
+    found = compress_choice.choose(plan, state, _without_statistics(state, found), variables)
+    listed = compress_choice.with_factors(assign_buckets(plan, state, found), state, variables)
+    return plan.with_edges(keys.with_keys(listed, plan.devices))
 
 
 def _without_statistics(state: Propagation, found: dict[tuple[str, str], EdgePlan]) -> dict[tuple[str, str], EdgePlan]:

@@ -24,7 +24,9 @@ from autograph_rewrite.ir.graph import Graph, Node, Span, Value
 from autograph_rewrite.ir.quiet import no_garbage_collection
 from autograph_rewrite.ir.walk import ancestors, depends_on_any, marks_before
 from autograph_rewrite.item import GraphItem
+from autograph_rewrite.passes import compress_choice
 from autograph_rewrite.passes import edges as edge_list
+from autograph_rewrite.passes.added import attach
 from autograph_rewrite.passes.batch import batch_values
 from autograph_rewrite.passes.block_shapes import state_block_shapes
 from autograph_rewrite.passes.blocks import Blocks
@@ -166,9 +168,11 @@ def _rewrite(
         _require_training(graph, item, state)
     with run.step("resolve"):
         plan = _agreed(plan, edge_list.resolve(plan, state, outputs, item.variables), item.with_(graph=graph))
+        found += compress_choice.left_out(plan, state, item.variables)
     handles = frozenset(variable.handle for variable in item.variables.values())
     context = Context(graph, plan, state, frames_of(state.order), handles)
-    context.edges = {(edge.value, edge.to): edge for edge in plan.edges}
+    context.edges = {(edge.value, edge.to): edge for edge in plan.edges if not edge.role}
+    context.owners = item.variables
     source = _measured_input(state)
     with run.step("reshard"):
         assign_spans(context)
@@ -177,6 +181,7 @@ def _rewrite(
         reshard.run()
         decorrelate(context)
         state_block_shapes(context)
+        item = attach(context, item)
     with run.step("guard"):
         guard_empty_blocks(context, blocks)
     common = {node for node in graph if node.span is Span.EACH and not _holds_own(context, node)}
@@ -203,6 +208,7 @@ def _rewrite(
         len(graph),
         len(graph) + each * (plan.replicas - 1),
         time.perf_counter() - began,
+        tuple(context.compressed),
     )
     layout = Layout(graph, common, placements, context.aliases, plan.replicas, feeds)
     return item.with_(graph=None, data=data, report=report, layout=layout)

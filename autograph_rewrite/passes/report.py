@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from autograph_rewrite.passes.compressed import Compressed
 from autograph_rewrite.plan.parts import STEP, EdgePlan
 from autograph_rewrite.plan.plan import Plan
 
@@ -43,6 +44,7 @@ class Report:
         nodes_folded: nodes of the folded graph before expansion.
         nodes_after: nodes of the rewritten graph.
         seconds: of the whole rewrite.
+        compressed: sums of which less was sent than there was.
     """
 
     plan: Plan
@@ -52,6 +54,7 @@ class Report:
     nodes_folded: int = 0
     nodes_after: int = 0
     seconds: float = 0.0
+    compressed: tuple[Compressed, ...] = ()
     extra: dict[str, object] = field(default_factory=dict)
 
     @property
@@ -62,12 +65,13 @@ class Report:
     @property
     def reductions(self) -> Counter[str]:
         """Return the number of reductions by owner (variable, or "step")."""
-        return Counter(edge.owner for edge in self.edges if edge.lowering in REDUCTIONS)
+        moved = (edge for edge in self.edges if edge.lowering in REDUCTIONS or edge.compressor != "none")
+        return Counter(edge.owner for edge in moved if not edge.role)
 
     @property
     def gathers(self) -> Counter[str]:
         """Return the number of gathers by owner."""
-        return Counter(edge.owner for edge in self.edges if edge.lowering in GATHERS)
+        return Counter(edge.owner for edge in self.edges if edge.lowering in GATHERS and edge.compressor == "none")
 
     def __str__(self) -> str:
         reduced = {owner: n for owner, n in self.reductions.items() if owner != STEP}

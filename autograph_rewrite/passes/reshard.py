@@ -19,7 +19,7 @@ from autograph_rewrite.analysis.rules.base import LocalEntry, Slice, Want
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.graph import Node, Select, Span, Value
-from autograph_rewrite.passes import combine
+from autograph_rewrite.passes import combine, compress
 from autograph_rewrite.passes.blocks import Blocks
 from autograph_rewrite.passes.buckets import reduce_bucket
 from autograph_rewrite.passes.context import Context
@@ -192,10 +192,12 @@ class Reshard:
         edge = context.edges.get((value.name, "replicated"))
         original, value = value, context.current(value)
         if fact.placement.is_partial:
+            if edge is not None and edge.bucket:
+                return self._from_bucket(original, edge.bucket)
+            if edge is not None and edge.compressor != "none":
+                return compress.reduce(context, value, fact, edge, self._keys)
             if edge is None or edge.lowering != "collective_reduce":
                 return combine.reduce_once(context, value, fact)
-            if edge.bucket:
-                return self._from_bucket(original, edge.bucket)
             return combine.reduce_collective(context, value, fact, edge, self._keys)
         if edge is None or edge.lowering != "collective_gather":
             return combine.gather_once(context, value, fact.placement.dim)

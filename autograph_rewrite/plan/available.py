@@ -16,8 +16,6 @@ def unavailable(config: Config) -> Iterator[tuple[KeyPath, str]]:
     """Each setting of `config` that asks for a feature to come, with the words for it."""
     if config.strategy.name != "AllReduce":
         yield ("strategy", "name"), f"strategy.name {config.strategy.name}"
-    if config.strategy.compressor != "none":
-        yield ("strategy", "compressor"), f"strategy.compressor {config.strategy.compressor}"
     for i, override in enumerate(config.variables):
         yield from _of_override(("variables", i), override)
     yield from _of_cluster(config)
@@ -41,8 +39,6 @@ def _of_override(path: KeyPath, override: Override) -> Iterator[tuple[KeyPath, s
         yield (*path, "synchronizer"), f"{where}.synchronizer ps"
     if override.partition is not None:
         yield (*path, "partition"), f"{where}.partition"
-    if override.compressor not in (None, "none"):
-        yield (*path, "compressor"), f"{where}.compressor {override.compressor}"
     for key in override.server_settings:
         yield (*path, key), f"{where}.{key}, a setting of parameter servers,"
 

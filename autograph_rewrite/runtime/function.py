@@ -17,6 +17,7 @@ from autograph_rewrite.load.functions import from_function
 from autograph_rewrite.load.specs import output_leaves
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.arguments import Arguments, Flat, Leaf, accepts, common
+from autograph_rewrite.runtime.extra_state import track, trackable
 from autograph_rewrite.runtime.mirrors import Mirrors
 from autograph_rewrite.runtime.step import Step
 
@@ -46,6 +47,10 @@ class DistributedFunction:
         trace: makes an item of the function and specs.
     """
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> DistributedFunction:
+        """Make an object that `tf.train.Checkpoint` takes."""
+        return object.__new__(trackable(cls) if cls is DistributedFunction else cls)
+
     def __init__(
         self,
         function: Callable[..., Any],
@@ -64,6 +69,7 @@ class DistributedFunction:
         self._batch_inputs = batch_inputs
         self._mirrors = mirrors if mirrors is not None else Mirrors()
         self._trace = trace
+        track(self, "state", self.state)
         self._arguments = Arguments(function, batch_inputs)
         self._run_unconverted = self._tf.autograph.experimental.do_not_convert(self._run)
         self._traces: list[_Traced] = []
@@ -78,6 +84,11 @@ class DistributedFunction:
     def items(self) -> tuple[GraphItem, ...]:
         """The rewritten items, one per trace, for `ar.dump` and `ar.explain`."""
         return tuple(traced.step.item for traced in self._traces)
+
+    @property
+    def state(self) -> Any:
+        """A tf.Module of what rewriting added, such as the residuals of compressors: one variable per replica."""
+        return self._mirrors.extra.module
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one step."""

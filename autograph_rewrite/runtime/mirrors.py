@@ -18,6 +18,7 @@ import numpy as np
 
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime import calls, function_def
+from autograph_rewrite.runtime.extra_state import ExtraState
 
 
 class Mirrored:
@@ -62,10 +63,15 @@ class Mirrored:
 
 
 class Mirrors:
-    """The mirrored variables of one distributed function or model, shared by all its traces."""
+    """The mirrored variables of one distributed function or model, shared by all its traces.
+
+    Attributes:
+        extra: the variables that rewriting added to it.
+    """
 
     def __init__(self) -> None:
         self._known: dict[int, Mirrored] = {}
+        self.extra = ExtraState()
 
     def of(self, handle: Any, dtype: str, shape: Sequence[int | None] | None) -> Mirrored:
         """Return what is known of the variable with this handle."""

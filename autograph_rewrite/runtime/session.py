@@ -63,6 +63,9 @@ class DistributedSession:
         plan = item.report.plan if item.report is not None else None
         waits = plan is not None and plan.mode == "mirrored"
         self._timeout_ms = int(plan.timeout_seconds * 1e3) if plan is not None and waits else 0
+        added = [v.initializer for v in item.state.values() if v.initializer is not None]
+        if added:  # restoring a checkpoint of the original would leave these without a value
+            self._session.run([self.graph.get_operation_by_name(name) for name in added])
         self._batches = [(info, i.batch_axis) for i in item.inputs.values() if (info := i) and i.batch_axis is not None]
 
     def __enter__(self) -> DistributedSession:
@@ -168,42 +171,80 @@ class DistributedSession:
         check_batch_sizes(sizes)
 
     def _variable(self, name: str) -> tuple[Any, ...]:
-        variable = self.item.variables.get(name)
+        """Return the handles of a variable's copies."""
+        variable = self.item.variables.get(name) or self.item.state.get(name)
         if variable is None:
             import difflib
 
-            close = difflib.get_close_matches(name, list(self.item.variables), n=3)
+            close = difflib.get_close_matches(name, [*self.item.variables, *self.item.state], n=3)
             raise GraphError(f"there is no variable '{name}'", hint=f"closest: {', '.join(close)}" if close else None)
         layout = self.item.layout
         handles = (layout.instances(variable.handle) if layout is not None else ()) or (variable.handle,)
         return tuple(self.graph.get_tensor_by_name(f"{handle}:0") for handle in handles)
 
-    def read_variable(self, name: str) -> np.ndarray[Any, Any]:
-        """Return the value of a variable by its original name."""
+    def _dtype(self, name: str) -> Any:
+        variable = self.item.variables.get(name) or self.item.state[name]
+        return self._tf.as_dtype(variable.dtype)
+
+    def _read(self, name: str) -> list[Any]:
+        """Return what reads the copies of a variable; of one that is equal everywhere, the first."""
         key = f"read {name}"
         if key not in self._reads:
-            handle = self._variable(name)[0]
-            with self.graph.as_default(), self.graph.device(handle.device):
-                dtype = self._tf.as_dtype(self.item.variables[name].dtype)
-                self._reads[key] = self._tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
-        value: np.ndarray[Any, Any] = self._session.run(self._reads[key])
-        return value
+            handles = self._variable(name)
+            reads = []
+            with self.graph.as_default():
+                for handle in handles if name in self.item.state else handles[:1]:
+                    with self.graph.device(handle.device):
+                        reads.append(self._tf.raw_ops.ReadVariableOp(resource=handle, dtype=self._dtype(name)))
+            self._reads[key] = reads
+        found: list[Any] = self._reads[key]
+        return found
+
+    def read_variable(self, name: str) -> np.ndarray[Any, Any]:
+        """Return the value of a variable by its original name; of one in `item.state`, one row per replica."""
+        values: list[np.ndarray[Any, Any]] = self._session.run(self._read(name))
+        return np.stack(values) if name in self.item.state else values[0]
 
     def write_variable(self, name: str, value: Any) -> None:
-        """Set a variable, in all its copies."""
+        """Set a variable, in all its copies; one in `item.state` takes one row per replica.
+
+        Raises:
+            GraphError: there is no such variable, or not one row per replica.
+        """
         key = f"write {name}"
         if key not in self._reads:
-            dtype = self._tf.as_dtype(self.item.variables[name].dtype) if name in self.item.variables else None
             handles = self._variable(name)
             with self.graph.as_default():
-                source = self._tf.compat.v1.placeholder(dtype)
-                writes = []
+                sources: list[Any] = []
+                writes: list[Any] = []
                 for handle in handles:
+                    if not sources or name in self.item.state:
+                        sources.append(self._tf.compat.v1.placeholder(self._dtype(name)))
                     with self.graph.device(handle.device):
-                        writes.append(self._tf.raw_ops.AssignVariableOp(resource=handle, value=source))
-            self._reads[key] = source, writes
-        source, writes = self._reads[key]
-        self._session.run(writes, {source: value})
+                        writes.append(self._tf.raw_ops.AssignVariableOp(resource=handle, value=sources[-1]))
+            self._reads[key] = sources, writes
+        sources, writes = self._reads[key]
+        rows = value if name in self.item.state else [value]
+        if len(rows) != len(sources):
+            raise GraphError(
+                f"'{name}' has a value for each of {len(sources)} replicas, not {len(rows)}",
+                hint="pass zeros of the shape that read_variable returns to start anew",
+            )
+        self._session.run(writes, dict(zip(sources, rows, strict=True)))
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What `tf.compat.v1.train.Saver` takes to save and restore what the rewrite added, by name and replica."""
+        return {
+            f"{name}/replica_{replica}": read
+            for name in self.item.state
+            for replica, read in enumerate(self._read(name))
+        }
+
+    @property
+    def tf_session(self) -> Any:
+        """The tf.compat.v1.Session that runs the graph, for what insists on one, as a Saver does."""
+        return self._session
 
 
 def check_batch_sizes(sizes: Mapping[str, int]) -> None:

@@ -47,6 +47,8 @@ class Step:
         watched = {node: m.dtype.as_datatype_enum for node, m in copied.items() if m.watchable}
         nodes = [name for names in instances.values() for name in names]
         nodes += [name for _, names in captured for name in names]
+        added = [(v, self._instances(v.handle)) for v in item.state.values()]
+        nodes += [name for _, names in added for name in names]
         data = serde.to_bytes(item.graph) if item.report is None else item.graph_bytes
         function = function_def.build(
             data, calls.new_name("step"), nodes, self.binding.outputs, item.targets, read_after=watched
@@ -59,6 +61,9 @@ class Step:
                 if name in function.arguments:
                     mirrored = copied.get(names[0]) if replica else None
                     fixed[name] = mirrored.copy_on(devices[replica]) if mirrored is not None else capture.value
+        for variable, names in added:
+            for replica, name in enumerate(names):
+                fixed[name] = mirrors.extra.of(variable, replica, devices[replica]).handle
         self._fixed = [fixed.get(name) for name in function.arguments]
         position = {name: index for index, names in enumerate(instances.values()) for name in names}
         self._inputs = [(at, position[name]) for at, name in enumerate(function.arguments) if name in position]

@@ -1,0 +1,137 @@
+"""fp16, bf16 and both with error feedback: a gradient travels in 16 bits.
+
+    fp16       dw ──► * 2^-k ──► half ──► sum ──► float ──► * 2^k          2^k >= N: the sum cannot overflow
+    fp16_ef    dw + residual ──► half ──► sum in float                     residual := what the cast took away
+
+Halves with error feedback are added in full precision wherever that costs no more (`compress_choice.GATHERED_UP_TO`).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from autograph_rewrite.analysis.fact import Fact
+from autograph_rewrite.ir import dtypes
+from autograph_rewrite.ir.graph import Value
+from autograph_rewrite.passes import combine
+from autograph_rewrite.passes.added import Added, residual_of
+from autograph_rewrite.passes.compress_choice import FEEDBACK, HALVES, static_shape
+from autograph_rewrite.passes.compressed import Compressed
+from autograph_rewrite.passes.context import Context
+from autograph_rewrite.passes.exchange import add_up, gather_all
+from autograph_rewrite.passes.scope import Scope
+from autograph_rewrite.plan.parts import EdgePlan
+
+LARGEST = {dtypes.HALF: (65504.0, 11), dtypes.BFLOAT16: (float(np.uint32(0x7F7F0000).view(np.float32)), 8)}
+"""The largest finite number of each type, and the bits of its significand."""
+
+
+class Halved:
+    """A gradient on its way in 16 bits: what is sent, and what becomes of the sum.
+
+    Args:
+        context: the rewrite.
+        value: contributions to a sum, one per replica.
+        fact: about it.
+        edge: of the plan.
+
+    Attributes:
+        code: what one replica sends, in the shape of the value.
+        wide: the type of the sum.
+    """
+
+    def __init__(self, context: Context, value: Value, fact: Fact, edge: EdgePlan) -> None:
+        self._context, self._fact, self._edge, self._value = context, fact, edge, value
+        self.wide = combine.wire_type(fact.dtype, "sum")
+        self._wire = HALVES[edge.compressor]
+        self._scope = Scope(context, value, f"{value.node.name}/compress")
+        self._residual: Added | None = None
+        full = combine.cast(context, value, self.wide, f"{value.node.name}/widen")
+        self.code = self._with_feedback(full) if edge.compressor in FEEDBACK else self._scaled(full)
+
+    @property
+    def _exponent(self) -> int:
+        """The power of two that keeps the sum of all replicas within the type; bfloat16 is as wide as float32."""
+        return math.ceil(math.log2(self._context.replicas)) if self._wire == dtypes.HALF else 0
+
+    def _scaled(self, full: Value) -> Value:
+        scope = self._scope
+        if self._exponent:
+            full = scope.each("Mul", full, scope.const(2.0**-self._exponent, self.wide, "down"), what="scaled")
+        return scope.each("Cast", full, what="code", DstT=self._wire)
+
+    def _with_feedback(self, full: Value) -> Value:
+        """Send as much of gradient and residual as the type holds; NaN and infinity go through."""
+        scope = self._scope
+        residual = residual_of(self._context, self._value, self._fact, self._edge)
+        total = scope.each("AddV2", full, residual.before, what="total")
+        most = _limit(self._wire, self._context.replicas)
+        limits = [scope.const(sign * most, self.wide, what) for sign, what in ((-1, "least"), (1, "most"))]
+        clipped = scope.each("ClipByValue", total, *limits, what="clipped")
+        finite = scope.each("IsFinite", total, what="is_finite")
+        sent = scope.each("SelectV2", finite, clipped, total, what="sent")
+        code = scope.each("Cast", sent, what="code", DstT=self._wire)
+        self._back = scope.each("Cast", code, what="back", DstT=self.wide)
+        rest = scope.each("Sub", total, self._back, what="rest")
+        self._after = scope.each("SelectV2", finite, rest, residual.before, what="residual")
+        self._residual = residual
+        return code
+
+    def decoded(self, total: Value) -> Value:
+        """Return the sum of the gradients, given that of what was sent."""
+        scope = self._scope
+        if self._residual is None and self._exponent:
+            total = scope.common("Mul", total, scope.const(2.0**self._exponent, self.wide, "up"), what="unscaled")
+        result = combine.cast(self._context, total, self._fact.dtype, f"{self._value.node.name}/narrow")
+        residual = self._residual
+        if residual is not None:
+            residual.becomes(self._after, result)
+        states = (residual.before.name, self._after.name) if residual is not None else ("", "")
+        self._context.compressed.append(Compressed.of(self._edge, self._value, *states, result))
+        return result
+
+
+def _limit(wire: int, replicas: int) -> float:
+    """Return the largest number of a type that `replicas` times itself is not above the largest."""
+    largest, bits = LARGEST[wire]
+    fraction, exponent = math.frexp(largest / replicas)
+    return math.ldexp(math.floor(math.ldexp(fraction, bits)), exponent - bits)
+
+
+def reduce_halves(context: Context, value: Value, fact: Fact, edge: EdgePlan, keys: combine.Keys) -> Value:
+    """Return the sum of a value's instances, which travel in 16 bits."""
+    halved = Halved(context, value, fact, edge)
+    scope = Scope(context, value, f"{value.node.name}/sum")
+    total = add_halves(scope, halved.code, edge, keys, halved.wide)
+    if edge.lowering == "collective_gather":
+        shape = scope.const(static_shape(fact), dtypes.INT32, "shape")
+        total = scope.common("Reshape", total, shape, what="unflat")
+    return halved.decoded(total)
+
+
+def add_halves(scope: Scope, code: Value, edge: EdgePlan, keys: combine.Keys, wide: int) -> Value:
+    """Return the sum of 16-bit values in a wider type; where they are gathered, as a vector."""
+    if edge.lowering == "collective_gather":
+        return _gathered_sum(scope, code, edge, keys, wide)
+    if edge.compressor in FEEDBACK and not scope.context.mirrored:
+        back = scope.each("Cast", code, what="widen", DstT=wide)
+        return scope.gather("AddN", back, what="add_n")
+    return combine.cast(scope.context, add_up(scope, code, edge, keys), wide, f"{scope.name}/widen")
+
+
+def _gathered_sum(scope: Scope, code: Value, edge: EdgePlan, keys: combine.Keys, wide: int) -> Value:
+    """Let every replica have all codes, and add them in the wider type."""
+    context = scope.context
+    line = scope.const([-1], dtypes.INT32, "line")
+    sent = scope.each("Reshape", code, line, what="flat")
+    wire = sent.dtype
+    if wire == dtypes.BFLOAT16:  # which gathers do not know
+        sent = scope.each("Bitcast", sent, what="bits", type=dtypes.HALF)
+    every = gather_all(scope, sent, edge, keys)
+    if wire == dtypes.BFLOAT16:
+        every = scope.each("Bitcast", every, what="values", type=wire)
+    rows = scope.const([context.replicas, -1], dtypes.INT32, "rows")
+    table = scope.each("Reshape", combine.cast(context, every, wide, f"{scope.name}/widen"), rows, what="table")
+    return scope.each("Sum", table, scope.const(0, dtypes.INT32, "axis"), what="total")

@@ -1,0 +1,29 @@
+"""Exchange what replicas send of a value: add it up, or let all have it all, in one process and with collectives."""
+
+from __future__ import annotations
+
+from autograph_rewrite.ir import dtypes
+from autograph_rewrite.ir.graph import Value
+from autograph_rewrite.passes import combine
+from autograph_rewrite.passes.scope import Scope
+from autograph_rewrite.plan.parts import EdgePlan
+
+
+def add_up(scope: Scope, value: Value, edge: EdgePlan, keys: combine.Keys, what: str = "") -> Value:
+    """Return the sum of a value's instances, in its own type."""
+    context = scope.context
+    if edge.lowering != "collective_reduce":
+        return scope.gather("AddN", value, what=what + "add_n")
+    attrs = combine.collective_attrs(context, edge) | {"merge_op": "Add", "final_op": "Id"}
+    operands = keys(context, edge, value, changing=False)
+    return scope.each("CollectiveReduceV2", value, *operands, what=what + "all_reduce", **attrs)
+
+
+def gather_all(scope: Scope, vector: Value, edge: EdgePlan, keys: combine.Keys) -> Value:
+    """Return the replicas' vectors, equally long, one behind the other."""
+    context = scope.context
+    if edge.lowering != "collective_gather":
+        return scope.gather("ConcatV2", vector, scope.const(0, dtypes.INT32, "axis"), what="concat")
+    operands = keys(context, edge, vector, changing=False)
+    attrs = combine.collective_attrs(context, edge)
+    return scope.each("CollectiveGatherV2", vector, *operands, what="all_gather", **attrs)
