@@ -32,6 +32,13 @@ class Edge:
     instance_key: int
     order: int | None
     bucket: int
+    compressor: str = "none"
+    role: str = ""
+
+    @property
+    def means(self) -> str:
+        """The lowering, with the compressor where there is one."""
+        return self.lowering if self.compressor == "none" else f"{self.lowering} of {self.compressor}"
 
     @property
     def node(self) -> str:
@@ -41,7 +48,9 @@ class Edge:
     @property
     def kind(self) -> str:
         """`reduction`, `gather` or `local`: whether replicas exchange something, and what."""
-        return "reduction" if self.lowering in REDUCTIONS else "gather" if self.lowering in GATHERS else "local"
+        if self.lowering in REDUCTIONS or self.compressor != "none":
+            return "reduction"
+        return "gather" if self.lowering in GATHERS else "local"
 
 
 @dataclass(frozen=True)
@@ -117,4 +126,6 @@ def _edges(plan: Plan) -> Iterator[Edge]:
             edge.instance_key,
             edge.order,
             edge.bucket,
+            edge.compressor,
+            edge.role,
         )

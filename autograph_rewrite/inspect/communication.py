@@ -16,6 +16,7 @@ from autograph_rewrite.ir import devices, dtypes
 from autograph_rewrite.ir.collectives import collect, contracted_order
 from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Node, Value
 from autograph_rewrite.ir.text import static_shape
+from autograph_rewrite.passes.exchange import ROLE_ATTR
 from autograph_rewrite.plan.plan import Plan
 
 _INSTANCE = re.compile(r"replica_(\d+)/(.+)", re.DOTALL)
@@ -116,7 +117,8 @@ def _meeting(
     node = members[0]
     value = served(node)
     known = [edge for edge in edges if keys is not None and (edge.group_key, edge.instance_key) == keys]
-    known = known or [edge for edge in edges if edge.node == value]
+    role = node.attr(ROLE_ATTR, b"").decode()
+    known = known or [edge for edge in edges if edge.node == value and edge.role == role]
     if known:
         value = known[0].value + (f" and {len(known) - 1} more" if len(known) > 1 else "")
     return Meeting(

@@ -40,15 +40,20 @@ def _gradients(account: Account) -> Iterator[str]:
         yield "No variable's gradient had to be combined."
         return
     reduced = [edge for edge in exchanged if edge.kind == "reduction"]
-    counts = Counter(edge.owner for edge in reduced)
+    counts = Counter(edge.owner for edge in reduced if not edge.role)
     more = [f"{owner} ({count})" for owner, count in counts.items() if count > 1]
     if reduced:
         yield (
-            f"{several(len(reduced), 'reduction')} for {several(len(counts), 'variable')}, "
+            f"{several(counts.total(), 'reduction')} for {several(len(counts), 'variable')}, "
             f"{size(sum(edge.bytes for edge in reduced))} per replica and step ({_lowerings(reduced)})."
         )
     if more:
         yield f"  More than one reduction: {few(more)}."
+    compressed = [
+        f"{edge.owner} ({edge.compressor})" for edge in reduced if edge.compressor != "none" and not edge.role
+    ]
+    if compressed:
+        yield f"  Compressed, so not exact: {few(compressed)}."
     gathered = [edge for edge in exchanged if edge.kind == "gather"]
     if gathered:
         owners = list(dict.fromkeys(edge.owner for edge in gathered))
@@ -102,11 +107,11 @@ def _times(account: Account) -> str:
 
 def _listed(edges: Sequence[Edge]) -> Iterator[str]:
     for edge in edges[:SHOWN]:
-        yield f"  {edge.value}: {edge.before} -> {edge.after} by {edge.lowering}, {size(edge.bytes)}: {edge.reason}"
+        yield f"  {edge.value}: {edge.before} -> {edge.after} by {edge.means}, {size(edge.bytes)}: {edge.reason}"
     if len(edges) > SHOWN:
         yield f"  ... and {len(edges) - SHOWN} more"
 
 
 def _lowerings(edges: Iterable[Edge]) -> str:
-    counts = Counter(edge.lowering for edge in edges)
+    counts = Counter(edge.means for edge in edges)
     return ", ".join(f"{count} {name}" for name, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])))

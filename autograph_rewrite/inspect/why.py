@@ -44,7 +44,7 @@ class Reason:
         for edge in self.edges:
             owner = "the step" if edge.owner == STEP else f"variable '{edge.owner}'"
             lines.append(
-                f"{edge.where}: {edge.value} {edge.before} -> {edge.after} by {edge.lowering}, "
+                f"{edge.where}: {edge.value} {edge.before} -> {edge.after} by {edge.means}, "
                 f"for {owner}, {size(edge.bytes)}: {edge.reason}"
             )
         return "\n".join(lines) + "\n"
@@ -59,6 +59,7 @@ class Reason:
                 "to": edge.after,
                 "owner": edge.owner,
                 "lowering": edge.lowering,
+                "compressor": edge.compressor,
                 "bytes": edge.bytes,
                 "reason": edge.reason,
             }

@@ -18,7 +18,7 @@ from autograph_rewrite.ir.graph import Value
 from autograph_rewrite.passes import combine
 from autograph_rewrite.passes.added import Added, residual_of
 from autograph_rewrite.passes.compress_choice import FEEDBACK, HALVES, static_shape
-from autograph_rewrite.passes.compressed import Compressed
+from autograph_rewrite.passes.compressed import CompressedSum
 from autograph_rewrite.passes.context import Context
 from autograph_rewrite.passes.exchange import add_up, gather_all
 from autograph_rewrite.passes.scope import Scope
@@ -85,11 +85,11 @@ class Halved:
         if self._residual is None and self._exponent:
             total = scope.common("Mul", total, scope.const(2.0**self._exponent, self.wide, "up"), what="unscaled")
         result = combine.cast(self._context, total, self._fact.dtype, f"{self._value.node.name}/narrow")
-        residual = self._residual
-        if residual is not None:
-            residual.becomes(self._after, result)
-        states = (residual.before.name, self._after.name) if residual is not None else ("", "")
-        self._context.compressed.append(Compressed.of(self._edge, self._value, *states, result))
+        before = after = None
+        if self._residual is not None:
+            before, after = self._residual.before, self._after
+            self._residual.becomes(after, result)
+        self._context.compressed.append(CompressedSum(self._edge, self._value, before, after, result))
         return result
 
 

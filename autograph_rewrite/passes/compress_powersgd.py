@@ -17,7 +17,7 @@ from autograph_rewrite.ir.graph import Value
 from autograph_rewrite.passes import combine
 from autograph_rewrite.passes.added import Added, residual_of
 from autograph_rewrite.passes.compress_choice import FACTOR, RANK, matrix, shape_of, static_shape
-from autograph_rewrite.passes.compressed import Compressed
+from autograph_rewrite.passes.compressed import CompressedSum
 from autograph_rewrite.passes.context import Context
 from autograph_rewrite.passes.exchange import add_up
 from autograph_rewrite.passes.scope import Scope
@@ -59,7 +59,7 @@ def reduce_factors(context: Context, value: Value, fact: Fact, edge: EdgePlan, k
     after = scope.each("SelectV2", scope.each("IsFinite", rest, what="keeps"), rest, residual.before, what="residual")
     residual.becomes(after, result)
     start.becomes(_finite_units(scope, r, wide), result)
-    context.compressed.append(Compressed.of(edge, value, residual.before.name, after.name, result))
+    context.compressed.append(CompressedSum(edge, value, residual.before, after, result))
     return result
 
 

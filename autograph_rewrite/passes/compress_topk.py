@@ -16,7 +16,7 @@ from autograph_rewrite.ir.graph import Value
 from autograph_rewrite.passes import combine
 from autograph_rewrite.passes.added import residual_of
 from autograph_rewrite.passes.compress_choice import kept, static_shape
-from autograph_rewrite.passes.compressed import Compressed
+from autograph_rewrite.passes.compressed import CompressedSum
 from autograph_rewrite.passes.context import Context
 from autograph_rewrite.passes.exchange import gather_all
 from autograph_rewrite.passes.scope import Scope
@@ -59,7 +59,7 @@ def reduce_largest(context: Context, value: Value, fact: Fact, edge: EdgePlan, k
     is_finite = scope.each("Reshape", finite, dims, what="keeps")
     after = scope.each("SelectV2", is_finite, others, residual.before, what="residual")
     residual.becomes(after, result)
-    context.compressed.append(Compressed.of(edge, value, residual.before.name, after.name, result))
+    context.compressed.append(CompressedSum(edge, value, residual.before, after, result))
     return result
 
 

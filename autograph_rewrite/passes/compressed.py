@@ -29,7 +29,18 @@ class Compressed(NamedTuple):
     after: str
     result: str
 
-    @classmethod
-    def of(cls, edge: EdgePlan, value: Value, before: str, after: str, result: Value) -> Compressed:
-        """Return the record of an edge."""
-        return cls(edge.owner, edge.compressor, edge.lowering, value.name, before, after, result.name)
+
+class CompressedSum(NamedTuple):
+    """The same while passes work; nodes may still be renamed."""
+
+    edge: EdgePlan
+    gradient: Value
+    before: Value | None
+    after: Value | None
+    result: Value
+
+    def named(self) -> Compressed:
+        """Return the record."""
+        edge, gradient, before, after, result = self
+        states = [value.name if value is not None else "" for value in (before, after)]
+        return Compressed(edge.owner, edge.compressor, edge.lowering, gradient.name, states[0], states[1], result.name)

@@ -23,7 +23,7 @@ from autograph_rewrite.plan.plan import Plan
 
 if TYPE_CHECKING:
     from autograph_rewrite.passes.added import Added
-    from autograph_rewrite.passes.compressed import Compressed
+    from autograph_rewrite.passes.compressed import CompressedSum
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Context:
     future_splits: dict[Value, int] = field(default_factory=dict)  # empty lists that will hold blocks
     aliases: dict[Value, Value] = field(default_factory=dict)  # original values whose place another one took
     added: list[Added] = field(default_factory=list)  # variables that a pass made
-    compressed: list[Compressed] = field(default_factory=list)  # sums of which less is sent than there is
+    compressed: list[CompressedSum] = field(default_factory=list)  # sums of which less is sent than there is
     _entered: dict[tuple[Value, Frame], Value] = field(default_factory=dict)
 
     @property

@@ -8,15 +8,22 @@ from autograph_rewrite.passes import combine
 from autograph_rewrite.passes.scope import Scope
 from autograph_rewrite.plan.parts import EdgePlan
 
+ROLE_ATTR = "_autograph_role"
+"""Tells the merging nodes of one value apart, as the role of an edge does."""
+
 
 def add_up(scope: Scope, value: Value, edge: EdgePlan, keys: combine.Keys, what: str = "") -> Value:
     """Return the sum of a value's instances, in its own type."""
     context = scope.context
     if edge.lowering != "collective_reduce":
-        return scope.gather("AddN", value, what=what + "add_n")
+        return scope.gather("AddN", value, what=what + "add_n", **_role(edge))
     attrs = combine.collective_attrs(context, edge) | {"merge_op": "Add", "final_op": "Id"}
     operands = keys(context, edge, value, changing=False)
     return scope.each("CollectiveReduceV2", value, *operands, what=what + "all_reduce", **attrs)
+
+
+def _role(edge: EdgePlan) -> dict[str, str]:
+    return {ROLE_ATTR: edge.role} if edge.role else {}
 
 
 def gather_all(scope: Scope, vector: Value, edge: EdgePlan, keys: combine.Keys) -> Value:

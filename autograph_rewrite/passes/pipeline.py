@@ -208,7 +208,7 @@ def _rewrite(
         len(graph),
         len(graph) + each * (plan.replicas - 1),
         time.perf_counter() - began,
-        tuple(context.compressed),
+        tuple(one.named() for one in context.compressed),
     )
     layout = Layout(graph, common, placements, context.aliases, plan.replicas, feeds)
     return item.with_(graph=None, data=data, report=report, layout=layout)

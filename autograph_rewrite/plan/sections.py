@@ -82,7 +82,8 @@ class Strategy(Section):
     bucket_bytes: Size = 4 * 1024**2
     """Gradients of one type are reduced together up to this size (4MiB, or a number); 0: each alone."""
     compressor: Compressor = "none"
-    """What makes gradients smaller on their way."""
+    """What makes dense gradients smaller on their way, so not exact (docs/compression.md): 16-bit types (fp16, bf16),
+    the same with error feedback (fp16_ef, bf16_ef), the largest hundredth (topk) or two thin factors (powersgd)."""
     hint: Hint = "auto"
     """Which implementation TensorFlow's collectives use."""
 

@@ -23,6 +23,7 @@ from autograph_rewrite.plan import check as plan_check
 from autograph_rewrite.plan.config import Config
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime.check_compressed import compressed_rows, with_compressed, without
 from autograph_rewrite.runtime.check_report import VerifyReport, rows_of
 from autograph_rewrite.runtime.comparison import Comparison, Feeds
 from autograph_rewrite.runtime.pin_seeds import pin, unseeded
@@ -75,13 +76,22 @@ def verify(
     def checker(graph: Graph) -> None:
         check_folded(graph, plan.replicas, plan.devices)
 
-    rewritten = pipeline.rewrite(flat, plan, verify=checker)
-    check_expanded(rewritten.graph_bytes, flat, plan.devices)
+    def rewrite(with_plan: Plan) -> GraphItem:
+        rewritten = pipeline.rewrite(flat, with_plan, verify=checker)
+        check_expanded(rewritten.graph_bytes, flat, plan.devices)
+        return rewritten
+
+    exact = without(plan)
+    rewritten = rewrite(exact)
+    compressed = rewrite(plan) if exact is not plan else None
     size = None
     if feeds is None:
         size = batch_size(flat, plan.replicas, batch)
         feeds = random_feeds(flat, steps=steps, batch=size, seed=seed)
     report = compare(original, rewritten, feeds=feeds, steps=steps, rtol=rtol, atol=atol, seed=seed, values=values)
+    if compressed is not None:
+        rows = compressed_rows(compressed, feeds, steps=steps, rtol=rtol, atol=atol, values=values, seed=seed)
+        report = with_compressed(report, rows, plan)
     notes = (*_semantics_notes(plan), *seeded, *report.notes)
     return replace(report, batch=size, notes=notes, seconds=time.perf_counter() - began)
 

@@ -141,10 +141,10 @@ class Comparison:
         try:
             left.initialise()
         except left.failures as error:
-            raise GraphError(f"the original graph cannot be initialised: {_first_line(error)}") from error
+            raise GraphError(f"the original graph cannot be initialised: {first_line(error)}") from error
         rng = np.random.default_rng([self._seed, 1])
         self._invented = sorted(left.unset - set(self._values))
-        values = {**self._values, **{name: _invent(self._original.variables[name], rng) for name in self._invented}}
+        values = {**self._values, **{name: invent(self._original.variables[name], rng) for name in self._invented}}
         left.write(values)
         return values
 
@@ -164,7 +164,7 @@ class Comparison:
             expected = left.step(feeds)
         except left.failures as error:
             raise GraphError(
-                f"the original graph fails in {place}: {_first_line(error)}",
+                f"the original graph fails in {place}: {first_line(error)}",
                 hint="pass feeds that it can be trained on: feeds=[{'x': array, ...}, ...]",
             ) from error
         right.timeout = self._timeout + SLOWER * (time.perf_counter() - began)
@@ -180,7 +180,7 @@ class Comparison:
         try:
             return run()
         except right.failures as error:
-            self.broken = f"{place}: {_first_line(error)}"
+            self.broken = f"{place}: {first_line(error)}"
             return None
 
     def _compare_variables(
@@ -211,7 +211,7 @@ def _keep(worst: dict[str, Deviation], name: str, found: Deviation, place: str) 
         worst[name] = found._replace(where=", ".join(filter(None, (place, found.where))) if found.error else "")
 
 
-def _first_line(error: Any) -> str:
+def first_line(error: Any) -> str:
     """Return what went wrong, without the Python stack that TensorFlow puts before it."""
     lines = [line for line in str(getattr(error, "message", error)).splitlines() if line.strip()]
     said = [
@@ -227,7 +227,7 @@ def _few(names: Sequence[str]) -> str:
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
 
 
-def _invent(variable: Variable, rng: np.random.Generator) -> Array:
+def invent(variable: Variable, rng: np.random.Generator) -> Array:
     """Return values for a variable that nothing initialises; positive, as some slots have to be."""
     if variable.shape is None or None in variable.shape:
         raise GraphError(

@@ -106,3 +106,8 @@ class Trainee:
         """Train one step; return the declared outputs."""
         outputs, _ = self._run([self._outputs, list(self.item.targets)], feeds)
         return {name: np.asarray(value) for name, value in outputs.items()}
+
+    def observe(self, feeds: Mapping[Any, Any], tensors: Sequence[str]) -> list[Array]:
+        """Train one step; return the values that tensors of the graph had in it."""
+        values, _ = self._run([list(tensors), list(self.item.targets)], feeds)
+        return [np.asarray(value) for value in values]

@@ -1,0 +1,217 @@
+"""verify, for a configuration that compresses: what is sent and what is kept back must be what there was.
+
+    w/o error feedback    sum that the update gets  ==  sum of the 16-bit numbers that were sent
+    with error feedback   sum that the update gets + residuals after the step  ==  gradients + residuals before it
+
+A compressor is lossy because the user asked for it, so its graph cannot be compared with the original. These equations
+hold in every step all the same, and a compressor that keeps back more than it may is wrong, too. The rest of the graph
+is compared with the original as ever, without the compressors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from autograph_rewrite.ir.dtypes import HALF
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.passes.compress_choice import FEEDBACK, HALVES, kept
+from autograph_rewrite.passes.compressed import Compressed
+from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime.check_report import Row, VerifyReport
+from autograph_rewrite.runtime.comparison import Feeds, first_line, invent
+from autograph_rewrite.runtime.deviation import Array, Deviation, deviation, epsilon
+from autograph_rewrite.runtime.trainee import Trainee
+
+KIND = "compressed"
+_BITS = {"fp16": 11, "fp16_ef": 11, "bf16": 8, "bf16_ef": 8}
+_SLACK = 1 + 1e-3
+_TINY = 2.0**-24  # the least fp16 above zero; far below what matters in bf16
+
+
+def without(plan: Plan) -> Plan:
+    """Return the plan without compressors; the plan itself if it has none."""
+    options = [plan.default, *(request.options for request in plan.variables)]
+    if all(each.compressor == "none" for each in (*options, *plan.edges)):
+        return plan
+    requests = (replace(one, options=replace(one.options, compressor="none")) for one in plan.variables)
+    default = replace(plan.default, compressor="none")
+    return replace(plan, default=default, variables=tuple(requests), edges=())
+
+
+def with_compressed(report: VerifyReport, rows: Sequence[Row], plan: Plan) -> VerifyReport:
+    """Return the report of the graph without compressors, with what was found about them."""
+    names = list(dict.fromkeys(o.compressor for o in (plan.default, *(r.options for r in plan.variables))))
+    asked = ", ".join(name for name in names if name != "none")
+    if rows:
+        said = "so the graph was compared without it, and every compressed sum was checked against what it is made of"
+    else:
+        said = "but no gradient is compressed"
+    every = tuple(sorted((*report.rows, *rows), key=lambda row: (row.ok, -row.error)))
+    return replace(
+        report,
+        ok=report.ok and all(row.ok for row in rows),
+        max_error=max((row.error for row in every), default=0.0),
+        rows=every,
+        notes=(f"{asked} is lossy by choice, {said}", *report.notes),
+    )
+
+
+def compressed_rows(
+    item: GraphItem, feeds: Feeds, *, steps: int, rtol: float, atol: float | None, values: Mapping[str, Any], seed: int
+) -> list[Row]:
+    """Train a rewritten item whose gradients are compressed; return one row per compressed sum.
+
+    Args:
+        item: the rewritten item.
+        feeds: one dict per step, used in turn, or one for all.
+        steps: how many to train.
+        rtol: allowed relative error.
+        atol: allowed error of tensors that are all but zero.
+        values: initial values by variable; of the others, the initialisers give them.
+        seed: of made-up initial values.
+    """
+    sums: tuple[Compressed, ...] = item.report.compressed
+    if not sums:
+        return []
+    plan: Plan = item.report.plan
+    turns = [feeds] if isinstance(feeds, Mapping) else list(feeds)
+    worst: dict[int, Deviation] = {}
+    copies: dict[str, Deviation] = {}
+    with Trainee(item, plan.timeout_seconds) as trainee:
+        try:
+            trainee.initialise()
+            rng = np.random.default_rng([seed, 1])
+            missing = sorted(trainee.unset - set(values))
+            trainee.write({**values, **{name: invent(item.variables[name], rng) for name in missing}})
+            for step in range(steps):
+                for index, found in enumerate(_observed(trainee, sums, turns[step % len(turns)], rtol, atol)):
+                    place = f"step {step + 1}" + (f", {found.where}" if found.where else "")
+                    if index not in worst or found.error > worst[index].error:
+                        worst[index] = found._replace(where=place if found.error else "")
+            copies = _copies(trainee, rtol, atol)
+        except trainee.failures as error:
+            return [Row("(step)", KIND, float("inf"), 0.0, first_line(error), ok=False)]
+    rows = [
+        Row(f"{sums[i].owner} by {sums[i].compressor}", KIND, one.error, one.max_abs, one.where, one.error <= rtol)
+        for i, one in worst.items()
+    ]
+    return rows + [Row(name, KIND, one.error, one.max_abs, one.where, ok=False) for name, one in copies.items()]
+
+
+def _copies(trainee: Trainee, rtol: float, atol: float | None) -> dict[str, Deviation]:
+    """Return the variables whose copies differ: all replicas must have applied the same sum."""
+    found = {}
+    for name, (first, *others) in trainee.read():
+        for replica, other in enumerate(others, 1):
+            each = deviation(other, first, rtol, atol)
+            if each.error > rtol:
+                found[name] = each._replace(where=f"the copies of replicas 0 and {replica}, {each.where}")
+    return found
+
+
+def _observed(
+    trainee: Trainee, sums: Sequence[Compressed], feeds: Mapping[Any, Any], rtol: float, atol: float | None
+) -> Iterator[Deviation]:
+    """Train one step; yield how far each sum is from what it should be."""
+    names = [_instances(trainee.item, one) for one in sums]
+    values = iter(trainee.observe(feeds, [name for groups in names for group in groups for name in group]))
+    for one, groups in zip(sums, names, strict=True):
+        gradients, before, after, (result, *_) = [[next(values) for _ in group] for group in groups]
+        yield _error(one, gradients, before, after, result, rtol, atol)
+
+
+def _instances(item: GraphItem, one: Compressed) -> list[tuple[str, ...]]:
+    """Return the tensors of the replicas: gradients, residuals before and after, and the sum."""
+    found = []
+    for name in (one.gradient, one.before, one.after, one.result):
+        view = item.layout.find(name) if name else None
+        found.append(view.tensors if view is not None else ())
+    return found
+
+
+def _error(
+    one: Compressed,
+    gradients: Sequence[Array],
+    before: Sequence[Array],
+    after: Sequence[Array],
+    result: Array,
+    rtol: float,
+    atol: float | None,
+) -> Deviation:
+    wide = [gradient.astype(np.float64) for gradient in gradients]
+    if one.compressor not in FEEDBACK:
+        sent = [_sent(gradient, one.compressor, len(wide)) for gradient in wide]
+        return _compared(one, result, sent, result, rtol, atol)
+    shape = result.shape
+    total = [g + residual.astype(np.float64).reshape(shape) for g, residual in zip(wide, before, strict=True)]
+    new = [residual.astype(np.float64).reshape(shape) for residual in after]
+    for replica, (had, back) in enumerate(zip(total, new, strict=True)):
+        if not np.isfinite(back).all():
+            return Deviation(float("inf"), 0.0, f"the residual of replica {replica} is not finite")
+        if np.isfinite(had).all() and not _norm(back) <= _most_kept(one, had, len(wide)) * _SLACK + 1e-30:
+            return Deviation(float("inf"), float(np.abs(had).max()), f"replica {replica} keeps too much back")
+    finite = np.isfinite(sum(wide))
+    if not finite.all():
+        if np.isfinite(result).all():
+            return Deviation(float("inf"), 0.0, "a gradient that is not finite has become finite")
+        finite &= one.compressor != "powersgd"  # there it spreads over the whole matrix
+    got = np.where(finite, result + sum(new), 0.0)
+    return _compared(one, got, [np.where(finite, term, 0.0) for term in total], result, rtol, atol)
+
+
+def _norm(array: Array) -> float:
+    return float(np.linalg.norm(array.ravel()))
+
+
+def _sent(gradient: Array, compressor: str, replicas: int) -> Array:
+    """Return what a 16-bit number makes of a gradient, as the passes send it."""
+    scale = 2.0 ** math.ceil(math.log2(replicas)) if HALVES[compressor] == HALF else 1.0
+    kind = np.float16 if HALVES[compressor] == HALF else tensorflow().bfloat16.as_numpy_dtype
+    with np.errstate(over="ignore"):
+        return (gradient / scale).astype(np.float32).astype(kind).astype(np.float64) * scale
+
+
+def _rounding(one: Compressed, terms: Sequence[Array], result: Array) -> Array:
+    """Return what adding the terms in their type may round away, and the type of the result."""
+    allowed = np.zeros(terms[0].shape)
+    if one.compressor in HALVES and one.lowering != "collective_gather" and not _is_exact(one):
+        size = sum(np.abs(term) for term in terms)
+        allowed = (len(terms) - 1) * (2.0 ** -_BITS[one.compressor] * size + _TINY * len(terms))
+    if epsilon(result) > 1e-4:
+        allowed = allowed + epsilon(result) * np.abs(result.astype(np.float64))
+    return allowed
+
+
+def _is_exact(one: Compressed) -> bool:
+    """Tell whether 16-bit numbers are added in a wider type."""
+    return one.compressor in FEEDBACK and one.lowering == "add_n"
+
+
+def _most_kept(one: Compressed, total: Array, replicas: int) -> float:
+    """Return the largest norm that a residual may have after a step that began with `total`."""
+    if one.compressor == "topk":
+        return _norm(total) * math.sqrt(1 - kept(total.size) / total.size)
+    if one.compressor == "powersgd":
+        return _norm(total)
+    limit = 65504.0 / replicas * (1 - 2.0**-9) if HALVES[one.compressor] == HALF else np.inf
+    over = np.maximum(np.abs(total) - limit, 0)
+    return _norm(2.0 ** -_BITS[one.compressor] * np.abs(total) + _TINY + over)
+
+
+def _compared(
+    one: Compressed, got: Array, terms: Sequence[Array], result: Array, rtol: float, atol: float | None
+) -> Deviation:
+    """Compare with the sum of terms; differences count in units of the terms, which may cancel out in the sum."""
+    expected = np.asarray(sum(terms))
+    kind = np.float64 if result.dtype == np.float64 else np.float32
+    with np.errstate(all="ignore"):
+        near = np.abs(got - expected) <= _rounding(one, terms, result)
+        found = deviation(np.where(near, expected, got).astype(kind), expected.astype(kind), rtol, atol)
+        size = np.max([np.abs(term[np.isfinite(term)]).max(initial=0.0) for term in terms])
+    return found._replace(error=found.error * found.max_abs / size) if size > found.max_abs > 0 else found
