@@ -9,6 +9,7 @@ MAPPED = ("strategies", "tools", "configs")
 TESTS = ["hypothesis", "pytest>=8", "pytest-timeout", "pytest-xdist"]
 CHECKS = ["mypy", "ruff", "types-PyYAML", "types-networkx", "types-protobuf"]
 DEMO = ["scikit-learn"]
+RAY = ["ray>=2.9"]  # for examples/ray_launch.py
 
 
 def mapped_packages() -> list[str]:
@@ -53,6 +54,7 @@ setup(
         "tensorflow": ["tensorflow>=2.21"],
         "cpu": ["tensorflow-cpu>=2.21"],
         "demo": DEMO,
+        "ray": RAY,
         "dev": [*TESTS, *CHECKS, *DEMO, "setuptools>=77", "wheel"],
     },
     entry_points={"console_scripts": ["autograph-rewrite = autograph_rewrite.tools.cli:main"]},

@@ -130,7 +130,8 @@ class Attempt:
         asked = self._signals.received
         patience = time.monotonic() + self._grace
         for child in self._children:
-            child.send(number)
+            # A server has nothing to tidy up, and TensorFlow's does not hear Ctrl-C.
+            child.send(signal.SIGTERM if child.task.auxiliary else number)
         while not self._all_have_ended() and time.monotonic() < patience and self._signals.received == asked:
             self._pump()
         for child in self._children:
