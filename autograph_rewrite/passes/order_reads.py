@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.frames import unconditional
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.walk import ancestors, marks_before, topological_order
@@ -38,7 +39,7 @@ def order_reads(graph: Graph, targets: Iterable[Node]) -> int:
     by_handle: dict[Node, list[Node]] = {}
     for read in reads:
         by_handle.setdefault(handle_of(read.inputs[0]).node, []).append(read)
-    pairs = [(update, read) for update in updates for read in by_handle.get(handle_of(update.inputs[0]).node, ())]
+    pairs = [(update, read) for update in updates for handle in _written(update) for read in by_handle.get(handle, ())]
     marks = _number(reads)
     before = marks_before(order, marks)
     pairs = [(update, read) for update, read in pairs if not before[update] & marks[read]]
@@ -54,6 +55,11 @@ def order_reads(graph: Graph, targets: Iterable[Node]) -> int:
             update.remove_control(read)
         return 0
     return len(pairs)
+
+
+def _written(update: Node) -> list[Node]:
+    """Return the handles of what an update writes: a variable, and those that its optimizer keeps for it."""
+    return [handle_of(value).node for value in update.inputs if value.dtype == dtypes.RESOURCE]
 
 
 def _number(nodes: Iterable[Node]) -> dict[Node, int]:
