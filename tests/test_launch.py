@@ -30,6 +30,10 @@ def wait():
     open(f"{name}.{restart}.pid", "w").write(str(os.getpid()))
     print("waits", flush=True)
     time.sleep(100)
+def meet(count):  # a server is ended with the last worker, whatever it still wanted to say
+    open(f"{name}.here", "w").close()
+    while len([path for path in os.listdir(".") if path.endswith(".here")]) < count:
+        time.sleep(0.02)
 """
 
 Launch = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -50,7 +54,9 @@ def launch(folder: Path) -> Launch:
     def run(options: str, source: str, *arguments: str, verb: str = "launch") -> subprocess.CompletedProcess[str]:
         (folder / "s.py").write_text(WHO + source if verb == "launch" else source)
         line = [*COMMAND, verb, *options.split(), "s.py", *arguments]
-        return subprocess.run(line, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+        return subprocess.run(
+            line, input="for the launcher", capture_output=True, text=True, timeout=TIMEOUT, check=False
+        )
 
     return run
 
@@ -102,7 +108,8 @@ def summary(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 def test_each_process_learns_who_it_is_and_every_line_says_whose_it_is(launch: Launch) -> None:
     source = """
 print(os.environ["TF_CONFIG"])
-print(sys.argv, sys.stdin.read() == "", restart, file=sys.stderr)
+print(sys.argv, "for the launcher" in sys.stdin.read(), restart, file=sys.stderr)
+meet(3)
 """
     done = launch("-n 2 --ps 1", source, "--steps", "3")
     assert done.returncode == 0, done.stderr
@@ -113,14 +120,14 @@ print(sys.argv, sys.stdin.read() == "", restart, file=sys.stderr)
     assert len({member.addresses for member in members if member}) == 1
     assert all(address.startswith("127.0.0.1:") for member in members if member for address in member.addresses)
     errors = re.findall(r"^\[(.+?)\] (.*)$", done.stderr, re.MULTILINE)
-    assert sorted(errors) == [(name, "['s.py', '--steps', '3'] True 0") for name in sorted(said)]
+    assert sorted(errors) == [(name, "['s.py', '--steps', '3'] False 0") for name in sorted(said)]
 
 
 def test_the_first_failure_ends_all_others_and_is_told_at_the_end(launch: Launch, folder: Path) -> None:
     source = """
 if name != "worker 1":
     wait()
-while len([f for f in os.listdir(".") if f.endswith(".pid")]) < 2:
+while len([path for path in os.listdir(".") if path.endswith(".pid")]) < 2:
     time.sleep(0.02)
 print("lost the data", file=sys.stderr)
 sys.exit(3)
@@ -261,7 +268,7 @@ def test_a_job_that_takes_too_long_is_ended_and_says_who_ran(launch: Launch, fol
 
 def test_a_configuration_reaches_the_script_and_says_how_many_there_are(launch: Launch, folder: Path) -> None:
     (folder / "c.yaml").write_text("cluster: {workers: ['h:1', 'h:2'], ps: ['h:3']}\n")
-    source = "print(os.environ['AUTOGRAPH_REWRITE_CONFIG'])"
+    source = "print(os.environ['AUTOGRAPH_REWRITE_CONFIG']); meet(3)"
     done = launch("--config c.yaml", source)
     assert done.returncode == 0, done.stderr
     path = folder / "c.yaml"
