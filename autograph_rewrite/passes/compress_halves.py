@@ -67,7 +67,7 @@ class Halved:
         scope = self._scope
         residual = residual_of(self._context, self._value, self._fact, self._edge)
         total = scope.each("AddV2", full, residual.before, what="total")
-        most = _limit(self._wire, self._context.replicas)
+        most = largest_of_sum(self._wire, self._context.replicas)
         limits = [scope.const(sign * most, self.wide, what) for sign, what in ((-1, "least"), (1, "most"))]
         clipped = scope.each("ClipByValue", total, *limits, what="clipped")
         finite = scope.each("IsFinite", total, what="is_finite")
@@ -93,10 +93,10 @@ class Halved:
         return result
 
 
-def _limit(wire: int, replicas: int) -> float:
-    """Return the largest number of a type that `replicas` times itself is not above the largest."""
+def largest_of_sum(wire: int, replicas: int) -> float:
+    """Return a number of a type, near the largest of which `replicas` can be added although every sum may round up."""
     largest, bits = LARGEST[wire]
-    fraction, exponent = math.frexp(largest / replicas)
+    fraction, exponent = math.frexp(largest / replicas / (1 + 2.0**-bits) ** (replicas - 1))
     return math.ldexp(math.floor(math.ldexp(fraction, bits)), exponent - bits)
 
 
@@ -115,7 +115,7 @@ def add_halves(scope: Scope, code: Value, edge: EdgePlan, keys: combine.Keys, wi
     """Return the sum of 16-bit values in a wider type; where they are gathered, as a vector."""
     if edge.lowering == "collective_gather":
         return _gathered_sum(scope, code, edge, keys, wide)
-    if edge.compressor in FEEDBACK and not scope.context.mirrored:
+    if edge.compressor in FEEDBACK and edge.lowering == "add_n":
         back = scope.each("Cast", code, what="widen", DstT=wide)
         return scope.gather("AddN", back, what="add_n")
     return combine.cast(scope.context, add_up(scope, code, edge, keys), wide, f"{scope.name}/widen")

@@ -11,7 +11,7 @@ is compared with the original as ever, without the compressors.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,7 @@ import numpy as np
 from autograph_rewrite.ir.dtypes import HALF
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes.compress_choice import FEEDBACK, HALVES, kept
+from autograph_rewrite.passes.compress_halves import largest_of_sum
 from autograph_rewrite.passes.compressed import Compressed
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.requires import tensorflow
@@ -81,8 +82,7 @@ def compressed_rows(
         return []
     plan: Plan = item.report.plan
     turns = [feeds] if isinstance(feeds, Mapping) else list(feeds)
-    worst: dict[int, Deviation] = {}
-    copies: dict[str, Deviation] = {}
+    checks = [_Sum(item, one, rtol, atol) for one in sums]
     with Trainee(item, plan.timeout_seconds) as trainee:
         try:
             trainee.initialise()
@@ -90,17 +90,14 @@ def compressed_rows(
             missing = sorted(trainee.unset - set(values))
             trainee.write({**values, **{name: invent(item.variables[name], rng) for name in missing}})
             for step in range(steps):
-                for index, found in enumerate(_observed(trainee, sums, turns[step % len(turns)], rtol, atol)):
-                    place = f"step {step + 1}" + (f", {found.where}" if found.where else "")
-                    if index not in worst or found.error > worst[index].error:
-                        worst[index] = found._replace(where=place if found.error else "")
+                tensors = [tensor for check in checks for tensor in check.tensors]
+                seen = iter(trainee.observe(turns[step % len(turns)], tensors))
+                for check in checks:
+                    check.see(f"step {step + 1}", [next(seen) for _ in check.tensors])
             copies = _copies(trainee, rtol, atol)
         except trainee.failures as error:
             return [Row("(step)", KIND, float("inf"), 0.0, first_line(error), ok=False)]
-    rows = [
-        Row(f"{sums[i].owner} by {sums[i].compressor}", KIND, one.error, one.max_abs, one.where, one.error <= rtol)
-        for i, one in worst.items()
-    ]
+    rows = [check.row() for check in checks]
     return rows + [Row(name, KIND, one.error, one.max_abs, one.where, ok=False) for name, one in copies.items()]
 
 
@@ -115,54 +112,83 @@ def _copies(trainee: Trainee, rtol: float, atol: float | None) -> dict[str, Devi
     return found
 
 
-def _observed(
-    trainee: Trainee, sums: Sequence[Compressed], feeds: Mapping[Any, Any], rtol: float, atol: float | None
-) -> Iterator[Deviation]:
-    """Train one step; yield how far each sum is from what it should be."""
-    names = [_instances(trainee.item, one) for one in sums]
-    values = iter(trainee.observe(feeds, [name for groups in names for group in groups for name in group]))
-    for one, groups in zip(sums, names, strict=True):
-        gradients, before, after, (result, *_) = [[next(values) for _ in group] for group in groups]
-        yield _error(one, gradients, before, after, result, rtol, atol)
+class _Sum:
+    """One compressed sum, and the worst that was seen of it."""
 
+    def __init__(self, item: GraphItem, one: Compressed, rtol: float, atol: float | None) -> None:
+        self._one, self._rtol, self._atol = one, rtol, atol
+        self._groups = [self._instances(item, name) for name in (one.gradient, one.before, one.after, one.result)]
+        self._last: Sequence[Array] = ()
+        self._worst = Deviation(0.0, 0.0, "")
 
-def _instances(item: GraphItem, one: Compressed) -> list[tuple[str, ...]]:
-    """Return the tensors of the replicas: gradients, residuals before and after, and the sum."""
-    found = []
-    for name in (one.gradient, one.before, one.after, one.result):
+    @staticmethod
+    def _instances(item: GraphItem, name: str) -> tuple[str, ...]:
         view = item.layout.find(name) if name else None
-        found.append(view.tensors if view is not None else ())
-    return found
+        return view.tensors if view is not None else ()
+
+    @property
+    def tensors(self) -> list[str]:
+        """What to look at in each step."""
+        return [tensor for group in self._groups for tensor in group]
+
+    def see(self, place: str, values: Sequence[Array]) -> None:
+        """Check the values of one step."""
+        rest = iter(values)
+        gradients, before, after, (result, *_) = [[next(rest) for _ in group] for group in self._groups]
+        found = self._missed(before) or self._error([g.astype(np.float64) for g in gradients], before, after, result)
+        self._last = after
+        if found.error > self._worst.error or not self._worst.max_abs:
+            self._worst = found._replace(where=", ".join(filter(None, (place, found.where))) if found.error else "")
+
+    def row(self) -> Row:
+        """Return the verdict."""
+        one, worst = self._one, self._worst
+        name = f"{one.owner} by {one.compressor}"
+        return Row(name, KIND, worst.error, worst.max_abs, worst.where, worst.error <= self._rtol)
+
+    def _missed(self, before: Sequence[Array]) -> Deviation | None:
+        """Say whether a step began with other residuals than the last one left, which is nothing at first."""
+        left = self._last or [np.zeros_like(residual) for residual in before]
+        for replica, (has, had) in enumerate(zip(before, left, strict=True)):
+            if not np.array_equal(has, had):
+                return Deviation(float("inf"), _largest(had), f"the residual of replica {replica} was not kept")
+        return None
+
+    def _error(
+        self, gradients: Sequence[Array], before: Sequence[Array], after: Sequence[Array], result: Array
+    ) -> Deviation:
+        one = self._one
+        if one.compressor not in FEEDBACK:
+            sent = [_sent(gradient, one.compressor, len(gradients)) for gradient in gradients]
+            return self._compared(result, sent, result)
+        total = [gradient + residual for gradient, residual in zip(gradients, before, strict=True)]
+        for replica, (had, back) in enumerate(zip(total, after, strict=True)):
+            if not np.isfinite(back).all():
+                return Deviation(float("inf"), 0.0, f"the residual of replica {replica} is not finite")
+            if np.isfinite(had).all() and not _norm(back) <= _most_kept(one, had, len(total)) * _SLACK + 1e-30:
+                return Deviation(float("inf"), _largest(had), f"replica {replica} keeps too much back")
+        finite = np.isfinite(sum(gradients))
+        if not finite.all():
+            if np.isfinite(result).all():
+                return Deviation(float("inf"), 0.0, "a gradient that is not finite has become finite")
+            finite &= one.compressor != "powersgd"  # there it spreads over the whole matrix
+        got = np.where(finite, result + sum(residual.astype(np.float64) for residual in after), 0.0)
+        return self._compared(got, [np.where(finite, term, 0.0) for term in total], result)
+
+    def _compared(self, got: Array, terms: Sequence[Array], result: Array) -> Deviation:
+        """Compare with the sum of terms; differences count in units of the terms, which may cancel out in the sum."""
+        expected = np.asarray(sum(terms))
+        kind = np.float64 if result.dtype == np.float64 else np.float32
+        with np.errstate(all="ignore"):
+            near = np.abs(got - expected) <= _rounding(self._one, terms, result)
+            got = np.where(near, expected, got).astype(kind)
+            found = deviation(got, expected.astype(kind), self._rtol, self._atol)
+        size = max(_largest(term) for term in terms)
+        return found._replace(error=found.error * found.max_abs / size) if size > found.max_abs > 0 else found
 
 
-def _error(
-    one: Compressed,
-    gradients: Sequence[Array],
-    before: Sequence[Array],
-    after: Sequence[Array],
-    result: Array,
-    rtol: float,
-    atol: float | None,
-) -> Deviation:
-    wide = [gradient.astype(np.float64) for gradient in gradients]
-    if one.compressor not in FEEDBACK:
-        sent = [_sent(gradient, one.compressor, len(wide)) for gradient in wide]
-        return _compared(one, result, sent, result, rtol, atol)
-    shape = result.shape
-    total = [g + residual.astype(np.float64).reshape(shape) for g, residual in zip(wide, before, strict=True)]
-    new = [residual.astype(np.float64).reshape(shape) for residual in after]
-    for replica, (had, back) in enumerate(zip(total, new, strict=True)):
-        if not np.isfinite(back).all():
-            return Deviation(float("inf"), 0.0, f"the residual of replica {replica} is not finite")
-        if np.isfinite(had).all() and not _norm(back) <= _most_kept(one, had, len(wide)) * _SLACK + 1e-30:
-            return Deviation(float("inf"), float(np.abs(had).max()), f"replica {replica} keeps too much back")
-    finite = np.isfinite(sum(wide))
-    if not finite.all():
-        if np.isfinite(result).all():
-            return Deviation(float("inf"), 0.0, "a gradient that is not finite has become finite")
-        finite &= one.compressor != "powersgd"  # there it spreads over the whole matrix
-    got = np.where(finite, result + sum(new), 0.0)
-    return _compared(one, got, [np.where(finite, term, 0.0) for term in total], result, rtol, atol)
+def _largest(array: Array) -> float:
+    return float(np.abs(array[np.isfinite(array)]).max(initial=0.0))
 
 
 def _norm(array: Array) -> float:
@@ -199,19 +225,5 @@ def _most_kept(one: Compressed, total: Array, replicas: int) -> float:
         return _norm(total) * math.sqrt(1 - kept(total.size) / total.size)
     if one.compressor == "powersgd":
         return _norm(total)
-    limit = 65504.0 / replicas * (1 - 2.0**-9) if HALVES[one.compressor] == HALF else np.inf
-    over = np.maximum(np.abs(total) - limit, 0)
+    over = np.maximum(np.abs(total) - largest_of_sum(HALVES[one.compressor], replicas), 0)
     return _norm(2.0 ** -_BITS[one.compressor] * np.abs(total) + _TINY + over)
-
-
-def _compared(
-    one: Compressed, got: Array, terms: Sequence[Array], result: Array, rtol: float, atol: float | None
-) -> Deviation:
-    """Compare with the sum of terms; differences count in units of the terms, which may cancel out in the sum."""
-    expected = np.asarray(sum(terms))
-    kind = np.float64 if result.dtype == np.float64 else np.float32
-    with np.errstate(all="ignore"):
-        near = np.abs(got - expected) <= _rounding(one, terms, result)
-        found = deviation(np.where(near, expected, got).astype(kind), expected.astype(kind), rtol, atol)
-        size = np.max([np.abs(term[np.isfinite(term)]).max(initial=0.0) for term in terms])
-    return found._replace(error=found.error * found.max_abs / size) if size > found.max_abs > 0 else found

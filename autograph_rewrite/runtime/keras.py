@@ -125,6 +125,11 @@ class _StepOnData:
         """The rewritten items, one per trace."""
         return tuple(item for function in self._by_form.values() for item in function.items)
 
+    @property
+    def state(self) -> Any:
+        """A tf.Module of what rewriting added."""
+        return self._mirrors.extra.module
+
     def __call__(self, data: Any) -> Any:
         """Run the step."""
         data = self._without_optionals(data)
@@ -198,6 +203,11 @@ class IteratorFunction:
     def items(self) -> tuple[GraphItem, ...]:
         """The rewritten items, one per trace."""
         return self._run.items
+
+    @property
+    def state(self) -> Any:
+        """A tf.Module of what rewriting added, such as the residuals of compressors, for `tf.train.Checkpoint`."""
+        return self._run.state
 
     def __call__(self, iterator: Iterator[Any]) -> Any:
         """Run `steps_per_execution` steps, fewer at the end of the data; return the last results.
