@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from autograph_rewrite.tools import cli, verb_verify
-from autograph_rewrite.tools.verb_run import CONFIG_VARIABLE
+from autograph_rewrite.tools.launcher_script import CONFIG_VARIABLE
 from tests.small_items import regression
 
 SCRIPT = """\

@@ -1,6 +1,6 @@
 """Which script is run, and how: what `run` and `launch` have in common.
 
-Each process that they start is `python -m autograph_rewrite.tools.cli run ...` again, so a script meets the same
+Each process that they start runs `execute.py`, as `run` does without another process: a script meets the same
 arguments, paths, errors and exit codes whether one process runs it or many.
 """
 
@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autograph_rewrite.errors import ConfigError
+from autograph_rewrite.tools import execute
 
 if TYPE_CHECKING:
     from autograph_rewrite.plan.config import Config
 
+CONFIG_VARIABLE = "AUTOGRAPH_REWRITE_CONFIG"
 RESTART_VARIABLE = "AUTOGRAPH_RESTART"
 
 
@@ -65,15 +67,14 @@ def require_script(args: argparse.Namespace) -> Config | None:
 
 def command(args: argparse.Namespace) -> tuple[str, ...]:
     """The command that runs the script in a process of its own."""
-    config = () if args.config is None else ("--config", os.path.abspath(args.config))
-    module = ("-m",) if args.module else ()
-    return (sys.executable, "-m", f"{__package__}.cli", "run", *config, *module, args.script, *args.args)
+    return (sys.executable, execute.__file__, *(("-m",) if args.module else ()), args.script, *args.args)
 
 
-def environment(restarts: int) -> dict[str, str]:
+def environment(args: argparse.Namespace, restarts: int) -> dict[str, str]:
     """What each process finds in its environment."""
     # Lines should appear when they are written, not when a buffer is full.
-    return {RESTART_VARIABLE: str(restarts), "PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED") or "1"}
+    given = {RESTART_VARIABLE: str(restarts), "PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED") or "1"}
+    return given if args.config is None else {**given, CONFIG_VARIABLE: os.path.abspath(args.config)}
 
 
 def described(args: argparse.Namespace) -> dict[str, Any]:

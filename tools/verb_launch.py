@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
             Task(
                 member.name,
                 command(args),
-                {**environment(restarts), TF_CONFIG: member.tf_config},
+                {**environment(args, restarts), TF_CONFIG: member.tf_config},
                 auxiliary=not member.is_worker,
                 core=cores[member.index % len(cores)] if cores else None,
             )
