@@ -1,12 +1,14 @@
 """Rewrite an unmodified single-device training graph into an exact distributed one.
 
 Importing this package costs nothing: each public name is loaded at first use, and TensorFlow only by what
-runs a graph.
+runs a graph. The exception is a process that is one worker of several, as TF_CONFIG or its like say: it has to join
+them before TensorFlow starts (`runtime.cluster`).
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING
 
 from autograph_rewrite.errors import (
@@ -20,7 +22,7 @@ from autograph_rewrite.errors import (
 )
 
 if TYPE_CHECKING:
-    from autograph_rewrite.api import build_plan, distribute, rewrite, verify
+    from autograph_rewrite.api import build_plan, distribute, join, rewrite, verify
     from autograph_rewrite.inspect.diff import diff
     from autograph_rewrite.inspect.dump import dump
     from autograph_rewrite.inspect.explain import explain
@@ -46,6 +48,7 @@ __all__ = [
     "distribute",
     "dump",
     "explain",
+    "join",
     "rewrite",
     "verify",
 ]
@@ -59,6 +62,7 @@ _LAZY = {
     "distribute": "api",
     "dump": "inspect.dump",
     "explain": "inspect.explain",
+    "join": "api",
     "rewrite": "api",
     "verify": "api",
 }
@@ -72,6 +76,13 @@ if not TYPE_CHECKING:  # a type checker that saw this function would accept any 
         value = getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
         globals()[name] = value  # later reads find it without coming here
         return value
+
+
+_RANKS = ("TF_CONFIG", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_PROCID")
+if any(os.environ.get(name, "") not in ("", "1") for name in _RANKS):
+    from autograph_rewrite.runtime.cluster import join_early
+
+    join_early()
 
 
 def __dir__() -> list[str]:

@@ -17,6 +17,7 @@ from autograph_rewrite.load.normal import normalise
 from autograph_rewrite.passes import pipeline
 from autograph_rewrite.plan import check
 from autograph_rewrite.plan.config import Config
+from autograph_rewrite.plan.membership import in_job
 from autograph_rewrite.plan.plan import Plan
 
 ConfigLike = Config | Mapping[str, Any] | str | Path
@@ -36,7 +37,8 @@ def build_plan(item: GraphItem, config: ConfigLike) -> Plan:
     """
     with no_garbage_collection():
         flat = normalise(item)
-        return pipeline.resolve(flat, _request(flat, Config.of(config)))
+        given = Config.of(config)
+        return pipeline.resolve(flat, _request(flat, given if given.workers > 1 else in_job(given)[0]))
 
 
 def rewrite(
@@ -46,6 +48,7 @@ def rewrite(
     verify_each: bool = True,
     observers: Sequence[pipeline.Observer] = (),
     training: bool = True,
+    task: int | None = None,
 ) -> GraphItem:
     """Return the distributed item: same inputs, outputs and variables, computing the same numbers on many devices.
 
@@ -55,9 +58,10 @@ def rewrite(
         verify_each: check the graph's invariants after every pass.
         observers: called with (pass name, folded graph) after every pass.
         training: refuse a graph that updates nothing.
+        task: of several processes, the one that the graph is for; left out: this one, as TF_CONFIG says.
 
     Raises:
-        ConfigError: the configuration is wrong.
+        ConfigError: the configuration is wrong, or nothing says which process this is.
         PlanError: the plan does not fit the graph or was made for another one.
         GraphError: the graph cannot be distributed; the message says why.
         PassError: an edge cannot be lowered.
@@ -67,10 +71,16 @@ def rewrite(
         if isinstance(config, Plan):
             check.require(replace(config, edges=()), flat)  # its edges are checked once the graph is analysed
             plan = config
+            member = in_job(Config())[1] if task is None and len(plan.processes) > 1 else None
         else:
-            plan = _request(flat, Config.of(config))
+            given, member = in_job(Config.of(config)) if task is None else (Config.of(config), None)
+            plan = _request(flat, given)
         checker = _checker(plan) if verify_each else None
-        return pipeline.rewrite(flat, plan, verify=checker, observers=observers, training=training, in_place=True)
+        own = member.task if member is not None else task or 0
+        new = pipeline.rewrite(
+            flat, plan, verify=checker, observers=observers, training=training, in_place=True, task=own
+        )
+        return new.with_(report=replace(new.report, member=member))
 
 
 def _request(item: GraphItem, config: Config) -> Plan:
@@ -85,7 +95,7 @@ def _checker(plan: Plan) -> Any:
     from autograph_rewrite.ir.verify import check_folded
 
     def run(graph: Graph) -> None:
-        check_folded(graph, plan.replicas, plan.devices)
+        check_folded(graph, plan.replicas_each, plan.devices)
 
     return run
 
@@ -106,6 +116,23 @@ def distribute(target: Any, config: ConfigLike | Plan, *specs: Any, **options: A
     from autograph_rewrite.runtime.distribute import distribute as run
 
     return run(target, config, *specs, **options)
+
+
+def join(config: ConfigLike | None = None) -> None:
+    """Make this process a worker of the job that the configuration and the environment describe.
+
+    Importing the package does so where TF_CONFIG or its like say it all. A program whose configuration gives the
+    addresses calls this before its first TensorFlow operation. One process alone: nothing happens.
+
+    Raises:
+        ConfigError: nothing says which process this is.
+        ClusterError: TensorFlow has started already.
+    """
+    from autograph_rewrite.runtime.cluster import join as run
+
+    member = in_job(Config() if config is None else Config.of(config))[1]
+    if member is not None:
+        run(member)
 
 
 def verify(item: GraphItem, config: ConfigLike | Plan, **options: Any) -> Any:

@@ -83,7 +83,6 @@ def test_what_is_not_available_yet_is_refused_where_it_is_used_each_at_its_line(
         config.require_usable()
     said = str(caught.value)
     for line, feature in [
-        (3, "cluster.workers with more than one worker"),
         (12, "variables[0].synchronizer ps"),
         (12, "variables[0].partition"),
         (14, "pipeline"),

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
+
+from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.graph import Graph, Value
+from autograph_rewrite.ir.walk import marks_before
 from autograph_rewrite.item import GraphItem, TensorInfo
+from autograph_rewrite.passes.blocks import limits
 from autograph_rewrite.plan.plan import Plan
 
 
@@ -58,3 +64,30 @@ def _checked_axis(info: TensorInfo, axis: int) -> int:
     if not -len(info.shape) <= axis < len(info.shape):
         raise GraphError(f"the batch input '{info.name}' has {len(info.shape)} dimensions, so no axis {axis}")
     return axis % len(info.shape)
+
+
+def measured_input(state: Propagation) -> Value:
+    """Return the batch input whose size stands for all: the one that most of the graph depends on."""
+    inputs = list(state.whole_inputs)
+    if len(inputs) == 1:
+        return inputs[0]
+    before = marks_before(state.order, {value.node: 1 << i for i, value in enumerate(inputs)})
+    masks = Counter(before.values())
+    reach = [sum(count for mask, count in masks.items() if mask >> i & 1) for i in range(len(inputs))]
+    return inputs[reach.index(max(reach))]
+
+
+def own_inputs(item: GraphItem, plan: Plan, state: Propagation, task: int) -> dict[str, TensorInfo]:
+    """Return the inputs as this process is fed them: of a batch of static size, its part."""
+    batch, count = state.semantics.batch, len(plan.processes)
+    if batch is None or count == 1:
+        return dict(item.inputs)
+    ends = limits(batch, count, 1)
+    own = ends[task + 1] - ends[task]
+    inputs = {}
+    for name, info in item.inputs.items():
+        axis, shape = info.batch_axis, info.shape
+        if axis is not None and shape is not None:
+            info = replace(info, shape=(*shape[:axis], own, *shape[axis + 1 :]))
+        inputs[name] = info
+    return inputs

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.attrs import Shape, encode
 from autograph_rewrite.ir.graph import Node, PerInstance, Span
-from autograph_rewrite.passes.blocks import bounds
+from autograph_rewrite.passes.blocks import limits
 from autograph_rewrite.passes.context import Context
 
 SHAPES_OF_ELEMENTS = {
@@ -27,6 +28,8 @@ SHAPES_OF_ELEMENTS = {
 
 def state_block_shapes(context: Context) -> None:
     """Restate the element shapes of arrays and lists that hold blocks."""
+    if context.processes > 1 and context.state.semantics.batch is not None:
+        _state_part_shapes(context)
     for node in context.state.order:
         if node.op in ("EmptyTensorList", "TensorListReserve") and node.output() in context.future_splits:
             _state_list_shape(context, node)
@@ -36,8 +39,33 @@ def state_block_shapes(context: Context) -> None:
         stated, dim = node.attr(name), _split_dimension(context, node)
         if stated is None or dim is None or not left_out <= dim < left_out + len(stated):
             continue
-        shapes = shapes_of_blocks(stated, dim - left_out, context.state.semantics.batch, context.replicas)
-        node.set_raw_attr(name, PerInstance(tuple(encode("shape", shape) for shape in shapes)))
+        batch, parts = context.state.semantics.batch, (context.replicas, context.processes)
+        shapes = shapes_of_blocks(stated, dim - left_out, batch, *parts)
+        node.set_raw_attr(name, PerInstance(tuple(encode("shape", shape) for shape in context.own(shapes))))
+
+
+def _state_part_shapes(context: Context) -> None:
+    """Let the batch inputs be as long as this process's part, where the graph states the size of the whole batch.
+
+    Raises:
+        PassError: the input is no placeholder, so nobody can be asked for a part.
+    """
+    batch = context.state.semantics.batch
+    assert batch is not None
+    ends = limits(batch, context.processes, 1)
+    own = ends[context.task + 1] - ends[context.task]
+    for value, axis in context.state.whole_inputs.items():
+        node = value.node
+        stated = node.attr("shape", None)
+        if stated is None or len(stated) <= axis:
+            continue
+        if node.op != "Placeholder":
+            raise PassError(
+                f"'{node.name}' gives batches of {batch} examples, of which every process would need a part",
+                node=node,
+                hint="leave the size of its batches open (drop_remainder=False), so that each process's is its part",
+            )
+        node.set_attr("shape", (*stated[:axis], own, *stated[axis + 1 :]))
 
 
 def _state_list_shape(context: Context, node: Node) -> None:
@@ -49,7 +77,7 @@ def _state_list_shape(context: Context, node: Node) -> None:
     shape = [d if isinstance(d, int) and d >= 0 else None for d in stated]
     if dim >= len(shape):
         return
-    blocks = shapes_of_blocks(shape, dim, context.state.semantics.batch, context.replicas)
+    blocks = shapes_of_blocks(shape, dim, context.state.semantics.batch, context.replicas, context.processes)
     contents = [[-1 if size is None else size for size in block] for block in blocks]
     dtype = dtypes.numpy_dtype(operand.dtype)
     node.set_input(0, context.const_each(contents, dtype, name=f"{node.name}/block_shape", near=operand))
@@ -62,7 +90,9 @@ def _split_dimension(context: Context, node: Node) -> int | None:
     return content.placement.dim if content is not None and content.placement.is_split else None
 
 
-def shapes_of_blocks(shape: Sequence[int | None], dim: int, batch: int | None, replicas: int) -> list[Shape]:
+def shapes_of_blocks(
+    shape: Sequence[int | None], dim: int, batch: int | None, replicas: int, processes: int = 1
+) -> list[Shape]:
     """Return the shape of each replica's block of something of shape `shape`.
 
     Args:
@@ -70,10 +100,11 @@ def shapes_of_blocks(shape: Sequence[int | None], dim: int, batch: int | None, r
         dim: the dimension that is cut.
         batch: number of examples, where it is static.
         replicas: how many blocks there are.
+        processes: among which they are divided first.
     """
     whole = shape[dim]
     sizes: Sequence[int | None] = [None] * replicas
     if whole is not None and batch and whole % batch == 0:
-        limits = bounds(batch, replicas)
-        sizes = [(b - a) * (whole // batch) for a, b in pairwise(limits)]
+        ends = limits(batch, processes, replicas // processes)
+        sizes = [(b - a) * (whole // batch) for a, b in pairwise(ends)]
     return [(*shape[:dim], size, *shape[dim + 1 :]) for size in sizes]

@@ -3,26 +3,42 @@
     B = shape(x)[0]      replica r holds examples  r*(B//N) + min(r, B%N)  ...  the same for r+1
 
 The first B mod N replicas hold one example more. A batch of static size gives constants.
+
+Of several processes each is given its own part, of any size, and divides that among its replicas. Their sizes are
+exchanged once per step:
+
+    parts = all processes' shape(x)[0]      B = sum(parts)      this process's part begins at the sum of those before
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
 
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.graph import Span, Value
 from autograph_rewrite.passes.context import Context
+from autograph_rewrite.passes.keys import Keys, collective_attrs
+from autograph_rewrite.plan.parts import SIZES, EdgePlan
 
 SCOPE = "autograph_batch"
 
 
-def bounds(batch: int, replicas: int) -> list[int]:
-    """Return the `replicas + 1` limits of the blocks of a batch."""
-    size, extra = divmod(batch, replicas)
-    return [r * size + min(r, extra) for r in range(replicas + 1)]
+def bounds(batch: int, parts: int) -> list[int]:
+    """Return the `parts + 1` limits of the blocks of a batch."""
+    size, extra = divmod(batch, parts)
+    return [r * size + min(r, extra) for r in range(parts + 1)]
+
+
+def limits(batch: int, processes: int, each: int) -> list[int]:
+    """Return the limits of the blocks of all replicas: the batch is divided among processes, then among replicas."""
+    parts = pairwise(bounds(batch, processes))
+    sizes = [b - a for first, last in parts for a, b in pairwise(bounds(last - first, each))]
+    return [0, *accumulate(sizes)]
 
 
 class Blocks:
@@ -30,46 +46,119 @@ class Blocks:
 
     Args:
         context: the rewrite.
-        source: the whole batch input that is measured.
+        source: the batch input that is measured: whole in one process, else this process's part.
         axis: its batch dimension.
+        keys: of collectives.
     """
 
-    def __init__(self, context: Context, source: Value, axis: int) -> None:
+    def __init__(self, context: Context, source: Value, axis: int, keys: Keys) -> None:
         self._context = context
         self.source = source
         self._axis = axis
+        self._keys = keys
         self._scaled: dict[tuple[str, int], Value] = {}
 
     @property
     def static(self) -> int | None:
-        """The batch size where it is known."""
+        """The size of the whole batch where it is known."""
         return self._context.state.semantics.batch
+
+    @property
+    def even(self) -> bool:
+        """Whether all blocks certainly are equally long."""
+        return self.static is not None and self.static % self._context.replicas == 0
+
+    @cached_property
+    def _limits(self) -> list[int]:
+        assert self.static is not None
+        return limits(self.static, self._context.processes, self._context.local)
+
+    @cached_property
+    def part(self) -> Value:
+        """The number of examples that this process is given (scalar, runs once)."""
+        context, source = self._context, self.source
+        if self.static is not None:
+            first, last = context.task * context.local, (context.task + 1) * context.local
+            return self._const("size", self._limits[last] - self._limits[first])
+        shape = self._once("Shape", "shape", source)
+        ends = [self._vector(n, [v]) for n, v in (("axis", self._axis), ("next", self._axis + 1), ("one", 1))]
+        return self._once("StridedSlice", "size", shape, *ends, shrink_axis_mask=1)
+
+    @cached_property
+    def parts(self) -> Value:
+        """The number of examples of each process (vector, runs once)."""
+        context = self._context
+        if self.static is not None:
+            sizes = [b - a for a, b in pairwise(bounds(self.static, context.processes))]
+            return self._vector("parts", sizes)
+        return self.of_each_process(self.part, context.edges[self.source.name, SIZES], self.source)
+
+    def of_each_process(self, number: Value, edge: EdgePlan, near: Value) -> Value:
+        """Return the numbers of all processes, given this one's (scalar int32).
+
+        Added up as vectors with one entry each, so that it does not matter how the runtime orders the processes.
+        """
+        context = self._context
+        mine = np.zeros(context.processes, np.int32)
+        mine[context.task] = 1
+        name = f"{near.node.name}/{SIZES}"
+
+        def add(op: str, what: str, *inputs: Value, **attrs: Any) -> Value:
+            return context.add(
+                op, inputs, name=f"{name}/{what}", span=Span.ONCE, origin=near.node, attrs=attrs or None
+            ).output()
+
+        place = context.const(mine, np.int32, name=f"{name}/own", near=near)
+        placed = add("Mul", "mine", number, place)
+        attrs = collective_attrs(context, edge) | {"merge_op": "Add", "final_op": "Id"}
+        return add("CollectiveReduceV2", "all", placed, *self._keys(context, edge, placed, changing=False), **attrs)
 
     @cached_property
     def batch(self) -> Value:
         """The number of examples of the whole batch (scalar, runs once)."""
-        context, source = self._context, self.source
+        if self._context.processes == 1:
+            return self.part
         if self.static is not None:
-            return self._const("size", self.static)
-        shape = context.add("Shape", [source], name=f"{SCOPE}/shape", span=Span.ONCE, origin=source.node)
-        limits = [
-            self._vector(f"{SCOPE}/{n}", v) for n, v in (("axis", self._axis), ("next", self._axis + 1), ("one", 1))
-        ]
-        size = context.add(
-            "StridedSlice",
-            [shape.output(), *limits],
-            name=f"{SCOPE}/size",
-            span=Span.ONCE,
-            origin=source.node,
-            attrs={"shrink_axis_mask": 1},
-        )
-        return size.output()
+            return self._const("whole_size", self.static)
+        return self._once("Sum", "whole_size", self.parts, self._const("first_axis", 0))
 
-    def _vector(self, name: str, entry: int) -> Value:
+    @cached_property
+    def offset(self) -> Value:
+        """The first example of this process's part (scalar, runs once)."""
+        context = self._context
+        if self.static is not None:
+            return self._const("offset", self._limits[context.task * context.local])
+        before = self._vector("before", [int(task < context.task) for task in range(context.processes)])
+        return self._once("Sum", "offset", self._once("Mul", "earlier", self.parts, before), self._const("axis_0", 0))
+
+    @cached_property
+    def lengths(self) -> Value:
+        """The number of examples of each replica of all processes (vector, runs once)."""
+        context = self._context
+        if self.static is not None:
+            return self._vector("lengths", [b - a for a, b in pairwise(self._limits)])
+        each = self._const("each", context.local)
+        sizes = self.part
+        if context.processes > 1:
+            sizes = self._once("ExpandDims", "rows", self.parts, self._const("column", 1))
+        ranks = self._vector("ranks", list(range(context.local)))
+        longer = self._once("Less", "is_longer", ranks, self._once("FloorMod", "left", sizes, each))
+        more = self._once("Cast", "longer", longer, DstT=dtypes.INT32)
+        table = self._once("AddV2", "table", self._once("FloorDiv", "share", sizes, each), more)
+        return self._once("Reshape", "lengths", table, self._vector("line", [-1]))
+
+    @cached_property
+    def longest(self) -> Value:
+        """The number of examples of the longest block (scalar, runs once)."""
+        if self.static is not None:
+            return self._const("longest", max(b - a for a, b in pairwise(self._limits)))
+        return self._once("Max", "longest", self.lengths, self._const("axis_of_lengths", 0))
+
+    def _vector(self, name: str, entries: Sequence[int]) -> Value:
         node = self._context.graph.add(
             "Const",
-            name=name,
-            attrs={"value": np.array([entry], np.int32), "dtype": dtypes.INT32},
+            name=f"{SCOPE}/{name}",
+            attrs={"value": np.array(entries, np.int32), "dtype": dtypes.INT32},
             origin=self.source.node,
         )
         return node.output()
@@ -77,71 +166,79 @@ class Blocks:
     def _const(self, name: str, entry: int) -> Value:
         return self._context.const(entry, np.int32, name=f"{SCOPE}/{name}", near=self.source)
 
-    def _each(self, name: str, entries: list[int]) -> Value:
+    def _once(self, op: str, name: str, *inputs: Value, **attrs: Any) -> Value:
+        return self._add(Span.ONCE, op, name, inputs, attrs)
+
+    def _each(self, op: str, name: str, *inputs: Value) -> Value:
+        return self._add(Span.EACH, op, name, inputs, {})
+
+    def _add(self, span: Span, op: str, name: str, inputs: Sequence[Value], attrs: dict[str, Any]) -> Value:
+        return self._context.add(
+            op, inputs, name=f"{SCOPE}/{name}", span=span, origin=self.source.node, attrs=attrs or None
+        ).output()
+
+    def _own(self, name: str, entries: Sequence[int]) -> Value:
+        """Return each replica's entry of a list that has one for every replica of all processes."""
         return self._context.const_each(entries, np.int32, name=f"{SCOPE}/{name}", near=self.source)
 
     def _limit(self, name: str, offset: int) -> Value:
-        """Return r -> start of block r + offset."""
-        context, replicas = self._context, self._context.replicas
+        """Return r -> start of block r + offset within this process's part."""
+        context = self._context
         if self.static is not None:
-            limits = bounds(self.static, replicas)
-            return self._each(name, limits[offset : offset + replicas])
-        index = self._each(f"{name}_index", list(range(offset, replicas + offset)))
-
-        def step(op: str, a: Value, b: Value, what: str) -> Value:
-            node = context.add(op, [a, b], name=f"{SCOPE}/{name}_{what}", span=Span.EACH, origin=self.source.node)
-            return node.output()
-
-        whole = step("Mul", index, self._quotient, "whole")
-        extra = step("Minimum", index, self._remainder, "extra")
-        return step("AddV2", whole, extra, "limit")
-
-    def _once(self, op: str, name: str) -> Value:
-        count = self._const(f"{name}_replicas", self._context.replicas)
-        node = self._context.add(
-            op, [self.batch, count], name=f"{SCOPE}/{name}", span=Span.ONCE, origin=self.source.node
-        )
-        return node.output()
+            starts = [self._limits[task * context.local] for task in range(context.processes)]
+            ends = self._limits[offset : offset + context.replicas]
+            return self._own(name, [end - starts[r // context.local] for r, end in enumerate(ends)])
+        index = self._own(f"{name}_index", [r % context.local + offset for r in range(context.replicas)])
+        whole = self._each("Mul", f"{name}_whole", index, self._quotient)
+        extra = self._each("Minimum", f"{name}_extra", index, self._remainder)
+        return self._each("AddV2", f"{name}_limit", whole, extra)
 
     @cached_property
     def _quotient(self) -> Value:
-        return self._once("FloorDiv", "quotient")
+        return self._once("FloorDiv", "quotient", self.part, self._const("quotient_replicas", self._context.local))
 
     @cached_property
     def _remainder(self) -> Value:
-        return self._once("FloorMod", "remainder")
+        return self._once("FloorMod", "remainder", self.part, self._const("remainder_replicas", self._context.local))
+
+    @cached_property
+    def part_begin(self) -> Value:
+        """The first example of this replica's block within this process's part (scalar, each)."""
+        return self._limit("begin", 0)
+
+    @cached_property
+    def part_end(self) -> Value:
+        """The example after this replica's block within this process's part (scalar, each)."""
+        return self._limit("end", 1)
 
     @cached_property
     def begin(self) -> Value:
         """The first example of this replica's block (scalar, each)."""
-        return self._limit("begin", 0)
+        if self._context.processes == 1:
+            return self.part_begin
+        return self._each("AddV2", "whole_begin", self.part_begin, self.offset)
 
     @cached_property
     def end(self) -> Value:
         """The example after this replica's block (scalar, each)."""
-        return self._limit("end", 1)
+        if self._context.processes == 1:
+            return self.part_end
+        return self._each("AddV2", "whole_end", self.part_end, self.offset)
 
     @cached_property
     def count(self) -> Value:
         """The number of examples in this replica's block (scalar, each)."""
         if self.static is not None:
-            limits = bounds(self.static, self._context.replicas)
-            return self._each("count", [b - a for a, b in pairwise(limits)])
-        node = self._context.add(
-            "Sub", [self.end, self.begin], name=f"{SCOPE}/count", span=Span.EACH, origin=self.source.node
-        )
-        return node.output()
+            return self._own("count", [b - a for a, b in pairwise(self._limits)])
+        return self._each("Sub", "count", self.part_end, self.part_begin)
 
     def rows(self, what: str, per_example: int) -> Value:
-        """Return `begin`, `end`, `count` or `batch` in rows, where one example covers `per_example` of them."""
+        """Return one of the numbers above in rows, where one example covers `per_example` of them."""
         value: Value = getattr(self, what)
         if per_example == 1:
             return value
         key = (what, per_example)
         if key not in self._scaled:
             factor = self._const(f"{what}_unit", per_example)
-            node = self._context.add(
-                "Mul", [value, factor], name=f"{SCOPE}/{what}_rows", span=value.node.span, origin=self.source.node
-            )
-            self._scaled[key] = node.output()
+            self._scaled[key] = self._add(value.node.span, "Mul", f"{what}_rows", [value, factor], {})
         return self._scaled[key]

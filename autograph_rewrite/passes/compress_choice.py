@@ -166,6 +166,8 @@ def _lowering(lowering: str, compressor: str, plan: Plan) -> str:
     exact = compressor in HALVES and compressor in FEEDBACK and plan.replicas <= GATHERED_UP_TO
     if lowering == "collective_reduce":
         return "collective_gather" if compressor == "topk" or exact else lowering
+    if lowering == "host_reduce":
+        return "host_gather" if compressor == "topk" else lowering
     return "concat" if compressor == "topk" else lowering
 
 

@@ -36,6 +36,7 @@ class Context:
         state: placements of the original nodes.
         frames: loop of each node that is in one.
         variables: names of the nodes that give variable handles.
+        task: which of the plan's processes this is.
         owners: the item's variables, by public name.
     """
 
@@ -44,6 +45,7 @@ class Context:
     state: Propagation
     frames: dict[Node, Frame]
     variables: frozenset[str] = frozenset()
+    task: int = 0
     owners: Mapping[str, Variable] = field(default_factory=dict)
     edges: dict[tuple[str, str], EdgePlan] = field(default_factory=dict)
     future_splits: dict[Value, int] = field(default_factory=dict)  # empty lists that will hold blocks
@@ -54,8 +56,22 @@ class Context:
 
     @property
     def replicas(self) -> int:
-        """Number of replicas."""
+        """Number of replicas of all processes."""
         return self.plan.replicas
+
+    @property
+    def local(self) -> int:
+        """Number of replicas of this process: how many instances an EACH node has."""
+        return self.plan.replicas_each
+
+    @property
+    def processes(self) -> int:
+        """Number of processes."""
+        return len(self.plan.processes)
+
+    def own(self, entries: Sequence[Any]) -> Sequence[Any]:
+        """Return the entries of this process's replicas, of a list that has one for every replica."""
+        return entries[self.task * self.local : (self.task + 1) * self.local]
 
     @property
     def captures(self) -> bool:
@@ -117,6 +133,17 @@ class Context:
             self.frames[node] = frame
         return node
 
+    def once(self, value: Value) -> Value:
+        """Return the first replica's value as one that is made once."""
+        if value.node.span is Span.ONCE:
+            return value
+        return self.add("Identity", [value], name=f"{value.node.name}/once", span=Span.ONCE, origin=value.node).output()
+
+    def zeros(self, value: Value) -> Value:
+        """Return zeros like a value."""
+        name, span = f"{value.node.name}/zeros", value.node.span
+        return self.add("ZerosLike", [value], name=name, span=span, origin=value.node).output()
+
     def const(self, content: Any, dtype: Any, *, name: str, near: Value) -> Value:
         """Add a constant that lives in the loop of `near`."""
         array = np.asarray(content, dtype=dtype)
@@ -124,8 +151,8 @@ class Context:
         return self._const(array.dtype, array, name, near, span)
 
     def const_each(self, contents: Sequence[Any], dtype: Any, *, name: str, near: Value) -> Value:
-        """Add a constant that differs between replicas."""
-        arrays = [np.asarray(content, dtype=dtype) for content in contents]
+        """Add a constant that differs between replicas; `contents` has one entry for every replica."""
+        arrays = [np.asarray(content, dtype=dtype) for content in self.own(contents)]
         raws = PerInstance(tuple(raw_attrs.encode("tensor", array) for array in arrays))
         return self._const(arrays[0].dtype, raws, name, near, Span.EACH)
 

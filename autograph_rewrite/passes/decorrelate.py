@@ -50,7 +50,7 @@ def _give_own_seed(context: Context, node: Node) -> None:
         return
     # Two zeros would mean: no seed.
     seeds = [second ^ own_bits(r, 64) or (0 if first else STRIDE >> 1) for r in range(context.replicas)]
-    node.set_raw_attr("seed2", PerInstance(tuple(encode("int", seed) for seed in seeds)))
+    node.set_raw_attr("seed2", PerInstance(tuple(encode("int", seed) for seed in context.own(seeds))))
 
 
 def _give_own_key(context: Context, node: Node, index: int) -> None:

@@ -13,16 +13,19 @@ from dataclasses import replace
 
 from autograph_rewrite.analysis.dims import is_local, unit
 from autograph_rewrite.analysis.fact import PARTIAL, Fact, Shape
-from autograph_rewrite.analysis.propagate import Propagation
+from autograph_rewrite.analysis.propagate import Propagation, is_pinned
+from autograph_rewrite.analysis.rules import random
 from autograph_rewrite.analysis.rules.base import LocalEntry, Slice
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.walk import descendants
 from autograph_rewrite.item import Variable
 from autograph_rewrite.passes import combine, compress_choice
+from autograph_rewrite.passes.batch import measured_input
 from autograph_rewrite.passes.buckets import assign_buckets
+from autograph_rewrite.passes.gather import can_gather_collectively
 from autograph_rewrite.plan import keys
-from autograph_rewrite.plan.parts import STEP, EdgePlan
+from autograph_rewrite.plan.parts import SIZES, STEP, EdgePlan
 from autograph_rewrite.plan.plan import Plan
 
 PASSES_HANDLES = frozenset(("Identity", "Enter", "Switch", "RefEnter"))
@@ -42,14 +45,29 @@ def resolve(plan: Plan, state: Propagation, outputs: Iterable[Value], variables:
     found: dict[tuple[str, str], EdgePlan] = {}
     owners = Owners(state, variables)
 
+    def is_spread(value: Value) -> bool:
+        """Return whether no replica holds the whole value; each process is given a part of the batch only."""
+        if value in state.whole_inputs:
+            return len(plan.processes) > 1
+        return state.source(value).placement.differs
+
     def need(value: Value, target: str, reason: str) -> None:
-        fact = state.source(value)
         if (value.name, target) in found:
             return
-        if target != "replicated" and (fact.placement.differs and value not in state.whole_inputs):
+        is_cut = value in state.whole_inputs and target == f"split({state.whole_inputs[value]})"
+        if target != "replicated" and is_spread(value) and not is_cut:
             need(value, "replicated", reason)
-        found[value.name, target] = _edge(plan, state, owners, value, target, reason)
+        edge = _edge(plan, state, owners, value, target, reason)
+        if edge.lowering == "host_gather" and not _knows_rows(state, value):
+            found[value.name, SIZES] = _sizes_edge(value, "the rows of each process are counted")
+        found[value.name, target] = edge
 
+    if len(plan.processes) > 1:
+        if state.semantics.batch is None:
+            measured = measured_input(state)
+            found[measured.name, SIZES] = _sizes_edge(measured, "each process is given a part of any size")
+        for value in fresh_draws(state):
+            found[value.name, "replicated"] = _draw_edge(value)
     for node in state.order:
         wants = state.answers[node].wants
         for index, value in enumerate(node.inputs):
@@ -67,14 +85,37 @@ def resolve(plan: Plan, state: Propagation, outputs: Iterable[Value], variables:
                 need(value, f"split({want.dim})", reason)
             elif want == PARTIAL:
                 need(value, "partial(sum)", reason)
-            elif state.source(value).placement.differs and value not in state.whole_inputs:
+            elif is_spread(value):
                 need(value, "replicated", reason)
     for value in outputs:
-        if state.source(value).placement.differs and value not in state.whole_inputs:
+        if is_spread(value):
             need(value, "replicated", "it is an output")
     found = compress_choice.choose(plan, state, _without_statistics(state, found), variables)
     listed = compress_choice.with_factors(assign_buckets(plan, state, found), state, variables)
-    return plan.with_edges(keys.with_keys(listed, plan.devices))
+    return plan.with_edges(keys.with_keys(listed, plan.devices, plan.hosts))
+
+
+def fresh_draws(state: Propagation) -> list[Value]:
+    """Return the random values that differ from process to process: those drawn whole, without any seed."""
+    nodes = (node for node in state.order if node.op in random.RULES and is_pinned(node))
+    unseeded = [node for node in nodes if node.attr("seed", None) == 0 == node.attr("seed2", None)]
+    values = [node.output(i) for node in unseeded for i in range(len(state.answers[node].outputs))]
+    return [value for value in values if not state.source(value).placement.differs]
+
+
+def _draw_edge(value: Value) -> EdgePlan:
+    reason = "drawn without a seed: all processes take what the first one drew"
+    dtype = dtypes.dtype_name(value.dtype)
+    return EdgePlan(value.name, "single", "replicated", lowering="host_reduce", dtype=dtype, reason=reason)
+
+
+def _sizes_edge(value: Value, reason: str) -> EdgePlan:
+    return EdgePlan(value.name, "local", SIZES, lowering="host_reduce", dtype="int32", bytes=4, reason=reason)
+
+
+def _knows_rows(state: Propagation, value: Value) -> bool:
+    """Return whether the rows of a split value follow from the number of examples."""
+    return value in state.whole_inputs or unit(state.source(value).split_size) is not None
 
 
 def _without_statistics(state: Propagation, found: dict[tuple[str, str], EdgePlan]) -> dict[tuple[str, str], EdgePlan]:
@@ -100,12 +141,16 @@ def _edge(plan: Plan, state: Propagation, owners: Owners, value: Value, target: 
     fact = state.source(value)
     owner = owners.of(value) if target == "replicated" and not fact.is_local else STEP
     placement = "replicated" if value in state.whole_inputs else repr(fact.placement)
+    lowering = _lowering(plan, fact, target)
+    if value in state.whole_inputs and len(plan.processes) > 1:
+        placement = f"split({state.whole_inputs[value]})"
+        lowering = "host_gather" if target == "replicated" else lowering
     return EdgePlan(
         value=value.name,
         from_=placement,
         to=target,
         owner=owner,
-        lowering=_lowering(plan, fact, target),
+        lowering=lowering,
         dtype=dtypes.dtype_name(fact.dtype),
         bytes=static_bytes(fact),
         reason=reason,
@@ -119,17 +164,21 @@ def _lowering(plan: Plan, fact: Fact, target: str) -> str:
         return "zeros"
     if target == "local":
         return "local_size"
+    crosses = len(plan.processes) > 1
     if fact.is_local:
-        return "global_size"
+        counted = any(unit(entry) is None for entry in fact.value or () if is_local(entry))
+        return "host_reduce" if crosses and counted else "global_size"
     mirrored = plan.mode == "mirrored" and plan.replicas > 1
     if fact.placement.is_partial:
         wire = combine.wire_type(fact.dtype, fact.placement.op)
         if mirrored and wire in combine.COLLECTIVE_TYPES:
             return "collective_reduce"
+        if crosses:
+            return "host_reduce"
         return "add_n" if fact.placement == PARTIAL else "fold"
-    if mirrored and combine.can_gather_collectively(fact, unit(fact.split_size), plan.devices):
+    if mirrored and can_gather_collectively(fact, unit(fact.split_size), plan.devices):
         return "collective_gather"
-    return "concat"
+    return "host_gather" if crosses else "concat"
 
 
 def static_bytes(fact: Fact) -> int:

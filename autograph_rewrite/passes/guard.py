@@ -164,7 +164,11 @@ class _Guard:
             )
             return node.output()
 
-        filled = once("Minimum", self._blocks.batch, replicas, what="filled")
+        if context.processes == 1:
+            filled = once("Minimum", self._blocks.batch, replicas, what="filled")
+        else:
+            one, axis = (context.const(n, np.int32, name=f"{name}/{n}", near=self._blocks.batch) for n in (1, 0))
+            filled = once("Sum", once("Minimum", self._blocks.lengths, one, what="is_filled"), axis, what="filled")
         numbers = [once("Cast", n, what="number", DstT=value.dtype) for n in (replicas, filled)]
         share = context.bring(once("RealDiv", *numbers, what="share"), value)
         scaled = self._add("Mul", [chosen, share], value, "of_filled")

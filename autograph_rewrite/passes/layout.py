@@ -31,6 +31,7 @@ class Layout:
         aliases: what took the place of original values.
         replicas: how many there are.
         feeds: placeholders of the original graph, also those that no step needs.
+        partial: whether there are replicas in other processes, so that values that differ are not all here.
     """
 
     def __init__(
@@ -41,6 +42,8 @@ class Layout:
         aliases: dict[Value, Value],
         replicas: int,
         feeds: frozenset[str] = frozenset(),
+        *,
+        partial: bool = False,
     ) -> None:
         self._graph = graph
         self._common = common
@@ -48,9 +51,10 @@ class Layout:
         self._aliases = {value.name: new.name for value, new in aliases.items()}
         self.replicas = replicas
         self.feeds = feeds
+        self._partial = partial
 
     def find(self, tensor: str) -> View | None:
-        """Return how to get a tensor (`x` or `x:0`), None if it is not in the graph any more."""
+        """Return how to get a tensor (`x` or `x:0`), None if it is not in the graph any more, or not all of it."""
         original = tensor.removesuffix(":0")
         name, _, index = self._aliases.get(original, original).partition(":")
         node = self._graph.nodes.get(name)
@@ -60,7 +64,8 @@ class Layout:
         if node.span is Span.ONCE:
             return View((name + suffix,), REPLICATED)
         names = tuple(instance_name(node, r, self._common) + suffix for r in range(self.replicas))
-        return View(names, self._placements.get(original, REPLICATED))
+        placement = self._placements.get(original, REPLICATED)
+        return None if self._partial and placement.differs else View(names, placement)
 
     def instances(self, node_name: str) -> tuple[str, ...]:
         """Return the instances of a node."""

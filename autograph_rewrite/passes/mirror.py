@@ -23,5 +23,5 @@ def name_resources(context: Context) -> None:
         if attr is None or node.span is not Span.EACH:
             continue
         own = (node.attr(attr, b"") or b"").decode() or node.name
-        names = [own if r == 0 else prefix(r) + own for r in range(context.replicas)]
+        names = [own if r == 0 else prefix(r) + own for r in range(context.local)]
         node.set_raw_attr(attr, PerInstance(tuple(encode("string", name) for name in names)))

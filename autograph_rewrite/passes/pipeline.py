@@ -8,7 +8,6 @@ Everything up to `expand` works on the folded graph, whose size does not depend 
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -22,12 +21,12 @@ from autograph_rewrite.errors import GraphError, PassError, PlanError
 from autograph_rewrite.ir.frames import frames_of
 from autograph_rewrite.ir.graph import Graph, Node, Span, Value
 from autograph_rewrite.ir.quiet import no_garbage_collection
-from autograph_rewrite.ir.walk import ancestors, depends_on_any, marks_before
+from autograph_rewrite.ir.walk import ancestors, depends_on_any
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes import compress_choice
 from autograph_rewrite.passes import edges as edge_list
 from autograph_rewrite.passes.added import attach
-from autograph_rewrite.passes.batch import batch_values
+from autograph_rewrite.passes.batch import batch_values, measured_input, own_inputs
 from autograph_rewrite.passes.block_shapes import state_block_shapes
 from autograph_rewrite.passes.blocks import Blocks
 from autograph_rewrite.passes.context import Context
@@ -35,6 +34,7 @@ from autograph_rewrite.passes.decompose import decompose
 from autograph_rewrite.passes.decorrelate import decorrelate
 from autograph_rewrite.passes.expand import expand
 from autograph_rewrite.passes.guard import guard_empty_blocks
+from autograph_rewrite.passes.keys import Keys
 from autograph_rewrite.passes.layout import Layout
 from autograph_rewrite.passes.merge import merge_outputs, merge_targets
 from autograph_rewrite.passes.mirror import name_resources
@@ -88,6 +88,7 @@ def rewrite(
     observers: Sequence[Observer] = (),
     training: bool = True,
     in_place: bool = False,
+    task: int = 0,
 ) -> GraphItem:
     """Distribute a normalised item over the replicas of a plan.
 
@@ -98,6 +99,7 @@ def rewrite(
         observers: called after each pass.
         training: refuse a graph that updates nothing, or whose updates do not depend on the batch.
         in_place: the caller owns the item's graph and has no more use for it.
+        task: which of the plan's processes the graph is for.
 
     Raises:
         GraphError: no batch input, or nothing to distribute.
@@ -105,7 +107,7 @@ def rewrite(
         PassError: an edge cannot be lowered; with `strict`, an op without a rule.
     """
     with no_garbage_collection():
-        return _rewrite(item, plan, verify, observers, training, item.graph if in_place else item.graph.clone())
+        return _rewrite(item, plan, verify, observers, training, item.graph if in_place else item.graph.clone(), task)
 
 
 def analyse(graph: Graph, item: GraphItem, plan: Plan, run: _Run | None = None) -> tuple[Propagation, list[Value]]:
@@ -148,6 +150,7 @@ def _rewrite(
     observers: Sequence[Observer],
     training: bool,
     graph: Graph,
+    task: int,
 ) -> GraphItem:
     began = time.perf_counter()
     nodes_before = len(graph)
@@ -173,11 +176,13 @@ def _rewrite(
     context = Context(graph, plan, state, frames_of(state.order), handles)
     context.edges = {(edge.value, edge.to): edge for edge in plan.edges if not edge.role}
     context.owners = item.variables
-    source = _measured_input(state)
+    context.task = task
+    source = measured_input(state)
     with run.step("reshard"):
         assign_spans(context)
-        blocks = Blocks(context, source, state.whole_inputs[source])
-        reshard = Reshard(context, blocks)
+        keys = Keys(context)
+        blocks = Blocks(context, source, state.whole_inputs[source], keys)
+        reshard = Reshard(context, blocks, keys)
         reshard.run()
         decorrelate(context)
         state_block_shapes(context)
@@ -193,7 +198,7 @@ def _rewrite(
         prune(graph, _roots(graph, item))
         order_reads(graph, [graph.nodes[name] for name in item.targets if name in graph.nodes])
     with run.step("place"):
-        devices = run_devices(plan)
+        devices = run_devices(plan, task)
         place(graph, devices)
     common &= set(graph)
     began_expand = time.perf_counter()
@@ -206,12 +211,15 @@ def _rewrite(
         tuple(found),
         nodes_before,
         len(graph),
-        len(graph) + each * (plan.replicas - 1),
+        len(graph) + each * (plan.replicas_each - 1),
         time.perf_counter() - began,
         tuple(one.named() for one in context.compressed),
     )
-    layout = Layout(graph, common, placements, context.aliases, plan.replicas, feeds)
-    return item.with_(graph=None, data=data, report=report, layout=layout)
+    layout = Layout(
+        graph, common, placements, context.aliases, plan.replicas_each, feeds, partial=context.processes > 1
+    )
+    inputs = own_inputs(item, plan, state, task)
+    return item.with_(graph=None, data=data, report=report, layout=layout, inputs=inputs)
 
 
 def _agreed(given: Plan, resolved: Plan, item: GraphItem) -> Plan:
@@ -245,17 +253,6 @@ def _roots(graph: Graph, item: GraphItem) -> list[Node]:
     for variable in item.variables.values():
         names += [variable.handle, *([variable.initializer] if variable.initializer else [])]
     return [graph.nodes[name] for name in dict.fromkeys(names) if name in graph.nodes]
-
-
-def _measured_input(state: Propagation) -> Value:
-    """Return the batch input whose size stands for all: the one that most of the graph depends on."""
-    inputs = list(state.whole_inputs)
-    if len(inputs) == 1:
-        return inputs[0]
-    before = marks_before(state.order, {value.node: 1 << i for i, value in enumerate(inputs)})
-    masks = Counter(before.values())
-    reach = [sum(count for mask, count in masks.items() if mask >> i & 1) for i in range(len(inputs))]
-    return inputs[reach.index(max(reach))]
 
 
 def _holds_own(context: Context, node: Node) -> bool:

@@ -11,17 +11,18 @@ from collections.abc import Sequence
 
 from autograph_rewrite.analysis.propagate import is_pinned
 from autograph_rewrite.ir.graph import Graph, Span
-from autograph_rewrite.plan.devices import parse
+from autograph_rewrite.plan.devices import parse, process_of
 from autograph_rewrite.plan.plan import Plan
 
 HOST = "/device:CPU:0"
 
 
-def run_devices(plan: Plan) -> tuple[str, ...]:
-    """Return the device that each replica really runs on."""
-    if plan.mode == "shared" and all(parse(device).kind == "CPU" for device in plan.devices):
-        return (plan.devices[0],) * plan.replicas
-    return plan.devices
+def run_devices(plan: Plan, task: int = 0) -> tuple[str, ...]:
+    """Return the device that each replica of one process really runs on."""
+    devices = plan.devices_of(task)
+    if plan.mode == "shared" and all(parse(device).kind == "CPU" for device in devices):
+        return (devices[0],) * len(devices)
+    return devices
 
 
 def place(graph: Graph, devices: Sequence[str]) -> None:
@@ -35,4 +36,4 @@ def place(graph: Graph, devices: Sequence[str]) -> None:
             node.set_device(first)
         else:
             on_host = is_pinned(node) or "CPU" in node.device.upper()
-            node.set_device(HOST if on_host else first)
+            node.set_device(process_of(first) + HOST if on_host else first)

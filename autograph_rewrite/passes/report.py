@@ -6,11 +6,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from autograph_rewrite.passes.compressed import Compressed
+from autograph_rewrite.plan.membership import Membership
 from autograph_rewrite.plan.parts import STEP, EdgePlan
 from autograph_rewrite.plan.plan import Plan
 
-REDUCTIONS = frozenset(("add_n", "fold", "collective_reduce"))
-GATHERS = frozenset(("concat", "collective_gather"))
+REDUCTIONS = frozenset(("add_n", "fold", "collective_reduce", "host_reduce"))
+GATHERS = frozenset(("concat", "collective_gather", "host_gather"))
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class Report:
         nodes_folded: nodes of the folded graph before expansion.
         nodes_after: nodes of the rewritten graph.
         seconds: of the whole rewrite.
+        task: which of the plan's processes the graph is for.
+        member: that process's place in the job, None where there is only one or it is not known.
         compressed: sums of which less was sent than there was.
     """
 
@@ -55,6 +58,8 @@ class Report:
     nodes_after: int = 0
     seconds: float = 0.0
     compressed: tuple[Compressed, ...] = ()
+    task: int = 0
+    member: Membership | None = None
     extra: dict[str, object] = field(default_factory=dict)
 
     @property

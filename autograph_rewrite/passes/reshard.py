@@ -13,16 +13,19 @@ import numpy as np
 
 from autograph_rewrite.analysis.containers import future_splits
 from autograph_rewrite.analysis.dims import is_local, unit
-from autograph_rewrite.analysis.fact import PARTIAL, REPLICATED, Fact
+from autograph_rewrite.analysis.fact import PARTIAL, REPLICATED, Fact, split
 from autograph_rewrite.analysis.propagate import is_pinned
 from autograph_rewrite.analysis.rules.base import LocalEntry, Slice, Want
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.graph import Node, Select, Span, Value
+from autograph_rewrite.ir.walk import ancestors
 from autograph_rewrite.passes import combine, compress
 from autograph_rewrite.passes.blocks import Blocks
 from autograph_rewrite.passes.buckets import reduce_bucket
 from autograph_rewrite.passes.context import Context
+from autograph_rewrite.passes.gather import gather_collective, gather_once, gather_parts
+from autograph_rewrite.passes.keys import Keys
 
 
 def assign_spans(context: Context) -> None:
@@ -76,11 +79,11 @@ def _is_size(node: Node) -> bool:
 class Reshard:
     """Converts values on demand and remembers what it made."""
 
-    def __init__(self, context: Context, blocks: Blocks) -> None:
+    def __init__(self, context: Context, blocks: Blocks, keys: Keys) -> None:
         self._context = context
         self._blocks = blocks
         self._blocks_of: dict[Value, Blocks] = {blocks.source: blocks}
-        self._keys = combine.Keys(context)
+        self._keys = keys
         self._whole: dict[Value, Value] = {}
         self._pieces: dict[tuple[Value, int, int], Value] = {}
         self._terms: dict[Value, Value] = {}
@@ -89,6 +92,7 @@ class Reshard:
 
     def run(self) -> None:
         """Convert every edge of the original graph."""
+        self._share_draws()
         self._before_back_edges()
         for node in self._context.state.order:
             answer = self._context.state.answers[node]
@@ -96,6 +100,16 @@ class Reshard:
                 self._fold(node)
             else:
                 self._connect(node)
+
+    def _share_draws(self) -> None:
+        """Let all processes use what the first one drew: others draw zeros, and all is added up."""
+        context = self._context
+        for edge in [edge for edge in context.edges.values() if edge.from_ == "single"]:
+            value = context.graph.value(edge.value)
+            drawn = value if context.task == 0 else context.zeros(value)
+            shared = combine.reduce_members(context, drawn, "sum", edge, self._keys, changing=True)
+            value.replace_all_uses_with(shared, keep=set(ancestors([shared.node])))
+            context.aliases[value] = shared
 
     def _before_back_edges(self) -> None:
         """Let a back edge carry the converted value: nothing may stand between NextIteration and its Merge."""
@@ -184,7 +198,9 @@ class Reshard:
     def _make_whole(self, value: Value, reader: Node) -> Value:
         context = self._context
         fact = context.fact(value)
-        if value in context.state.whole_inputs or not fact.placement.differs:
+        if value in context.state.whole_inputs:
+            return self._whole_input(value, fact)
+        if not fact.placement.differs:
             return value
         combine.refuse_container(value, fact, reader)
         if fact.is_local:
@@ -197,13 +213,22 @@ class Reshard:
             if edge is not None and edge.compressor != "none":
                 return compress.reduce(context, value, fact, edge, self._keys)
             if edge is None or edge.lowering != "collective_reduce":
-                return combine.reduce_once(context, value, fact)
+                return combine.reduce_once(context, value, fact, edge, self._keys)
             return combine.reduce_collective(context, value, fact, edge, self._keys)
         if edge is None or edge.lowering != "collective_gather":
-            return combine.gather_once(context, value, fact.placement.dim)
+            return gather_once(context, value, fact, edge, self._keys, self._blocks, unit(fact.split_size))
         rows = unit(fact.split_size)
         assert rows is not None  # plan edges choose this lowering only then
-        return combine.gather_collective(context, value, fact, edge, self._keys, self._blocks, rows)
+        return gather_collective(context, value, fact, edge, self._keys, self._blocks, rows)
+
+    def _whole_input(self, value: Value, fact: Fact) -> Value:
+        """Return a whole batch input, of which several processes hold a part each."""
+        context = self._context
+        if context.processes == 1:
+            return value
+        edge = context.edges[value.name, "replicated"]
+        part = fact._replace(placement=split(context.state.whole_inputs[value]))
+        return gather_parts(context, value, part, edge, self._keys, self._blocks, 1)
 
     def _from_bucket(self, value: Value, bucket: int) -> Value:
         """Reduce a whole bucket, and return the sum of one of its members."""
@@ -251,8 +276,11 @@ class Reshard:
                 span=Span.ONCE,
                 origin=value.node,
                 gather=(0,),
-                attrs={"N": context.replicas},
+                attrs={"N": context.local},
             ).output()
+            edge = context.edges.get((value.name, "replicated"))
+            if edge is not None and edge.lowering == "host_reduce":
+                counted = combine.reduce_members(context, counted, "sum", edge, self._keys, changing=False)
         if local.all():
             return counted
         if all(isinstance(entry, int) for entry in entries if not is_local(entry)):
@@ -265,10 +293,15 @@ class Reshard:
         """Return this replica's block of `dim` of the whole value."""
         key = (value, dim, rows)
         if key not in self._pieces:
-            source = self.whole(value, reader)
             fact = self._context.fact(value)
             combine.refuse_container(value, fact, reader)
-            self._pieces[key] = self._slice(source, value.node.name, dim, rows, self._measured_on(value))
+            if self._context.state.whole_inputs.get(value) == dim:
+                blocks = self._measured_on(value)
+                limits = blocks.rows("part_begin", rows), blocks.rows("part_end", rows)
+                self._pieces[key] = self._slice(value, value.node.name, dim, limits)
+            else:
+                limits = self._blocks.rows("begin", rows), self._blocks.rows("end", rows)
+                self._pieces[key] = self._slice(self.whole(value, reader), value.node.name, dim, limits)
         return self._pieces[key]
 
     def _measured_on(self, value: Value) -> Blocks:
@@ -277,10 +310,10 @@ class Reshard:
         if axis is None:
             return self._blocks
         if value not in self._blocks_of:
-            self._blocks_of[value] = Blocks(self._context, value, axis)
+            self._blocks_of[value] = Blocks(self._context, value, axis, self._keys)
         return self._blocks_of[value]
 
-    def _slice(self, source: Value, name: str, dim: int, rows: int, blocks: Blocks) -> Value:
+    def _slice(self, source: Value, name: str, dim: int, limits: tuple[Value, Value]) -> Value:
         context = self._context
 
         def vector(scalar: Value, what: str) -> Value:
@@ -292,8 +325,7 @@ class Reshard:
             )
             return node.output()
 
-        begin = vector(blocks.rows("begin", rows), "begin")
-        end = vector(blocks.rows("end", rows), "end")
+        begin, end = vector(limits[0], "begin"), vector(limits[1], "end")
         step = context.const(np.ones(dim + 1, np.int32), np.int32, name=f"{name}/step", near=source)
         before = (1 << dim) - 1
         node = context.add(

@@ -31,9 +31,13 @@ class Scope:
         """Add a node that runs as often as replicated values are made; return its first output."""
         return self._add(op, inputs, what, self.context.common_span, attrs)
 
+    def once(self, op: str, *inputs: Value, what: str, **attrs: Any) -> Value:
+        """Add a node that runs once in each process; return its first output."""
+        return self._add(op, inputs, what, Span.ONCE, attrs)
+
     def gather(self, op: str, value: Value, *others: Value, what: str, **attrs: Any) -> Value:
         """Add a node that runs once and reads `value` of all replicas; return its first output."""
-        attrs = {"N": self.context.replicas, **attrs}
+        attrs = {"N": self.context.local, **attrs}
         return self._add(op, (value, *others), what, Span.ONCE, attrs, gather=(0,))
 
     def const(self, content: Any, dtype: int, what: str) -> Value:

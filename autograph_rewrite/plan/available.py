@@ -44,8 +44,6 @@ def _of_override(path: KeyPath, override: Override) -> Iterator[tuple[KeyPath, s
 
 
 def _of_cluster(config: Config) -> Iterator[tuple[KeyPath, str]]:
-    if config.workers > 1:
-        yield ("cluster", "workers"), "cluster.workers with more than one worker"
     if config.cluster is not None and config.cluster.ps:
         yield ("cluster", "ps"), "cluster.ps"
     if config.input == "per_worker":

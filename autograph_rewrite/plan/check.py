@@ -91,6 +91,17 @@ def devices_exist(setting: Setting) -> Iterator[Finding]:
             yield Finding(("devices", i), message, "create more virtual devices, or change devices")
 
 
+def processes_are_alike(setting: Setting) -> Iterator[Finding]:
+    """The replicas of a process stand together, and each process has as many."""
+    plan = setting.plan
+    parts = [plan.devices_of(task) for task in range(len(plan.processes))]
+    for process, part in zip(plan.processes, parts, strict=True):
+        if any(device_names.process_of(device) != process for device in part) or sum(map(len, parts)) != plan.replicas:
+            message = f"{process or 'this process'} does not have {plan.replicas_each} replicas in a row"
+            yield Finding(("devices",), message, "list the devices of each process together, equally many of each")
+            return
+
+
 def mirrored_devices_are_distinct(setting: Setting) -> Iterator[Finding]:
     """A collective with two members on one device never ends."""
     if setting.plan.mode != "mirrored":
@@ -159,6 +170,7 @@ CHECKS: tuple[Callable[[Setting], Iterator[Finding]], ...] = (
     header_is_complete,
     devices_are_named_canonically,
     devices_exist,
+    processes_are_alike,
     mirrored_devices_are_distinct,
     mesh_covers_the_devices,
     batch_inputs_fit,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from autograph_rewrite.errors import RewriteError
@@ -14,7 +14,7 @@ from autograph_rewrite.plan.devices import DeviceNameError
 from autograph_rewrite.plan.faults import did_you_mean
 from autograph_rewrite.plan.items import ItemLike, NodeLike, graph_digest
 from autograph_rewrite.plan.located import KeyPath
-from autograph_rewrite.plan.lowerings import BUCKETED, LOWERINGS
+from autograph_rewrite.plan.lowerings import BUCKETED, HOST, LOWERINGS
 from autograph_rewrite.plan.parts import STEP, EdgePlan
 from autograph_rewrite.plan.plan import Plan
 
@@ -86,11 +86,12 @@ def edges_stand_once(plan: Plan, item: ItemLike) -> Iterator[Finding]:
 
 def collectives_have_keys(plan: Plan, item: ItemLike) -> Iterator[Finding]:
     """Collectives need a group and its key, a key of their own and a place in the order."""
-    group = _group_key(plan)
+    groups = {False: _group_key(plan.devices), True: _group_key(plan.hosts)}
     for i, edge in enumerate(plan.edges):
         if not edge.is_collective:
             continue
-        if plan.mode == "shared":
+        group = groups[edge.lowering in HOST]
+        if plan.mode == "shared" and edge.lowering not in HOST:
             message = f"'{edge.value}' is a {edge.lowering}, which has no members where variables are shared"
             yield Finding(("edges", i, "lowering"), message, "set mode to mirrored, or use add_n or concat")
         if group is not None and edge.group_key != group:
@@ -166,9 +167,9 @@ def _fits_node(i: int, edge: EdgePlan, node: NodeLike) -> Iterator[Finding]:
         yield Finding(("edges", i, "dtype"), message)
 
 
-def _group_key(plan: Plan) -> int | None:
+def _group_key(devices: Sequence[str]) -> int | None:
     try:
-        return keys.group_key(plan.devices)
+        return keys.group_key(devices)
     except DeviceNameError:
         return None  # told by the check of the devices
 

@@ -72,6 +72,17 @@ def canonical(text: str) -> str:
     return str(parse(text))
 
 
+def process_of(text: str) -> str:
+    """The process that owns a device, as in `/job:worker/replica:0/task:1`; empty for a device of this one."""
+    return text.rpartition("/device:")[0]
+
+
+def on_task(text: str, job: str, task: int) -> str:
+    """The canonical name of a device of this process as another process calls it."""
+    device = parse(text)
+    return str(Device(device.kind, device.index, job, 0, task))
+
+
 def short(text: str) -> str:
     """The short name of a device of this process, the whole name of another's."""
     device = parse(text)

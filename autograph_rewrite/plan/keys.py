@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from autograph_rewrite.plan.devices import canonical
+from autograph_rewrite.plan.lowerings import HOST
 from autograph_rewrite.plan.parts import EdgePlan
 
 # Keys are int32 inputs of the collectives. Zero is kept free: in a plan it means "not a collective". The upper half of
@@ -43,10 +44,15 @@ def instance_keys(collectives: Iterable[tuple[str, str]]) -> dict[tuple[str, str
     return keys
 
 
-def with_keys(edges: Iterable[EdgePlan], devices: Sequence[str]) -> tuple[EdgePlan, ...]:
+def with_keys(edges: Iterable[EdgePlan], devices: Sequence[str], hosts: Sequence[str] = ()) -> tuple[EdgePlan, ...]:
     """The edges, those that are collectives with their keys and their place in the total order.
 
     The order is the one in which the edges come; the edges of a bucket stand where its first one does.
+
+    Args:
+        edges: in the order in which they are made.
+        devices: of all replicas.
+        hosts: the first device of each process.
     """
     listed = tuple(edges)
     first: dict[object, EdgePlan] = {}  # of each collective: an edge alone, or a bucket
@@ -55,14 +61,14 @@ def with_keys(edges: Iterable[EdgePlan], devices: Sequence[str]) -> tuple[EdgePl
             first.setdefault(edge.bucket or ("alone", index), edge)
     orders = {collective: order for order, collective in enumerate(first)}
     keys = instance_keys(_identity(edge) for edge in first.values())
-    group = group_key(devices)
+    groups = {False: group_key(devices), True: group_key(hosts)}
 
     def keyed(index: int, edge: EdgePlan) -> EdgePlan:
         if not edge.is_collective:
             return edge
         collective = edge.bucket or ("alone", index)
         key = keys[_identity(first[collective])]
-        return replace(edge, group_key=group, instance_key=key, order=orders[collective])
+        return replace(edge, group_key=groups[edge.lowering in HOST], instance_key=key, order=orders[collective])
 
     return tuple(keyed(index, edge) for index, edge in enumerate(listed))
 

@@ -1,7 +1,8 @@
 """The ways to turn a value of one placement into another, by name: what a plan says, and the passes do.
 
 Where the replicas share one process and one copy of each variable, a reshard is ordinary ops on one device.
-Where each device has its own, its members are collectives, which need keys and an order.
+Where each device has its own, its members are collectives, which need keys and an order. Processes share nothing, so
+between them there are only collectives.
 """
 
 from __future__ import annotations
@@ -22,13 +23,18 @@ LOWERINGS: Mapping[str, str] = MappingProxyType(
         "local_size": "the size of the block instead of the size of the whole",
         "global_size": "the size of the whole instead of the size of the block",
         "global_index": "positions in the whole instead of positions in the block",
+        "host_reduce": "combined on each process's first device, then by one CollectiveReduceV2 among the processes",
+        "host_gather": "joined on each process's first device, then by one CollectiveGatherV2 among the processes",
         "collective_reduce": "CollectiveReduceV2: every device gets the reduced value",
         "collective_gather": "CollectiveGatherV2: every device gets all blocks, in replica order",
     }
 )
 
 # Their members find each other by keys and wait for each other.
-COLLECTIVES = frozenset({"collective_reduce", "collective_gather"})
+COLLECTIVES = frozenset({"collective_reduce", "collective_gather", "host_reduce", "host_gather"})
+
+# One member per process instead of one per replica.
+HOST = frozenset({"host_reduce", "host_gather"})
 
 # Their values may share a bucket: one flat value, reduced or concatenated at once.
 BUCKETED = frozenset({"add_n", "collective_reduce", "collective_gather"})

@@ -135,6 +135,16 @@ def membership_of(config: Config, environ: Mapping[str, str] = os.environ) -> Me
     return member if len(member.addresses) > 1 else None
 
 
+def in_job(config: Config, environ: Mapping[str, str] = os.environ) -> tuple[Config, Membership | None]:
+    """The configuration with the processes of the job that this one takes part in, and which of them it is.
+
+    Raises:
+        ConfigError: as `membership_of`.
+    """
+    member = membership_of(config, environ)
+    return (member.applied_to(config), member) if member is not None else (config, None)
+
+
 def _processes(config: Config) -> int:
     return len((*config.cluster.workers, *config.cluster.ps)) if config.cluster else 1
 

@@ -9,6 +9,9 @@ from autograph_rewrite.plan.lowerings import COLLECTIVES
 # The owner of an edge that serves no single variable: losses, norms, metrics, forward gathers.
 STEP = "step"
 
+# What the edge of a value turns into that tells all processes how long each one's part is.
+SIZES = "sizes"
+
 
 @dataclass(frozen=True)
 class Axis:

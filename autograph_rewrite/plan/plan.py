@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.plan import plan_pb2, tree, wire
+from autograph_rewrite.plan.devices import process_of
 from autograph_rewrite.plan.faults import either, failure
 from autograph_rewrite.plan.located import Located, Source, load_yaml, parse_yaml
 from autograph_rewrite.plan.parts import (
@@ -40,7 +41,7 @@ class Plan:
     """How a graph is distributed; plan.proto says what each field means.
 
     Attributes:
-        devices: one per replica, canonical, in order.
+        devices: one per replica, canonical, in order; those of one process stand together.
         mode: "shared" (one copy of each variable per process) or "mirrored" (one per device).
         default: options of the step's own edges, and of variables not listed.
         edges: empty in a request; resolved by propagation.
@@ -65,8 +66,27 @@ class Plan:
 
     @property
     def replicas(self) -> int:
-        """How many replicas this process runs."""
+        """How many replicas all processes together run."""
         return len(self.devices)
+
+    @cached_property
+    def processes(self) -> tuple[str, ...]:
+        """The processes that train, in the order of their parts of the batch; one without a name where there is one."""
+        return tuple(dict.fromkeys(process_of(device) for device in self.devices))
+
+    @property
+    def replicas_each(self) -> int:
+        """How many replicas each process runs."""
+        return len(self.devices) // max(1, len(self.processes))
+
+    def devices_of(self, task: int) -> tuple[str, ...]:
+        """The devices of one process's replicas."""
+        return self.devices[task * self.replicas_each : (task + 1) * self.replicas_each]
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The first device of each process: where it meets the others for what it has made of all its replicas."""
+        return self.devices[:: max(1, self.replicas_each)]
 
     def options_of(self, owner: str) -> Options:
         """The options of an edge's owner: a variable, or `parts.STEP`."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.plan import parts
 from autograph_rewrite.plan.config import Config
+from autograph_rewrite.plan.devices import on_task
 from autograph_rewrite.plan.faults import Fault, did_you_mean, raise_if_any
 from autograph_rewrite.plan.items import ItemLike, graph_digest
 from autograph_rewrite.plan.plan import Plan
@@ -23,7 +24,7 @@ def request(item: ItemLike, config: Config, *, strategy: str) -> Plan:
     """
     config.require_usable()
     raise_if_any(_idle_overrides(item, config), error=ConfigError, title=config.where())
-    devices = config.replica_devices()
+    devices = job_devices(config)
     plan = Plan(
         devices=devices,
         mode=config.mode,
@@ -41,6 +42,18 @@ def request(item: ItemLike, config: Config, *, strategy: str) -> Plan:
         variables=tuple(_variable_requests(item, config)),
     )
     return replace(plan, id=f"{strategy}-{plan.digest()[:12]}")
+
+
+def job_devices(config: Config) -> tuple[str, ...]:
+    """The devices of all replicas, worker by worker; those of other processes under their full names.
+
+    Raises:
+        ConfigError: the configuration names no devices.
+    """
+    own = config.replica_devices()
+    if config.workers == 1:
+        return own
+    return tuple(on_task(device, "worker", task) for task in range(config.workers) for device in own)
 
 
 def default_options(config: Config) -> parts.Options:

@@ -74,7 +74,7 @@ def verify(
     original, seeded = _with_seeds(single, flat, seed)
 
     def checker(graph: Graph) -> None:
-        check_folded(graph, plan.replicas, plan.devices)
+        check_folded(graph, plan.replicas_each, plan.devices)
 
     def rewrite(with_plan: Plan) -> GraphItem:
         rewritten = pipeline.rewrite(flat, with_plan, verify=checker)

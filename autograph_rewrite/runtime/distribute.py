@@ -13,11 +13,14 @@ from autograph_rewrite.ir.quiet import no_garbage_collection
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.normal import normalise
 from autograph_rewrite.passes import pipeline
+from autograph_rewrite.passes.place import run_devices
 from autograph_rewrite.plan import check
 from autograph_rewrite.plan.config import Config
 from autograph_rewrite.plan.devices import parse
+from autograph_rewrite.plan.membership import Membership, in_job
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime.cluster import join
 from autograph_rewrite.runtime.devices import ensure_devices
 from autograph_rewrite.runtime.function import DistributedFunction
 
@@ -58,20 +61,37 @@ class Rewriter:
     cores or memory of their own, so crossing from one to another only costs time.
 
     Attributes:
-        devices: one per replica.
+        devices: one per replica of this process.
+        member: its place in a job of several processes.
     """
 
     def __init__(self, config: ConfigLike | Plan) -> None:
         self._plan = config if isinstance(config, Plan) else None
         self._config = None if isinstance(config, Plan) else Config.of(config)
+        self.member: Membership | None = None
         if self._config is not None:
-            if self._config.devices is None:
-                logical = [device.name for device in tensorflow().config.list_logical_devices()]
-                self._config = self._config.with_devices(logical)
-            self._config.require_usable()
-            self.devices = _placed(self._config.replica_devices(), self._config.mode)
-        elif self._plan is not None:
-            self.devices = _placed(self._plan.devices, self._plan.mode)
+            self._config, self.member = in_job(self._config)
+        elif self._plan is not None and len(self._plan.processes) > 1:
+            self.member = in_job(Config())[1]
+        if self.member is not None:
+            join(self.member)
+        self.devices = self._own_devices()
+
+    def _own_devices(self) -> tuple[str, ...]:
+        if self._plan is not None:
+            return run_devices(self._plan, self._task)
+        assert self._config is not None
+        if self._config.devices is None:
+            listed = "physical" if self.member is not None else "logical"  # asking for logical ones starts TensorFlow
+            there = getattr(tensorflow().config, f"list_{listed}_devices")()
+            names = [device.name.replace("physical_device:", "device:") for device in there]
+            self._config = self._config.with_devices(names)
+        self._config.require_usable()
+        return _placed(self._config.replica_devices(), self._config.mode)
+
+    @property
+    def _task(self) -> int:
+        return self.member.task if self.member is not None else 0
 
     def __call__(self, item: GraphItem, *, training: bool = True) -> GraphItem:
         """Return the distributed item.
@@ -90,7 +110,8 @@ class Rewriter:
                 assert self._config is not None
                 plan = builder_for(self._config).build(flat, self._config)
                 check.require(plan, flat)
-            return pipeline.rewrite(flat, replace(plan, devices=self.devices), training=training, in_place=True)
+            new = pipeline.rewrite(flat, plan, training=training, in_place=True, task=self._task)
+            return new.with_(report=replace(new.report, member=self.member))
 
 
 def _placed(devices: tuple[str, ...], mode: str) -> tuple[str, ...]:

@@ -75,6 +75,7 @@ def build(
     targets: Sequence[str],
     *,
     read_after: Mapping[str, int] | None = None,
+    separate: bool = True,
 ) -> Function:
     """Make a function of a graph; nodes that nothing returned or run depends on are left out.
 
@@ -86,12 +87,14 @@ def build(
         targets: nodes that have to run.
         read_after: arguments that are handles of variables, with the variables' types: the values that these have
             when all else has run are returned as well, after the outputs.
+        separate: give its collectives group keys that no other function of this process has; those of a job of
+            several processes are separate already, and must stay equal in all of them.
 
     Raises:
         GraphError: an output or target does not exist.
     """
     with no_garbage_collection():
-        return _build(data, name, arguments, outputs, list(dict.fromkeys(targets)), read_after or {})
+        return _build(data, name, arguments, outputs, list(dict.fromkeys(targets)), read_after or {}, separate)
 
 
 def _build(
@@ -101,9 +104,11 @@ def _build(
     outputs: Sequence[str],
     targets: Sequence[str],
     read_after: Mapping[str, int],
+    separate: bool,
 ) -> Function:
     nodes, library = _read(data)
-    _separate_groups(nodes, data)
+    if separate:
+        _separate_groups(nodes, data)
     returned = [_split(output) for output in outputs]
     roots = [*(node for node, _ in returned), *targets]
     for node in roots:

@@ -17,7 +17,12 @@ from autograph_rewrite.item import GraphItem, TensorInfo
 from autograph_rewrite.passes.layout import View
 from autograph_rewrite.passes.place import run_devices
 from autograph_rewrite.plan.devices import parse
+from autograph_rewrite.plan.membership import Membership
 from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime.agreement import require_the_same
+from autograph_rewrite.runtime.cluster import configure, join, target
+from autograph_rewrite.runtime.devices import ensure_devices
+from autograph_rewrite.runtime.rendezvous import is_of_the_job, missing
 
 _COMBINE = {
     "sum": np.add,
@@ -52,16 +57,18 @@ class DistributedSession:
     def __init__(self, item: GraphItem, config: Any = None) -> None:
         tf = tensorflow()
         self._tf = tf
+        self._member = _joined(item)
         _require_devices(tf, item)
         self.item = item
+        self._steps = 0
         self.graph = tf.Graph()
         with self.graph.as_default():
             tf.graph_util.import_graph_def(item.graph_def, name="")
-        self._session = tf.compat.v1.Session(graph=self.graph, config=_config(tf, item, config))
+        self._session = _connected(tf, item, self.graph, config)
         self._fetches: dict[str, tuple[tuple[Any, ...], Placement | None]] = {}
         self._reads: dict[str, Any] = {}
         plan = item.report.plan if item.report is not None else None
-        waits = plan is not None and plan.mode == "mirrored"
+        waits = plan is not None and (plan.mode == "mirrored" or len(plan.processes) > 1)
         self._timeout_ms = int(plan.timeout_seconds * 1e3) if plan is not None and waits else 0
         added = [v.initializer for v in item.state.values() if v.initializer is not None]
         if added:  # restoring a checkpoint of the original would leave these without a value
@@ -103,9 +110,14 @@ class DistributedSession:
         self._check_batch(feeds)
         limit = self._timeout_ms if timeout_ms is None else timeout_ms
         options = self._tf.compat.v1.RunOptions(timeout_in_ms=limit)
+        self._steps += 1
         try:
             got = self._session.run(wanted, feeds, options=options)
-        except self._tf.errors.DeadlineExceededError as error:
+        except self._tf.errors.OpError as error:
+            if self._member is not None and is_of_the_job(error):
+                raise missing(self._member, f"finish run {self._steps} of the session", limit / 1e3, error) from error
+            if not isinstance(error, self._tf.errors.DeadlineExceededError):
+                raise
             raise ClusterError(
                 f"the step did not finish within {limit / 1e3:.0f} s",
                 hint="a replica is missing or stuck; if a step really takes longer, raise timeout_seconds",
@@ -261,13 +273,45 @@ def check_batch_sizes(sizes: Mapping[str, int]) -> None:
         )
 
 
+def _joined(item: GraphItem) -> Membership | None:
+    """Make this process the worker that the graph is for.
+
+    Raises:
+        ClusterError: the graph is for several processes, and nothing says which of them this is.
+    """
+    report = item.report
+    if report is None or len(report.plan.processes) == 1:
+        return None
+    if report.member is None:
+        raise ClusterError(
+            f"this graph is for process {report.task} of {len(report.plan.processes)}, and nothing says where they are",
+            hint="start it with `autograph-rewrite launch`, or set TF_CONFIG, and rewrite without `task`",
+        )
+    join(report.member)
+    ensure_devices([parse(device).short for device in run_devices(report.plan, report.task)])
+    member: Membership = report.member
+    return member
+
+
+def _connected(tf: Any, item: GraphItem, graph: Any, config: Any) -> Any:
+    """Return a session on this process's devices, or on the server of its job once all are about to run the same."""
+    result, report = _config(tf, item, config), item.report
+    if report is None or report.member is None:
+        return tf.compat.v1.Session(graph=graph, config=result)
+    require_the_same(report.member, report.plan)
+    configure(result, report.member)
+    result.isolate_session_state = True  # as sessions of one process are: each has its own variables
+    return tf.compat.v1.Session(target(report.member), graph=graph, config=result)
+
+
 def _require_devices(tf: Any, item: GraphItem) -> None:
     """Refuse a graph whose accelerators this machine does not have; virtual CPUs are made by the session.
 
     Raises:
         ClusterError: a device is missing.
     """
-    for device in map(parse, run_devices(item.report.plan)) if item.report is not None else ():
+    devices = run_devices(item.report.plan, item.report.task) if item.report is not None else ()
+    for device in map(parse, devices):
         found = tf.config.list_physical_devices(device.kind)
         if device.kind != "CPU" and device.index >= len(found):
             raise ClusterError(
@@ -309,6 +353,7 @@ def _config(tf: Any, item: GraphItem, config: Any) -> Any:
     if config is not None:
         result.CopyFrom(config)
     if item.report is not None:
-        cpus = [d.index for d in map(parse, run_devices(item.report.plan)) if d.kind == "CPU"]
+        devices = map(parse, run_devices(item.report.plan, item.report.task))
+        cpus = [d.index for d in devices if d.kind == "CPU"]
         result.device_count["CPU"] = max(result.device_count["CPU"], max(cpus, default=0) + 1)
     return result

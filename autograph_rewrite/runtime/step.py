@@ -13,6 +13,7 @@ from autograph_rewrite.ir import serde
 from autograph_rewrite.ir.dtypes import NUMBERS
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.binding import FunctionBinding
+from autograph_rewrite.passes.place import run_devices
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime import calls, function_def
 from autograph_rewrite.runtime.mirrors import Guard, Mirrors
@@ -51,9 +52,15 @@ class Step:
         nodes += [name for _, names in added for name in names]
         data = serde.to_bytes(item.graph) if item.report is None else item.graph_bytes
         function = function_def.build(
-            data, calls.new_name("step"), nodes, self.binding.outputs, item.targets, read_after=watched
+            data,
+            calls.new_name("step"),
+            nodes,
+            self.binding.outputs,
+            item.targets,
+            read_after=watched,
+            separate=self._plan is None or len(self._plan.processes) == 1,
         )
-        devices = self._plan.devices if self._plan is not None else ()
+        devices = run_devices(self._plan, item.report.task) if self._plan is not None else ()
         self._call = calls.Call(function, on_cpu=calls.on_cpu(devices))
         fixed = {}
         for capture, names in captured:
@@ -75,7 +82,9 @@ class Step:
 
     def _make_watchdog(self, function: function_def.Function) -> Watchdog | None:
         """Return a watchdog where replicas wait for each other, and for nothing else."""
-        if self._plan is None or self._plan.mode != "mirrored" or self._plan.replicas == 1:
+        if self._plan is None or (len(self._plan.processes) == 1 and len(set(self._plan.devices)) == 1):
+            return None
+        if self._plan.mode != "mirrored" and len(self._plan.processes) == 1:
             return None
         if any(op.encode() in function.definition for op in _WAITS_FOR_INPUT):
             return None

@@ -1,0 +1,125 @@
+"""This process's place in a job of several: TensorFlow's own server, started with the eager runtime and used by all modes.
+
+    TF_CONFIG ──► join() ──► the eager runtime starts a gRPC server when the first op runs
+                               ├─ functions and Keras: collectives over all workers
+                               └─ sessions: target grpc://<this worker>, the same server
+
+TensorFlow fixes its devices when the first op runs, and variables made before could not be read any more after a server
+took over. So a worker joins when the package is imported, which only says how to start: no port is opened, and nothing
+waits for anybody, before the program runs its first op.
+
+TensorFlow's server is not authenticated, and it listens on all interfaces whatever address it is given: keep the ports
+of a job closed to everybody but its processes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from itertools import count
+from typing import Any
+
+from autograph_rewrite.errors import ClusterError, ConfigError
+from autograph_rewrite.plan.config import Config
+from autograph_rewrite.plan.membership import Membership, membership_of
+from autograph_rewrite.requires import tensorflow
+
+LEADER = "/job:worker/replica:0/task:0"
+
+
+def join_early(environ: Mapping[str, str] = os.environ) -> None:
+    """Join the job that the environment alone describes; what is wrong with it is told once it is needed."""
+    try:
+        member = membership_of(Config(), environ)
+    except ConfigError:
+        return
+    if member is not None and member.is_worker:
+        join(member, required=False)
+
+
+def join(member: Membership, *, required: bool = True) -> None:
+    """Make this process a worker of its job.
+
+    Args:
+        member: which one it is.
+        required: raise if that comes too late, because TensorFlow has started already.
+
+    Raises:
+        ClusterError: TensorFlow has started, without the server or with another one.
+    """
+    context = _context()
+    known = getattr(context, "_collective_ops_server_def", None)
+    if isinstance(known, ServerDef):
+        if known.member == member:
+            return
+        raise ClusterError(
+            f"this process is {known.member.name} of {len(known.member.workers)} already, by {known.member.source}",
+            hint="a process can be in one job only: start another one",
+        )
+    if context._context_handle is None:
+        context.enable_collective_ops(ServerDef(member))
+    elif required:
+        raise ClusterError(
+            f"TensorFlow has started already, so {member.name} cannot join the job any more",
+            hint="import autograph_rewrite before the program's first TensorFlow operation, or add this line there:\n"
+            "       ar.join(config)",
+        )
+
+
+def target(member: Membership) -> str:
+    """Return what a session connects to; starts the server if it does not run yet."""
+    _context().ensure_initialized()
+    return f"grpc://{member.address}"
+
+
+def configure(config: Any, member: Membership) -> None:
+    """Tell a session, or the server, whom to meet."""
+    config.experimental.collective_group_leader = LEADER
+    if not config.device_filters:
+        config.device_filters.append(f"/job:worker/task:{member.task}")
+        config.device_filters.append("/job:ps")
+
+
+def next_exchange() -> int:
+    """Return the number of the next exchange outside of a step; all workers count alike."""
+    known: ServerDef = _context()._collective_ops_server_def
+    return next(known.exchanges)
+
+
+class ServerDef:
+    """What TensorFlow starts its server from, made when it asks: by then the program may have asked for more devices."""
+
+    def __init__(self, member: Membership) -> None:
+        self.member = member
+        self.exchanges = count(1)
+
+    def __getattr__(self, name: str) -> Any:
+        """Read a field of the message."""
+        return getattr(self._message(), name)
+
+    def _message(self) -> Any:
+        from tensorflow.core.protobuf import cluster_pb2, config_pb2, tensorflow_server_pb2
+
+        config = config_pb2.ConfigProto()
+        config.CopyFrom(_context().config)
+        configure(config, self.member)
+        cluster = cluster_pb2.ClusterDef()
+        for name, addresses in self.member.cluster.items():
+            job = cluster.job.add(name=name)
+            for task, address in enumerate(addresses):
+                job.tasks[task] = address
+        return tensorflow_server_pb2.ServerDef(
+            cluster=cluster,
+            job_name=self.member.job,
+            task_index=self.member.task,
+            default_session_config=config,
+            protocol="grpc",
+        )
+
+
+def _context() -> Any:
+    """Return TensorFlow's eager context, the only place where a server for collectives can be had."""
+    tensorflow()
+    from tensorflow.python.eager import context
+
+    return context.context()

@@ -1,0 +1,146 @@
+"""Rendezvous: small exchanges between the workers outside of any step, each of which names who is missing.
+
+    compare what all are about to run  ──  adopt the chief's variables  ──  agree on a seed
+
+They run in a session of their own, so that they work before the first step in every mode, and a failure does not spoil
+the collectives of the steps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from autograph_rewrite.errors import ClusterError
+from autograph_rewrite.plan.membership import Membership
+from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime import cluster, peers
+
+Array = np.ndarray[Any, Any]
+FIRST_KEY = 2**29
+"""Group and instance keys of rendezvous; those of steps are spread over all numbers below 2^30 and above."""
+
+
+class Rendezvous:
+    """Exchanges of one job. All workers must make the same ones in the same order.
+
+    Args:
+        member: this process.
+        seconds: how long to wait for the others.
+    """
+
+    def __init__(self, member: Membership, seconds: float) -> None:
+        self._tf = tensorflow()
+        self._member = member
+        self._seconds = seconds
+        addresses = "\n".join(member.workers).encode()
+        self._group = FIRST_KEY + int.from_bytes(hashlib.sha256(addresses).digest()[:3], "big")
+
+    def add_up(self, value: Array, what: str) -> Array:
+        """Return the sum of the workers' arrays, of equal shape; int32, int64, float32 or float64.
+
+        Args:
+            value: this worker's.
+            what: what it is for, for messages.
+
+        Raises:
+            ClusterError: somebody is missing.
+        """
+        return self._exchange("CollectiveReduceV2", value, what, merge_op="Add", final_op="Id")
+
+    def rows(self, value: Array, what: str) -> Array:
+        """Return the workers' arrays, of equal shape, stacked in their order."""
+        mine = np.zeros((len(self._member.workers), *value.shape), value.dtype)
+        mine[self._member.task] = value
+        return self.add_up(mine, what)
+
+    def texts(self, text: str, what: str) -> list[str]:
+        """Return the texts of all workers."""
+        data = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+        longest = int(self.rows(np.array(data.size, np.int32), what).max())
+        padded = np.zeros(longest + 1, np.int32)
+        padded[: data.size] = data
+        padded[-1] = data.size
+        return [bytes(row[: row[-1]].astype(np.uint8)).decode() for row in self.rows(padded, what)]
+
+    def of_chief(self, values: Sequence[Array], what: str) -> list[Array]:
+        """Return the arrays that worker 0 has; all workers give arrays of the same types and shapes."""
+        result: list[Array] = [np.asarray(value) for value in values]
+        by_type: dict[np.dtype[Any], list[int]] = {}
+        for position, value in enumerate(result):
+            if value.size and value.dtype.kind in "biufc":
+                by_type.setdefault(value.dtype, []).append(position)
+        for positions in by_type.values():
+            flat = np.concatenate([result[i].reshape(-1) for i in positions])
+            words = flat.view(np.uint8)
+            words = np.pad(words, (0, -words.size % 4)).view(np.int32)  # bits travel unchanged as integers
+            chosen = words if self._member.is_chief else np.zeros_like(words)
+            shared = self.add_up(chosen, what).view(np.uint8)[: flat.nbytes].view(flat.dtype)
+            at = 0
+            for i in positions:
+                size = result[i].size
+                result[i] = shared[at : at + size].reshape(result[i].shape)
+                at += size
+        return result
+
+    def _exchange(self, op: str, value: Array, what: str, **attrs: Any) -> Array:
+        tf, v1 = self._tf, self._tf.compat.v1
+        graph = tf.Graph()
+        with graph.as_default(), tf.device(f"/job:worker/replica:0/task:{self._member.task}/device:CPU:0"):
+            given = v1.placeholder(value.dtype, value.shape)
+            sent = tf.reshape(given, [-1])
+            got = getattr(tf.raw_ops, op)(
+                input=sent,
+                group_size=len(self._member.workers),
+                group_key=self._group,
+                instance_key=FIRST_KEY + cluster.next_exchange(),
+                ordering_token=[],
+                communication_hint="auto",
+                timeout_seconds=0.0,
+                **attrs,
+            )
+            got = tf.reshape(got, value.shape)
+        config = v1.ConfigProto()
+        cluster.configure(config, self._member)
+        options = v1.RunOptions(timeout_in_ms=int(self._seconds * 1e3))
+        try:
+            with v1.Session(cluster.target(self._member), graph=graph, config=config) as session:
+                result: Array = session.run(got, {given: value}, options=options)
+        except tf.errors.OpError as error:
+            raise missing(self._member, what, self._seconds, error) from error
+        return result
+
+
+_OF_THE_JOB = ("DeadlineExceededError", "CancelledError", "UnavailableError", "AbortedError", "InternalError")
+_SIGNS = (
+    "Collective ops is aborted",
+    "RingReduce",
+    "RingGather",
+    "Connection reset",
+    "Socket closed",
+    "worker/replica",
+)
+
+
+def is_of_the_job(error: Exception) -> bool:
+    """Return whether a failure of TensorFlow may come from another process, not from the user's own computation."""
+    kind, text = type(error).__name__, str(getattr(error, "message", error))
+    return kind in _OF_THE_JOB[:4] or (kind == "InternalError" and any(sign in text for sign in _SIGNS))
+
+
+def missing(member: Membership, what: str, seconds: float, error: Exception | None = None) -> ClusterError:
+    """Return the error of a worker that waited in vain, with the names of those who do not answer."""
+    quiet = peers.silent(member)
+    if quiet:
+        problem = f"{member.name} waited for {peers.listed(quiet)} to {what}: no answer"
+        return ClusterError(problem, hint="look at what it printed last; start the job again once it can run")
+    if error is not None and type(error).__name__ not in ("DeadlineExceededError", "CancelledError"):
+        told = str(getattr(error, "message", error)).strip().splitlines()
+        return ClusterError(f"{member.name} failed to {what}: {told[0][:300] if told else type(error).__name__}")
+    return ClusterError(
+        f"{member.name} waited {seconds:g} s for the other workers to {what}; all processes answer",
+        hint="some worker runs something else: do all run the same program on equally many batches?",
+    )
