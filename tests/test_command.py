@@ -102,6 +102,14 @@ def test_control_c_is_code_130(call: Callable[..., int]) -> None:
     assert call(raising(KeyboardInterrupt()), "inspect", "g.pb") == 130
 
 
+def test_control_c_while_a_verb_is_imported_is_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(verb: str) -> FakeVerb:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "load_verb", load)
+    assert cli.main(["inspect", "g.pb"]) == 130
+
+
 def test_a_closed_pipe_is_no_error() -> None:
     """`autograph-rewrite dump g.pb | head -1` ends quietly."""
     code = (

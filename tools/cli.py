@@ -56,14 +56,18 @@ class Verb(Protocol):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code."""
-    args = parse(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(parse(sys.argv[1:] if argv is None else argv))
+    except KeyboardInterrupt:  # it may well come while a verb is imported
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _run(args: argparse.Namespace) -> int:
     try:
         code = load_verb(args.verb).run(args)
         sys.stdout.flush()  # a closed pipe must fail here, not at interpreter exit
         return code
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return INTERRUPTED
     except BrokenPipeError:
         # `dump | head` is no error. Python would write the same pipe again at exit: give it another one.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
