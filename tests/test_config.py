@@ -104,7 +104,6 @@ def test_what_is_not_available_yet_is_refused_where_it_is_used_each_at_its_line(
         ({"variables": [{"match": "w", "sync": False}]}, r"variables\[0\].sync"),
         ({"variables": [{"match": "w", "staleness": 1}]}, r"variables\[0\].staleness"),
         ({"variables": [{"match": "w", "proxy": True}]}, r"variables\[0\].proxy"),
-        ({"input": "per_worker"}, "input per_worker"),
         ({"remat": {"policy": "every:4"}}, "remat.policy every:4"),
     ],
 )

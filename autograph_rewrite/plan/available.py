@@ -46,5 +46,3 @@ def _of_override(path: KeyPath, override: Override) -> Iterator[tuple[KeyPath, s
 def _of_cluster(config: Config) -> Iterator[tuple[KeyPath, str]]:
     if config.cluster is not None and config.cluster.ps:
         yield ("cluster", "ps"), "cluster.ps"
-    if config.input == "per_worker":
-        yield ("input",), "input per_worker"

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import os
+from collections.abc import Sequence
 from importlib import metadata
 from itertools import islice
 
@@ -16,7 +18,8 @@ import numpy as np
 from autograph_rewrite.errors import ClusterError
 from autograph_rewrite.plan.membership import Membership
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.runtime.rendezvous import Rendezvous
+from autograph_rewrite.runtime.peers import listed
+from autograph_rewrite.runtime.rendezvous import Array, Rendezvous
 
 LINES = 12
 """How many lines of a difference a message shows."""
@@ -35,15 +38,57 @@ def require_the_same(member: Membership, plan: Plan) -> None:
     if not odd:
         return
     texts = job.texts(f"{_versions()}\n{plan.to_yaml()}", "compare what they run")
-    names = ", ".join(f"worker {task} ({member.workers[task]})" for task in odd)
-    lines = difflib.unified_diff(
-        texts[0].splitlines(), texts[odd[0]].splitlines(), "worker 0", f"worker {odd[0]}", n=0, lineterm=""
+    names = listed(f"worker {task} ({member.workers[task]})" for task in odd)
+    pair = texts[0].splitlines(), texts[odd[0]].splitlines()
+    lines = difflib.unified_diff(*pair, "worker 0", f"worker {odd[0]}", n=0, lineterm="")
+    shown = [f"         {line[:160]}" for line in islice(lines, LINES)]
+    problem = (
+        f"{names} would run something else than worker 0, and their collectives would wait for each other for ever"
     )
-    shown = "\n".join(f"         {line[:160]}" for line in islice(lines, LINES))
     raise ClusterError(
-        f"{names} would run something else than worker 0, and their collectives would wait for each other for ever\n{shown}",
+        "\n".join([problem, *shown]),
         hint="start the same program with the same configuration and versions everywhere",
     )
+
+
+def adopt(member: Membership, seconds: float, values: Sequence[Array]) -> list[Array]:
+    """Return the values that the chief's variables have: models are initialised by chance.
+
+    Raises:
+        ClusterError: somebody is missing.
+    """
+    return Rendezvous(member, seconds).of_chief(values, "adopt the variables of worker 0")
+
+
+def require_equal(member: Membership, seconds: float, number: int, what: str, hint: str) -> None:
+    """Compare a number that has to be the same in all workers.
+
+    Raises:
+        ClusterError: it differs.
+    """
+    numbers = Rendezvous(member, seconds).rows(np.array(number, np.int64), f"compare {what}")
+    odd = [task for task, other in enumerate(numbers) if other != numbers[0]]
+    if odd:
+        names = listed(f"worker {task}" for task in odd)
+        raise ClusterError(f"{names} and worker 0 do not have the same {what}", hint=hint)
+
+
+def common_seed(member: Membership, seconds: float, own: int | None) -> int:
+    """Return the random seed of all workers: the one that they have set, or else one that the chief draws.
+
+    Raises:
+        ClusterError: they have set different ones.
+    """
+    drawn = int.from_bytes(os.urandom(4), "big")
+    rows = Rendezvous(member, seconds).rows(np.array([own is not None, own or 0, drawn], np.int64), "agree on a seed")
+    said = {int(seed) for is_set, seed, _ in rows if is_set}
+    if len(said) > 1:
+        raise ClusterError(
+            f"the workers have set different random seeds ({listed(map(str, sorted(said)))}), so they would shuffle the "
+            "data differently, of which each is to take its part",
+            hint="set the same seed everywhere, or give each worker its own data with input: per_worker",
+        )
+    return said.pop() if said else int(rows[0][2])
 
 
 def _versions() -> str:

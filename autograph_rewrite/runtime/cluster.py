@@ -1,4 +1,4 @@
-"""This process's place in a job of several: TensorFlow's own server, started with the eager runtime and used by all modes.
+"""This process's place in a job of several: TensorFlow's own server, which the eager runtime starts, for all modes.
 
     TF_CONFIG ──► join() ──► the eager runtime starts a gRPC server when the first op runs
                                ├─ functions and Keras: collectives over all workers
@@ -8,13 +8,14 @@ TensorFlow fixes its devices when the first op runs, and variables made before c
 took over. So a worker joins when the package is imported, which only says how to start: no port is opened, and nothing
 waits for anybody, before the program runs its first op.
 
-TensorFlow's server is not authenticated, and it listens on all interfaces whatever address it is given: keep the ports
-of a job closed to everybody but its processes.
+TensorFlow's server is not authenticated, and it listens on all interfaces whatever address it is given; `listening`
+confines it to the configured one.
 """
 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 from itertools import count
 from typing import Any
@@ -23,6 +24,7 @@ from autograph_rewrite.errors import ClusterError, ConfigError
 from autograph_rewrite.plan.config import Config
 from autograph_rewrite.plan.membership import Membership, membership_of
 from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime.listening import confine
 
 LEADER = "/job:worker/replica:0/task:0"
 
@@ -68,7 +70,17 @@ def join(member: Membership, *, required: bool = True) -> None:
 
 def target(member: Membership) -> str:
     """Return what a session connects to; starts the server if it does not run yet."""
-    _context().ensure_initialized()
+    context = _context()
+    context.ensure_initialized()
+    known: ServerDef = context._collective_ops_server_def
+    if not known.confined:
+        known.confined = True
+        if not confine(member.address):
+            warnings.warn(
+                f"TensorFlow's server listens on all interfaces, not only at {member.address}: its port "
+                "must be closed to everybody but the processes of this job",
+                stacklevel=2,
+            )
     return f"grpc://{member.address}"
 
 
@@ -87,11 +99,12 @@ def next_exchange() -> int:
 
 
 class ServerDef:
-    """What TensorFlow starts its server from, made when it asks: by then the program may have asked for more devices."""
+    """What TensorFlow starts its server from, made when it asks: the program may have asked for more devices by then."""
 
     def __init__(self, member: Membership) -> None:
         self.member = member
         self.exchanges = count(1)
+        self.confined = False
 
     def __getattr__(self, name: str) -> Any:
         """Read a field of the message."""

@@ -23,6 +23,7 @@ from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.cluster import join
 from autograph_rewrite.runtime.devices import ensure_devices
 from autograph_rewrite.runtime.function import DistributedFunction
+from autograph_rewrite.runtime.keras_job import KerasJob
 
 ConfigLike = Config | Mapping[str, Any] | str | Path
 
@@ -45,7 +46,7 @@ def distribute(
                 "a Keras model needs no specs: it is traced for the data that it is given",
                 hint="ar.distribute(model, config)",
             )
-        return distribute_keras(target, rewriter, batch_inputs=batch_inputs)
+        return distribute_keras(target, rewriter, batch_inputs=batch_inputs, job=rewriter.keras_job(batch_inputs))
     return DistributedFunction(target, rewriter, specs or None, named_specs, batch_inputs=batch_inputs)
 
 
@@ -88,6 +89,15 @@ class Rewriter:
             self._config = self._config.with_devices(names)
         self._config.require_usable()
         return _placed(self._config.replica_devices(), self._config.mode)
+
+    def keras_job(self, batch_inputs: Mapping[str, int | None] | None) -> KerasJob | None:
+        """Return what this worker does differently with a model; None where there is only one process."""
+        if self.member is None:
+            return None
+        said = self._config or self._plan
+        assert said is not None
+        splits = self._config is None or self._config.input == "global"
+        return KerasJob(self.member, said.timeout_seconds, splits=splits, batch_inputs=batch_inputs)
 
     @property
     def _task(self) -> int:

@@ -21,25 +21,31 @@ from autograph_rewrite.load.keras_models import step_function
 from autograph_rewrite.passes.report import Note
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.function import DistributedFunction
+from autograph_rewrite.runtime.keras_job import KerasJob
 from autograph_rewrite.runtime.mirrors import Mirrors
 
 Rewrite = Callable[..., GraphItem]
 _MADE_BY = {"train": "make_train_function", "test": "make_test_function", "predict": "make_predict_function"}
 
 
-def distribute_keras(model: Any, rewrite: Rewrite, batch_inputs: Mapping[str, int | None] | None = None) -> Any:
+def distribute_keras(
+    model: Any, rewrite: Rewrite, batch_inputs: Mapping[str, int | None] | None = None, job: KerasJob | None = None
+) -> Any:
     """Make a compiled model train, test and predict over all replicas.
 
     Args:
         model: a compiled Keras 3 model on the TensorFlow backend; it is changed and returned.
         rewrite: distributes one traced item; takes `training`.
         batch_inputs: axis by argument path ("x/image").
+        job: of several processes, this one's part.
 
     Raises:
         GraphError: the model cannot be distributed.
     """
     _check(model)
-    _ModelSteps(model, rewrite, batch_inputs).install()
+    _ModelSteps(model, rewrite, batch_inputs, job).install()
+    if job is not None:
+        job.install(model)
     return model
 
 
@@ -63,8 +69,11 @@ def _check(model: Any) -> None:
 class _ModelSteps:
     """Makes the functions of one model; they share the mirrors of its variables."""
 
-    def __init__(self, model: Any, rewrite: Rewrite, batch_inputs: Mapping[str, int | None] | None) -> None:
+    def __init__(
+        self, model: Any, rewrite: Rewrite, batch_inputs: Mapping[str, int | None] | None, job: KerasJob | None
+    ) -> None:
         self._model = model
+        self._job = job
         self._rewrite = rewrite
         self._batch_inputs = batch_inputs
         self._mirrors = Mirrors()
@@ -96,7 +105,7 @@ class _ModelSteps:
             )
         if self._model.optimizer is not self._optimizer:  # compiled anew: the old copies are of no use
             self._mirrors, self._optimizer = Mirrors(), self._model.optimizer
-        run = _StepOnData(self._model, kind, self._rewrite, self._mirrors, self._batch_inputs)
+        run = _StepOnData(self._model, kind, self._rewrite, self._mirrors, self._batch_inputs, self._job)
         return PredictFunction(self._model, run) if kind == "predict" else IteratorFunction(self._model, run, kind)
 
 
@@ -110,9 +119,12 @@ class _StepOnData:
         rewrite: Rewrite,
         mirrors: Mirrors,
         batch_inputs: Mapping[str, int | None] | None,
+        job: KerasJob | None,
     ) -> None:
         self._tf = tensorflow()
         self._model = model
+        self._kind = kind
+        self._job = job
         self._step = f"{kind}_step"
         self._training = kind == "train"
         self._rewrite = rewrite
@@ -133,6 +145,8 @@ class _StepOnData:
     def __call__(self, data: Any) -> Any:
         """Run the step."""
         data = self._without_optionals(data)
+        if self._job is not None:
+            data = self._job.part(data, self._kind)
         parts = data if isinstance(data, tuple) and 1 <= len(data) <= 3 else None
         form = len(parts) if parts is not None else 0
         function = self._by_form.get(form)

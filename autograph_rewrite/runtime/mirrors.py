@@ -36,6 +36,7 @@ class Mirrored:
         self.dtype = self._tf.as_dtype(dtype)
         self.copies: dict[str, Any] = {}
         self.seen: Any = None
+        self.adopts = True  # in a job of several processes: what it holds is still this one's own
         self._shape = self._tf.TensorShape(shape)
         # Scalars of any type can be compared, strings cannot be watched.
         self.watchable = self.dtype.is_numpy_compatible and self.dtype != self._tf.string and "CPU" in handle.device
@@ -52,6 +53,12 @@ class Mirrored:
     def value(self) -> Any:
         """Return what the user's variable holds."""
         return self._tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=self.dtype)
+
+    def write(self, value: Any) -> None:
+        """Give the user's variable a value."""
+        if self.dtype != self._tf.string:
+            with self._tf.device(self.handle.device):
+                self._tf.raw_ops.AssignVariableOp(resource=self.handle, value=self._tf.constant(value, self.dtype))
 
     def refresh(self, value: Any) -> list[Any]:
         """Give all copies a value; return the ops, which exist while a function is traced."""

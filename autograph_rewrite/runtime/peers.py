@@ -28,17 +28,29 @@ def silent(member: Membership, patience: float = PATIENCE) -> list[str]:
         return [f"{job} {task} ({a})" for (job, task, a), ok in zip(others, answers, strict=True) if not ok]
 
 
+def gone(member: Membership, patience: float = PATIENCE) -> bool:
+    """Return whether a worker has certainly ended: nobody listens at its address any more."""
+    others = [address for address in member.workers if address != member.address]
+    with ThreadPoolExecutor(max(1, len(others))) as pool:
+        return any(pool.map(lambda address: _status(address, patience) == "UNAVAILABLE", others))
+
+
 def answers_at(address: str, patience: float = PATIENCE) -> bool:
     """Return whether a process of TensorFlow answers at an address."""
+    return _status(address, patience) == "OK"
+
+
+def _status(address: str, patience: float) -> str:
+    """Return what becomes of asking: gRPC's name of the status."""
     import grpc
 
     with contextlib.closing(grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)])) as channel:
         ask = channel.unary_unary(STATUS, request_serializer=None, response_deserializer=None)
         try:
             ask(b"", timeout=patience)
-        except grpc.RpcError:
-            return False
-    return True
+        except grpc.RpcError as error:
+            return str(error.code().name)
+    return "OK"
 
 
 def listed(names: Iterable[str]) -> str:

@@ -71,7 +71,7 @@ class Rendezvous:
         result: list[Array] = [np.asarray(value) for value in values]
         by_type: dict[np.dtype[Any], list[int]] = {}
         for position, value in enumerate(result):
-            if value.size and value.dtype.kind in "biufc":
+            if value.size and value.dtype != object:
                 by_type.setdefault(value.dtype, []).append(position)
         for positions in by_type.values():
             flat = np.concatenate([result[i].reshape(-1) for i in positions])

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from autograph_rewrite.errors import ClusterError, GraphError
 from autograph_rewrite.ir import serde
 from autograph_rewrite.ir.dtypes import NUMBERS
@@ -16,7 +18,10 @@ from autograph_rewrite.load.binding import FunctionBinding
 from autograph_rewrite.passes.place import run_devices
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime import calls, function_def
+from autograph_rewrite.runtime.agreement import adopt, require_the_same
 from autograph_rewrite.runtime.mirrors import Guard, Mirrors
+from autograph_rewrite.runtime.peers import gone
+from autograph_rewrite.runtime.rendezvous import is_of_the_job, missing
 from autograph_rewrite.runtime.session import check_batch_sizes
 from autograph_rewrite.runtime.watchdog import Watchdog
 
@@ -35,6 +40,8 @@ class Step:
         self._tf = tensorflow()
         self.item = item
         self.binding = _binding(item)
+        self._member = item.report.member if item.report is not None else None
+        self._number = 0
         self._plan = item.report.plan if item.report is not None else None
         self._batches = _batch_axes(item, self.binding)
         instances = {node: self._instances(node) for node in self.binding.inputs}
@@ -75,6 +82,24 @@ class Step:
         position = {name: index for index, names in enumerate(instances.values()) for name in names}
         self._inputs = [(at, position[name]) for at, name in enumerate(function.arguments) if name in position]
         self._watchdog = self._make_watchdog(function)
+        if self._member is not None:
+            self._agree(mirrors)
+
+    def _agree(self, mirrors: Mirrors) -> None:
+        """Make sure that all workers are about to run the same, on the same values of variables.
+
+        Raises:
+            ClusterError: they are not, or somebody is missing.
+        """
+        assert self._member is not None
+        assert self._plan is not None
+        require_the_same(self._member, self._plan)
+        found = [mirrors.of(c.value, *_kind(self.item, c.name)) for c in self.binding.captures if c.name is not None]
+        new = [variable for variable in found if variable.adopts]
+        values = [np.asarray(variable.value()) for variable in new]
+        for variable, value in zip(new, adopt(self._member, self._plan.timeout_seconds, values), strict=True):
+            variable.write(value)
+            variable.adopts = False
 
     def _instances(self, node: str) -> tuple[str, ...]:
         layout = self.item.layout
@@ -88,7 +113,8 @@ class Step:
             return None
         if any(op.encode() in function.definition for op in _WAITS_FOR_INPUT):
             return None
-        return Watchdog(self._plan.timeout_seconds)
+        member = self._member
+        return Watchdog(self._plan.timeout_seconds, None if member is None else lambda: gone(member))
 
     def __call__(self, flat: Sequence[Any]) -> list[Any]:
         """Run the step.
@@ -108,8 +134,9 @@ class Step:
         args = self._fixed.copy()
         for at, index in self._inputs:
             args[at] = flat[index]
+        self._number += 1
         if self._guard is None:
-            return self._call(args)
+            return self._run(args)
         count = len(self.binding.outputs)
         if not self._tf.executing_eagerly():
             with self._tf.control_dependencies(self._guard.in_graph()):
@@ -122,20 +149,26 @@ class Step:
     def _run(self, args: list[Any]) -> list[Any]:
         """Run the function; if it fails, the mirrors are refreshed before the next step, as they may differ."""
         watchdog = self._watchdog
-        if watchdog is None:
+        if watchdog is None or not self._tf.executing_eagerly():
             return self._call(args)
         failed = True
         try:
             results = self._call(args, watchdog.start())
             failed = False
         except self._tf.errors.OpError as error:
-            translated = _translate(error, watchdog)
+            translated = self._translate(error, watchdog)
             if translated is None:
                 raise
             raise translated from error
         finally:
             watchdog.stop(failed=failed)
         return results
+
+    def _translate(self, error: Any, watchdog: Watchdog) -> ClusterError | None:
+        """Return what a failure of a collective means, None for an error of the user's own computation."""
+        if self._member is not None and (watchdog.expired or is_of_the_job(error)):
+            return missing(self._member, f"finish step {self._number}", watchdog.seconds, error)
+        return _translate(error, watchdog)
 
     def _check_batch(self, flat: Sequence[Any]) -> None:
         sizes = {name: flat[index].shape[axis] for name, index, axis in self._batches}

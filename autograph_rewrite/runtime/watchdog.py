@@ -10,10 +10,13 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from autograph_rewrite.runtime.calls import cancellation_manager
 
+_ASK = 1.0
+"""Seconds of waiting after which, again and again, we ask whether the others are still there."""
 _BUSY = 0.05
 """Share of one processor below which a process counts as idle."""
 
@@ -23,10 +26,13 @@ class Watchdog:
 
     Args:
         seconds: how long the process may be idle in a step.
+        is_lost: tells whether waiting is vain, as the process that is waited for has ended; asked while idle.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, is_lost: Callable[[], bool] | None = None) -> None:
         self.seconds = seconds
+        self._is_lost = is_lost
+        self._asked = 0.0  # how long the process had been idle when that was asked
         self.expired = False
         self._failed = False
         self._manager = cancellation_manager()
@@ -62,10 +68,14 @@ class Watchdog:
         busy = cpu - self._cpu > _BUSY * elapsed
         self._cpu = cpu
         if not step or step != self._seen or busy:
-            self._seen, self._idle = step, 0.0
+            self._seen, self._idle, self._asked = step, 0.0, 0.0
             return
         self._idle += elapsed
-        if self._idle >= self.seconds and not self.expired and self._manager is not None:
+        lost = False
+        if self._is_lost is not None and self._idle - self._asked >= _ASK:
+            self._asked = self._idle
+            lost = self._is_lost() and self._running == step
+        if (lost or self._idle >= self.seconds) and not self.expired and self._manager is not None:
             self.expired = True
             self._manager.start_cancel()
 

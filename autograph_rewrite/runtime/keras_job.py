@@ -1,0 +1,147 @@
+"""A model in a job of several workers: each is given all the data, takes its part of every batch, and one of them saves.
+
+    worker 0    batch[0:16]  ──┐
+    worker 1    batch[16:32] ──┴──► one step on the whole batch, the same logs and weights everywhere
+
+With `input: per_worker` the data is split already, and the batch of a step is what all workers hold together.
+"""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from autograph_rewrite.passes.blocks import bounds
+from autograph_rewrite.plan.membership import Membership
+from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime.agreement import common_seed, require_equal
+
+WRITES = ("save", "save_weights", "export")
+
+
+class KerasJob:
+    """What one worker does differently with a model.
+
+    Args:
+        member: which worker it is.
+        seconds: how long to wait for the others.
+        splits: whether all workers are given the same data.
+        batch_inputs: axis by argument path, as in `ar.distribute`.
+    """
+
+    def __init__(
+        self, member: Membership, seconds: float, *, splits: bool, batch_inputs: Mapping[str, int | None] | None
+    ) -> None:
+        self._tf = tensorflow()
+        self._member = member
+        self._seconds = seconds
+        self._splits = splits
+        self._axes = dict(batch_inputs or {})
+        self._compared: set[str] = set()
+
+    def install(self, model: Any) -> None:
+        """Let all workers shuffle alike, and only worker 0 write files.
+
+        Raises:
+            ClusterError: the workers have set different seeds, or somebody is missing.
+        """
+        if self._splits:
+            seed = common_seed(self._member, self._seconds, _seed())
+            if _seed() is None:
+                self._tf.random.set_seed(seed)
+        if not self._member.is_chief:
+            for name in WRITES:
+                object.__setattr__(model, name, _nothing(getattr(model, name)))
+            object.__setattr__(model, "fit", _without_backups(model.fit))
+
+    def part(self, data: Any, kind: str) -> Any:
+        """Return this worker's part of a batch that all workers are given.
+
+        Raises:
+            ClusterError: the first batch of a kind is not the same everywhere.
+        """
+        if not self._splits:
+            return data
+        if kind not in self._compared:
+            self._compared.add(kind)
+            hint = "give all workers the same data in the same order, or set input: per_worker"
+            require_equal(self._member, self._seconds, _checksum(self._tf, data), f"first batch to {kind} on", hint)
+        paths = self._tf.nest.flatten_with_joined_string_paths(data) if self._axes else ()
+        axes = iter([self._axis(path) for path, _ in paths])
+        return self._tf.nest.map_structure(lambda leaf: self._cut(leaf, next(axes, 0)), data)
+
+    def _axis(self, path: str) -> int | None:
+        """Return the batch axis of a leaf of (x, y, sample_weight): by default the first."""
+        position, _, rest = path.partition("/")
+        name = dict(zip("012", ("x", "y", "sample_weight"), strict=True)).get(position, position)
+        return self._axes.get(f"{name}/{rest}" if rest else name, 0)
+
+    def _cut(self, leaf: Any, axis: int | None) -> Any:
+        if axis is None or leaf is None:
+            return leaf
+        if isinstance(leaf, self._tf.RaggedTensor | self._tf.SparseTensor):
+            size = int(leaf.shape[0] if leaf.shape[0] is not None else self._tf.shape(leaf)[0])
+            begin, end = self._limits(size)
+            if isinstance(leaf, self._tf.RaggedTensor):
+                return leaf[begin:end]
+            start = [begin] + [0] * (len(leaf.shape) - 1)
+            extent = [end - begin, *leaf.shape[1:]]
+            return self._tf.sparse.slice(leaf, start, extent)
+        if not hasattr(leaf, "shape") or len(leaf.shape) <= axis:
+            return leaf
+        begin, end = self._limits(int(leaf.shape[axis]))
+        return leaf[(slice(None),) * axis + (slice(begin, end),)]
+
+    def _limits(self, size: int) -> tuple[int, int]:
+        ends = bounds(size, len(self._member.workers))
+        return ends[self._member.task], ends[self._member.task + 1]
+
+
+def _seed() -> int | None:
+    """Return the random seed that the program has set."""
+    from tensorflow.python.eager import context
+
+    seed = context.global_seed()
+    return None if seed is None else int(seed)
+
+
+def _checksum(tf: Any, data: Any) -> int:
+    """Return a number that differs where the contents do."""
+    total = 0
+    for leaf in tf.nest.flatten(data, expand_composites=True):
+        if leaf is not None:
+            total = zlib.crc32(
+                np.ascontiguousarray(leaf).tobytes() if not isinstance(leaf, str) else leaf.encode(), total
+            )
+    return total
+
+
+def _nothing(method: Callable[..., Any]) -> Callable[..., None]:
+    """Return what stands for a method that only worker 0 shall run."""
+
+    @functools.wraps(method)
+    def left_to_the_chief(*_: Any, **__: Any) -> None:
+        return None
+
+    return left_to_the_chief
+
+
+def _without_backups(fit: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a `fit` whose BackupAndRestore restores what worker 0 has saved, and writes nothing itself."""
+
+    @functools.wraps(fit)
+    def fitted(*args: Any, **kwargs: Any) -> Any:
+        import keras
+
+        callbacks = kwargs.get("callbacks") or ()
+        for callback in callbacks if isinstance(callbacks, list | tuple) else (callbacks,):
+            if isinstance(callback, keras.callbacks.BackupAndRestore):
+                object.__setattr__(callback, "_save_model", _nothing(callback._save_model))
+                callback.delete_checkpoint = False
+        return fit(*args, **kwargs)
+
+    return fitted
