@@ -15,6 +15,7 @@ from autograph_rewrite.analysis.dims import is_local, unit
 from autograph_rewrite.analysis.fact import PARTIAL, Fact, Shape
 from autograph_rewrite.analysis.propagate import Propagation, is_pinned
 from autograph_rewrite.analysis.rules import random
+from autograph_rewrite.analysis.rules import TABLE
 from autograph_rewrite.analysis.rules.base import LocalEntry, Slice
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.graph import Node, Value
@@ -29,6 +30,8 @@ from autograph_rewrite.plan.parts import SIZES, STEP, EdgePlan
 from autograph_rewrite.plan.plan import Plan
 
 PASSES_HANDLES = frozenset(("Identity", "Enter", "Switch", "RefEnter"))
+MIXES_ROWS = frozenset(("contract", "neural", "normalisation", "pooling", "recurrent", "reduce"))
+"""Families of rules that the rows of a sparse gradient never pass: what does was gathered in the forward pass."""
 MAX_REACH = 400
 """How many nodes to look at for the owner of an edge."""
 
@@ -222,6 +225,8 @@ class Owners:
                     pending.extend(read for read in self._reads(node.inputs[0]) if read not in seen)
                     seen.update(self._reads(node.inputs[0]))
                     continue
+                if sparse and _mixes_rows(node):
+                    continue
                 for other in [node.output(index)] if node.op == "IdentityN" else self._made(node):
                     if other not in seen and self._follows(other, shape, sparse):
                         seen.add(other)
@@ -257,6 +262,11 @@ class Owners:
         if fact.shape is None or shape is None:
             return True
         return fact.shape == shape or _elements(fact.shape) == _elements(shape)
+
+
+def _mixes_rows(node: Node) -> bool:
+    rule = TABLE.get(node.op)
+    return rule is not None and rule.family in MIXES_ROWS
 
 
 def _elements(shape: Shape) -> int | None:
