@@ -1,4 +1,4 @@
-"""Variables that a rewrite adds: one per replica, zero at the start, written by the step that reads them.
+"""Variables that a rewrite adds: one per member of an exchange, zero at the start, written by the step that reads them.
 
     residual = VarHandleOp (a placeholder in a function)  each      initial: residual := 0      in the init op
     before = ReadVariableOp(residual)                     each
@@ -34,10 +34,10 @@ class Added:
         context: the rewrite, which learns of it.
         owner: the variable whose gradient it serves.
         what: told after the owner's name.
-        shape: of one replica's value as it is kept.
+        shape: of one member's value as it is kept.
         used: its shape in the step.
         dtype: of its elements.
-        near: the value that it is for.
+        near: the value that it is for; it runs as often.
     """
 
     def __init__(
@@ -68,8 +68,8 @@ class Added:
         context.added.append(self)
 
     def _add(self, op: str, inputs: Sequence[Value], name: str, attrs: dict[str, object] | None = None) -> Value:
-        node = self._context.add(op, inputs, name=name, span=Span.EACH, origin=self._near.node, attrs=attrs)
-        return node.output()
+        near = self._near.node
+        return self._context.add(op, inputs, name=name, span=near.span, origin=near, attrs=attrs).output()
 
     def _reshaped(self, value: Value, shape: tuple[int, ...]) -> Value:
         if self._used == self.shape:
@@ -79,15 +79,13 @@ class Added:
 
     def becomes(self, after: Value, result: Value) -> None:
         """Let the step that uses `result` write `after`."""
-        write = self._context.add(
-            "AssignVariableOp",
-            [self.handle, self._reshaped(after, self.shape)],
-            name=f"{self.name}/update",
-            span=Span.EACH,
-            origin=self._near.node,
-            attrs={"dtype": self._dtype},
-        )
-        self.update, self.result = write, result
+        self.update = self._assign(self._reshaped(after, self.shape), f"{self.name}/update")
+        self.result = result
+
+    def _assign(self, value: Value, name: str) -> Node:
+        near, inputs = self._near.node, [self.handle, value]
+        attrs = {"dtype": self._dtype}
+        return self._context.add("AssignVariableOp", inputs, name=name, span=near.span, origin=near, attrs=attrs)
 
     def initialiser(self) -> Node:
         """Return a node that sets it to zero on all replicas."""
@@ -95,14 +93,7 @@ class Added:
         dims = context.const(self.shape, np.int32, name=f"{name}/shape", near=self._near)
         zero = context.const(0, dtypes.numpy_dtype(self._dtype), name=f"{name}/zero", near=self._near)
         zeros = self._add("Fill", (dims, zero), f"{name}/zeros")
-        write = context.add(
-            "AssignVariableOp",
-            [self.handle, zeros],
-            name=f"{name}/assign",
-            span=Span.EACH,
-            origin=self._near.node,
-            attrs={"dtype": self._dtype},
-        )
+        write = self._assign(zeros, f"{name}/assign")
         return context.graph.add("NoOp", name=name, span=Span.ONCE, origin=self._near.node, controls=[write])
 
     def described(self, initializer: str | None) -> Variable:
@@ -155,8 +146,7 @@ def _update_with_targets(context: Context, targets: Sequence[Node]) -> None:
         mask = before[target] | marks.get(target, 0)
         if mask and mask not in together:
             used = [added.update for i, added in enumerate(context.added) if mask >> i & 1]
-            together[mask] = context.graph.add(
-                "NoOp", name=f"{SCOPE}/update", span=Span.EACH, controls=[node for node in used if node is not None]
-            )
+            updates = [node for node in used if node is not None]
+            together[mask] = context.graph.add("NoOp", name=f"{SCOPE}/update", span=updates[0].span, controls=updates)
         if mask:
             target.add_control(together[mask])

@@ -26,6 +26,7 @@ from autograph_rewrite.passes.compress_halves import Halved, add_halves
 from autograph_rewrite.passes.context import Context
 from autograph_rewrite.passes.exchange import add_up
 from autograph_rewrite.passes.scope import Scope
+from autograph_rewrite.plan.lowerings import HOST
 from autograph_rewrite.plan.parts import STEP, EdgePlan
 from autograph_rewrite.plan.plan import Plan
 
@@ -74,7 +75,7 @@ def _is_summed(edge: EdgePlan) -> bool:
     """Return whether a collective adds the value up, element by element."""
     if edge.compressor == "none":
         return edge.lowering == "collective_reduce"
-    return edge.compressor in HALVES and edge.is_collective
+    return edge.compressor in HALVES and edge.is_collective and edge.lowering not in HOST
 
 
 def _is_fixed(state: Propagation, value: Value) -> bool:

@@ -17,12 +17,13 @@ from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.graph import Value
 from autograph_rewrite.passes import combine
-from autograph_rewrite.passes.compress_choice import HALVES, matrix, shape_of
+from autograph_rewrite.passes.compress_choice import FACTOR, GATHERS, HALVES, matrix, shape_of
 from autograph_rewrite.passes.compress_halves import reduce_halves
 from autograph_rewrite.passes.compress_powersgd import reduce_factors
 from autograph_rewrite.passes.compress_topk import reduce_largest
 from autograph_rewrite.passes.context import Context
 from autograph_rewrite.plan.parts import EdgePlan
+from autograph_rewrite.plan.plan import Plan
 
 REDUCERS: Mapping[str, Callable[[Context, Value, Fact, EdgePlan, combine.Keys], Value]] = {
     **dict.fromkeys(HALVES, reduce_halves),
@@ -37,21 +38,31 @@ def reduce(context: Context, value: Value, fact: Fact, edge: EdgePlan, keys: com
     Raises:
         PassError: the plan asks for a compressor that cannot act on this value.
     """
-    _require_fit(value, fact, edge, shape_of(fact, context.owners.get(edge.owner)))
+    _require_fit(value, fact, edge, shape_of(fact, context.owners.get(edge.owner)), context.plan)
     return REDUCERS[edge.compressor](context, value, fact, edge, keys)
 
 
-def _require_fit(value: Value, fact: Fact, edge: EdgePlan, shape: tuple[int, ...]) -> None:
+def _require_fit(value: Value, fact: Fact, edge: EdgePlan, shape: tuple[int, ...], plan: Plan) -> None:
     problem = ""
+    adds, gathers = ("add_n", *GATHERS), ("concat", *GATHERS.values())
+    fitting = gathers if edge.compressor == "topk" else (*adds, *gathers) if edge.compressor in HALVES else adds
     if combine.may_change(fact) or fact.placement.op != "sum" or fact.dtype not in dtypes.FLOATING:
         problem = "it is no sum of floats of a fixed shape"
     elif edge.compressor == "powersgd" and min(matrix(shape)) < 2:
         problem = "it is no matrix"
     elif edge.compressor == "topk" and not math.prod(shape):
         problem = "it has no elements"
+    elif edge.lowering not in fitting:
+        problem = f"{edge.lowering} cannot carry that"
+    elif edge.compressor == "powersgd" and not any(_is_second(other, edge) for other in plan.edges):
+        problem = f"there is no second edge, with role: {FACTOR}"
     if problem:
         raise PassError(
             f"the plan compresses '{edge.value}' by {edge.compressor}, but {problem}",
             node=value.node,
             hint="set its compressor to none, or delete the plan's edges to have them resolved anew",
         )
+
+
+def _is_second(other: EdgePlan, edge: EdgePlan) -> bool:
+    return (other.value, other.to, other.role) == (edge.value, edge.to, FACTOR)

@@ -25,6 +25,7 @@ from autograph_rewrite.ir.walk import ancestors
 from autograph_rewrite.item import Variable
 from autograph_rewrite.passes import combine
 from autograph_rewrite.passes.report import Note
+from autograph_rewrite.plan.lowerings import HOST
 from autograph_rewrite.plan.parts import STEP, EdgePlan
 from autograph_rewrite.plan.plan import Plan
 
@@ -43,12 +44,14 @@ RANK = 2
 FACTOR = "factor"
 """The role of powersgd's second exchange."""
 GATHERED_UP_TO = 3
-"""Up to so many replicas, halves with error feedback are gathered and added in full precision, so that nothing is lost.
+"""Up to so many members, halves with error feedback are gathered and added in full precision, so that nothing is lost.
 
 On a ring a gather moves (N - 1) 2n bytes, a sum in 16 bits 2 (N - 1) / N of 2n, and one in float32 of 4n: beyond 3
 replicas a gather saves nothing any more. There the halves are added as halves, and what those additions round away is
 not fed back.
 """
+GATHERS: Mapping[str, str] = {"collective_reduce": "collective_gather", "host_reduce": "host_gather"}
+"""By the lowering of a sum, what lets every member have all that is sent."""
 SPARSE = "its gradient is sparse, and compressors act on dense ones"
 SHOWN = 3
 
@@ -163,11 +166,10 @@ def _with(edge: EdgePlan, compressor: str, plan: Plan, judge: Judge) -> EdgePlan
 
 
 def _lowering(lowering: str, compressor: str, plan: Plan) -> str:
-    exact = compressor in HALVES and compressor in FEEDBACK and plan.replicas <= GATHERED_UP_TO
-    if lowering == "collective_reduce":
-        return "collective_gather" if compressor == "topk" or exact else lowering
-    if lowering == "host_reduce":
-        return "host_gather" if compressor == "topk" else lowering
+    members = len(plan.processes) if lowering in HOST else plan.replicas
+    exact = compressor in HALVES and compressor in FEEDBACK and members <= GATHERED_UP_TO
+    if lowering in GATHERS:
+        return GATHERS[lowering] if compressor == "topk" or exact else lowering
     return "concat" if compressor == "topk" else lowering
 
 

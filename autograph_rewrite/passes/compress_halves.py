@@ -17,10 +17,10 @@ from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.graph import Value
 from autograph_rewrite.passes import combine
 from autograph_rewrite.passes.added import Added, residual_of
-from autograph_rewrite.passes.compress_choice import FEEDBACK, HALVES, static_shape
+from autograph_rewrite.passes.compress_choice import FEEDBACK, GATHERS, HALVES, static_shape
 from autograph_rewrite.passes.compressed import CompressedSum
 from autograph_rewrite.passes.context import Context
-from autograph_rewrite.passes.exchange import add_up, gather_all
+from autograph_rewrite.passes.exchange import add_up, contribution, gather_all, members
 from autograph_rewrite.passes.scope import Scope
 from autograph_rewrite.plan.parts import EdgePlan
 
@@ -38,7 +38,8 @@ class Halved:
         edge: of the plan.
 
     Attributes:
-        code: what one replica sends, in the shape of the value.
+        full: what one member has.
+        code: what one member sends, in the shape of the value.
         wide: the type of the sum.
     """
 
@@ -46,15 +47,16 @@ class Halved:
         self._context, self._fact, self._edge, self._value = context, fact, edge, value
         self.wide = combine.wire_type(fact.dtype, "sum")
         self._wire = HALVES[edge.compressor]
-        self._scope = Scope(context, value, f"{value.node.name}/compress")
+        self._members = members(context, edge)
         self._residual: Added | None = None
-        full = combine.cast(context, value, self.wide, f"{value.node.name}/widen")
+        self.full = full = contribution(context, value, fact, edge)
+        self._scope = Scope(context, full, f"{value.node.name}/compress", origin=value.node)
         self.code = self._with_feedback(full) if edge.compressor in FEEDBACK else self._scaled(full)
 
     @property
     def _exponent(self) -> int:
-        """The power of two that keeps the sum of all replicas within the type; bfloat16 is as wide as float32."""
-        return math.ceil(math.log2(self._context.replicas)) if self._wire == dtypes.HALF else 0
+        """The power of two that keeps the sum of all members within the type; bfloat16 is as wide as float32."""
+        return math.ceil(math.log2(self._members)) if self._wire == dtypes.HALF else 0
 
     def _scaled(self, full: Value) -> Value:
         scope = self._scope
@@ -65,9 +67,9 @@ class Halved:
     def _with_feedback(self, full: Value) -> Value:
         """Send as much of gradient and residual as the type holds; NaN and infinity go through."""
         scope = self._scope
-        residual = residual_of(self._context, self._value, self._fact, self._edge)
+        residual = residual_of(self._context, full, self._fact, self._edge)
         total = scope.each("AddV2", full, residual.before, what="total")
-        most = largest_of_sum(self._wire, self._context.replicas)
+        most = largest_of_sum(self._wire, self._members)
         limits = [scope.const(sign * most, self.wide, what) for sign, what in ((-1, "least"), (1, "most"))]
         clipped = scope.each("ClipByValue", total, *limits, what="clipped")
         finite = scope.each("IsFinite", total, what="is_finite")
@@ -93,19 +95,19 @@ class Halved:
         return result
 
 
-def largest_of_sum(wire: int, replicas: int) -> float:
-    """Return a number of a type, near the largest of which `replicas` can be added although every sum may round up."""
+def largest_of_sum(wire: int, members: int) -> float:
+    """Return a number of a type, near the largest of which so many can be added although every sum may round up."""
     largest, bits = LARGEST[wire]
-    fraction, exponent = math.frexp(largest / replicas / (1 + 2.0**-bits) ** (replicas - 1))
+    fraction, exponent = math.frexp(largest / members / (1 + 2.0**-bits) ** (members - 1))
     return math.ldexp(math.floor(math.ldexp(fraction, bits)), exponent - bits)
 
 
 def reduce_halves(context: Context, value: Value, fact: Fact, edge: EdgePlan, keys: combine.Keys) -> Value:
     """Return the sum of a value's instances, which travel in 16 bits."""
     halved = Halved(context, value, fact, edge)
-    scope = Scope(context, value, f"{value.node.name}/sum")
+    scope = Scope(context, halved.full, f"{value.node.name}/sum", origin=value.node)
     total = add_halves(scope, halved.code, edge, keys, halved.wide)
-    if edge.lowering == "collective_gather":
+    if edge.lowering in GATHERS.values():
         shape = scope.const(static_shape(fact), dtypes.INT32, "shape")
         total = scope.common("Reshape", total, shape, what="unflat")
     return halved.decoded(total)
@@ -113,7 +115,7 @@ def reduce_halves(context: Context, value: Value, fact: Fact, edge: EdgePlan, ke
 
 def add_halves(scope: Scope, code: Value, edge: EdgePlan, keys: combine.Keys, wide: int) -> Value:
     """Return the sum of 16-bit values in a wider type; where they are gathered, as a vector."""
-    if edge.lowering == "collective_gather":
+    if edge.lowering in GATHERS.values():
         return _gathered_sum(scope, code, edge, keys, wide)
     if edge.compressor in FEEDBACK and edge.lowering == "add_n":
         back = scope.each("Cast", code, what="widen", DstT=wide)
@@ -122,7 +124,7 @@ def add_halves(scope: Scope, code: Value, edge: EdgePlan, keys: combine.Keys, wi
 
 
 def _gathered_sum(scope: Scope, code: Value, edge: EdgePlan, keys: combine.Keys, wide: int) -> Value:
-    """Let every replica have all codes, and add them in the wider type."""
+    """Let every member have all codes, and add them in the wider type."""
     context = scope.context
     line = scope.const([-1], dtypes.INT32, "line")
     sent = scope.each("Reshape", code, line, what="flat")
@@ -132,6 +134,6 @@ def _gathered_sum(scope: Scope, code: Value, edge: EdgePlan, keys: combine.Keys,
     every = gather_all(scope, sent, edge, keys)
     if wire == dtypes.BFLOAT16:
         every = scope.each("Bitcast", every, what="values", type=wire)
-    rows = scope.const([context.replicas, -1], dtypes.INT32, "rows")
+    rows = scope.const([members(context, edge), -1], dtypes.INT32, "rows")
     table = scope.each("Reshape", combine.cast(context, every, wide, f"{scope.name}/widen"), rows, what="table")
     return scope.each("Sum", table, scope.const(0, dtypes.INT32, "axis"), what="total")

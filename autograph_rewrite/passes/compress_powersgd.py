@@ -19,7 +19,7 @@ from autograph_rewrite.passes.added import Added, residual_of
 from autograph_rewrite.passes.compress_choice import FACTOR, RANK, matrix, shape_of, static_shape
 from autograph_rewrite.passes.compressed import CompressedSum
 from autograph_rewrite.passes.context import Context
-from autograph_rewrite.passes.exchange import add_up
+from autograph_rewrite.passes.exchange import add_up, contribution
 from autograph_rewrite.passes.scope import Scope
 from autograph_rewrite.plan.parts import EdgePlan
 
@@ -31,14 +31,14 @@ _FREQUENCIES = [[0.7, 1.9]]
 
 def reduce_factors(context: Context, value: Value, fact: Fact, edge: EdgePlan, keys: combine.Keys) -> Value:
     """Return the sum of all replicas' matrices as far as the two factors hold it."""
-    scope = Scope(context, value, f"{value.node.name}/powersgd")
+    full = contribution(context, value, fact, edge)
+    scope = Scope(context, full, f"{value.node.name}/powersgd", origin=value.node)
     wide = combine.wire_type(fact.dtype, "sum")
     shape = static_shape(fact)
     rows, columns = matrix(shape_of(fact, context.owners.get(edge.owner)))
-    residual = residual_of(context, value, fact, edge)
-    start = Added(context, edge.owner, "q", (columns, RANK), wide, near=value)
+    residual = residual_of(context, full, fact, edge)
+    start = Added(context, edge.owner, "q", (columns, RANK), wide, near=full)
 
-    full = combine.cast(context, value, wide, f"{value.node.name}/widen")
     total = scope.each("AddV2", full, residual.before, what="total")
     size = scope.const([rows, columns], dtypes.INT32, "matrix_shape")
     m = scope.each("Reshape", total, size, what="matrix")

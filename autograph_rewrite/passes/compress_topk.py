@@ -1,4 +1,4 @@
-"""topk: each replica sends its largest elements, and keeps the others for later steps.
+"""topk: each member sends its largest elements, and keeps the others for later steps.
 
     dw + residual ──► k values, k positions ──gather──► zeros with all of them added          residual := the others
 
@@ -18,7 +18,7 @@ from autograph_rewrite.passes.added import residual_of
 from autograph_rewrite.passes.compress_choice import kept, static_shape
 from autograph_rewrite.passes.compressed import CompressedSum
 from autograph_rewrite.passes.context import Context
-from autograph_rewrite.passes.exchange import gather_all
+from autograph_rewrite.passes.exchange import contribution, gather_all, members
 from autograph_rewrite.passes.scope import Scope
 from autograph_rewrite.plan.parts import EdgePlan
 
@@ -26,16 +26,16 @@ _WORD = 4  # bytes of int32
 
 
 def reduce_largest(context: Context, value: Value, fact: Fact, edge: EdgePlan, keys: combine.Keys) -> Value:
-    """Return the sum of the largest elements of all replicas."""
-    scope = Scope(context, value, f"{value.node.name}/topk")
+    """Return the sum of the largest elements of all members."""
+    full = contribution(context, value, fact, edge)
+    scope = Scope(context, full, f"{value.node.name}/topk", origin=value.node)
     wide = combine.wire_type(fact.dtype, "sum")
     shape = static_shape(fact)
     count = math.prod(shape)
     line = scope.const([-1], dtypes.INT32, "line")
     zero = scope.const(0, dtypes.INT32, "first")
 
-    residual = residual_of(context, value, fact, edge)
-    full = combine.cast(context, value, wide, f"{value.node.name}/widen")
+    residual = residual_of(context, full, fact, edge)
     total = scope.each("AddV2", full, residual.before, what="total")
     flat = scope.each("Reshape", total, line, what="flat")
     finite = scope.each("IsFinite", flat, what="is_finite")
@@ -66,15 +66,15 @@ def reduce_largest(context: Context, value: Value, fact: Fact, edge: EdgePlan, k
 def _exchanged(
     scope: Scope, chosen: Value, places: Value, edge: EdgePlan, keys: combine.Keys, wide: int
 ) -> tuple[Value, Value]:
-    """Return positions and values of all replicas, given one's."""
+    """Return positions and values of all members, given one's."""
     line = scope.const([-1], dtypes.INT32, "flat_line")
     first, second = scope.const(0, dtypes.INT32, "join"), scope.const(1, dtypes.INT32, "cut")
     words = dtypes.width(wide) // _WORD
     bits = scope.each("Bitcast", chosen, what="bits", type=dtypes.INT32)
     sent = scope.each("ConcatV2", scope.each("Reshape", bits, line, what="words"), places, first, what="sent", N=2)
     every = gather_all(scope, sent, edge, keys)
-    # A replica sends the words of k values, then k positions: as many lines of k as a value has words, and one more.
-    rows = scope.const([scope.context.replicas, words + 1, -1], dtypes.INT32, "lines")
+    # A member sends the words of k values, then k positions: as many lines of k as a value has words, and one more.
+    rows = scope.const([members(scope.context, edge), words + 1, -1], dtypes.INT32, "lines")
     table = scope.common("Reshape", every, rows, what="table")
     sizes = scope.const([words, 1], dtypes.INT32, "sizes")
     parts = scope.common("SplitV", table, sizes, second, what="parts", num_split=2)

@@ -63,6 +63,11 @@ class Report:
     extra: dict[str, object] = field(default_factory=dict)
 
     @property
+    def first_replica(self) -> int:
+        """The place of this process's first replica among all."""
+        return self.task * self.plan.replicas_each
+
+    @property
     def edges(self) -> tuple[EdgePlan, ...]:
         """The reshard edges."""
         return self.plan.edges

@@ -31,7 +31,7 @@ class ExtraState:
         self.module = self._tf.Module(name="state")
 
     def of(self, variable: Variable, replica: int, device: str) -> Any:
-        """Return one replica's variable, making it if there is none."""
+        """Return one replica's variable, making it if there is none; replicas are counted over all processes."""
         name = f"{variable.name}/replica_{replica}"
         found = getattr(self.module, name, None)
         if found is None:

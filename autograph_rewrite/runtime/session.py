@@ -250,7 +250,7 @@ class DistributedSession:
         return {
             f"{name}/replica_{replica}": read
             for name in self.item.state
-            for replica, read in enumerate(self._read(name))
+            for replica, read in enumerate(self._read(name), self.item.report.first_replica)
         }
 
     @property

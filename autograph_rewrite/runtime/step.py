@@ -77,7 +77,8 @@ class Step:
                     fixed[name] = mirrored.copy_on(devices[replica]) if mirrored is not None else capture.value
         for variable, names in added:
             for replica, name in enumerate(names):
-                fixed[name] = mirrors.extra.of(variable, replica, devices[replica]).handle
+                index = item.report.first_replica + replica
+                fixed[name] = mirrors.extra.of(variable, index, devices[replica]).handle
         self._fixed = [fixed.get(name) for name in function.arguments]
         position = {name: index for index, names in enumerate(instances.values()) for name in names}
         self._inputs = [(at, position[name]) for at, name in enumerate(function.arguments) if name in position]
