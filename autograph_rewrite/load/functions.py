@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.graph import Graph
+from autograph_rewrite.ir.rename import take_name
 from autograph_rewrite.item import GraphItem, TensorInfo, Variable
 from autograph_rewrite.load.binding import Capture, FunctionBinding
 from autograph_rewrite.load.graphs import read
@@ -77,16 +78,18 @@ def from_concrete(
     graph = read(traced)
     _order_controls(graph)
     arguments = [tensor.op.name for tensor in concrete.inputs[: len(concrete.inputs) - len(traced.captures)]]
-    captures = _captures(traced, keras_variables(*search))
+    names = _rename_captures(graph, [internal.op.name for _, internal in traced.captures])
+    captures = _captures(traced, keras_variables(*search), names)
     inputs, composite = _inputs(graph, concrete, arguments)
-    outputs = _outputs(graph, concrete)
+    results = [_renamed(tensor.name, names) for tensor in concrete.outputs]
+    outputs = _outputs(graph, concrete, results)
     binding = FunctionBinding(
         concrete=concrete,
         captures=captures,
         structured_input_signature=concrete.structured_input_signature,
         structured_outputs=concrete.structured_outputs,
         inputs=tuple(arguments),
-        outputs=tuple(tensor.name for tensor in concrete.outputs),
+        outputs=tuple(results),
         owner=owner,
     )
     effects = {op.name for op in traced.control_outputs if op.type not in _NO_EFFECT}
@@ -98,6 +101,26 @@ def from_concrete(
         variables={capture.name: _variable(capture) for capture in captures if capture.name is not None},
         binding=binding,
     )
+
+
+def _rename_captures(graph: Graph, nodes: Iterable[str]) -> dict[str, str]:
+    """Name captures by their place where TensorFlow took a number of chance; return the new names of all.
+
+    It calls what a Keras embedding captures `embedding_lookup/50`, after how many tensors there have been.
+    """
+    names = {}
+    for index, node in enumerate(nodes):
+        scope, _, last = node.rpartition("/")
+        names[node] = node
+        if last.isdecimal() and node in graph.nodes:
+            names[node] = graph.unique_name(f"{scope}/capture_{index}" if scope else f"capture_{index}")
+            take_name(graph, graph.nodes[node], names[node])
+    return names
+
+
+def _renamed(tensor: str, names: Mapping[str, str]) -> str:
+    node, colon, index = tensor.partition(":")
+    return names.get(node, node) + colon + index
 
 
 def _order_controls(graph: Graph) -> None:
@@ -130,26 +153,26 @@ def _inputs(graph: Graph, concrete: Any, arguments: Sequence[str]) -> tuple[dict
     return inputs, frozenset(leaf.path for leaf in flat if not leaf.dense)
 
 
-def _outputs(graph: Graph, concrete: Any) -> dict[str, TensorInfo]:
+def _outputs(graph: Graph, concrete: Any, results: Sequence[str]) -> dict[str, TensorInfo]:
     paths = [leaf.path for leaf in output_leaves(concrete.structured_outputs)]
     if len(paths) != len(concrete.outputs):
         paths = [f"output_{i}" for i in range(len(concrete.outputs))]
-    named = zip(paths, concrete.outputs, strict=True)
-    return {path: describe(path, graph.value(tensor.name)) for path, tensor in named}
+    named = zip(paths, results, strict=True)
+    return {path: describe(path, graph.value(tensor)) for path, tensor in named}
 
 
-def _captures(traced: Any, keras: Mapping[int, Any]) -> tuple[Capture, ...]:
+def _captures(traced: Any, keras: Mapping[int, Any], names: Mapping[str, str]) -> tuple[Capture, ...]:
     by_handle = {id(variable.handle): variable for variable in traced.variables}
     taken: set[str] = set()
     captures = []
     for external, internal in traced.captures:
         variable = by_handle.get(id(external))
         if variable is None:
-            captures.append(Capture(internal.op.name, external))
+            captures.append(Capture(names[internal.op.name], external))
             continue
         public = keras.get(id(variable), variable)
         name = unique_name(getattr(public, "path", None) or variable.name.partition(":")[0], taken)
-        captures.append(Capture(internal.op.name, external, public, name))
+        captures.append(Capture(names[internal.op.name], external, public, name))
     return tuple(captures)
 
 

@@ -14,8 +14,7 @@ from dataclasses import replace
 from autograph_rewrite.analysis.dims import is_local, unit
 from autograph_rewrite.analysis.fact import PARTIAL, Fact, Shape
 from autograph_rewrite.analysis.propagate import Propagation, is_pinned
-from autograph_rewrite.analysis.rules import random
-from autograph_rewrite.analysis.rules import TABLE
+from autograph_rewrite.analysis.rules import TABLE, random
 from autograph_rewrite.analysis.rules.base import LocalEntry, Slice
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.graph import Node, Value

@@ -10,14 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from autograph_rewrite.analysis import cut
 from autograph_rewrite.analysis.fact import LOCAL, Placement
 from autograph_rewrite.analysis.propagate import Propagation, notes, propagate, revise
 from autograph_rewrite.analysis.rows import choose_gathers
 from autograph_rewrite.analysis.rules.base import Semantics
-from autograph_rewrite.errors import GraphError, PassError, PlanError
+from autograph_rewrite.errors import GraphError, PassError
 from autograph_rewrite.ir.frames import frames_of
 from autograph_rewrite.ir.graph import Graph, Node, Span, Value
 from autograph_rewrite.ir.quiet import no_garbage_collection
@@ -26,6 +26,7 @@ from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes import compress_choice
 from autograph_rewrite.passes import edges as edge_list
 from autograph_rewrite.passes.added import attach
+from autograph_rewrite.passes.agreed import agreed
 from autograph_rewrite.passes.batch import batch_values, measured_input, own_inputs
 from autograph_rewrite.passes.block_shapes import state_block_shapes
 from autograph_rewrite.passes.blocks import Blocks
@@ -43,7 +44,6 @@ from autograph_rewrite.passes.place import place, run_devices
 from autograph_rewrite.passes.prune import prune
 from autograph_rewrite.passes.report import Note, PassRecord, Report
 from autograph_rewrite.passes.reshard import Reshard, assign_spans
-from autograph_rewrite.plan import check
 from autograph_rewrite.plan.plan import Plan
 
 MAX_DECOMPOSITIONS = 8
@@ -170,7 +170,8 @@ def _rewrite(
     if training:
         _require_training(graph, item, state)
     with run.step("resolve"):
-        plan = _agreed(plan, edge_list.resolve(plan, state, outputs, item.variables), item.with_(graph=graph))
+        resolved = edge_list.resolve(plan, state, outputs, item.variables)
+        plan = agreed(plan, resolved, state, item.with_(graph=graph))
         found += compress_choice.left_out(plan, state, item.variables)
     handles = frozenset(variable.handle for variable in item.variables.values())
     context = Context(graph, plan, state, frames_of(state.order), handles)
@@ -214,34 +215,13 @@ def _rewrite(
         len(graph) + each * (plan.replicas_each - 1),
         time.perf_counter() - began,
         tuple(one.named() for one in context.compressed),
+        task=task,
     )
     layout = Layout(
         graph, common, placements, context.aliases, plan.replicas_each, feeds, partial=context.processes > 1
     )
     inputs = own_inputs(item, plan, state, task)
     return item.with_(graph=None, data=data, report=report, layout=layout, inputs=inputs)
-
-
-def _agreed(given: Plan, resolved: Plan, item: GraphItem) -> Plan:
-    """Return the given plan if it has edges, and they are those of this graph; else the one just resolved.
-
-    Raises:
-        PlanError: the plan was resolved on another graph, or under other choices.
-    """
-    if not given.edges:
-        return resolved
-    wanted = {(edge.value, edge.from_, edge.to) for edge in resolved.edges}
-    found = {(edge.value, edge.from_, edge.to) for edge in given.edges}
-    if wanted != found:
-        odd = sorted(wanted ^ found)[0]
-        missing = "lacks" if odd in wanted else "has"
-        raise PlanError(
-            f"the plan {missing} the edge '{odd[0]}' from {odd[1]} to {odd[2]}: its edges are not those of this graph",
-            where=given.source.name,
-            hint="build it anew with build_plan, or remove its edges",
-        )
-    check.require(replace(given, graph_digest=""), item)
-    return given
 
 
 def _roots(graph: Graph, item: GraphItem) -> list[Node]:

@@ -99,7 +99,7 @@ def next_exchange() -> int:
 
 
 class ServerDef:
-    """What TensorFlow starts its server from, made when it asks: the program may have asked for more devices by then."""
+    """What TensorFlow starts its server from, made when it asks: by then the program may have asked for devices."""
 
     def __init__(self, member: Membership) -> None:
         self.member = member

@@ -1,4 +1,4 @@
-"""A model in a job of several workers: each is given all the data, takes its part of every batch, and one of them saves.
+"""A model in a job of several workers: each takes its part of every batch, and one of them saves.
 
     worker 0    batch[0:16]  ──┐
     worker 1    batch[16:32] ──┴──► one step on the whole batch, the same logs and weights everywhere
