@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -239,6 +240,31 @@ def test_a_plan_that_compresses_what_cannot_be_is_refused(tmp_path: Path):
     path.write_text(path.read_text().replace("compressor: topk", "compressor: powersgd"))
     with pytest.raises((PassError, PlanError), match="compress"):
         ar.rewrite(item, ar.Plan.load(path))
+
+
+@pytest.mark.parametrize(
+    ("compressor", "edited", "said"),
+    [
+        ("topk", "fp16", "concat cannot carry that"),
+        ("fp16", "topk", "add_n cannot carry that"),
+        ("fp16_ef", "powersgd", "no second edge, with role: factor"),
+    ],
+)
+def test_an_edge_whose_exchange_cannot_carry_what_is_sent_is_refused(compressor: str, edited: str, said: str):
+    item = sums_item(shape=(8, 16))
+    plan = ar.rewrite(item, config("shared", compressor)).report.plan
+    edges = [replace(edge, compressor=edited) if edge.owner == "w" else edge for edge in plan.edges]
+    with pytest.raises(PassError, match=said):
+        ar.rewrite(item, replace(plan, edges=tuple(edges)))
+
+
+def test_an_edge_may_be_given_another_compressor_that_its_exchange_carries():
+    item = sums_item(shape=(8, 16))
+    plan = ar.rewrite(item, config("mirrored", "fp16")).report.plan
+    edges = [replace(edge, compressor="bf16_ef") if edge.owner == "w" else edge for edge in plan.edges]
+    new = ar.rewrite(item, replace(plan, edges=tuple(edges)))
+
+    assert list(new.state) == ["w/autograph_residual"]
 
 
 def test_the_same_request_gives_the_same_bytes_in_every_process():

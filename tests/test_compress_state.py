@@ -164,6 +164,20 @@ def test_a_step_without_state_can_be_in_a_checkpoint_all_the_same(tmp_path: Path
     checkpoint.restore(checkpoint.save(str(tmp_path / "checkpoint"))).assert_consumed()
 
 
+def test_a_rewritten_graph_is_saved_with_its_state_and_a_function_is_not(tmp_path: Path):
+    new = ar.rewrite(sums_item(), config("shared", "topk"))
+    new.save(tmp_path / "graph.ar")
+    with GraphItem.load(tmp_path / "graph.ar").session() as session:
+        session.run("init")
+        feeds = {"x": np.array([[4, 3, 2, 1], [1, 2, 3, 4]], np.float32).repeat(2, axis=1)}
+        applied = [session.run(["applied", "train"], feeds, timeout_ms=LIMIT)[0] for _ in range(2)]
+        assert not np.array_equal(applied[0], applied[1])  # the second step sends what the first kept back
+    net = Net()
+    function = GraphItem.from_function(net.step, tf.TensorSpec([None, 6]), tf.TensorSpec([None, 4]))
+    with pytest.raises(GraphError, match="live outside of its graph"):
+        ar.rewrite(function, config("shared", "topk")).save(tmp_path / "function.ar")
+
+
 def test_the_original_does_not_learn_of_the_state():
     item = graph_item()
     ar.rewrite(item, config("mirrored", "powersgd"))

@@ -39,6 +39,11 @@ def save(item: GraphItem, path: Path) -> None:
     Raises:
         GraphError: it captures something that cannot be written (a table, an iterator), or cannot write there.
     """
+    if item.state and item.binding is not None:
+        raise GraphError(
+            "a distributed function has variables that rewriting added, which live outside of its graph",
+            hint="save the original and rewrite it anew; tf.train.Checkpoint(step=step) saves their values",
+        )
     binding = saved_binding(item.binding)
     manifest: dict[str, Any] = {
         "format": FORMAT,

@@ -44,8 +44,8 @@ def reduce(context: Context, value: Value, fact: Fact, edge: EdgePlan, keys: com
 
 def _require_fit(value: Value, fact: Fact, edge: EdgePlan, shape: tuple[int, ...], plan: Plan) -> None:
     problem = ""
-    adds, gathers = ("add_n", *GATHERS), ("concat", *GATHERS.values())
-    fitting = gathers if edge.compressor == "topk" else (*adds, *gathers) if edge.compressor in HALVES else adds
+    adds, gathers = ("add_n", *GATHERS), tuple(GATHERS.values())
+    fitting = {"topk": ("concat", *gathers), "powersgd": adds}.get(edge.compressor, (*adds, *gathers))
     if combine.may_change(fact) or fact.placement.op != "sum" or fact.dtype not in dtypes.FLOATING:
         problem = "it is no sum of floats of a fixed shape"
     elif edge.compressor == "powersgd" and min(matrix(shape)) < 2:
