@@ -25,11 +25,16 @@ from autograph_rewrite.passes.compress_choice import HALVES
 from autograph_rewrite.passes.compress_halves import Halved, add_halves
 from autograph_rewrite.passes.context import Context
 from autograph_rewrite.passes.exchange import add_up
+from autograph_rewrite.passes.keys import Keys
 from autograph_rewrite.passes.scope import Scope
 from autograph_rewrite.plan.lowerings import HOST
+from autograph_rewrite.plan.devices import parse
 from autograph_rewrite.plan.parts import STEP, EdgePlan
 from autograph_rewrite.plan.plan import Plan
 
+TOO_LARGE_TO_COPY = 128 * 1024
+"""Bytes from which on, between devices of one memory, packing a value into a bucket takes longer than a collective of
+its own (about 50 us)."""
 Key = tuple[str, str]
 
 
@@ -45,6 +50,7 @@ def assign_buckets(plan: Plan, state: Propagation, edges: Mapping[Key, EdgePlan]
     if not candidates:
         return list(edges.values())
     depths = _depths(state)
+    in_memory = len(plan.processes) == 1 and all(parse(device).kind == "CPU" for device in plan.devices)
     number = 0
     open_buckets: dict[object, tuple[int, int]] = {}  # kind -> (number, bytes so far)
     chosen: dict[Key, int] = {}
@@ -54,7 +60,7 @@ def assign_buckets(plan: Plan, state: Propagation, edges: Mapping[Key, EdgePlan]
         if value is None or depth is None or not _is_fixed(state, value):
             continue
         options = plan.options_of(edge.owner)
-        if not 0 < edge.bytes < options.bucket_bytes:
+        if not 0 < edge.bytes < options.bucket_bytes or (in_memory and edge.bytes >= TOO_LARGE_TO_COPY):
             continue
         kind = (edge.dtype, options.hint, edge.compressor, options.bucket_bytes, depth)
         current, filled = open_buckets.get(kind, (0, 0))
@@ -96,7 +102,7 @@ def _depths(state: Propagation) -> dict[Node, int]:
 
 
 def reduce_bucket(
-    context: Context, members: Sequence[tuple[Value, EdgePlan]], keys: combine.Keys
+    context: Context, members: Sequence[tuple[Value, EdgePlan]], keys: Keys
 ) -> Iterable[tuple[Value, Value]]:
     """Reduce several partial values with one collective; yield each with its sum."""
     first, edge = members[0]

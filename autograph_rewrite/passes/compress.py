@@ -22,17 +22,18 @@ from autograph_rewrite.passes.compress_halves import reduce_halves
 from autograph_rewrite.passes.compress_powersgd import reduce_factors
 from autograph_rewrite.passes.compress_topk import reduce_largest
 from autograph_rewrite.passes.context import Context
+from autograph_rewrite.passes.keys import Keys
 from autograph_rewrite.plan.parts import EdgePlan
 from autograph_rewrite.plan.plan import Plan
 
-REDUCERS: Mapping[str, Callable[[Context, Value, Fact, EdgePlan, combine.Keys], Value]] = {
+REDUCERS: Mapping[str, Callable[[Context, Value, Fact, EdgePlan, Keys], Value]] = {
     **dict.fromkeys(HALVES, reduce_halves),
     "topk": reduce_largest,
     "powersgd": reduce_factors,
 }
 
 
-def reduce(context: Context, value: Value, fact: Fact, edge: EdgePlan, keys: combine.Keys) -> Value:
+def reduce(context: Context, value: Value, fact: Fact, edge: EdgePlan, keys: Keys) -> Value:
     """Return the sum of a value's instances, of which each sends less than it holds.
 
     Raises:

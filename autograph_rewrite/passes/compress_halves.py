@@ -21,6 +21,7 @@ from autograph_rewrite.passes.compress_choice import FEEDBACK, GATHERS, HALVES, 
 from autograph_rewrite.passes.compressed import CompressedSum
 from autograph_rewrite.passes.context import Context
 from autograph_rewrite.passes.exchange import add_up, contribution, gather_all, members
+from autograph_rewrite.passes.keys import Keys
 from autograph_rewrite.passes.scope import Scope
 from autograph_rewrite.plan.parts import EdgePlan
 
@@ -102,7 +103,7 @@ def largest_of_sum(wire: int, members: int) -> float:
     return math.ldexp(math.floor(math.ldexp(fraction, bits)), exponent - bits)
 
 
-def reduce_halves(context: Context, value: Value, fact: Fact, edge: EdgePlan, keys: combine.Keys) -> Value:
+def reduce_halves(context: Context, value: Value, fact: Fact, edge: EdgePlan, keys: Keys) -> Value:
     """Return the sum of a value's instances, which travel in 16 bits."""
     halved = Halved(context, value, fact, edge)
     scope = Scope(context, halved.full, f"{value.node.name}/sum", origin=value.node)
@@ -113,7 +114,7 @@ def reduce_halves(context: Context, value: Value, fact: Fact, edge: EdgePlan, ke
     return halved.decoded(total)
 
 
-def add_halves(scope: Scope, code: Value, edge: EdgePlan, keys: combine.Keys, wide: int) -> Value:
+def add_halves(scope: Scope, code: Value, edge: EdgePlan, keys: Keys, wide: int) -> Value:
     """Return the sum of 16-bit values in a wider type; where they are gathered, as a vector."""
     if edge.lowering in GATHERS.values():
         return _gathered_sum(scope, code, edge, keys, wide)
@@ -123,7 +124,7 @@ def add_halves(scope: Scope, code: Value, edge: EdgePlan, keys: combine.Keys, wi
     return combine.cast(scope.context, add_up(scope, code, edge, keys), wide, f"{scope.name}/widen")
 
 
-def _gathered_sum(scope: Scope, code: Value, edge: EdgePlan, keys: combine.Keys, wide: int) -> Value:
+def _gathered_sum(scope: Scope, code: Value, edge: EdgePlan, keys: Keys, wide: int) -> Value:
     """Let every member have all codes, and add them in the wider type."""
     context = scope.context
     line = scope.const([-1], dtypes.INT32, "line")

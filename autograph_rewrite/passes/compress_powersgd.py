@@ -20,6 +20,7 @@ from autograph_rewrite.passes.compress_choice import FACTOR, RANK, matrix, shape
 from autograph_rewrite.passes.compressed import CompressedSum
 from autograph_rewrite.passes.context import Context
 from autograph_rewrite.passes.exchange import add_up, contribution
+from autograph_rewrite.passes.keys import Keys
 from autograph_rewrite.passes.scope import Scope
 from autograph_rewrite.plan.parts import EdgePlan
 
@@ -29,7 +30,7 @@ _FREQUENCIES = [[0.7, 1.9]]
 """Of the waves that the columns of Q are where there is nothing better."""
 
 
-def reduce_factors(context: Context, value: Value, fact: Fact, edge: EdgePlan, keys: combine.Keys) -> Value:
+def reduce_factors(context: Context, value: Value, fact: Fact, edge: EdgePlan, keys: Keys) -> Value:
     """Return the sum of all replicas' matrices as far as the two factors hold it."""
     full = contribution(context, value, fact, edge)
     scope = Scope(context, full, f"{value.node.name}/powersgd", origin=value.node)

@@ -19,13 +19,14 @@ from autograph_rewrite.passes.compress_choice import kept, static_shape
 from autograph_rewrite.passes.compressed import CompressedSum
 from autograph_rewrite.passes.context import Context
 from autograph_rewrite.passes.exchange import contribution, gather_all, members
+from autograph_rewrite.passes.keys import Keys
 from autograph_rewrite.passes.scope import Scope
 from autograph_rewrite.plan.parts import EdgePlan
 
 _WORD = 4  # bytes of int32
 
 
-def reduce_largest(context: Context, value: Value, fact: Fact, edge: EdgePlan, keys: combine.Keys) -> Value:
+def reduce_largest(context: Context, value: Value, fact: Fact, edge: EdgePlan, keys: Keys) -> Value:
     """Return the sum of the largest elements of all members."""
     full = contribution(context, value, fact, edge)
     scope = Scope(context, full, f"{value.node.name}/topk", origin=value.node)
@@ -64,7 +65,7 @@ def reduce_largest(context: Context, value: Value, fact: Fact, edge: EdgePlan, k
 
 
 def _exchanged(
-    scope: Scope, chosen: Value, places: Value, edge: EdgePlan, keys: combine.Keys, wide: int
+    scope: Scope, chosen: Value, places: Value, edge: EdgePlan, keys: Keys, wide: int
 ) -> tuple[Value, Value]:
     """Return positions and values of all members, given one's."""
     line = scope.const([-1], dtypes.INT32, "flat_line")

@@ -7,7 +7,7 @@ from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.graph import Value
 from autograph_rewrite.passes import combine
 from autograph_rewrite.passes.context import Context
-from autograph_rewrite.passes.keys import collective_attrs
+from autograph_rewrite.passes.keys import Keys, collective_attrs
 from autograph_rewrite.passes.scope import Scope
 from autograph_rewrite.plan.lowerings import HOST
 from autograph_rewrite.plan.parts import EdgePlan
@@ -31,7 +31,7 @@ def contribution(context: Context, value: Value, fact: Fact, edge: EdgePlan) -> 
     return scope.gather("AddN", wide, what="add_n") if context.local > 1 else context.once(wide)
 
 
-def add_up(scope: Scope, value: Value, edge: EdgePlan, keys: combine.Keys, what: str = "") -> Value:
+def add_up(scope: Scope, value: Value, edge: EdgePlan, keys: Keys, what: str = "") -> Value:
     """Return the sum of what the members hold, in its own type."""
     if edge.lowering == "add_n":
         role = {ROLE_ATTR: edge.role} if edge.role else {}
@@ -41,7 +41,7 @@ def add_up(scope: Scope, value: Value, edge: EdgePlan, keys: combine.Keys, what:
     return scope.each("CollectiveReduceV2", value, *operands, what=what + "all_reduce", **attrs)
 
 
-def gather_all(scope: Scope, vector: Value, edge: EdgePlan, keys: combine.Keys) -> Value:
+def gather_all(scope: Scope, vector: Value, edge: EdgePlan, keys: Keys) -> Value:
     """Return the members' vectors, equally long, one behind the other."""
     if edge.lowering == "concat":
         return scope.gather("ConcatV2", vector, scope.const(0, dtypes.INT32, "axis"), what="concat")

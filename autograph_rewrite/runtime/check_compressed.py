@@ -38,7 +38,8 @@ _TINY = 2.0**-24  # the least fp16 above zero; far below what matters in bf16
 def without(plan: Plan) -> Plan:
     """Return the plan without compressors; the plan itself if it has none."""
     options = [plan.default, *(request.options for request in plan.variables)]
-    if all(each.compressor == "none" for each in (*options, *plan.edges)):
+    used = {one.compressor for one in options} | {edge.compressor for edge in plan.edges}
+    if used == {"none"}:
         return plan
     requests = (replace(one, options=replace(one.options, compressor="none")) for one in plan.variables)
     default = replace(plan.default, compressor="none")
@@ -205,13 +206,11 @@ def _sent(gradient: Array, compressor: str, replicas: int) -> Array:
 
 def _rounding(one: Compressed, terms: Sequence[Array], result: Array) -> Array:
     """Return what adding the terms in their type may round away, and the type of the result."""
-    allowed = np.zeros(terms[0].shape)
+    allowed: Array = np.zeros(terms[0].shape)
     if one.compressor in HALVES and one.lowering != "collective_gather" and not _is_exact(one):
-        size = sum(np.abs(term) for term in terms)
+        size = np.sum(np.abs(np.asarray(terms)), axis=0)
         allowed = (len(terms) - 1) * (2.0 ** -_BITS[one.compressor] * size + _TINY * len(terms))
-    if epsilon(result) > 1e-4:
-        allowed = allowed + epsilon(result) * np.abs(result.astype(np.float64))
-    return allowed
+    return allowed + (epsilon(result) * np.abs(result.astype(np.float64)) if epsilon(result) > 1e-4 else 0.0)
 
 
 def _is_exact(one: Compressed) -> bool:
