@@ -15,7 +15,7 @@ import numpy as np
 from autograph_rewrite.analysis.dims import Dim, any_local, is_local, local_symbol, to_global
 from autograph_rewrite.analysis.fact import ANY, LOCAL, REPLICATED, UNKNOWN, Fact, Placement, Shape
 from autograph_rewrite.analysis.rules import TABLE
-from autograph_rewrite.analysis.rules.base import LocalEntry, Op, Placed, Rule, Semantics, Slice, Want, whole
+from autograph_rewrite.analysis.rules.base import WHOLE, LocalEntry, Op, Placed, Rule, Semantics, Slice, Want, whole
 from autograph_rewrite.analysis.rules.sizes import MEASURES
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir import dtypes
@@ -112,6 +112,8 @@ def _measured(n: Op, rule: Rule) -> Answer | None:
 
 
 def _place(n: Op, rule: Rule | None) -> tuple[Placed, str]:
+    if n.attr(WHOLE, False):
+        return whole(n), ""
     if n.op in MEASURES:
         if any(f.placement.is_split and (f.shape is None or n.op == "Size") for f in n.inputs):
             return whole(n), f"{n.op} measures a split value of unknown size"

@@ -19,7 +19,7 @@ from autograph_rewrite.analysis.dims import local_symbol
 from autograph_rewrite.analysis.fact import ANY, REPLICATED, UNKNOWN, Fact, Placement
 from autograph_rewrite.analysis.rules import TABLE
 from autograph_rewrite.analysis.rules.arrays import element
-from autograph_rewrite.analysis.rules.base import Semantics, Want
+from autograph_rewrite.analysis.rules.base import WHOLE, Semantics, Want
 from autograph_rewrite.analysis.rules.joining import join
 from autograph_rewrite.analysis.rules.normalisation import BLOCK_STATISTICS
 from autograph_rewrite.errors import PassError
@@ -225,6 +225,7 @@ def batch_fact(value: Value, fact: Fact, axis: int) -> Fact:
 
 
 _UNKNOWN_FACT = Fact(UNKNOWN, 0)
+_OWN_ATTRS = (BLOCK_STATISTICS, WHOLE)  # what passes have marked nodes with
 
 
 def _visit(state: Propagation, node: Node, optimistic: bool) -> Answer:
@@ -238,7 +239,7 @@ def _visit(state: Propagation, node: Node, optimistic: bool) -> Answer:
     if any(fact.cell for fact in inputs):
         empty = Fact(ANY, 0)
         cells = tuple((i, state.cells.get(fact.cell, empty)) for i, fact in enumerate(inputs) if fact.cell)
-    attrs = tuple([item for item in node._attrs.items() if item[0][0] != "_" or item[0] == BLOCK_STATISTICS])
+    attrs = tuple([item for item in node._attrs.items() if item[0][0] != "_" or item[0] in _OWN_ATTRS])
     key = (node.op, attrs, inputs, cells, node._attrs.get("_output_shapes"))
     answer = state.cache.get(key)
     if answer is None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from autograph_rewrite.analysis import cut
 from autograph_rewrite.analysis.fact import LOCAL, Placement
+from autograph_rewrite.analysis.once import mark_whole
 from autograph_rewrite.analysis.propagate import Propagation, notes, propagate, revise
 from autograph_rewrite.analysis.rows import choose_gathers
 from autograph_rewrite.analysis.rules.base import Semantics
@@ -137,10 +138,17 @@ def analyse(graph: Graph, item: GraphItem, plan: Plan, run: _Run | None = None) 
         reduced = cut.choose(state, outputs)
         if reduced:
             state = revise(state, reduced=reduced)
+        if _share_a_device(plan) and mark_whole(state, plan.replicas):
+            state = revise(state)
         gathered = choose_gathers(state, outputs)
         if gathered:
             state = revise(state, reduced=gathered)
     return state, outputs
+
+
+def _share_a_device(plan: Plan) -> bool:
+    """Return whether all replicas run on one device."""
+    return len(plan.processes) == 1 and plan.replicas > 1 and len(set(run_devices(plan))) == 1
 
 
 def _rewrite(

@@ -125,6 +125,10 @@ class Rule(NamedTuple):
     identity: bool = False  # the shape or value rule needs fresh symbols, so results are not shared between nodes
 
 
+WHOLE = "_autograph_whole"
+"""Attribute of a node that shall work on whole values although its rule knows better."""
+
+
 def whole(n: Op) -> Placed:
     """Sound for every op: convert all inputs to their whole, global value; the outputs are replicated."""
     return Placed(
