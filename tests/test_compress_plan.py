@@ -67,6 +67,16 @@ def test_the_bytes_of_the_plan_are_those_that_the_collectives_get(compressor: st
     assert list(by_replica.values()) == [said] * replicas
 
 
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16], ids=lambda d: d.name)
+def test_uncompressed_half_precision_travels_and_counts_as_float32(dtype: Any):
+    new = ar.rewrite(sums_item(dtype=dtype), config("mirrored"))
+    (edge,) = owned(new.report.plan)
+    (found,) = [one for one in meetings(new) if one.owner == "w"]
+
+    assert edge.bytes == found.bytes == 4 * 8
+    assert found.dtype == "float32"
+
+
 @pytest.mark.parametrize("compressor", COMPRESSORS)
 def test_shared_replicas_account_for_the_same_bytes(compressor: str):
     bytes_of = {}

@@ -82,7 +82,7 @@ def shape_of(fact: Fact, owner: Variable | None) -> tuple[int, ...]:
 
 
 def wire_bytes(compressor: str, fact: Fact, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return what one replica hands over in each exchange of a compressed gradient."""
+    """Return what one member hands over in each exchange of a compressed gradient."""
     count, width = math.prod(shape), dtypes.width(combine.wire_type(fact.dtype, "sum"))
     if compressor in HALVES:
         return (2 * count,)
@@ -91,6 +91,11 @@ def wire_bytes(compressor: str, fact: Fact, shape: tuple[int, ...]) -> tuple[int
     if compressor == "powersgd":
         return tuple(RANK * side * width for side in matrix(shape))
     return (count * width,)
+
+
+def _sent(edge: EdgePlan, compressor: str, state: Propagation, variables: Mapping[str, Variable]) -> tuple[int, ...]:
+    fact = state.source(state.graph.value(edge.value))
+    return wire_bytes(compressor, fact, shape_of(fact, variables.get(edge.owner)))
 
 
 class Judge:
@@ -119,10 +124,9 @@ class Judge:
             return NONE
         return self._plan.options_of(edge.owner).compressor
 
-    def bytes(self, edge: EdgePlan, compressor: str) -> tuple[int, ...]:
-        """Return what one replica hands over in each exchange."""
-        fact = self._state.source(self._state.graph.value(edge.value))
-        return wire_bytes(compressor, fact, shape_of(fact, self._variables.get(edge.owner)))
+    def sent(self, edge: EdgePlan, compressor: str) -> tuple[int, ...]:
+        """Return the bytes of each exchange."""
+        return _sent(edge, compressor, self._state, self._variables)
 
     def choice(self, edge: EdgePlan) -> tuple[str, str]:
         """Return the compressor of an edge; where it is none although one was asked for, also why."""
@@ -145,7 +149,7 @@ class Judge:
             return "its gradient is combined inside a loop or branch"
         if any(use.node in self._before for use in value.uses):
             return "other gradients are computed from its gradient"
-        if sum(self.bytes(edge, asked)) >= sum(self.bytes(edge, NONE)):
+        if sum(self.sent(edge, asked)) >= sum(self.sent(edge, NONE)):
             return "nothing would be saved on its gradient"
         return ""
 
@@ -161,7 +165,7 @@ def choose(
 def _with(edge: EdgePlan, compressor: str, plan: Plan, judge: Judge) -> EdgePlan:
     if compressor == NONE:
         return edge
-    sent = judge.bytes(edge, compressor)[0]
+    sent, *_ = judge.sent(edge, compressor)
     return replace(edge, compressor=compressor, bytes=sent, lowering=_lowering(edge.lowering, compressor, plan))
 
 
@@ -180,9 +184,8 @@ def with_factors(
     for edge in edges:
         yield edge
         if edge.compressor == "powersgd":
-            fact = state.source(state.graph.value(edge.value))
-            sent = wire_bytes(edge.compressor, fact, shape_of(fact, variables.get(edge.owner)))
-            yield replace(edge, role=FACTOR, bytes=sent[1])
+            _, sent = _sent(edge, edge.compressor, state, variables)
+            yield replace(edge, role=FACTOR, bytes=sent)
 
 
 def left_out(plan: Plan, state: Propagation, variables: Mapping[str, Variable]) -> Iterator[Note]:

@@ -49,7 +49,7 @@ class Halved:
         self.wide = combine.wire_type(fact.dtype, "sum")
         self._wire = HALVES[edge.compressor]
         self._members = members(context, edge)
-        self._residual: Added | None = None
+        self._kept: tuple[Added, Value] | None = None  # the residual, and what it becomes
         self.full = full = contribution(context, value, fact, edge)
         self._scope = Scope(context, full, f"{value.node.name}/compress", origin=value.node)
         self.code = self._with_feedback(full) if edge.compressor in FEEDBACK else self._scaled(full)
@@ -76,22 +76,22 @@ class Halved:
         finite = scope.each("IsFinite", total, what="is_finite")
         sent = scope.each("SelectV2", finite, clipped, total, what="sent")
         code = scope.each("Cast", sent, what="code", DstT=self._wire)
-        self._back = scope.each("Cast", code, what="back", DstT=self.wide)
-        rest = scope.each("Sub", total, self._back, what="rest")
-        self._after = scope.each("SelectV2", finite, rest, residual.before, what="residual")
-        self._residual = residual
+        back = scope.each("Cast", code, what="back", DstT=self.wide)
+        rest = scope.each("Sub", total, back, what="rest")
+        self._kept = residual, scope.each("SelectV2", finite, rest, residual.before, what="residual")
         return code
 
     def decoded(self, total: Value) -> Value:
         """Return the sum of the gradients, given that of what was sent."""
         scope = self._scope
-        if self._residual is None and self._exponent:
+        if self._kept is None and self._exponent:
             total = scope.common("Mul", total, scope.const(2.0**self._exponent, self.wide, "up"), what="unscaled")
         result = combine.cast(self._context, total, self._fact.dtype, f"{self._value.node.name}/narrow")
         before = after = None
-        if self._residual is not None:
-            before, after = self._residual.before, self._after
-            self._residual.becomes(after, result)
+        if self._kept is not None:
+            residual, after = self._kept
+            before = residual.before
+            residual.becomes(after, result)
         self._context.compressed.append(CompressedSum(self._edge, self._value, before, after, result))
         return result
 

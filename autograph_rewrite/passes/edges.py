@@ -154,9 +154,15 @@ def _edge(plan: Plan, state: Propagation, owners: Owners, value: Value, target: 
         owner=owner,
         lowering=lowering,
         dtype=dtypes.dtype_name(fact.dtype),
-        bytes=static_bytes(fact),
+        bytes=static_bytes(_as_sent(fact)),
         reason=reason,
     )
+
+
+def _as_sent(fact: Fact) -> Fact:
+    """Return the fact in the type that travels."""
+    placement = fact.placement
+    return fact._replace(dtype=combine.wire_type(fact.dtype, placement.op)) if placement.is_partial else fact
 
 
 def _lowering(plan: Plan, fact: Fact, target: str) -> str:
