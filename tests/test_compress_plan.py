@@ -308,6 +308,20 @@ def test_the_text_of_a_compressed_graph_is_as_it_was():
     check_golden("dump_compressed.text.txt", text)
 
 
+def test_large_gradients_are_compressed_where_replicas_share_a_device_too():
+    """There they would otherwise be computed once, of the whole batch, and no contribution be left to compress."""
+    graph = tf.Graph()
+    with graph.as_default():
+        x = v1.placeholder(tf.float32, [None, 300], name="x")
+        w = v1.get_variable("w", [300, 300], initializer=v1.zeros_initializer(), use_resource=True)
+        loss = tf.reduce_mean(tf.square(x @ w - x), name="loss")
+        v1.train.GradientDescentOptimizer(0.1).minimize(loss, name="train")
+        tf.group(v1.global_variables_initializer(), name="init")
+    item = GraphItem.from_graph(graph, train_op="train", outputs=["loss"], init_op="init")
+
+    assert list(ar.rewrite(item, config("shared", "topk")).state) == ["w/autograph_residual"]
+
+
 def test_explain_says_what_is_compressed():
     said = ar.explain(ar.rewrite(graph_item(), config("mirrored", "powersgd")))
 

@@ -27,8 +27,8 @@ from autograph_rewrite.passes.context import Context
 from autograph_rewrite.passes.exchange import add_up
 from autograph_rewrite.passes.keys import Keys
 from autograph_rewrite.passes.scope import Scope
-from autograph_rewrite.plan.lowerings import HOST
 from autograph_rewrite.plan.devices import parse
+from autograph_rewrite.plan.lowerings import HOST
 from autograph_rewrite.plan.parts import STEP, EdgePlan
 from autograph_rewrite.plan.plan import Plan
 

@@ -92,6 +92,11 @@ class Plan:
         """The options of an edge's owner: a variable, or `parts.STEP`."""
         return self._options.get(owner, self.default)
 
+    @property
+    def compresses(self) -> bool:
+        """Whether gradients are to be made smaller on their way; then each replica has to make its contribution."""
+        return any(o.compressor != "none" for o in (self.default, *self._options.values()))
+
     @cached_property
     def _options(self) -> dict[str, Options]:
         return {request.name: request.options for request in self.variables}

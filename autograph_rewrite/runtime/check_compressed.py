@@ -37,9 +37,7 @@ _TINY = 2.0**-24  # the least fp16 above zero; far below what matters in bf16
 
 def without(plan: Plan) -> Plan:
     """Return the plan without compressors; the plan itself if it has none."""
-    options = [plan.default, *(request.options for request in plan.variables)]
-    used = {one.compressor for one in options} | {edge.compressor for edge in plan.edges}
-    if used == {"none"}:
+    if not plan.compresses and all(edge.compressor == "none" for edge in plan.edges):
         return plan
     requests = (replace(one, options=replace(one.options, compressor="none")) for one in plan.variables)
     default = replace(plan.default, compressor="none")
