@@ -1,27 +1,45 @@
-"""Collective ops: who belongs together, and in which order everybody must meet."""
+"""Collective ops: who belongs together, and in which order everybody must meet.
+
+Nodes may come from the graphs of several processes: names are compared without their replica, so what meets is found
+by keys alone.
+"""
 
 from __future__ import annotations
 
-import re
+import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.fold import common_name
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.opdefs import find_op
-from autograph_rewrite.ir.walk import BACK_EDGES, dependencies
+from autograph_rewrite.ir.walk import BACK_EDGES, EXITS, dependencies, last_iteration
 
 KEYS = ("group_size", "group_key", "instance_key")
 Symbol = int | str | tuple[Any, ...]
 """A number, the name of a value without its replica, or an op with the symbols of its inputs."""
 
-_INSTANCE = re.compile(r"^replica_\d+/")
 _SAME = frozenset(("Identity", "Enter", "Switch"))
 # A key may follow from a size: TensorFlow ties one instance key to one shape, and shapes change between steps.
 _ARITHMETIC = frozenset(
     ("Add", "AddV2", "Sub", "Mul", "BitwiseAnd", "BitwiseOr", "FloorMod", "Mod", "LeftShift", "Size")
 )
+
+
+class KeyRange(NamedTuple):
+    """The numbers that a key can be: `low`, `low + step`, ... up to `high`."""
+
+    low: int
+    step: int
+    high: float
+
+    def meets(self, other: KeyRange) -> bool:
+        """Tell whether one number can be both."""
+        apart = self.high < other.low or other.high < self.low
+        return not apart and (self.low - other.low) % (math.gcd(self.step, other.step) or math.inf) == 0
 
 
 @dataclass(frozen=True)
@@ -30,8 +48,9 @@ class Collective:
 
     group_key: int
     instance_key: int | str  # a text where it follows from a size
-    group_size: int
+    group_size: int  # what most of its members say
     members: tuple[Node, ...]
+    symbol: Symbol = 0  # what the instance key is computed from
 
     @property
     def name(self) -> str:
@@ -82,7 +101,7 @@ def _symbol(value: Value, depth: int = 8) -> Symbol:
         return _symbol(node.inputs[0], depth)
     if node.op in _ARITHMETIC and depth:
         return (node.op, *(_symbol(one, depth - 1) for one in node.inputs))
-    return _INSTANCE.sub("", value.name)
+    return common_name(value.name)
 
 
 def _integers(symbol: Symbol) -> list[int]:
@@ -98,7 +117,7 @@ def _readable(symbol: Symbol) -> int | str:
 
 def collect(nodes: Iterable[Node]) -> tuple[list[Collective], list[Node]]:
     """Return the collectives in order of first appearance, and the nodes whose keys tell nothing."""
-    groups: dict[tuple[int, int, Symbol], list[Node]] = {}
+    groups: dict[tuple[int, Symbol], list[tuple[Node, int]]] = {}
     unknown = []
     known: dict[str, bool] = {}
     for node in nodes:
@@ -111,9 +130,46 @@ def collect(nodes: Iterable[Node]) -> tuple[list[Collective], list[Node]]:
         if keys is None:
             unknown.append(node)
         else:
-            groups.setdefault(keys, []).append(node)
-    found = [Collective(key, _readable(instance), size, tuple(ns)) for (size, key, instance), ns in groups.items()]
+            groups.setdefault(keys[1:], []).append((node, keys[0]))
+    found = []
+    for (key, instance), members in groups.items():
+        size = Counter(size for _, size in members).most_common(1)[0][0]
+        found.append(Collective(key, _readable(instance), size, tuple(node for node, _ in members), instance))
     return found, unknown
+
+
+def measured(node: Node) -> list[Value]:
+    """Return the values whose sizes the instance key of a collective follows from."""
+    names = _input_names(node.op)
+    stack = [node.inputs[names.index(KEYS[-1])]] if KEYS[-1] in names else []
+    found = []
+    while stack:
+        value = stack.pop()
+        if value.node.op == "Size":
+            found.append(value.node.inputs[0])
+        elif value.node.op in _ARITHMETIC | _SAME:
+            stack += value.node.inputs
+    return found
+
+
+def key_range(symbol: Symbol) -> KeyRange:
+    """Return which numbers an instance key can be."""
+    if isinstance(symbol, int):
+        return KeyRange(symbol, 0, symbol)
+    parts = [key_range(part) for part in symbol[1:]] if isinstance(symbol, tuple) else []
+    fixed = [part for part in parts if not part.step]
+    other = next((part for part in parts if part.step), None)
+    if len(parts) == 2 and not other:
+        other = fixed.pop()
+    if other is not None and len(fixed) == 1 and isinstance(symbol, tuple):
+        number = fixed[0].low
+        if symbol[0] in ("Add", "AddV2"):
+            return KeyRange(other.low + number, other.step, other.high + number)
+        if symbol[0] == "Mul" and number > 0:
+            return KeyRange(other.low * number, other.step * number, other.high * number)
+        if symbol[0] == "BitwiseAnd" and number >= 0:
+            return KeyRange(0, 1, number)
+    return KeyRange(0, 1, math.inf)
 
 
 def contracted_order(nodes: Iterable[Node], collectives: Iterable[Collective]) -> tuple[list[Node], list[Node]]:
@@ -127,10 +183,16 @@ def contracted_order(nodes: Iterable[Node], collectives: Iterable[Collective]) -
     members = {node: group.members for group in collectives for node in group.members}
     waiting: dict[Node, int] = {}
     left: dict[Node, int] = {}  # by the first member: how many members still wait
+    leaving: dict[Node, list[Node]] = {}  # by the back edge of a loop: what waits for the last iteration
     for node in nodes:
         count = len(node._inputs) + len(node._controls)
         if node.op in ("Merge", "RefMerge"):
             count -= sum(value.node.op in BACK_EDGES for value in node._inputs)
+        elif node.op in EXITS:
+            last = last_iteration(node)
+            count += len(last)
+            for back in last:
+                leaving.setdefault(back, []).append(node)
         waiting[node] = count
         if node in members:
             first = members[node][0]
@@ -141,7 +203,10 @@ def contracted_order(nodes: Iterable[Node], collectives: Iterable[Collective]) -
     while ready:
         node = ready.pop()
         order.append(node)
-        readers = [reader for value in node._outputs for reader, _ in value._uses] if node.op not in BACK_EDGES else []
+        if node.op in BACK_EDGES:
+            readers = leaving.get(node, [])
+        else:
+            readers = [reader for value in node._outputs for reader, _ in value._uses]
         for reader in (*readers, *node._control_users):
             count = waiting[reader] - 1
             waiting[reader] = count
@@ -158,44 +223,59 @@ def contracted_order(nodes: Iterable[Node], collectives: Iterable[Collective]) -
     return order, [node for node in waiting if node not in done]
 
 
-def deadlock(collectives: Iterable[Collective], stuck: Iterable[Node]) -> list[tuple[Collective, Node, Node]]:
-    """Return collectives that wait for each other in a circle.
+def deadlock(collectives: Iterable[Collective], stuck: Iterable[Node]) -> list[tuple[Collective, tuple[Node, ...]]]:
+    """Return collectives that wait for each other in a circle: the shortest one.
 
     Args:
         collectives: all of them.
         stuck: the nodes that `contracted_order` left out.
 
     Returns:
-        For each on the circle: itself, its member that waits, and the member of the next one that it waits for.
+        For each on the circle: itself, and the chain of nodes from its member that waits to the member of the next
+        one that it waits for.
     """
     group_of = {node: group for group in collectives for node in group.members}
     nodes = set(stuck)
-    waits: dict[Collective, dict[Collective, tuple[Node, Node]]] = {}
-    for node in nodes & group_of.keys():
-        for other in _behind(node, nodes, group_of):
-            waits.setdefault(group_of[node], {}).setdefault(group_of[other], (node, other))
-    path: dict[Collective, None] = {}
-    group = min(waits, key=lambda g: (g.group_key, str(g.instance_key)), default=None)
-    while group is not None and group not in path:
-        path[group] = None
-        group = next(iter(sorted(waits.get(group, ()), key=lambda g: (g.group_key, str(g.instance_key)))), None)
-    if group is None:
-        return []
-    circle = list(path)[list(path).index(group) :]
-    pairs = zip(circle, [*circle[1:], circle[0]], strict=True)
-    return [(one, *waits[one][two]) for one, two in pairs]
+    waits: dict[int, dict[int, tuple[Node, ...]]] = {}
+    listed = {id(group): group for group in collectives}
+    for node in stuck:
+        if node in group_of:
+            for chain in _behind(node, nodes, group_of):
+                waits.setdefault(id(group_of[node]), {}).setdefault(id(group_of[chain[-1]]), chain)
+    circles = (_circle(start, waits) for start in waits)
+    shortest = min(filter(None, circles), key=len, default=[])
+    return [(listed[one], waits[one][two]) for one, two in zip(shortest, [*shortest[1:], *shortest[:1]], strict=True)]
 
 
-def _behind(node: Node, within: set[Node], stop: Mapping[Node, Collective]) -> Iterator[Node]:
-    """Yield the nearest collectives that `node` depends on."""
-    seen = {node}
+def _circle(start: int, waits: Mapping[int, Mapping[int, object]]) -> list[int]:
+    """Return the shortest way from `start` back to itself; empty where there is none."""
+    came: dict[int, int] = {}
+    queue = [start]
+    for one in queue:  # it grows
+        for two in waits.get(one, ()):
+            if two == start:
+                path = [one]
+                while path[-1] != start:
+                    path.append(came[path[-1]])
+                return path[::-1]
+            if two not in came:
+                came[two] = one
+                queue.append(two)
+    return []
+
+
+def _behind(node: Node, within: set[Node], stop: Mapping[Node, Collective]) -> Iterator[tuple[Node, ...]]:
+    """Yield the chains of nodes from `node` to the nearest collectives that it depends on."""
+    came = {node: node}
     stack = [node]
     while stack:
-        for producer in dependencies(stack.pop()):
-            if producer in seen or producer not in within:
-                continue
-            seen.add(producer)
-            if producer in stop:
-                yield producer
-            else:
+        reader = stack.pop()
+        for producer in dependencies(reader):
+            if producer in stop and producer in within:
+                chain = [producer, reader]
+                while chain[-1] is not node:
+                    chain.append(came[chain[-1]])
+                yield tuple(chain[::-1])
+            elif producer not in came and producer in within:
+                came[producer] = reader
                 stack.append(producer)

@@ -53,6 +53,17 @@ def parse(text: str) -> Spec | None:
     )
 
 
+def canonical(text: str) -> str:
+    """Return one spelling for all spellings of a device; what cannot be read stays as it is."""
+    spec = parse(text)
+    if spec is None:
+        return text
+    replica = spec.replica or ("0" if spec.job or spec.task else "")
+    parts = (("job", spec.job), ("replica", replica), ("task", spec.task))
+    kind = f"/device:{spec.kind}:{spec.number or '*'}" if spec.kind else ""
+    return "".join(f"/{name}:{value}" for name, value in parts if value) + kind
+
+
 def reachable(devices: Iterable[str]) -> list[Spec]:
     """Return the given devices and the host CPU beside each of them."""
     specs = [spec for spec in map(parse, devices) if spec is not None]

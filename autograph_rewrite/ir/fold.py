@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum
 
@@ -25,3 +26,11 @@ class PerInstance:
     """Raw attribute values that differ between the instances of an EACH node."""
 
     raws: tuple[bytes, ...]
+
+
+_REPLICA = re.compile(r"replica_\d+/")
+
+
+def common_name(name: str) -> str:
+    """Return the name of an instance without its replica: what all instances of a node have in common."""
+    return _REPLICA.sub("", name, count=1) if name.startswith("replica_") else name

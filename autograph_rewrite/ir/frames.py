@@ -1,14 +1,27 @@
-"""Which loop each node runs in: the frames that Enter opens and Exit leaves."""
+"""Under which conditions a node runs: the loops that Enter opens, the branches that Switch opens."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
-from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.walk import BACK_EDGES, EXITS
 
 OPENS = frozenset(("Enter", "RefEnter", "Switch", "RefSwitch"))
 Frame = tuple[str, ...]
 """Names of the nested loops, outermost first; empty outside of all loops."""
+
+
+class Guard(NamedTuple):
+    """A condition: a node behind it runs only where the predicate has this value, in this loop."""
+
+    predicate: Value
+    taken: bool
+    frame: Frame
+
+
+Guards = frozenset[Guard]
 
 
 def frames_of(order: Iterable[Node]) -> dict[Node, Frame]:
@@ -37,6 +50,52 @@ def frames_of(order: Iterable[Node]) -> dict[Node, Frame]:
     return frames
 
 
+def guards_of(order: Iterable[Node], frames: dict[Node, Frame]) -> dict[Node, Guards]:
+    """Return what each node runs behind; those that no branch or loop decides about are left out.
+
+    Args:
+        order: the nodes, producers first.
+        frames: of the nodes.
+    """
+    nodes = list(order)
+    found: dict[Node, Guards] = {}
+    if not any(node.op in OPENS for node in nodes):
+        return found
+    none: Guards = frozenset()
+    for node in nodes:
+        given = [
+            _opened(value, frames, found.get(value.node, none))
+            for value in node._inputs
+            if value.node.op not in BACK_EDGES
+        ]
+        if node.op in ("Merge", "RefMerge"):  # runs when one of its inputs does, whatever it waits for besides
+            guards = given[0].intersection(*given[1:]) if given else none
+        else:
+            guards = none.union(*given, *(found.get(control, none) for control in node._controls))
+        if node.op in EXITS:
+            depth = len(frames.get(node, ()))
+            guards = frozenset(guard for guard in guards if len(guard.frame) <= depth)
+        if guards:
+            found[node] = guards
+    return found
+
+
+def _opened(value: Value, frames: dict[Node, Frame], guards: Guards) -> Guards:
+    """Return what a value is there behind: a Switch hands on one of its outputs only."""
+    node = value.node
+    if node.op not in ("Switch", "RefSwitch") or len(node._inputs) < 2:
+        return guards
+    return guards | {Guard(predicate_of(node), bool(value.index), frames.get(node, ()))}
+
+
+def predicate_of(switch: Node) -> Value:
+    """Return the value that decides which way a Switch goes, not a copy of it."""
+    value = switch._inputs[1]
+    while value.node.op in ("Identity", "LoopCond", "Enter") and value.node._inputs:
+        value = value.node._inputs[0]
+    return value
+
+
 def unconditional(order: Iterable[Node]) -> set[Node]:
     """Return the nodes that certainly run, and run once: outside of loops and of the branches that a Switch opens.
 
@@ -44,16 +103,6 @@ def unconditional(order: Iterable[Node]) -> set[Node]:
         order: the nodes, producers first.
     """
     nodes = list(order)
-    if not any(node.op in OPENS for node in nodes):
-        return set(nodes)
     frames = frames_of(nodes)
-    level: dict[Node, int] = {}
-    for node in nodes:
-        producers = [*(value.node for value in node.inputs if value.node in level), *node.controls]
-        depth = max((level[p] for p in producers), default=0)
-        if node.op in ("Switch", "RefSwitch"):
-            depth += 1
-        elif node.op in ("Merge", "RefMerge", "Exit", "RefExit"):
-            depth = max(min((level[p] for p in producers), default=0) - 1, 0)
-        level[node] = depth
-    return {node for node in nodes if node not in frames and not level[node]}
+    guards = guards_of(nodes, frames)
+    return {node for node in nodes if node not in frames and node not in guards}

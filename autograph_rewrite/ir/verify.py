@@ -33,6 +33,7 @@ class Fault(NamedTuple):
 
     problem: str
     node: Node | None = None
+    hint: str = ""
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,8 @@ def raise_for(faults: Sequence[Fault]) -> None:
     if len(faults) > SHOWN:
         lines.append(f"... and {len(faults) - SHOWN} more")
     head = lines[0] if len(faults) == 1 else "\n  - ".join([f"{len(faults)} invariants are broken:", *lines])
-    raise VerifyError(head, node=next((fault.node for fault in faults if fault.node), None))
+    node = next((fault.node for fault in faults if fault.node), None)
+    raise VerifyError(head, node=node, hint=next((fault.hint for fault in faults if fault.hint), None))
 
 
 def names_are_unique(view: View) -> Iterator[Fault]:

@@ -8,7 +8,6 @@ every invariant of a plain graph
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,13 +16,12 @@ from typing import Protocol
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir import devices as device_specs
 from autograph_rewrite.ir import resources, serde
-from autograph_rewrite.ir.collectives import Collective, collect, contracted_order, deadlock
-from autograph_rewrite.ir.fold import Span
+from autograph_rewrite.ir.fold import Span, common_name
 from autograph_rewrite.ir.graph import Graph, Node
+from autograph_rewrite.ir.job import Job
 from autograph_rewrite.ir.verify import Fault, folded_faults, raise_for
-from autograph_rewrite.ir.walk import BACK_EDGES, ancestors
-
-_INSTANCE = re.compile(r"replica_\d+/(.+)")
+from autograph_rewrite.ir.verify_collectives import collective_faults
+from autograph_rewrite.ir.walk import ancestors
 
 
 class _Tensor(Protocol):
@@ -31,19 +29,36 @@ class _Tensor(Protocol):
     def tensor(self) -> str: ...
 
 
-class _Original(Protocol):
+class Original(Protocol):
     """What is compared with: the item that was expanded."""
 
     @property
-    def graph(self) -> Graph: ...
+    def graph(self) -> Graph:
+        """The graph, before the first pass."""
+
     @property
-    def inputs(self) -> Mapping[str, _Tensor]: ...
+    def inputs(self) -> Mapping[str, _Tensor]:
+        """By public name."""
+
     @property
-    def outputs(self) -> Mapping[str, _Tensor]: ...
+    def outputs(self) -> Mapping[str, _Tensor]:
+        """By public name."""
+
     @property
-    def targets(self) -> tuple[str, ...]: ...
+    def targets(self) -> tuple[str, ...]:
+        """What one step runs."""
+
     @property
-    def init_op(self) -> str | None: ...
+    def init_op(self) -> str | None:
+        """What initialises everything."""
+
+
+def runnable(original: Original) -> Iterator[tuple[str, str]]:
+    """Yield everything that can be run by its original name: what messages call it, and the name of its node."""
+    for name, info in original.outputs.items():
+        yield f"output '{name}'", info.tensor.partition(":")[0]
+    for target in (*original.targets, *filter(None, [original.init_op])):
+        yield f"target '{target}'", target
 
 
 @dataclass(frozen=True)
@@ -51,19 +66,16 @@ class Finished:
     """A finished graph beside its original."""
 
     graph: Graph
-    original: _Original
+    original: Original
     devices: tuple[str, ...]
-    processes: int
 
-    def roots(self) -> Iterator[tuple[str, Node]]:
+    def roots(self) -> Iterator[tuple[str, tuple[Node, ...]]]:
         """Yield everything that can be run by its original name, with its node in the finished graph."""
-        for name, info in self.original.outputs.items():
-            yield f"output '{name}'", self.graph.value(info.tensor).node
-        for target in (*self.original.targets, *filter(None, [self.original.init_op])):
-            yield f"target '{target}'", self.graph.node(target)
+        for what, name in runnable(self.original):
+            yield what, (self.graph.node(name),)
 
 
-def check_expanded(data: bytes | Graph, original: _Original, devices: Sequence[str] = (), processes: int = 1) -> None:
+def check_expanded(data: bytes | Graph, original: Original, devices: Sequence[str] = (), processes: int = 1) -> None:
     """Check every invariant of a finished graph.
 
     Args:
@@ -80,7 +92,7 @@ def check_expanded(data: bytes | Graph, original: _Original, devices: Sequence[s
 
 
 def expanded_faults(
-    data: bytes | Graph, original: _Original, devices: Sequence[str] = (), processes: int = 1
+    data: bytes | Graph, original: Original, devices: Sequence[str] = (), processes: int = 1
 ) -> list[Fault]:
     """Return every broken invariant of a finished graph."""
     graph = data if isinstance(data, Graph) else serde.from_bytes(data)
@@ -88,13 +100,13 @@ def expanded_faults(
     faults += [Fault(f"'{node.name}' is still folded", node) for node in graph if node.span is Span.EACH]
     if faults:
         return faults  # what follows relies on edges that are true
-    finished = Finished(graph, original, tuple(devices), processes)
+    finished = Finished(graph, original, tuple(devices))
     faults = list(names_resolve(finished))
     faults += no_storage_is_shared_by_accident(finished)
     faults += devices_are_the_plans(finished)
     if not faults:
         faults += variables_are_written_as_often(finished)
-        faults += collectives_meet(finished)
+        faults += collective_faults(Job((graph,), processes, tuple(finished.roots())))
     return faults
 
 
@@ -130,8 +142,8 @@ def devices_are_the_plans(finished: Finished) -> Iterator[Fault]:
 
 def original_name(name: str, original: Graph) -> str:
     """Return the name of the original node that an instance stands for; a node of its own keeps its name."""
-    match = _INSTANCE.fullmatch(name)
-    return match[1] if match is not None and match[1] in original else name
+    plain = common_name(name)
+    return plain if plain in original else name
 
 
 def no_storage_is_shared_by_accident(finished: Finished) -> Iterator[Fault]:
@@ -176,80 +188,3 @@ def _writes(graph: Graph, names: Iterable[str]) -> dict[Node, int]:
     roots = [graph.nodes[name.partition(":")[0]] for name in names]
     needed = ancestors(roots)
     return {handle: len(ops) for handle, ops in resources.updates(n for n in graph if n in needed).items()}
-
-
-def collectives_meet(finished: Finished) -> Iterator[Fault]:
-    """Collectives are complete and alike, in one order on all devices, and whole in every fetch."""
-    found, unknown = collect(finished.graph)
-    for node in unknown:
-        yield Fault(f"the keys of '{node.name}' are not constants, so nobody can tell who meets whom", node)
-    if not found:
-        return
-    for group in found:
-        yield from _group_faults(group, finished.processes)
-    order, stuck = contracted_order(finished.graph, found)
-    if stuck:
-        yield from _deadlock_faults(found, stuck)
-        return
-    yield from _partial_fetches(finished, found, order)
-
-
-def _group_faults(group: Collective, processes: int) -> Iterator[Fault]:
-    first = group.members[0]
-    count = len(group.members) * processes
-    if count != group.group_size:
-        names = ", ".join(node.name for node in group.members[:4])
-        yield Fault(f"{group.name} has {count} members; it needs {group.group_size} (there is: {names})", first)
-    for device, uses in Counter(node.device for node in group.members).items():
-        if uses > 1:
-            yield Fault(f"{group.name} has {uses} members on '{device}'; each needs its own device", first)
-        if not device:
-            yield Fault(f"a member of {group.name} has no device", first)
-    for attr in ("T", "merge_op", "final_op"):
-        values = {node.attrs.get(attr) for node in group.members if attr in node.attrs}
-        if len(values) > 1:
-            yield Fault(f"the members of {group.name} differ in their '{attr}'", first)
-    ops = Counter(node.op for node in group.members)
-    sends = sum(count for op, count in ops.items() if "BcastSend" in op)
-    if any("Bcast" in op for op in ops):
-        if sends != 1 and processes == 1:
-            yield Fault(f"{group.name} has {sends} senders; a broadcast has one", first)
-    elif len(ops) > 1:
-        yield Fault(f"the members of {group.name} are of different ops: {', '.join(sorted(ops))}", first)
-
-
-def _deadlock_faults(found: Sequence[Collective], stuck: Sequence[Node]) -> Iterator[Fault]:
-    circle = deadlock(found, stuck)
-    if len(circle) == 1:
-        group, member, other = circle[0]
-        yield Fault(f"{group.name}: its member '{member.name}' needs the result of its member '{other.name}'", member)
-    elif circle:
-        steps = [
-            f"'{waiter.name}' on {device_specs.short(waiter.device)} comes after '{other.name}'"
-            for _, waiter, other in circle
-        ]
-        names = " and ".join(group.name for group, _, _ in circle[:2])
-        yield Fault(f"{names} wait for each other: {'; '.join(steps[:4])}", circle[0][1])
-
-
-def _partial_fetches(finished: Finished, found: Sequence[Collective], order: Sequence[Node]) -> Iterator[Fault]:
-    """Yield what would hang when it is run alone, because it reaches only some members of a collective."""
-    bits = {node: 1 << i for i, node in enumerate(node for group in found for node in group.members)}
-    masks: dict[Node, int] = {}
-    loops = any(node.op in BACK_EDGES for node in order)
-    for _ in range(2 if loops else 1):  # the second round carries what a loop's body adds to its entry
-        for node in order:
-            mask = bits.get(node, 0)
-            for value in node._inputs:
-                mask |= masks.get(value.node, 0)
-            for control in node._controls:
-                mask |= masks[control]
-            masks[node] = mask
-    wholes = [sum(bits[node] for node in group.members) for group in found]
-    for what, node in finished.roots():
-        mask = masks[node]
-        for group, whole in zip(found, wholes, strict=True):
-            if mask & whole not in (0, whole):
-                missing = [member.name for member in group.members if not mask & bits[member]]
-                yield Fault(f"running {what} alone hangs: it needs {group.name}, but not '{missing[0]}'", node)
-                break

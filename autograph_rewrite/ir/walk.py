@@ -18,12 +18,12 @@ def dependencies(node: Node) -> list[Node]:
     """
     producers = [value.node for value in node._inputs if value.node.op not in BACK_EDGES]
     if node.op in EXITS:
-        producers += _last_iteration(node)
+        producers += last_iteration(node)
     producers += node._controls
     return producers
 
 
-def _last_iteration(exit_: Node) -> list[Node]:
+def last_iteration(exit_: Node) -> list[Node]:
     """Return the back edge of the loop variable that an Exit hands out."""
     switch = exit_._inputs[0].node
     merge = switch._inputs[0].node if switch._inputs else switch
