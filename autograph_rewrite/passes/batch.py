@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.ir.graph import Graph, Value
+from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.walk import marks_before
 from autograph_rewrite.item import GraphItem, TensorInfo
 from autograph_rewrite.passes.blocks import limits
@@ -75,6 +75,14 @@ def measured_input(state: Propagation) -> Value:
     masks = Counter(before.values())
     reach = [sum(count for mask, count in masks.items() if mask >> i & 1) for i in range(len(inputs))]
     return inputs[reach.index(max(reach))]
+
+
+def inputs_behind(state: Propagation) -> dict[Node, tuple[Value, ...]]:
+    """Return the batch inputs that each node depends on."""
+    inputs = list(state.whole_inputs)
+    before = marks_before(state.order, {value.node: 1 << i for i, value in enumerate(inputs)})
+    sets = {mask: tuple(v for i, v in enumerate(inputs) if mask >> i & 1) for mask in set(before.values())}
+    return {node: sets[mask] for node, mask in before.items()}
 
 
 def own_inputs(item: GraphItem, plan: Plan, state: Propagation, task: int) -> dict[str, TensorInfo]:

@@ -21,6 +21,7 @@ from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.graph import Node, Select, Span, Value
 from autograph_rewrite.ir.walk import ancestors
 from autograph_rewrite.passes import combine, compress
+from autograph_rewrite.passes.batch import inputs_behind
 from autograph_rewrite.passes.blocks import Blocks
 from autograph_rewrite.passes.buckets import reduce_bucket
 from autograph_rewrite.passes.context import Context
@@ -85,10 +86,13 @@ class Reshard:
         self._blocks_of: dict[Value, Blocks] = {blocks.source: blocks}
         self._keys = keys
         self._whole: dict[Value, Value] = {}
-        self._pieces: dict[tuple[Value, int, int], Value] = {}
+        self._pieces: dict[tuple[Value, int, int, Value], Value] = {}
         self._terms: dict[Value, Value] = {}
         self._predicates: dict[Value, Value] = {}
         self._carried: dict[Node, Want] = {}
+        state = context.state
+        matters = context.processes == 1 and blocks.static is None and len(state.whole_inputs) > 1
+        self._behind = inputs_behind(state) if matters else {}
 
     def run(self) -> None:
         """Convert every edge of the original graph."""
@@ -219,7 +223,7 @@ class Reshard:
             return gather_once(context, value, fact, edge, self._keys, self._blocks, unit(fact.split_size))
         rows = unit(fact.split_size)
         assert rows is not None  # plan edges choose this lowering only then
-        return gather_collective(context, value, fact, edge, self._keys, self._blocks, rows)
+        return gather_collective(context, value, fact, edge, self._keys, self._blocks_at(original.node), rows)
 
     def _whole_input(self, value: Value, fact: Fact) -> Value:
         """Return a whole batch input, of which several processes hold a part each."""
@@ -257,7 +261,7 @@ class Reshard:
             return made
 
         if None not in units:
-            batch = context.bring(self._blocks.batch, value)
+            batch = context.bring(self._blocks_at(value.node).batch, value)
             if fact.dtype != dtypes.INT32:
                 batch = add("Cast", [batch], "batch", DstT=fact.dtype)
             counted = add("Mul", [batch, const(np.array(units).reshape(shape), "per_example")], "counted")
@@ -291,18 +295,21 @@ class Reshard:
 
     def piece(self, value: Value, dim: int, rows: int, reader: Node) -> Value:
         """Return this replica's block of `dim` of the whole value."""
-        key = (value, dim, rows)
+        is_input = self._context.state.whole_inputs.get(value) == dim
+        blocks = self._measured_on(value) if is_input else self._blocks_at(reader)
+        key = (value, dim, rows, blocks.source)
         if key not in self._pieces:
             fact = self._context.fact(value)
             combine.refuse_container(value, fact, reader)
-            if self._context.state.whole_inputs.get(value) == dim:
-                blocks = self._measured_on(value)
-                limits = blocks.rows("part_begin", rows), blocks.rows("part_end", rows)
-                self._pieces[key] = self._slice(value, value.node.name, dim, limits)
-            else:
-                limits = self._blocks.rows("begin", rows), self._blocks.rows("end", rows)
-                self._pieces[key] = self._slice(self.whole(value, reader), value.node.name, dim, limits)
+            whole, part = (value, "part_") if is_input else (self.whole(value, reader), "")
+            limits = blocks.rows(f"{part}begin", rows), blocks.rows(f"{part}end", rows)
+            self._pieces[key] = self._slice(whole, value.node.name, dim, limits)
         return self._pieces[key]
+
+    def _blocks_at(self, node: Node) -> Blocks:
+        """Return the blocks of a batch input that `node` depends on, so that it can be fetched without any other."""
+        behind = self._behind.get(node, ())
+        return self._blocks if not behind or self._blocks.source in behind else self._measured_on(behind[0])
 
     def _measured_on(self, value: Value) -> Blocks:
         """Return the blocks to cut `value` by: a batch input is measured itself, so that it can be fed alone."""
