@@ -79,8 +79,22 @@ def choose(state: Propagation, outputs: Iterable[Value] = ()) -> set[Value]:
     for region in _regions(readers):
         ends = [value for value in region if value in demands]
         if ends:
-            chosen |= _cut(state, region, readers, ends)
+            chosen |= {_handed_on(value, readers, wanted) for value in _cut(state, region, readers, ends)}
     return chosen
+
+
+def _handed_on(value: Value, readers: Mapping[Value, list[Value]], wanted: set[Value]) -> Value:
+    """Follow a value to where it is used: ops that only hand it on need not wait for the sum.
+
+    `tf.gradients` lets the gradient of a layer's input wait for that of its weight, and would let the backward pass
+    wait for every exchange.
+    """
+    while value not in wanted and len(value._uses) == 1 and len(readers[value]) == 1:
+        (node, _), (copy,) = next(iter(value._uses)), readers[value]
+        if node.op not in ("Identity", "Reshape") or copy.node is not node or not copy._uses:
+            break
+        value = copy
+    return value
 
 
 def _regions(readers: Mapping[Value, list[Value]]) -> list[list[Value]]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.attrs import encode
 from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.ir.rename import take_name
 from autograph_rewrite.item import GraphItem, TensorInfo, Variable
@@ -115,6 +116,12 @@ def _rename_captures(graph: Graph, nodes: Iterable[str]) -> dict[str, str]:
         if last.isdecimal() and node in graph.nodes:
             names[node] = graph.unique_name(f"{scope}/capture_{index}" if scope else f"capture_{index}")
             take_name(graph, graph.nodes[node], names[node])
+    moved = {f"loc:@{old}".encode(): f"loc:@{new}".encode() for old, new in names.items() if old != new}
+    for reader in graph if moved else ():
+        together = reader.attr("_class", None)
+        if together and any(place in moved for place in together):
+            places = [moved.get(place, place) for place in together]
+            reader.set_raw_attr("_class", encode("list(string)", places))
     return names
 
 
