@@ -56,8 +56,16 @@ def parse(text: str) -> Spec | None:
 def canonical(text: str) -> str:
     """Return one spelling for all spellings of a device; what cannot be read stays as it is."""
     spec = parse(text)
-    if spec is None:
-        return text
+    return text if spec is None else _spelled(spec)
+
+
+def process(text: str) -> str:
+    """Return the process that a device is in; empty where it does not say."""
+    spec = parse(text)
+    return "" if spec is None or not spec.task else _spelled(spec._replace(kind="", number=""))
+
+
+def _spelled(spec: Spec) -> str:
     replica = spec.replica or ("0" if spec.job or spec.task else "")
     parts = (("job", spec.job), ("replica", replica), ("task", spec.task))
     kind = f"/device:{spec.kind}:{spec.number or '*'}" if spec.kind else ""

@@ -7,13 +7,22 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
+from typing import NamedTuple
 
 from autograph_rewrite.ir.collectives import Collective, collect, contracted_order
 from autograph_rewrite.ir.frames import OPENS, Frame, Guards, frames_of, guards_of
 from autograph_rewrite.ir.graph import Graph, Node
-from autograph_rewrite.ir.walk import topological_order
+from autograph_rewrite.ir.walk import ancestors, topological_order
 
 SHOWN = 4  # nodes, or steps of a chain, in one message
+
+
+class Root(NamedTuple):
+    """What can be run by one name: what messages call it, its nodes on the ranks, and whether each step runs it."""
+
+    what: str
+    nodes: tuple[Node, ...]
+    in_step: bool = True
 
 
 @dataclass(frozen=True)
@@ -23,12 +32,12 @@ class Job:
     Attributes:
         graphs: one per rank, without cycles; or a single one that stands for the graphs of all processes.
         processes: how many run.
-        roots: what can be run, by what messages call it: its nodes on the ranks.
+        roots: what can be run.
     """
 
     graphs: tuple[Graph, ...]
     processes: int = 1
-    roots: tuple[tuple[str, tuple[Node, ...]], ...] = ()
+    roots: tuple[Root, ...] = ()
 
     @property
     def each(self) -> int:
@@ -52,6 +61,11 @@ class Job:
         """The collectives over all ranks, and the nodes whose keys tell nothing."""
         return collect(chain(*self.graphs))
 
+    @cached_property
+    def step(self) -> set[Node]:
+        """What one step runs on all ranks."""
+        return ancestors(chain.from_iterable(root.nodes for root in self.roots if root.in_step))
+
     @property
     def found(self) -> list[Collective]:
         """The collectives over all ranks."""
@@ -65,12 +79,8 @@ class Job:
     @cached_property
     def conditions(self) -> tuple[dict[Node, Frame], dict[Node, Guards]]:
         """The loop of each node, and what decides whether it runs; what always runs once is left out."""
-        order = [
-            node
-            for graph in self.graphs
-            if any(node.op in OPENS for node in graph)
-            for node in topological_order(graph)
-        ]
+        deciding = (graph for graph in self.graphs if any(node.op in OPENS for node in graph))
+        order = list(chain.from_iterable(map(topological_order, deciding)))
         frames = frames_of(order)
         return frames, guards_of(order, frames)
 

@@ -329,7 +329,7 @@ def runs_are_whole(job: Job) -> Iterator[Fault]:
                 mask |= masks[control]
             masks[node] = mask
     wholes = [sum(bits[node] for node in group.members) for group in job.found]
-    for what, nodes in job.roots:
+    for what, nodes, _ in job.roots:
         mask = 0
         for node in nodes:
             mask |= masks[node]

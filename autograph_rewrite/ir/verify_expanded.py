@@ -18,7 +18,7 @@ from autograph_rewrite.ir import devices as device_specs
 from autograph_rewrite.ir import resources, serde
 from autograph_rewrite.ir.fold import Span, common_name
 from autograph_rewrite.ir.graph import Graph, Node
-from autograph_rewrite.ir.job import Job
+from autograph_rewrite.ir.job import Job, Root
 from autograph_rewrite.ir.verify import Fault, folded_faults, raise_for
 from autograph_rewrite.ir.verify_collectives import collective_faults
 from autograph_rewrite.ir.walk import ancestors
@@ -53,12 +53,13 @@ class Original(Protocol):
         """What initialises everything."""
 
 
-def runnable(original: Original) -> Iterator[tuple[str, str]]:
-    """Yield everything that can be run by its original name: what messages call it, and the name of its node."""
-    for name, info in original.outputs.items():
-        yield f"output '{name}'", info.tensor.partition(":")[0]
-    for target in (*original.targets, *filter(None, [original.init_op])):
-        yield f"target '{target}'", target
+def roots_in(graphs: Sequence[Graph], original: Original) -> Iterator[tuple[str, Root]]:
+    """Yield everything that can be run by its original name: that name, and its nodes in the finished graphs."""
+    runnable = [(f"output '{name}'", info.tensor.partition(":")[0], True) for name, info in original.outputs.items()]
+    runnable += [(f"target '{name}'", name, True) for name in original.targets]
+    runnable += [(f"target '{name}'", name, False) for name in filter(None, [original.init_op])]
+    for what, name, in_step in runnable:
+        yield name, Root(what, tuple(graph.nodes[name] for graph in graphs if name in graph), in_step)
 
 
 @dataclass(frozen=True)
@@ -68,11 +69,6 @@ class Finished:
     graph: Graph
     original: Original
     devices: tuple[str, ...]
-
-    def roots(self) -> Iterator[tuple[str, tuple[Node, ...]]]:
-        """Yield everything that can be run by its original name, with its node in the finished graph."""
-        for what, name in runnable(self.original):
-            yield what, (self.graph.node(name),)
 
 
 def check_expanded(data: bytes | Graph, original: Original, devices: Sequence[str] = (), processes: int = 1) -> None:
@@ -106,7 +102,7 @@ def expanded_faults(
     faults += devices_are_the_plans(finished)
     if not faults:
         faults += variables_are_written_as_often(finished)
-        faults += collective_faults(Job((graph,), processes, tuple(finished.roots())))
+        faults += collective_faults(Job((graph,), processes, tuple(root for _, root in roots_in([graph], original))))
     return faults
 
 
@@ -151,7 +147,7 @@ def no_storage_is_shared_by_accident(finished: Finished) -> Iterator[Fault]:
     original = finished.original.graph
     first: dict[tuple[str, tuple[str, str, str]], Node] = {}
     for node in finished.graph:
-        if node.op not in ("VarHandleOp", "VariableV2", "Variable"):
+        if node.op not in resources.VARIABLES:
             continue
         other = first.setdefault((node.device, resources.storage_key(node)), node)
         if other is node:
