@@ -9,8 +9,10 @@ import pytest
 import tensorflow as tf
 
 from autograph_rewrite import GraphItem
+from autograph_rewrite.ir.verify_expanded import check_expanded
+from autograph_rewrite.load.normal import normalise
 from tests.random_graphs import FAMILIES, INPUTS, feed, grow
-from tests.training import MODES, assert_trains_alike, make_item, v1
+from tests.training import MODES, assert_trains_alike, distributed, make_item, v1
 
 OPEN_LENGTH = 3
 TOLERANCE = 1e-7  # outputs may be large: what differs is the order of sums
@@ -65,8 +67,10 @@ def feed_of(case: Case) -> dict[str, Any]:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_random_graph_computes_and_trains_as_on_one_device(case: Case) -> None:
-    feeds = [feed_of(case)]
-    assert_trains_alike(item_of(case), feeds, modes=[case.mode], replicas=case.replicas, tolerance=TOLERANCE)
+    item, feeds = item_of(case), [feed_of(case)]
+    assert_trains_alike(item, feeds, modes=[case.mode], replicas=case.replicas, tolerance=TOLERANCE)
+    rewritten = distributed(item, case.mode, case.replicas)
+    check_expanded(rewritten.graph_bytes, normalise(item), rewritten.report.plan.devices)
 
 
 def test_the_random_graphs_use_every_way_of_making_a_value() -> None:

@@ -48,14 +48,16 @@ def test_sizes_are_those_of_the_whole_batch(build: Build, replicas: int) -> None
     assert_trains_alike(make_item(build), [{"x": X[:n]} for n in (6, 5, 2)], replicas=replicas)
 
 
-@pytest.mark.parametrize("axis", [0, 1])
-def test_a_gradient_through_a_part_of_a_static_batch_counts_once(axis: int) -> None:
-    """The mean is decomposed, after which a sum that was known before had been taken twice."""
+@pytest.mark.parametrize("batch", [6, None])
+def test_the_gradient_of_a_part_of_a_gradient_counts_once(batch: int | None) -> None:
+    """It is a sum over the batch until the part is known to be reduced: what was known before had been kept."""
 
     def forward() -> Mapping[str, Any]:
-        x, w = placeholder("x", 6, 4), variable("w", W)
-        parts = tf.unstack(tf.tanh(x @ w), axis=axis)
-        return {"loss": tf.reduce_mean(x @ w) + tf.reduce_sum(parts[0] * parts[1]) + tf.reduce_mean(parts[1])}
+        x, w = placeholder("x", batch, 4), variable("w", W)
+        y = tf.clip_by_value(x @ w, -1.0, 1.0)
+        (slope,) = tf.gradients(tf.reduce_sum(y * y), [w])
+        part = tf.unstack(slope, axis=-1)[0]
+        return {"loss": tf.reduce_sum(x @ w) + tf.reduce_sum(tf.tanh(part)), "spread": tf.math.reduce_std(slope, 0)}
 
     item = make_item(forward, batch_inputs={"x": 0})
     for replicas in (2, 3):
@@ -74,15 +76,26 @@ def test_batches_of_as_many_elements_but_another_shape_are_told_apart() -> None:
     assert_trains_alike(make_item(forward), feeds)
 
 
-def test_zeros_shaped_like_the_batch_do_not_join_a_sum_over_it() -> None:
+def test_an_input_may_be_read_for_its_size_only() -> None:
+    """Blocks are measured on the input that most depends on; nobody else needs a block of it."""
+
+    def forward() -> Mapping[str, Any]:
+        x, z, w = placeholder("x", None, 4), placeholder("z", None, None), variable("w", W)
+        count = tf.cast(tf.shape(z)[0], x.dtype)
+        for _ in range(12):
+            count = tf.sqrt(count)
+        return {"loss": tf.reduce_sum(x @ w) * count, "y": x @ w, "scaled": tf.tanh(x @ w) * count}
+
+    assert_trains_alike(make_item(forward), [{"x": X[:n], "z": X[:n, :2]} for n in (6, 5, 1)])
+
+
+@pytest.mark.parametrize("limit", [99.0, -99.0])
+def test_zeros_shaped_like_the_batch_do_not_join_a_sum_over_it(limit: float) -> None:
     """Either arm may be chosen: the zeros, of which each replica has its rows, or the sum over all rows."""
 
     def forward() -> Mapping[str, Any]:
         x, w = placeholder("x", None, 4), variable("w", W)
-        total = tf.zeros([4], x.dtype) + tf.reduce_sum(x, 0)
-        chosen = [tf.where(tf.reduce_sum(w) > limit, tf.zeros_like(x), total) for limit in (99.0, -99.0)]
-        flags = tf.where(w[0] > 0.1, tf.reduce_sum(x, 0), tf.zeros([4], x.dtype))
-        penalty = sum(tf.reduce_sum(value) * 0.01 for value in (*chosen, flags))
-        return {"loss": tf.reduce_sum(tf.tanh(x @ w)) + penalty, "total": chosen[0], "zeros": chosen[1], "flags": flags}
+        chosen = tf.where(tf.reduce_sum(w) > limit, tf.zeros_like(x), tf.zeros([4], x.dtype) + tf.reduce_sum(x, 0))
+        return {"loss": tf.reduce_sum(tf.tanh(x @ w)) + tf.reduce_sum(chosen) * 0.01}
 
     assert_trains_alike(make_item(forward), [{"x": X[:n]} for n in (6, 5)])

@@ -52,13 +52,14 @@ def dense_rows(batch: int | None) -> dict[str, Any]:
     return {"loss": tf.reduce_sum(outputs * outputs), "outputs": outputs}
 
 
+@pytest.mark.parametrize("version", [1, 2])  # an array, and a list of tensors
 @pytest.mark.parametrize("build", [recurrent, unwritten, dense_rows])
 @pytest.mark.parametrize("batch", [6, 7])
 @pytest.mark.parametrize("replicas", [2, 3])
 def test_a_tensor_array_of_static_batches_holds_blocks(
-    build: Callable[[int | None], dict[str, Any]], batch: int, replicas: int
+    build: Callable[[int | None], dict[str, Any]], batch: int, replicas: int, version: int
 ) -> None:
-    item = make_item(lambda: build(batch), batch_inputs={"x": 0}, version=1)
+    item = make_item(lambda: build(batch), batch_inputs={"x": 0}, version=version)
     assert_trains_alike(item, [{"x": X[:batch]}] * 2, replicas=replicas)
 
 

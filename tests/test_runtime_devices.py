@@ -81,3 +81,23 @@ except KeyboardInterrupt:
     )
     run = fresh_python(program("mirrored", early=early, late=late))
     assert run.stdout.split() == ["stopped", "True"], run.stderr[-2000:]
+
+
+def test_blocks_come_back_in_order_from_more_devices_than_one_digit_can_number(fresh_python: Fresh) -> None:
+    """A collective gathers in the order of the devices' names, in which CPU:10 might come before CPU:2."""
+    early = """
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 12)
+"""
+    late = """
+config["devices"] = [f"CPU:{i}" for i in range(12)]
+w = tf.Variable(np.ones([1, 1]))
+def step(x):
+    y = x @ w
+    w.assign_sub(0.1 * tf.tanh(tf.reduce_sum(y)) * w)
+    return {"y": y, "running": tf.cumsum(y)}
+out = ar.distribute(step, config)(np.arange(30.0)[:, None])
+print(np.array_equal(out["y"][:, 0], np.arange(30)), np.array_equal(out["running"][:, 0], np.cumsum(np.arange(30))))
+"""
+    run = fresh_python(program("mirrored", early=early, late=late))
+    assert run.stdout.split() == ["True", "True"], run.stderr[-2000:]
