@@ -122,9 +122,10 @@ def _cut(
     made = {other for value in region for other in readers[value]}
     sources = [value for value in region if value not in made]
     cost = {value: bytes_of(state.facts[value]) for value in region}
-    if len(sources) == 1 and cost[sources[0]] <= min(cost.values()):
+    looped = _loop_values(region)
+    if len(sources) == 1 and cost[sources[0]] <= min(cost.values()) and sources[0] not in looped:
         return set(sources)  # by far the usual case: the raw gradient is the smallest and the first
-    return _minimum_cut(region, readers, sources or region[:1], ends, cost, _loop_values(region))
+    return _minimum_cut(region, readers, sources or region[:1], ends, cost, looped)
 
 
 def _loop_values(region: list[Value]) -> set[Value]:

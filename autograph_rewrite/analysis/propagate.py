@@ -26,7 +26,7 @@ from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.opdefs import find_op
-from autograph_rewrite.ir.walk import topological_order
+from autograph_rewrite.ir.walk import BACK_EDGES, topological_order
 
 MAX_ROUNDS = 24
 RESTARTS = 4
@@ -110,6 +110,9 @@ def propagate(
         _settle(state, loops, optimistic=True)
         if state.facts == before:
             break
+    if loops:
+        _forget_totals(state)
+        _settle(state, loops, optimistic=True)
     if any(fact.placement == UNKNOWN for fact in state.facts.values()):
         _settle(state, loops, optimistic=False)
     return state
@@ -188,6 +191,21 @@ def _forget_containers(state: Propagation) -> None:
             state.answers.pop(value.node, None)
     for node in [node for node, answer in state.answers.items() if answer.holds is not None]:
         del state.answers[node]
+
+
+def _forget_totals(state: Propagation) -> None:
+    """Forget what loops add up, beginning at zero.
+
+    Where the first guess about a term was made before containers were known, the total has confirmed itself: a gradient
+    would be reduced in every iteration.
+    """
+    for node in state.order:
+        if node.op not in ("Merge", "RefMerge") or not any(state.facts[value].zero for value in node.inputs):
+            continue
+        for carrier in [value.node for value in node.inputs if value.node.op in BACK_EDGES]:
+            if state.facts[carrier.output()].placement == REPLICATED:
+                del state.facts[carrier.output()]
+                del state.answers[carrier]
 
 
 def _walk(state: Propagation, *, optimistic: bool) -> bool:
