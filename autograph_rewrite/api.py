@@ -66,6 +66,8 @@ def rewrite(
         GraphError: the graph cannot be distributed; the message says why.
         PassError: an edge cannot be lowered.
     """
+    from autograph_rewrite.runtime.agreement import contents as contents_of
+
     with no_garbage_collection():
         flat = normalise(item)
         if isinstance(config, Plan):
@@ -77,15 +79,19 @@ def rewrite(
             plan = _request(flat, given)
         checker = _checker(plan) if verify_each else None
         own = member.task if member is not None else task or 0
+        common = contents_of(flat) if member is not None else b""
         new = pipeline.rewrite(
             flat, plan, verify=checker, observers=observers, training=training, in_place=True, task=own
         )
-        return new.with_(report=replace(new.report, member=member))
+        return new.with_(report=replace(new.report, member=member, contents=common))
 
 
 def _request(item: GraphItem, config: Config) -> Plan:
+    from autograph_rewrite.runtime.devices import present_devices
     from autograph_rewrite.strategies import builder_for
 
+    if config.devices is None and config.cluster is not None:
+        config = config.with_devices(present_devices())
     plan = builder_for(config).build(item, config)
     check.require(plan, item)
     return plan

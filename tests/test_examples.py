@@ -77,3 +77,21 @@ def test_the_session_graph_learns_and_is_verified(run: Callable[..., str]) -> No
 @pytest.mark.parametrize("name", ["custom_loop.py", "session_graph.py"])
 def test_the_small_examples_are_small(name: str) -> None:
     assert len((EXAMPLES / name).read_text(encoding="utf-8").splitlines()) < 60
+
+
+def test_the_job_trains_alike_in_one_process_and_in_two(run: Callable[..., str], tmp_path: Path) -> None:
+    script = str(EXAMPLES / "job.py")
+    command = [sys.executable, "-m", "autograph_rewrite.tools.cli", "launch", "-n", "2", "--timeout", "120", script]
+    environment = {**os.environ, "EXAMPLE_STEPS": "80", "PYTHONPATH": str(EXAMPLES.parent)}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    workers = [re.findall(rf"\[worker {task}\] epoch \d+  loss (\S+)", done.stdout) for task in (0, 1)]
+    assert len(workers[0]) == 2
+    assert workers[0] == workers[1], "every worker sees the losses of the whole batch"
+    assert (tmp_path / "model.keras").exists()
+    (tmp_path / "model.keras").unlink()
+
+    alone = re.findall(r"epoch \d+  loss (\S+)", run("job.py"))
+    assert float(alone[-1]) < 0.5

@@ -14,6 +14,12 @@ from autograph_rewrite.plan.devices import parse
 from autograph_rewrite.requires import tensorflow
 
 
+def present_devices() -> list[str]:
+    """Return the physical devices of this process; unlike asking for the logical ones, that does not start TensorFlow."""
+    devices = tensorflow().config.list_physical_devices()
+    return [device.name.replace("physical_device:", "device:") for device in devices]
+
+
 def ensure_devices(devices: Sequence[str]) -> None:
     """Make sure that this process has the devices, adding virtual CPU devices if TensorFlow has not started.
 

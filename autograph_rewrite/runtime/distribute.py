@@ -20,8 +20,9 @@ from autograph_rewrite.plan.devices import parse
 from autograph_rewrite.plan.membership import Membership, in_job
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime.agreement import contents
 from autograph_rewrite.runtime.cluster import join
-from autograph_rewrite.runtime.devices import ensure_devices
+from autograph_rewrite.runtime.devices import ensure_devices, present_devices
 from autograph_rewrite.runtime.function import DistributedFunction
 from autograph_rewrite.runtime.keras_job import KerasJob
 
@@ -83,9 +84,8 @@ class Rewriter:
             return run_devices(self._plan, self._task)
         assert self._config is not None
         if self._config.devices is None:
-            listed = "physical" if self.member is not None else "logical"  # asking for logical ones starts TensorFlow
-            there = getattr(tensorflow().config, f"list_{listed}_devices")()
-            names = [device.name.replace("physical_device:", "device:") for device in there]
+            logical = tensorflow().config.list_logical_devices if self.member is None else None
+            names = [device.name for device in logical()] if logical is not None else present_devices()
             self._config = self._config.with_devices(names)
         self._config.require_usable()
         return _placed(self._config.replica_devices(), self._config.mode)
@@ -120,8 +120,9 @@ class Rewriter:
                 assert self._config is not None
                 plan = builder_for(self._config).build(flat, self._config)
                 check.require(plan, flat)
+            common = contents(flat) if self.member is not None else b""
             new = pipeline.rewrite(flat, plan, training=training, in_place=True, task=self._task)
-            return new.with_(report=replace(new.report, member=self.member))
+            return new.with_(report=replace(new.report, member=self.member, contents=common))
 
 
 def _placed(devices: tuple[str, ...], mode: str) -> tuple[str, ...]:
