@@ -42,6 +42,7 @@ setup(
     # TensorFlow is no hard dependency: `tensorflow` and `tensorflow-cpu` install the same files, so naming
     # one of them would overwrite the other for whoever has it. The extras choose; `requires.py` checks.
     install_requires=[
+        "grpcio>=1.60",  # TensorFlow needs it as well
         "keras>=3.12",
         "networkx>=3.2",
         "numpy>=1.26",
