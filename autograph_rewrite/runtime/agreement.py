@@ -9,13 +9,19 @@ from __future__ import annotations
 import difflib
 import hashlib
 import os
-from collections.abc import Sequence
+import re
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from importlib import metadata
 from itertools import islice
 
 import numpy as np
 
 from autograph_rewrite.errors import ClusterError
+from autograph_rewrite.ir import text
+from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.item import GraphItem
 from autograph_rewrite.plan.membership import Membership
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.runtime.peers import listed
@@ -23,31 +29,67 @@ from autograph_rewrite.runtime.rendezvous import Array, Rendezvous
 
 LINES = 12
 """How many lines of a difference a message shows."""
+WIDTH = 160
+
+_OWN = re.compile(r"(Iterator|Dataset|Queue|Reader|Save|Restore|ReadFile|WriteFile|Summary)")
+"""Ops whose operands may differ from worker to worker: each reads its own data, and writes its own logs."""
+_CHANCE = re.compile(r' ?\b(shared_name|container|token|_\w+)=("[^"]*"|\[[^\]]*\]|[^,}]*),?|@\S+')
+"""What means nothing to others in the line of a node: numbers that TensorFlow counts or draws, devices, functions."""
 
 
-def require_the_same(member: Membership, plan: Plan) -> None:
+def contents(item: GraphItem) -> bytes:
+    """Return what all workers must have in common of a graph, constants included, as compressed text."""
+    graph = item.graph
+    roots = [*item.targets, *(info.tensor.partition(":")[0] for info in item.outputs.values())]
+    roots += [v.initializer for v in item.variables.values() if v.initializer is not None]
+    pending = [graph.nodes[name] for name in roots if name in graph.nodes]
+    seen: set[Node] = set(pending)
+    while pending:
+        node = pending.pop()
+        if _OWN.search(node.op):
+            continue
+        for other in (*(value.node for value in node.inputs), *node.controls):
+            if other not in seen:
+                seen.add(other)
+                pending.append(other)
+    lines = sorted(_CHANCE.sub("", text.line(node)) for node in seen if not _OWN.search(node.op))
+    return zlib.compress("\n".join(lines).encode(), 1)
+
+
+def require_the_same(member: Membership, plan: Plan, graph: bytes = b"", captured: Iterable[Array] = ()) -> None:
     """Compare plan, graph and versions with those of the other workers.
+
+    Args:
+        member: this process.
+        plan: the plan.
+        graph: the `contents` of what was rewritten.
+        captured: values that are no variables, but part of the graph all the same.
 
     Raises:
         ClusterError: they differ, or somebody is missing.
     """
     job = Rendezvous(member, plan.timeout_seconds)
-    digest = hashlib.sha256(f"{plan.digest()}\n{_versions()}".encode()).digest()
+    values = [f"captured {v.dtype.name}{list(v.shape)} #{zlib.crc32(v.tobytes()):08x}" for v in captured]
+    parts = [plan.digest(), _versions(), *values, zlib.decompress(graph).decode() if graph else ""]
+    digest = hashlib.sha256("\n".join(parts).encode()).digest()
     rows = job.rows(np.frombuffer(digest, np.int32), "compare what they run")
     odd = [task for task in range(len(rows)) if not np.array_equal(rows[task], rows[0])]
     if not odd:
         return
-    texts = job.texts(f"{_versions()}\n{plan.to_yaml()}", "compare what they run")
+    request = replace(plan, id="", graph_digest="", notes=(), edges=())
+    said = [_versions(), request.to_yaml(), *parts[2:], replace(plan, id="", graph_digest="", notes=()).to_yaml()]
+    texts = job.texts("\n".join(said), "compare what they run")
     names = listed(f"worker {task} ({member.workers[task]})" for task in odd)
     pair = texts[0].splitlines(), texts[odd[0]].splitlines()
     lines = difflib.unified_diff(*pair, "worker 0", f"worker {odd[0]}", n=0, lineterm="")
-    shown = [f"         {line[:160]}" for line in islice(lines, LINES)]
+    shown = [f"         {line[:WIDTH]}" for line in islice((line for line in lines if line[:2] != "@@"), LINES)]
     problem = (
         f"{names} would run something else than worker 0, and their collectives would wait for each other for ever"
     )
     raise ClusterError(
         "\n".join([problem, *shown]),
-        hint="start the same program with the same configuration and versions everywhere",
+        hint="start the same program with the same configuration and versions everywhere; what it draws by chance "
+        "while it builds the graph needs a seed",
     )
 
 
@@ -84,8 +126,8 @@ def common_seed(member: Membership, seconds: float, own: int | None) -> int:
     said = {int(seed) for is_set, seed, _ in rows if is_set}
     if len(said) > 1:
         raise ClusterError(
-            f"the workers have set different random seeds ({listed(map(str, sorted(said)))}), so they would shuffle the "
-            "data differently, of which each is to take its part",
+            f"the workers have set different random seeds ({listed(map(str, sorted(said)))}), so they would shuffle "
+            "the data differently, of which each is to take its part",
             hint="set the same seed everywhere, or give each worker its own data with input: per_worker",
         )
     return said.pop() if said else int(rows[0][2])

@@ -15,6 +15,8 @@ confines it to the configured one.
 from __future__ import annotations
 
 import os
+import threading
+import time
 import warnings
 from collections.abc import Mapping
 from itertools import count
@@ -25,8 +27,11 @@ from autograph_rewrite.plan.config import Config
 from autograph_rewrite.plan.membership import Membership, membership_of
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.listening import confine
+from autograph_rewrite.runtime.peers import Lookout, listed
 
 LEADER = "/job:worker/replica:0/task:0"
+_ASK = 2.0
+"""Seconds from one look at the other workers to the next."""
 
 
 def join_early(environ: Mapping[str, str] = os.environ) -> None:
@@ -98,6 +103,27 @@ def next_exchange() -> int:
     return next(known.exchanges)
 
 
+def abort_when_lost(member: Membership, seconds: float) -> None:
+    """Let all collectives of functions fail, with the reason, once a worker is not there any more; from now on.
+
+    For steps that another function runs, so that there is nothing to cancel.
+    """
+    context = _context()
+    known: ServerDef = context._collective_ops_server_def
+    if known.is_guarded:
+        return
+    known.is_guarded = True
+    lookout = Lookout(member, seconds)
+
+    def guard() -> None:
+        while not (lost := lookout.lost()):
+            time.sleep(_ASK)
+        problem = f"{member.name} waited for {listed(lost)}: no answer"
+        context.abort_collective_ops(tensorflow().errors.UNAVAILABLE, problem)
+
+    threading.Thread(target=guard, daemon=True).start()
+
+
 class ServerDef:
     """What TensorFlow starts its server from, made when it asks: by then the program may have asked for devices."""
 
@@ -105,6 +131,7 @@ class ServerDef:
         self.member = member
         self.exchanges = count(1)
         self.confined = False
+        self.is_guarded = False
 
     def __getattr__(self, name: str) -> Any:
         """Read a field of the message."""

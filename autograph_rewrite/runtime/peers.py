@@ -1,13 +1,14 @@
 """Who answers: asks the processes of a job, by TensorFlow's own worker service, whether they are alive.
 
 A process that was killed refuses the connection, one that was stopped or cut off does not answer; both are named in the
-error that the survivors raise. Nobody is asked before something has gone wrong.
+error that the survivors raise. Nobody is asked before something has gone wrong, or takes long.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from autograph_rewrite.plan.membership import Membership
@@ -19,29 +20,49 @@ PATIENCE = 3.0
 
 def silent(member: Membership, patience: float = PATIENCE) -> list[str]:
     """Return the other processes that do not answer, as `worker 1 (10.0.0.2:2222)`."""
-    others = [(job, task, a) for job, tasks in member.cluster.items() for task, a in enumerate(tasks)]
-    others = [(job, task, a) for job, task, a in others if a != member.address]
-    if not others:
-        return []
-    with ThreadPoolExecutor(len(others)) as pool:
-        answers = pool.map(lambda other: answers_at(other[2], patience), others)
-        return [f"{job} {task} ({a})" for (job, task, a), ok in zip(others, answers, strict=True) if not ok]
+    return [name for name, status in _ask(_others(member, member.cluster), patience).items() if status != "OK"]
 
 
-def gone(member: Membership, patience: float = PATIENCE) -> bool:
-    """Return whether a worker has certainly ended: nobody listens at its address any more."""
-    others = [address for address in member.workers if address != member.address]
-    with ThreadPoolExecutor(max(1, len(others))) as pool:
-        return any(pool.map(lambda address: _status(address, patience) == "UNAVAILABLE", others))
+class Lookout:
+    """Looks again and again, while a step waits, whether the other workers are still there.
+
+    Args:
+        member: this process.
+        seconds: how long a worker that is there may stay silent.
+    """
+
+    def __init__(self, member: Membership, seconds: float) -> None:
+        self._others = _others(member, {"worker": member.workers})
+        self._seconds = seconds
+        self._silent_since: dict[str, float] = {}
+
+    def lost(self) -> list[str]:
+        """Return who has ended, for nobody listens at its address any more, or has been silent for too long."""
+        now = time.monotonic()
+        answers = _ask(self._others, min(PATIENCE, self._seconds))
+        gone = [name for name, status in answers.items() if status == "UNAVAILABLE"]
+        if gone:  # a connection may break once
+            again = _ask({name: self._others[name] for name in gone}, PATIENCE)
+            gone = [name for name in gone if again[name] == "UNAVAILABLE"]
+        mute = {name for name, status in answers.items() if status != "OK"}
+        self._silent_since = {name: self._silent_since.get(name, now) for name in mute}
+        return [name for name in mute if name in gone or time.monotonic() - self._silent_since[name] >= self._seconds]
 
 
-def answers_at(address: str, patience: float = PATIENCE) -> bool:
-    """Return whether a process of TensorFlow answers at an address."""
-    return _status(address, patience) == "OK"
+def _others(member: Membership, jobs: Mapping[str, Iterable[str]]) -> dict[str, str]:
+    """Return the addresses of the other processes by name."""
+    found = {f"{job} {task} ({a})": a for job, addresses in jobs.items() for task, a in enumerate(addresses)}
+    return {name: address for name, address in found.items() if address != member.address}
+
+
+def _ask(addresses: Mapping[str, str], patience: float) -> dict[str, str]:
+    """Return what becomes of asking each: gRPC's name of the status."""
+    with ThreadPoolExecutor(max(1, len(addresses))) as pool:
+        answers = {name: pool.submit(_status, address, patience) for name, address in addresses.items()}
+        return {name: answer.result() for name, answer in answers.items()}
 
 
 def _status(address: str, patience: float) -> str:
-    """Return what becomes of asking: gRPC's name of the status."""
     import grpc
 
     with contextlib.closing(grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)])) as channel:

@@ -8,7 +8,7 @@ the collectives of the steps.
 
 from __future__ import annotations
 
-import hashlib
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +18,8 @@ from autograph_rewrite.errors import ClusterError
 from autograph_rewrite.plan.membership import Membership
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime import cluster, peers
+from autograph_rewrite.runtime.peers import Lookout
+from autograph_rewrite.runtime.watchdog import Closing, Watchdog
 
 Array = np.ndarray[Any, Any]
 FIRST_KEY = 2**29
@@ -36,8 +38,6 @@ class Rendezvous:
         self._tf = tensorflow()
         self._member = member
         self._seconds = seconds
-        addresses = "\n".join(member.workers).encode()
-        self._group = FIRST_KEY + int.from_bytes(hashlib.sha256(addresses).digest()[:3], "big")
 
     def add_up(self, value: Array, what: str) -> Array:
         """Return the sum of the workers' arrays, of equal shape; int32, int64, float32 or float64.
@@ -88,6 +88,7 @@ class Rendezvous:
 
     def _exchange(self, op: str, value: Array, what: str, **attrs: Any) -> Array:
         tf, v1 = self._tf, self._tf.compat.v1
+        number = cluster.next_exchange()
         graph = tf.Graph()
         with graph.as_default(), tf.device(f"/job:worker/replica:0/task:{self._member.task}/device:CPU:0"):
             given = v1.placeholder(value.dtype, value.shape)
@@ -95,8 +96,8 @@ class Rendezvous:
             got = getattr(tf.raw_ops, op)(
                 input=sent,
                 group_size=len(self._member.workers),
-                group_key=self._group,
-                instance_key=FIRST_KEY + cluster.next_exchange(),
+                group_key=FIRST_KEY,
+                instance_key=FIRST_KEY + number,
                 ordering_token=[],
                 communication_hint="auto",
                 timeout_seconds=0.0,
@@ -106,11 +107,21 @@ class Rendezvous:
         config = v1.ConfigProto()
         cluster.configure(config, self._member)
         options = v1.RunOptions(timeout_in_ms=int(self._seconds * 1e3))
-        try:
-            with v1.Session(cluster.target(self._member), graph=graph, config=config) as session:
+        lookout = functools.partial(Lookout, self._member, self._seconds)
+        with v1.Session(cluster.target(self._member), graph=graph, config=config) as session:
+            watchdog = Watchdog(
+                self._seconds,
+                lookout if number > 1 else None,  # who is not there at the first one may not have started yet
+                functools.partial(Closing, session),
+                may_idle=True,
+            )
+            watchdog.start()
+            try:
                 result: Array = session.run(got, {given: value}, options=options)
-        except tf.errors.OpError as error:
-            raise missing(self._member, what, self._seconds, error) from error
+            except tf.errors.OpError as error:
+                raise missing(self._member, what, self._seconds, error, watchdog.lost) from error
+            finally:
+                watchdog.stop()
         return result
 
 
@@ -131,9 +142,19 @@ def is_of_the_job(error: Exception) -> bool:
     return kind in _OF_THE_JOB[:4] or (kind == "InternalError" and any(sign in text for sign in _SIGNS))
 
 
-def missing(member: Membership, what: str, seconds: float, error: Exception | None = None) -> ClusterError:
-    """Return the error of a worker that waited in vain, with the names of those who do not answer."""
-    quiet = peers.silent(member)
+def missing(
+    member: Membership, what: str, seconds: float, error: Exception | None = None, lost: Sequence[str] = ()
+) -> ClusterError:
+    """Return the error of a worker that waited in vain, with the names of those who do not answer.
+
+    Args:
+        member: this process.
+        what: what it waited for the others to do.
+        seconds: how long it is patient.
+        error: TensorFlow's.
+        lost: who was missed already.
+    """
+    quiet = lost or peers.silent(member)
     if quiet:
         problem = f"{member.name} waited for {peers.listed(quiet)} to {what}: no answer"
         return ClusterError(problem, hint="look at what it printed last; start the job again once it can run")
@@ -142,5 +163,6 @@ def missing(member: Membership, what: str, seconds: float, error: Exception | No
         return ClusterError(f"{member.name} failed to {what}: {told[0][:300] if told else type(error).__name__}")
     return ClusterError(
         f"{member.name} waited {seconds:g} s for the other workers to {what}; all processes answer",
-        hint="some worker runs something else: do all run the same program on equally many batches?",
+        hint="do all workers run the same program, fetch the same values, and have equally many batches? If one of "
+        "them is only slower, raise timeout_seconds",
     )

@@ -6,6 +6,7 @@ written whole, in all their copies.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -22,7 +23,9 @@ from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.agreement import require_the_same
 from autograph_rewrite.runtime.cluster import configure, join, target
 from autograph_rewrite.runtime.devices import ensure_devices
+from autograph_rewrite.runtime.peers import Lookout
 from autograph_rewrite.runtime.rendezvous import is_of_the_job, missing
+from autograph_rewrite.runtime.watchdog import Closing, Watchdog, may_wait
 
 _COMBINE = {
     "sum": np.add,
@@ -68,8 +71,10 @@ class DistributedSession:
         self._fetches: dict[str, tuple[tuple[Any, ...], Placement | None]] = {}
         self._reads: dict[str, Any] = {}
         plan = item.report.plan if item.report is not None else None
-        waits = plan is not None and (plan.mode == "mirrored" or len(plan.processes) > 1)
-        self._timeout_ms = int(plan.timeout_seconds * 1e3) if plan is not None and waits else 0
+        limit = plan.timeout_seconds if plan is not None and (plan.mode == "mirrored" or self._member) else 0.0
+        self._watchdog = _watchdog(self._member, item, self._session, limit)
+        self._timeout_ms = int(limit * 1e3) if self._watchdog is None else 0
+        self._problem: ClusterError | None = None
         added = [v.initializer for v in item.state.values() if v.initializer is not None]
         if added:  # restoring a checkpoint of the original would leave these without a value
             self._session.run([self.graph.get_operation_by_name(name) for name in added])
@@ -92,7 +97,8 @@ class DistributedSession:
             fetches: an original name, tensor or operation, or a nest of them; None for nothing.
             feed_dict: values by original name or tensor.
             timeout_ms: give up after this long; by default a mirrored graph, whose replicas wait for each other, gets
-                the plan's `timeout_seconds`, any other graph has no limit.
+                the plan's `timeout_seconds`, any other graph has no limit. Of several processes, a step that
+                computes has none, and one that waits for others in vain is ended after `timeout_seconds`.
 
         Raises:
             GraphError: a name is unknown or was pruned, or batch sizes differ.
@@ -112,10 +118,8 @@ class DistributedSession:
         options = self._tf.compat.v1.RunOptions(timeout_in_ms=limit)
         self._steps += 1
         try:
-            got = self._session.run(wanted, feeds, options=options)
+            got = self._run(wanted, feeds, options)
         except self._tf.errors.OpError as error:
-            if self._member is not None and is_of_the_job(error):
-                raise missing(self._member, f"finish run {self._steps} of the session", limit / 1e3, error) from error
             if not isinstance(error, self._tf.errors.DeadlineExceededError):
                 raise
             raise ClusterError(
@@ -124,6 +128,29 @@ class DistributedSession:
             ) from error
         values = [_assemble(plan, got) for plan in plans]
         return self._tf.nest.pack_sequence_as(fetches, values)
+
+    def _run(self, wanted: list[Any], feeds: Mapping[str, Any], options: Any) -> Any:
+        """Run the graph; of several processes, watch the others meanwhile.
+
+        Raises:
+            ClusterError: somebody is missing, or was in an earlier run.
+        """
+        watchdog = self._watchdog
+        if watchdog is None or self._member is None:
+            return self._session.run(wanted, feeds, options=options)
+        if self._problem is not None:
+            raise self._problem
+        watchdog.start()
+        try:
+            return self._session.run(wanted, feeds, options=options)
+        except self._tf.errors.OpError as error:
+            if not watchdog.expired and not is_of_the_job(error):
+                raise
+            what = f"finish run {self._steps} of the session"
+            self._problem = missing(self._member, what, watchdog.seconds, error, watchdog.lost)
+            raise self._problem from error
+        finally:
+            watchdog.stop()
 
     def _resolve(self, name: str) -> tuple[tuple[Any, ...], Placement | None]:
         if name not in self._fetches:
@@ -259,6 +286,14 @@ class DistributedSession:
         return self._session
 
 
+def _watchdog(member: Membership | None, item: GraphItem, session: Any, seconds: float) -> Watchdog | None:
+    """Return what watches over the runs of one of several processes."""
+    if member is None:
+        return None
+    lookout, closing = functools.partial(Lookout, member, seconds), functools.partial(Closing, session)
+    return Watchdog(seconds, lookout, closing, may_idle=may_wait(item.graph_bytes))
+
+
 def check_batch_sizes(sizes: Mapping[str, int]) -> None:
     """Refuse inputs of one step that hold different numbers of examples.
 
@@ -298,7 +333,7 @@ def _connected(tf: Any, item: GraphItem, graph: Any, config: Any) -> Any:
     result, report = _config(tf, item, config), item.report
     if report is None or report.member is None:
         return tf.compat.v1.Session(graph=graph, config=result)
-    require_the_same(report.member, report.plan)
+    require_the_same(report.member, report.plan, report.contents)
     configure(result, report.member)
     result.isolate_session_state = True  # as sessions of one process are: each has its own variables
     return tf.compat.v1.Session(target(report.member), graph=graph, config=result)

@@ -5,6 +5,7 @@ What the function captured is bound once, copies of variables on other devices i
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,15 +18,13 @@ from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.binding import FunctionBinding
 from autograph_rewrite.passes.place import run_devices
 from autograph_rewrite.requires import tensorflow
-from autograph_rewrite.runtime import calls, function_def
+from autograph_rewrite.runtime import calls, cluster, function_def
 from autograph_rewrite.runtime.agreement import adopt, require_the_same
 from autograph_rewrite.runtime.mirrors import Guard, Mirrors
-from autograph_rewrite.runtime.peers import gone
+from autograph_rewrite.runtime.peers import Lookout
 from autograph_rewrite.runtime.rendezvous import is_of_the_job, missing
 from autograph_rewrite.runtime.session import check_batch_sizes
-from autograph_rewrite.runtime.watchdog import Watchdog
-
-_WAITS_FOR_INPUT = frozenset(("IteratorGetNext", "IteratorGetNextSync", "PyFunc", "EagerPyFunc", "QueueDequeueV2"))
+from autograph_rewrite.runtime.watchdog import Watchdog, may_wait
 
 
 class Step:
@@ -94,7 +93,9 @@ class Step:
         """
         assert self._member is not None
         assert self._plan is not None
-        require_the_same(self._member, self._plan)
+        constants = [c.value for c in self.binding.captures if c.name is None]
+        numbers = [np.asarray(value) for value in constants if value.dtype.name in NUMBERS]
+        require_the_same(self._member, self._plan, self.item.report.contents, numbers)
         found = [mirrors.of(c.value, *_kind(self.item, c.name)) for c in self.binding.captures if c.name is not None]
         new = [variable for variable in found if variable.adopts]
         values = [np.asarray(variable.value()) for variable in new]
@@ -107,15 +108,16 @@ class Step:
         return (layout.instances(node) if layout is not None else ()) or (node,)
 
     def _make_watchdog(self, function: function_def.Function) -> Watchdog | None:
-        """Return a watchdog where replicas wait for each other, and for nothing else."""
-        if self._plan is None or (len(self._plan.processes) == 1 and len(set(self._plan.devices)) == 1):
+        """Return what watches replicas that wait for each other; None where one process may wait for input, too."""
+        if self._plan is None:
             return None
-        if self._plan.mode != "mirrored" and len(self._plan.processes) == 1:
+        waits = may_wait(function.definition)
+        if self._member is not None:
+            lookout = functools.partial(Lookout, self._member, self._plan.timeout_seconds)
+            return Watchdog(self._plan.timeout_seconds, lookout, may_idle=waits)
+        if waits or len(set(self._plan.devices)) == 1 or self._plan.mode != "mirrored":
             return None
-        if any(op.encode() in function.definition for op in _WAITS_FOR_INPUT):
-            return None
-        member = self._member
-        return Watchdog(self._plan.timeout_seconds, None if member is None else lambda: gone(member))
+        return Watchdog(self._plan.timeout_seconds)
 
     def __call__(self, flat: Sequence[Any]) -> list[Any]:
         """Run the step.
@@ -136,6 +138,8 @@ class Step:
         for at, index in self._inputs:
             args[at] = flat[index]
         self._number += 1
+        if self._member is not None and self._plan is not None and not self._tf.executing_eagerly():
+            cluster.abort_when_lost(self._member, self._plan.timeout_seconds)  # nobody sees that function run
         if self._guard is None:
             return self._run(args)
         count = len(self.binding.outputs)
@@ -168,7 +172,7 @@ class Step:
     def _translate(self, error: Any, watchdog: Watchdog) -> ClusterError | None:
         """Return what a failure of a collective means, None for an error of the user's own computation."""
         if self._member is not None and (watchdog.expired or is_of_the_job(error)):
-            return missing(self._member, f"finish step {self._number}", watchdog.seconds, error)
+            return missing(self._member, f"finish step {self._number}", watchdog.seconds, error, watchdog.lost)
         return _translate(error, watchdog)
 
     def _check_batch(self, flat: Sequence[Any]) -> None:

@@ -1,24 +1,53 @@
 """Ends a step that hangs: replicas that wait for one another use no processor time.
 
 TensorFlow's own timeouts on collectives start a sleeping thread for every execution, and a call that hangs does not
-even see Ctrl-C. So one thread per program looks at the running step every now and then, and cancels it when the whole
-process has been idle for too long. A step that computes is never cut short, however long it takes.
+even see Ctrl-C. So one thread per program looks at the running step every now and then, and cancels it when nothing of
+TensorFlow has computed for too long, or when a worker that the step needs is not there any more. A step that computes
+is never cut short, however long it takes.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any
+from contextlib import suppress
+from typing import Any, Protocol
 
 from autograph_rewrite.runtime.calls import cancellation_manager
+from autograph_rewrite.runtime.peers import Lookout
 
 _ASK = 1.0
-"""Seconds of waiting after which, again and again, we ask whether the others are still there."""
+"""Seconds of a step after which, again and again, we ask whether the others are still there."""
 _BUSY = 0.05
 """Share of one processor below which a process counts as idle."""
+
+_WAITS = frozenset(("IteratorGetNext", "IteratorGetNextSync", "PyFunc", "EagerPyFunc", "QueueDequeueV2"))
+
+
+def may_wait(definition: bytes) -> bool:
+    """Return whether a graph or function has an op that may wait for something else than replicas."""
+    return any(op.encode() in definition for op in _WAITS)
+
+
+class Canceller(Protocol):
+    """What ends a step."""
+
+    def start_cancel(self) -> None:
+        """End it."""
+
+
+class Closing:
+    """Ends what a session runs by closing it, from another thread; TensorFlow has no gentler way."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+
+    def start_cancel(self) -> None:
+        """Close the session."""
+        self._session.close()
 
 
 class Watchdog:
@@ -26,33 +55,53 @@ class Watchdog:
 
     Args:
         seconds: how long the process may be idle in a step.
-        is_lost: tells whether waiting is vain, as the process that is waited for has ended; asked while idle.
+        lookout: makes what looks for other workers during one step; None where there are none.
+        canceller: makes what ends a step; one that has ended is not used again.
+        may_idle: whether the step may wait for something else than replicas, as for input.
+
+    Attributes:
+        expired: whether the last step was cancelled.
+        lost: the workers that were not there any more.
     """
 
-    def __init__(self, seconds: float, is_lost: Callable[[], bool] | None = None) -> None:
+    def __init__(
+        self,
+        seconds: float,
+        lookout: Callable[[], Lookout] | None = None,
+        canceller: Callable[[], Canceller | None] = cancellation_manager,
+        *,
+        may_idle: bool = False,
+    ) -> None:
         self.seconds = seconds
-        self._is_lost = is_lost
-        self._asked = 0.0  # how long the process had been idle when that was asked
         self.expired = False
+        self.lost: list[str] = []
+        self._make_lookout = lookout
+        self._make_canceller = canceller
+        self._may_idle = may_idle
         self._failed = False
-        self._manager = cancellation_manager()
+        self._canceller = canceller()
         self._running = 0  # the number of the step that runs; 0 between steps
         self._steps = 0
+        self._caller = 0
         self._seen = 0
+        self._lookout: Lookout | None = None
+        self._waited = self._asked = 0.0
         self._idle = 0.0
-        self._cpu = 0.0
+        self._cpu: dict[int, float] = {}
         self._thread: threading.Thread | None = None
 
     def start(self) -> Any:
-        """Begin a step; return its cancellation manager."""
+        """Begin a step; return what cancels it."""
         if self._failed:
-            self._manager, self.expired, self._failed = cancellation_manager(), False, False
+            self._canceller, self.expired, self._failed = self._make_canceller(), False, False
+            self.lost = []
         self._steps += 1
+        self._caller = threading.get_native_id()
         self._running = self._steps
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=_watch, args=(weakref.ref(self), self._period()), daemon=True)
             self._thread.start()
-        return self._manager
+        return self._canceller
 
     def stop(self, *, failed: bool = False) -> None:
         """End a step; TensorFlow itself cancels the manager of a step that fails, so it is not used again."""
@@ -63,21 +112,42 @@ class Watchdog:
         return min(1.0, self.seconds / 8)
 
     def look(self, elapsed: float) -> None:
-        """Cancel the running step if the process has been idle for too long (called by the thread)."""
-        step, cpu = self._running, time.process_time()
-        busy = cpu - self._cpu > _BUSY * elapsed
-        self._cpu = cpu
-        if not step or step != self._seen or busy:
-            self._seen, self._idle, self._asked = step, 0.0, 0.0
+        """Cancel the running step if it waits in vain (called by the thread)."""
+        step = self._running
+        if not step or step != self._seen:
+            self._seen, self._idle, self._waited, self._asked, self._cpu = step, 0.0, 0.0, 0.0, {}
+            self._lookout = self._make_lookout() if self._make_lookout is not None and step else None
             return
-        self._idle += elapsed
-        lost = False
-        if self._is_lost is not None and self._idle - self._asked >= _ASK:
-            self._asked = self._idle
-            lost = self._is_lost() and self._running == step
-        if (lost or self._idle >= self.seconds) and not self.expired and self._manager is not None:
-            self.expired = True
-            self._manager.start_cancel()
+        before, self._cpu = self._cpu, _processor_time(self._caller)
+        used = sum(seconds - before.get(thread, 0.0) for thread, seconds in self._cpu.items())
+        is_busy = not before or used > _BUSY * elapsed
+        self._idle = 0.0 if is_busy else self._idle + elapsed
+        self._waited += elapsed
+        lost: list[str] = []
+        if self._lookout is not None and self._waited - self._asked >= _ASK:
+            self._asked = self._waited
+            lost = self._lookout.lost()
+        stands_still = self._idle >= self.seconds and not self._may_idle
+        if (lost or stands_still) and self._running == step and not self.expired and self._canceller is not None:
+            self.lost, self.expired = lost, True
+            self._canceller.start_cancel()
+
+
+def _processor_time(caller: int) -> dict[int, float]:
+    """Return the seconds that each thread has computed; of Python's threads only `caller`, which runs the step.
+
+    A thread of the program that loads data, or draws a progress bar, says nothing about the step.
+    """
+    own = {thread.native_id for thread in threading.enumerate()} - {caller}
+    ticks = os.sysconf("SC_CLK_TCK")
+    found = {}
+    with suppress(OSError):
+        for name in os.listdir("/proc/self/task"):
+            if int(name) not in own:
+                with suppress(OSError, ValueError, IndexError), open(f"/proc/self/task/{name}/stat", "rb") as file:
+                    fields = file.read().rpartition(b")")[2].split()
+                    found[int(name)] = (int(fields[11]) + int(fields[12])) / ticks
+    return found or {0: time.process_time()}  # not Linux: all threads together
 
 
 def _watch(watched: weakref.ref[Watchdog], period: float) -> None:
