@@ -48,6 +48,7 @@ class Report:
         task: which of the plan's processes the graph is for.
         member: that process's place in the job, None where there is only one or it is not known.
         compressed: sums of which less was sent than there was.
+        contents: of one of several processes, what its graph must have in common with the others'.
     """
 
     plan: Plan
@@ -60,6 +61,7 @@ class Report:
     compressed: tuple[Compressed, ...] = ()
     task: int = 0
     member: Membership | None = None
+    contents: bytes = b""
     extra: dict[str, object] = field(default_factory=dict)
 
     @property
