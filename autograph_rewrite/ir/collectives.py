@@ -22,6 +22,8 @@ KEYS = ("group_size", "group_key", "instance_key")
 Symbol = int | str | tuple[Any, ...]
 """A number, the name of a value without its replica, or an op with the symbols of its inputs."""
 
+SENT = "what is sent"
+"""In a key, what the member itself hands over."""
 _SAME = frozenset(("Identity", "Enter", "Switch"))
 # A key may follow from a size: TensorFlow ties one instance key to one shape, and shapes change between steps.
 _ARITHMETIC = frozenset(
@@ -75,7 +77,7 @@ def keys_of(node: Node) -> tuple[int, int, Symbol] | None:
         if declared is not None and key in declared.attrs:
             found.append(node.attr(key))
         elif key in names:
-            found.append(_symbol(node.inputs[names.index(key)]))
+            found.append(_symbol(node.inputs[names.index(key)], sent_by(node)))
     if len(found) != len(KEYS):
         return None
     size, group, instance = found
@@ -89,7 +91,20 @@ def _input_names(op: str) -> list[str]:
     return [arg.name for arg in declared.inputs] if declared is not None else []
 
 
-def _symbol(value: Value, depth: int = 8) -> Symbol:
+def sent_by(node: Node) -> Value | None:
+    """Return the value that a member hands over, not a copy of it; None where it only receives."""
+    if "input" not in _input_names(node.op)[:1] or not node.inputs:
+        return None
+    return _original(node.inputs[0])
+
+
+def _original(value: Value) -> Value:
+    while value.node.op == "Identity" and value.node.inputs:
+        value = value.node.inputs[0]
+    return value
+
+
+def _symbol(value: Value, sent: Value | None, depth: int = 8) -> Symbol:
     """Return what a key is computed from: a number, an expression, or the name of a value of this replica."""
     node = value.node
     if node.op == "Const":
@@ -98,9 +113,11 @@ def _symbol(value: Value, depth: int = 8) -> Symbol:
         except (GraphError, TypeError, ValueError):
             return node.name
     if node.op in _SAME and node.inputs:
-        return _symbol(node.inputs[0], depth)
+        return _symbol(node.inputs[0], sent, depth)
+    if node.op == "Size" and sent is not None and _original(node.inputs[0]) is sent:
+        return (node.op, SENT)
     if node.op in _ARITHMETIC and depth:
-        return (node.op, *(_symbol(one, depth - 1) for one in node.inputs))
+        return (node.op, *(_symbol(one, sent, depth - 1) for one in node.inputs))
     return common_name(value.name)
 
 
@@ -138,18 +155,11 @@ def collect(nodes: Iterable[Node]) -> tuple[list[Collective], list[Node]]:
     return found, unknown
 
 
-def measured(node: Node) -> list[Value]:
-    """Return the values whose sizes the instance key of a collective follows from."""
-    names = _input_names(node.op)
-    stack = [node.inputs[names.index(KEYS[-1])]] if KEYS[-1] in names else []
-    found = []
-    while stack:
-        value = stack.pop()
-        if value.node.op == "Size":
-            found.append(value.node.inputs[0])
-        elif value.node.op in _ARITHMETIC | _SAME:
-            stack += value.node.inputs
-    return found
+def names_in(symbol: Symbol) -> list[str]:
+    """Return the values that a key follows from, beside numbers."""
+    if isinstance(symbol, tuple):
+        return [name for part in symbol[1:] for name in names_in(part)]
+    return [symbol] if isinstance(symbol, str) else []
 
 
 def key_range(symbol: Symbol) -> KeyRange:

@@ -7,7 +7,8 @@ A rule that cannot tell returns None. `ir.shapes` asks the rules in order, and g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -147,14 +148,19 @@ def _shaped(node: Node, index: int, given: Sequence[Shape]) -> Shape | None:
         return None
     dims: list[Dim] = [int(dim) for dim in np.ravel(wanted)]
     if -1 in dims:
-        before = given[0]
-        left = f"{unknown(node.output())}.{dims.index(-1)}"
-        known = [dim for dim in dims if isinstance(dim, int) and dim != -1]
-        whole = isinstance(before, tuple) and all(isinstance(dim, int) for dim in before)
-        size = int(np.prod(known)) if known else 1
-        total = int(np.prod([dim for dim in before if isinstance(dim, int)])) if whole else 0
-        dims[dims.index(-1)] = total // size if whole and size else left
+        dims[dims.index(-1)] = _quotient(given[0], _count(dim for dim in dims if dim != -1))
     return tuple(dims)
+
+
+def _quotient(shape: Shape, parts: int) -> Dim:
+    """Return the number of elements of a part, of `parts` that make up a whole of this shape."""
+    if isinstance(shape, tuple) and all(isinstance(dim, int) for dim in shape) and parts:
+        return _count(shape) // parts
+    return f"{shape} in {parts} parts"
+
+
+def _count(dims: Iterable[Dim]) -> int:
+    return math.prod(dim for dim in dims if isinstance(dim, int))
 
 
 def _concat(node: Node, index: int, given: Sequence[Shape]) -> Shape | None:

@@ -1,7 +1,7 @@
 """Static shapes, as far as a graph without annotations tells them; what it does not tell gets a name.
 
     x: Placeholder [?,4]       ('x.0', 4)        a dimension is a number, or the name of an unknown one
-    Reshape(x, [-1])           ('Reshape x',)
+    Reshape(x, [-1,2])         ("('x.0', 4) in 2 parts", 2)
     py_func(x)                 'EagerPyFunc x'   a name alone where not even the rank is known
 
 Two values with one shape here have one shape in every step, provided that what bears the same name in two graphs is

@@ -16,9 +16,9 @@ from typing import Any
 
 from autograph_rewrite.ir import devices as device_specs
 from autograph_rewrite.ir import dtypes
-from autograph_rewrite.ir.collectives import Collective, deadlock, key_range, keys_of, measured
+from autograph_rewrite.ir.collectives import SENT, Collective, deadlock, key_range, keys_of, names_in, sent_by
 from autograph_rewrite.ir.fold import common_name
-from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.job import SHOWN, Job, odd_one
 from autograph_rewrite.ir.opdefs import find_op
 from autograph_rewrite.ir.shape_rules import Shape
@@ -181,25 +181,18 @@ def keys_never_meet(job: Job) -> Iterator[Fault]:
 def keys_measure_what_is_sent(job: Job) -> Iterator[Fault]:
     """A key that follows from a size follows from the size of what this member sends."""
     for group in job.found:
-        for node in group.members if not isinstance(group.symbol, int) else ():
-            for value in measured(node):
-                if _original(value) is not _original(node.inputs[0]):
-                    problem = f"the key of {job.say(node)} in {group.name} follows from the size of '{value.name}'"
-                    hint = "TensorFlow ties a key to the shape that is sent: measure that"
-                    yield Fault(f"{problem}, but it sends '{node.inputs[0].name}'", node, hint)
-
-
-def _original(value: Value) -> Value:
-    while value.node.op == "Identity":
-        value = value.node.inputs[0]
-    return value
+        others = [name for name in names_in(group.symbol) if name != SENT]
+        for node in group.members if others else ():
+            problem = f"the key of {job.say(node)} in {group.name} follows from '{others[0]}'"
+            hint = "TensorFlow ties a key to the shape that is sent: measure that"
+            yield Fault(f"{problem}, but it sends '{node.inputs[0].name}'", node, hint)
 
 
 def shapes_are_equal(job: Job) -> Iterator[Fault]:
     """What the members of a collective send has one shape; in a gather, too."""
     shapes = Shapes()
     for group in job.found:
-        sent: dict[Node, Shape] = {node: shapes(node.inputs[0]) for node in group.members if _sends(node)}
+        sent: dict[Node, Shape] = {node: shapes(node.inputs[0]) for node in group.members if sent_by(node)}
         if len(set(sent.values())) <= 1:
             continue
         texts = {node: shape_text(shape) for node, shape in sent.items()}
@@ -210,11 +203,6 @@ def shapes_are_equal(job: Job) -> Iterator[Fault]:
         made = {node: f"what {value.node.op} '{value.name}' gives" for node in sent for value in [node.inputs[0]]}
         problem = f"nothing shows that the members of {group.name} send one shape: {job.sides(made)}"
         yield Fault(problem, odd_one(sent), "all members must make what they send in one way; " + SAME_PLAN)
-
-
-def _sends(node: Node) -> bool:
-    op = find_op(node.op)
-    return op is not None and bool(op.inputs) and op.inputs[0].name == "input" and bool(node.inputs)
 
 
 def conditions_are_equal(job: Job) -> Iterator[Fault]:
