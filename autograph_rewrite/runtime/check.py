@@ -7,7 +7,7 @@ item ─┬─ original ──► session ─┐   same initial values, same fee
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from autograph_rewrite.plan import check as plan_check
 from autograph_rewrite.plan.config import Config
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime.check_cluster import fit_together, in_one_process
 from autograph_rewrite.runtime.check_compressed import compressed_rows, with_compressed, without
 from autograph_rewrite.runtime.check_report import VerifyReport, rows_of
 from autograph_rewrite.runtime.comparison import Comparison, Feeds
@@ -44,7 +45,8 @@ def verify(
 ) -> VerifyReport:
     """Rewrite an item, train it and the original on the same feeds from the same values, and compare.
 
-    Captured variables are copied: those of the user do not change.
+    Captured variables are copied: those of the user do not change. For several processes the graphs of all of them are
+    first shown to fit together, without being run; what is trained then has all replicas in this process.
 
     Args:
         item: a training graph.
@@ -70,14 +72,13 @@ def verify(
         raise GraphError(f"there is nothing to compare after {steps} steps", hint="steps has to be at least 1")
     single, values = unbind(item)
     flat = normalise(single)
-    plan = _plan(flat, config_or_plan)
+    asked = _plan(flat, config_or_plan)
+    fitting = [fit_together(flat, asked, _checker(asked))] if len(asked.processes) > 1 else []
+    plan = in_one_process(asked)
     original, seeded = _with_seeds(single, flat, seed)
 
-    def checker(graph: Graph) -> None:
-        check_folded(graph, plan.replicas_each, plan.devices)
-
     def rewrite(with_plan: Plan) -> GraphItem:
-        rewritten = pipeline.rewrite(flat, with_plan, verify=checker)
+        rewritten = pipeline.rewrite(flat, with_plan, verify=_checker(plan))
         check_expanded(rewritten.graph_bytes, flat, plan.devices)
         return rewritten
 
@@ -92,8 +93,15 @@ def verify(
     if compressed is not None:
         rows = compressed_rows(compressed, feeds, steps=steps, rtol=rtol, atol=atol, values=values, seed=seed)
         report = with_compressed(report, rows, plan)
-    notes = (*_semantics_notes(plan), *seeded, *report.notes)
-    return replace(report, batch=size, notes=notes, seconds=time.perf_counter() - began)
+    notes = (*fitting, *_semantics_notes(plan), *seeded, *report.notes)
+    return replace(report, config=_described(asked), batch=size, notes=notes, seconds=time.perf_counter() - began)
+
+
+def _checker(plan: Plan) -> Callable[[Graph], None]:
+    def check(graph: Graph) -> None:
+        check_folded(graph, plan.replicas_each, plan.devices)
+
+    return check
 
 
 def compare(

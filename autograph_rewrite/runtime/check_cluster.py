@@ -1,0 +1,55 @@
+"""verify, for several processes: their graphs are shown to fit together, and their numbers are checked in this one.
+
+    plan of 2 processes ──► graphs of rank 0, rank 1 ──► check_ranks            nothing is run
+                        └─► the same replicas in one process ──► comparison     as for any other plan
+
+What only the processes' own exchange could get wrong in the numbers is not seen: train on the cluster for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from autograph_rewrite.ir import serde
+from autograph_rewrite.ir.collectives import collect
+from autograph_rewrite.ir.graph import Graph
+from autograph_rewrite.ir.verify_expanded import check_expanded
+from autograph_rewrite.ir.verify_ranks import check_ranks
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.passes import pipeline
+from autograph_rewrite.plan.plan import Plan
+
+
+def fit_together(item: GraphItem, plan: Plan, checker: Callable[[Graph], None]) -> str:
+    """Rewrite an item for every process, and check that the graphs fit together; say so in a sentence.
+
+    Args:
+        item: a normalised item; it is not changed.
+        plan: of several processes.
+        checker: of the graph between two passes.
+
+    Raises:
+        VerifyError: they do not; names every broken invariant, with its rank.
+    """
+    count = len(plan.processes)
+    graphs = []
+    for task in range(count):
+        graph = serde.from_bytes(pipeline.rewrite(item, plan, verify=checker, task=task).graph_bytes)
+        check_expanded(graph, item, plan.devices, count)
+        graphs.append(graph)
+    check_ranks(graphs, item)
+    meeting, _ = collect(node for graph in graphs for node in graph)
+    members = sum(len(group.members) for group in meeting)
+    return (
+        f"the graphs of {count} processes fit together ({len(meeting)} collectives with {members} members); "
+        f"numbers were compared for their {plan.replicas} replicas in one process"
+    )
+
+
+def in_one_process(plan: Plan) -> Plan:
+    """Return the request of a plan for as many replicas in this process; the plan itself if it is for one."""
+    if len(plan.processes) <= 1:
+        return plan
+    devices = tuple(f"/device:CPU:{replica}" for replica in range(plan.replicas))
+    return replace(plan, devices=devices, edges=(), graph_digest="")
