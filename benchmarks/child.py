@@ -30,7 +30,14 @@ class ChildFailed(Exception):
     """A measuring process failed or took too long."""
 
 
-def call(function: str, arguments: Mapping[str, Any], *, timeout: float, cores: int = 0) -> Any:
+def call(
+    function: str,
+    arguments: Mapping[str, Any],
+    *,
+    timeout: float,
+    cores: int = 0,
+    environment: Mapping[str, str] | None = None,
+) -> Any:
     """Run `module:function` in a fresh process and return its result.
 
     Args:
@@ -38,17 +45,19 @@ def call(function: str, arguments: Mapping[str, Any], *, timeout: float, cores: 
         arguments: its keyword arguments, as far as JSON can tell them.
         timeout: seconds.
         cores: how many processor cores it may use; 0 for all.
+        environment: more variables for it.
 
     Raises:
         ChildFailed: it failed or did not end in time; the message holds the end of what it printed.
     """
-    environment = {key: value for key, value in os.environ.items() if key not in _LEFT_OUT} | _ENVIRONMENT
+    kept = {key: value for key, value in os.environ.items() if key not in _LEFT_OUT}
+    variables = {**kept, **_ENVIRONMENT, **(environment or {})}
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
         command = [sys.executable, "-m", "benchmarks.child", function, str(result), str(cores), json.dumps(arguments)]
         try:
             done = subprocess.run(
-                command, cwd=ROOT, env=environment, timeout=timeout, capture_output=True, text=True, check=False
+                command, cwd=ROOT, env=variables, timeout=timeout, capture_output=True, text=True, check=False
             )
         except subprocess.TimeoutExpired:
             raise ChildFailed(f"{function}({arguments}) did not end within {timeout:g} s") from None

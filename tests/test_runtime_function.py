@@ -317,3 +317,15 @@ def test_an_item_that_was_not_rewritten_runs_as_the_original_does(pair: tuple[Li
     np.testing.assert_allclose(loss, expected["loss"], rtol=1e-12)
     np.testing.assert_allclose(prediction, expected["prediction"], rtol=1e-12)
     assert_same_state(one, many)
+
+
+def test_a_variable_as_an_argument_is_refused_with_the_way_out() -> None:
+    weight = tf.Variable(1.0, name="weight")
+
+    def train(x: Any, w: Any = weight) -> Any:
+        w.assign_sub(tf.reduce_mean(x))
+        return w.read_value()
+
+    step = ar.distribute(train, {"devices": ["CPU:0"], "strategy": {"name": "AllReduce"}})
+    with pytest.raises(ar.GraphError, match=r"variable 'weight:0' as an argument"):
+        step(tf.ones([4]))

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from autograph_rewrite.errors import GraphError
 from autograph_rewrite.requires import tensorflow
 
 Shape = tuple[int | None, ...] | None
@@ -81,6 +82,11 @@ class Arguments:
 
     def _take_leaf(self, value: Any, flat: Flat) -> None:
         tf = self._tf
+        if isinstance(value, tf.Variable):
+            raise GraphError(
+                f"the step is given the variable '{value.name}' as an argument",
+                hint="let the function use it from outside, as a global, an attribute or a closure, not as an argument",
+            )
         if isinstance(value, np.ndarray | np.generic):
             value = tf.convert_to_tensor(value)
         if isinstance(value, tf.Tensor | tf.TensorSpec):

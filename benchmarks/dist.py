@@ -1,0 +1,168 @@
+"""Two processes, each on a core of its own: what an exchange costs, what buckets and compressors save.
+
+gradients   1, 50 and 200 of 1,000 numbers each, one collective each or in buckets
+step        a network over two processes, against one process on one core with the same total batch
+link        the same with 100 Mbit/s between the processes, plain and compressed
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from statistics import median
+from typing import Any
+
+from benchmarks.child import call
+from benchmarks.effort import Effort
+from benchmarks.figure import Figure, milliseconds
+from benchmarks.link import Link, passed
+
+TITLE = "two processes, pinned to a core each"
+MEGABITS = 100
+NUMBERS = 1000
+CALLS = 5
+COMPRESSORS = ("none", "fp16", "topk", "powersgd")
+
+
+def run(effort: Effort) -> tuple[list[Figure], dict[str, Any]]:
+    """Return the figures, and the times that they are made of."""
+    rounds, counts = effort.rounds(7), (1, 4) if effort.tiny else (1, 50, 200)
+    common = {"tiny": effort.tiny, "rounds": rounds}
+    exchanged = _job("gradients", {"counts": counts, "rounds": rounds})
+    two = _job("step", common)
+    one = call("benchmarks.dist:step", {**common, "core": 0}, timeout=300)
+    kinds = COMPRESSORS[:2] if effort.tiny else COMPRESSORS
+    slow = {kind: _job("step", {**common, "compressor": kind}, MEGABITS * 1e6) for kind in kinds}
+
+    figures = []
+    for count in counts:
+        apart, together = (exchanged[f"{count} {how}"] for how in ("apart", "in buckets"))
+        figures.append(
+            Figure(
+                f"{count} gradients: one collective each / in buckets",
+                apart / together,
+                at_least=8.0 if count == 200 else None,
+                how=f"{milliseconds(apart)} / {milliseconds(together)} per step",
+            )
+        )
+    how = f"{milliseconds(two['seconds'])} / {milliseconds(one['seconds'])}, the same batch in all"
+    figures.append(Figure("step of an MLP: two processes / one", two["seconds"] / one["seconds"], how=how))
+    for kind, found in slow.items():
+        ratio = found["seconds"] / slow["none"]["seconds"]
+        sent = (
+            f"{found['planned'] / 1e6:.3g} MB per worker and step by the plan, {found['passed'] / 1e6:.3g} MB measured"
+        )
+        how = f"{milliseconds(found['seconds'])}; {sent}"
+        figures.append(Figure(f"the same, {MEGABITS} Mbit/s: {kind} / plain", ratio, how=how))
+    return figures, {"gradients": exchanged, "two": two, "one": one, "slow": slow}
+
+
+def _job(what: str, arguments: Mapping[str, Any], bits_per_second: float = 0.0) -> Any:
+    """Run a function of this module in two processes as one job; return what worker 0 returns.
+
+    With a rate, each finds the other behind a link of that rate.
+    """
+    ports = _free_ports(2)
+    links = [Link(port, bits_per_second) for port in ports] if bits_per_second else []
+    meters = {"meters": [link.meter for link in links]} if links else {}
+
+    def start(task: int) -> Any:
+        seen = [port if task == other or not links else links[other].port for other, port in enumerate(ports)]
+        cluster = {"worker": [f"127.0.0.1:{port}" for port in seen]}
+        told = {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": task}})}
+        own = {**arguments, **meters, "core": task}
+        return call(f"benchmarks.dist:{what}", own, timeout=400, environment=told)
+
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(start, range(2)))
+    for link in links:
+        link.close()
+    return results[0]
+
+
+def _free_ports(count: int) -> list[int]:
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [listener.getsockname()[1] for listener in held]
+    for listener in held:
+        listener.close()
+    return ports
+
+
+def gradients(counts: Sequence[int], rounds: int, core: int) -> dict[str, float]:
+    """Time steps that exchange many small gradients and do next to nothing else (in both processes)."""
+    _pin(core)
+    import tensorflow as tf
+
+    import autograph_rewrite as ar
+
+    x = tf.ones([4, NUMBERS])
+    times = {}
+    for count in counts:
+        for how, size in (("apart", 0), ("in buckets", 4 << 20)):
+            strategy = {"name": "AllReduce", "bucket_bytes": size}
+            train = _sum_of_layers([tf.Variable(tf.zeros([NUMBERS])) for _ in range(count)])
+            step = ar.distribute(train, {"devices": ["CPU:0"], "strategy": strategy})
+            times[f"{count} {how}"] = _time(lambda step=step: step(x), rounds)
+    return times
+
+
+def _sum_of_layers(weights: Sequence[Any]) -> Callable[[Any], Any]:
+    """Return a training step in which each weight has a gradient of its own."""
+    import tensorflow as tf
+
+    def train(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([tf.reduce_mean(tf.linalg.matvec(x, w)) for w in weights])
+        for w, g in zip(weights, tape.gradient(loss, weights), strict=True):
+            w.assign_sub(0.01 * g)
+        return loss
+
+    return train
+
+
+def step(tiny: bool, rounds: int, core: int, compressor: str = "none", meters: Sequence[int] = ()) -> dict[str, float]:
+    """Time a training step of an MLP; as one of two processes, with half of the batch."""
+    _pin(core)
+    import tensorflow as tf
+
+    import autograph_rewrite as ar
+    from benchmarks import programs
+
+    program = programs.build("mlp", tiny=tiny)
+    train, half = programs.single_step(program), len(program.y) // 2
+    x, y = tf.constant(program.x), tf.constant(program.y)
+    if "TF_CONFIG" not in os.environ:
+        function = tf.function(train)
+        return {"seconds": _time(lambda: function(x, y), rounds)}
+    part = slice(0, half) if core == 0 else slice(half, None)
+    config = {"devices": ["CPU:0"], "strategy": {"name": "AllReduce", "compressor": compressor}}
+    distributed = ar.distribute(train, config)
+    x, y = x[part], y[part]
+    distributed(x, y)
+    before = sum(map(passed, meters))
+    seconds = _time(lambda: distributed(x, y), rounds, warm_up=0)
+    sent = (sum(map(passed, meters)) - before) / (2 * CALLS * rounds)
+    planned = sum(edge.bytes for edge in distributed.items[0].report.edges if edge.is_collective)
+    return {"seconds": seconds, "passed": sent, "planned": planned}
+
+
+def _time(run: Callable[[], Any], rounds: int, warm_up: int = 3) -> float:
+    """Return the median over rounds of the seconds of one call; both processes do the same number."""
+    for _ in range(warm_up):
+        run()
+    found = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        for _ in range(CALLS):
+            run()
+        found.append((time.perf_counter() - began) / CALLS)
+    return median(found)
+
+
+def _pin(core: int) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[core % len(cores)]})
