@@ -44,7 +44,7 @@ def several_strategies_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contestants, "prepare", separate)
 
 
-@pytest.mark.parametrize("name", [*command.BENCHMARKS, pytest.param("dist", marks=pytest.mark.full)])
+@pytest.mark.parametrize("name", command.BENCHMARKS)
 def test_a_benchmark_measures_and_prints_its_figures(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,6 +59,16 @@ def test_a_benchmark_measures_and_prints_its_figures(
         assert math.isfinite(figure["value"]), figure["name"]
         assert figure["name"].strip()[:40] in printed.getvalue()
     assert kept["machine"]["python"]
+
+
+@pytest.mark.full
+def test_two_processes_are_measured_as_one_job(tmp_path: Path) -> None:
+    printed = io.StringIO()
+    code = command.run(["dist"], Effort(tiny=True), tmp_path / "bench.json", Console(file=printed, width=200))
+    assert code == 0, printed.getvalue()
+    slow = json.loads((tmp_path / "bench.json").read_text())["benchmarks"]["dist"]["details"]["slow"]
+    for kind, found in slow.items():
+        assert found["passed"] == pytest.approx(found["planned"], rel=0.1), kind
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "resnet", "transformer", "deep", "large", "small"])
