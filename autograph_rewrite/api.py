@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.ir.quiet import no_garbage_collection
 from autograph_rewrite.item import GraphItem
@@ -79,6 +80,9 @@ def rewrite(
             plan = _request(flat, given)
         checker = _checker(plan) if verify_each else None
         own = member.task if member is not None else task or 0
+        if own >= len(plan.processes):
+            problem = f"there is no worker {own}: the plan has {len(plan.processes)} of them"
+            raise ConfigError(problem, hint="workers count from 0; name them all in cluster.workers")
         common = contents_of(flat) if member is not None else b""
         new = pipeline.rewrite(
             flat, plan, verify=checker, observers=observers, training=training, in_place=True, task=own

@@ -24,6 +24,7 @@ from autograph_rewrite.tools.common import (
     replacing,
     write_item,
 )
+from autograph_rewrite.tools.launcher_script import at_least
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,6 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plan-out", metavar="PLAN", help="write the resolved plan there: .yaml or .pb")
     parser.add_argument("--dump-dir", metavar="DIR", help="write NN_pass.pb, .txt and .json there, one for each pass")
     parser.add_argument("--print-changed", action="store_true", help="print what each pass changes")
+    parser.add_argument(
+        "--task", metavar="K", type=at_least(0), help="write the graph of worker K of the configuration's cluster"
+    )
     parser.add_argument("--no-verify", action="store_true", help="do not check the graph after each pass")
 
 
@@ -51,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         plan_out = stack.enter_context(_plan_file(args.plan_out))
         snapshots = stack.enter_context(_snapshots(args.dump_dir))
         observers += [] if snapshots is None else [snapshots]
-        new = rewrite(item, chosen, verify_each=not args.no_verify, observers=observers)
+        new = rewrite(item, chosen, verify_each=not args.no_verify, observers=observers, task=args.task)
         write_item(new, out)
         if plan_out is not None:
             new.report.plan.save(plan_out)
