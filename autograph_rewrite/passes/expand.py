@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from autograph_rewrite.ir import wire
-from autograph_rewrite.ir.graph import PASS_ATTR, Graph, Node, PerInstance, Select, Span
+from autograph_rewrite.ir.graph import PASS_ATTR, Graph, Node, PerInstance, Select, Span, Value
 from autograph_rewrite.ir.serde import frame
 
 _MARK = wire.delimited(wire.ATTR, wire.delimited(1, PASS_ATTR.encode()) + wire.delimited(2, b"\x12\x06expand"))
@@ -46,7 +46,7 @@ class _Record(NamedTuple):
     own: int
     name: bytes
     op: bytes
-    inputs: tuple[tuple[bytes, int, bytes], ...]  # mark (`^` or nothing), prefix kind, name
+    inputs: tuple[int, ...]  # places in `_Records.references`
     tail: bytes
 
 
@@ -72,11 +72,13 @@ def expand(graph: Graph, devices: Sequence[str], common: set[Node]) -> bytes:
         for r, device in enumerate(devices)
     ]
     parts = [_once(node, devices, common, tails) for node in graph if node.span is Span.ONCE]
-    records = [_record(node, common, tails) for node in each if node not in special]
-    parts += _copies([r for r in records if r.own == _COMMON], instances)
-    parts += _copies([r for r in records if r.own == _OWN], instances)
+    for is_own in (False, True):
+        alike = _Records(
+            common, [node for node in each if node not in special and (node not in common) is is_own], tails
+        )
+        parts += _copies(alike, instances)
     for replica, instance in enumerate(instances):
-        parts.append(_block([_record(node, common, tails, replica) for node in special], instance))
+        parts.append(_block(_Records(common, special, tails, replica), instance))
     return frame(parts, graph)
 
 
@@ -92,17 +94,18 @@ class _Tails:
 
         Colocation is dropped: every node has a device. So are shapes, which were those of the whole batch.
         """
-        key = (copied, replica, node.rest, *node._attrs.items())
+        attrs = [item for item in node._attrs.items() if item[0] not in _DROPPED]
+        key = (copied, replica, node.rest, *attrs)
         tail = self._joined.get(key)
         if tail is None:
-            tail = self._joined[key] = self._encode(node, replica, copied)
+            tail = self._joined[key] = self._encode(node, attrs, replica, copied)
         return tail
 
-    def _encode(self, node: Node, replica: int, copied: bool) -> bytes:
+    def _encode(
+        self, node: Node, attrs: Iterable[tuple[str, bytes | PerInstance]], replica: int, copied: bool
+    ) -> bytes:
         parts: list[bytes] = []
-        for key, raw in node._attrs.items():
-            if key in _DROPPED:
-                continue
+        for key, raw in attrs:
             value = raw.raws[replica] if isinstance(raw, PerInstance) else raw
             encoded = self._single.get((key, value))
             if encoded is None:
@@ -117,19 +120,39 @@ class _Tails:
 _DROPPED = frozenset(("_class", "_output_shapes"))
 
 
-def _record(node: Node, common: set[Node], tails: _Tails, replica: int = 0) -> _Record:
-    inputs = [
-        (
-            b"",
-            _kind(value.node, common),
-            (value.node.name if not value.index else f"{value.node.name}:{value.index}").encode(),
-        )
-        for value in node._inputs
-    ]
-    inputs += [(b"^", _kind(control, common), control.name.encode()) for control in node._controls]
-    op = node.op.encode()
-    head = b"\x12" + wire.varint(len(op)) + op
-    return _Record(_kind(node, common), node.name.encode(), head, tuple(inputs), tails(node, replica, copied=True))
+class _Records:
+    """Nodes that are encoded together, and what they read: most values have several readers, and are named once.
+
+    Args:
+        common: the nodes that hold the same value on every replica.
+        nodes: the EACH nodes to encode.
+        tails: encodes their attributes.
+        replica: the one whose attributes count, where they differ.
+    """
+
+    def __init__(self, common: set[Node], nodes: Iterable[Node], tails: _Tails, replica: int = 0) -> None:
+        self.references: list[tuple[int, bytes, bytes]] = []  # kind of prefix; mark (`^` or nothing); rest of the name
+        self._common = common
+        self._places: dict[Value | Node, int] = {}
+        self.all = [self._record(node, tails(node, replica, copied=True)) for node in nodes]
+        kinds = {kind for kind, _, _ in self.references} | {record.own for record in self.all}
+        self.uses_common = _COMMON in kinds
+
+    def _record(self, node: Node, tail: bytes) -> _Record:
+        places = self._places
+        inputs = [places[value] if value in places else self._add(value) for value in node._inputs]
+        inputs += [places[control] if control in places else self._add(control) for control in node._controls]
+        op = node.op.encode()
+        head = b"\x12" + wire.varint(len(op)) + op
+        return _Record(_kind(node, self._common), node.name.encode(), head, tuple(inputs), tail)
+
+    def _add(self, read: Value | Node) -> int:
+        self._places[read] = place = len(self.references)
+        if isinstance(read, Node):
+            self.references.append((_kind(read, self._common), b"^", read.name.encode()))
+        else:
+            self.references.append((_kind(read.node, self._common), b"", read.name.encode()))
+        return place
 
 
 def _kind(node: Node, common: set[Node]) -> int:
@@ -138,13 +161,12 @@ def _kind(node: Node, common: set[Node]) -> int:
     return _COMMON if node in common else _OWN
 
 
-def _copies(records: Sequence[_Record], instances: Sequence[Instance]) -> list[bytes]:
+def _copies(records: _Records, instances: Sequence[Instance]) -> list[bytes]:
     """Encode all instances from one template per length of name prefixes and device."""
     parts: list[bytes] = []
     templates: dict[tuple[int, ...], tuple[Instance, bytes, bool]] = {}
-    uses_common = any(r.own == _COMMON or any(kind == _COMMON for _, kind, _ in r.inputs) for r in records)
     for instance in instances:
-        if uses_common and not instance.common:  # replica 0 of common nodes has no prefix to replace
+        if records.uses_common and not instance.common:  # replica 0 of common nodes has no prefix to replace
             parts.append(_block(records, instance))
             continue
         key = (len(instance.own), len(instance.device))
@@ -167,26 +189,25 @@ def _token(what: str, length: int) -> bytes:
     return bytes(0x80 | byte & 0x3F for byte in (seed * (length // len(seed) + 1))[:length])
 
 
-def _is_clean(records: Iterable[_Record], token: Instance) -> bool:
+def _is_clean(records: _Records, token: Instance) -> bool:
     """Return whether no attribute happens to contain a placeholder."""
     needles = [needle for needle in (token.own, token.device) if needle]
-    return not any(needle in record.tail for record in records for needle in needles)
+    return not any(needle in record.tail for record in records.all for needle in needles)
 
 
-def _block(records: Iterable[_Record], instance: Instance) -> bytes:
+def _block(records: _Records, instance: Instance) -> bytes:
     """Encode one instance of each node. The hot loop of rewriting."""
     prefixes = (b"", instance.common, instance.own)
     varint = wire.varint
     device = b"\x22" + varint(len(instance.device)) + instance.device if instance.device else b""
+    reads: list[bytes] = []
+    for kind, mark, text in records.references:
+        full = mark + prefixes[kind] + text
+        reads.append(b"\x1a" + varint(len(full)) + full)
     parts: list[bytes] = []
-    for own, rest, op, inputs, tail in records:
+    for own, rest, op, inputs, tail in records.all:
         name = prefixes[own] + rest
-        body = [b"\n", varint(len(name)), name, op]
-        for mark, kind, text in inputs:
-            full = mark + prefixes[kind] + text
-            body += (b"\x1a", varint(len(full)), full)
-        body += (device, tail)
-        payload = b"".join(body)
+        payload = b"".join((b"\n", varint(len(name)), name, op, *[reads[place] for place in inputs], device, tail))
         parts += (b"\n", varint(len(payload)), payload)
     return b"".join(parts)
 
