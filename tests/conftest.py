@@ -17,7 +17,7 @@ from types import ModuleType
 
 import pytest
 
-pytest_plugins = ("tests.matrix.summary",)
+pytest_plugins = ("tests.matrix.summary", "tests.jobs.fixtures")
 VIRTUAL_DEVICES = 4
 
 # One thread per operation: xdist's workers share the machine's cores, and tiny shapes gain nothing from more.

@@ -27,6 +27,8 @@ from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.runtime.peers import listed
 from autograph_rewrite.runtime.rendezvous import Array, Rendezvous
 
+COMPARE = "compare what they run"
+CARRY_ON = "carry on after an error, too"
 LINES = 12
 """How many lines of a difference a message shows."""
 WIDTH = 160
@@ -56,14 +58,22 @@ def contents(item: GraphItem) -> bytes:
     return zlib.compress("\n".join(lines).encode(), 1)
 
 
-def require_the_same(member: Membership, plan: Plan, graph: bytes = b"", captured: Iterable[Array] = ()) -> None:
+def require_the_same(
+    member: Membership,
+    plan: Plan,
+    graph: bytes = b"",
+    captured: Iterable[Array] = (),
+    *,
+    what: str = COMPARE,
+) -> None:
     """Compare plan, graph and versions with those of the other workers.
 
     Args:
         member: this process.
         plan: the plan.
         graph: the `contents` of what was rewritten.
-        captured: values that are no variables, but part of the graph all the same.
+        captured: values that have to be equal, too.
+        what: it is done for, for messages.
 
     Raises:
         ClusterError: they differ, or somebody is missing.
@@ -72,13 +82,13 @@ def require_the_same(member: Membership, plan: Plan, graph: bytes = b"", capture
     values = [f"captured {v.dtype.name}{list(v.shape)} #{zlib.crc32(v.tobytes()):08x}" for v in captured]
     parts = [plan.digest(), _versions(), *values, zlib.decompress(graph).decode() if graph else ""]
     digest = hashlib.sha256("\n".join(parts).encode()).digest()
-    rows = job.rows(np.frombuffer(digest, np.int32), "compare what they run")
+    rows = job.rows(np.frombuffer(digest, np.int32), what)
     odd = [task for task in range(len(rows)) if not np.array_equal(rows[task], rows[0])]
     if not odd:
         return
     request = replace(plan, id="", graph_digest="", notes=(), edges=())
     said = [_versions(), request.to_yaml(), *parts[2:], replace(plan, id="", graph_digest="", notes=()).to_yaml()]
-    texts = job.texts("\n".join(said), "compare what they run")
+    texts = job.texts("\n".join(said), what)
     names = listed(f"worker {task} ({member.workers[task]})" for task in odd)
     pair = texts[0].splitlines(), texts[odd[0]].splitlines()
     lines = difflib.unified_diff(*pair, "worker 0", f"worker {odd[0]}", n=0, lineterm="")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from autograph_rewrite.errors import GraphError, RewriteError
+from autograph_rewrite.errors import ClusterError, GraphError, RewriteError
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.functions import from_concrete, trace
 from autograph_rewrite.load.keras_models import step_function
@@ -242,6 +242,8 @@ class IteratorFunction:
         if self._fall_back.function is None:
             try:
                 return self._run(data)
+            except ClusterError:
+                raise
             except RewriteError as error:
                 self._fall_back.use(error)
         return self._fall_back.function(iter([data]))
@@ -269,6 +271,8 @@ class PredictFunction:
         if self._fall_back.function is None:
             try:
                 return self._join([self._run(data) for data in batches])
+            except ClusterError:
+                raise
             except RewriteError as error:
                 self._fall_back.use(error)
         return self._fall_back.function(batches)

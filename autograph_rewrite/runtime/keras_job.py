@@ -19,6 +19,7 @@ from autograph_rewrite.passes.blocks import bounds
 from autograph_rewrite.plan.membership import Membership
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.agreement import common_seed, require_equal
+from autograph_rewrite.runtime.keras_backups import Backups
 
 WRITES = ("save", "save_weights", "export")
 
@@ -56,7 +57,8 @@ class KerasJob:
         if not self._member.is_chief:
             for name in WRITES:
                 object.__setattr__(model, name, _nothing(getattr(model, name)))
-            object.__setattr__(model, "fit", _without_backups(model.fit))
+        backups = Backups(self._member, self._seconds, model)
+        object.__setattr__(model, "fit", backups.fitting(model.fit))
 
     def part(self, data: Any, kind: str) -> Any:
         """Return this worker's part of a batch that all workers are given.
@@ -128,20 +130,3 @@ def _nothing(method: Callable[..., Any]) -> Callable[..., None]:
         return None
 
     return left_to_the_chief
-
-
-def _without_backups(fit: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a `fit` whose BackupAndRestore restores what worker 0 has saved, and writes nothing itself."""
-
-    @functools.wraps(fit)
-    def fitted(*args: Any, **kwargs: Any) -> Any:
-        import keras
-
-        callbacks = kwargs.get("callbacks") or ()
-        for callback in callbacks if isinstance(callbacks, list | tuple) else (callbacks,):
-            if isinstance(callback, keras.callbacks.BackupAndRestore):
-                object.__setattr__(callback, "_save_model", _nothing(callback._save_model))
-                callback.delete_checkpoint = False
-        return fit(*args, **kwargs)
-
-    return fitted

@@ -9,6 +9,7 @@ the collectives of the steps.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +25,9 @@ from autograph_rewrite.runtime.watchdog import Closing, Watchdog
 Array = np.ndarray[Any, Any]
 FIRST_KEY = 2**29
 """Group and instance keys of rendezvous; those of steps are spread over all numbers below 2^30 and above."""
+
+PIECE = 2**24
+"""How many numbers travel at once: a message of gRPC cannot hold two gigabytes."""
 
 
 class Rendezvous:
@@ -78,7 +82,8 @@ class Rendezvous:
             words = flat.view(np.uint8)
             words = np.pad(words, (0, -words.size % 4)).view(np.int32)  # bits travel unchanged as integers
             chosen = words if self._member.is_chief else np.zeros_like(words)
-            shared = self.add_up(chosen, what).view(np.uint8)[: flat.nbytes].view(flat.dtype)
+            pieces = [self.add_up(chosen[i : i + PIECE], what) for i in range(0, chosen.size, PIECE)]
+            shared = np.concatenate(pieces).view(np.uint8)[: flat.nbytes].view(flat.dtype)
             at = 0
             for i in positions:
                 size = result[i].size
@@ -134,6 +139,8 @@ _SIGNS = (
     "Socket closed",
     "worker/replica",
 )
+_NODE = re.compile(r"\{\{node ([^}]+)\}\}")
+"""How TensorFlow names the op that failed: of a step, the collective that was waited for."""
 
 
 def is_of_the_job(error: Exception) -> bool:
@@ -155,14 +162,19 @@ def missing(
         lost: who was missed already.
     """
     quiet = lost or peers.silent(member)
+    node = _NODE.search(str(getattr(error, "message", "")))
+    where = node.group(1) if node is not None else None
     if quiet:
         problem = f"{member.name} waited for {peers.listed(quiet)} to {what}: no answer"
-        return ClusterError(problem, hint="look at what it printed last; start the job again once it can run")
+        hint = "look at what it printed last; start the job again once it can run"
+        return ClusterError(problem, where=where, hint=hint)
     if error is not None and type(error).__name__ not in ("DeadlineExceededError", "CancelledError"):
         told = str(getattr(error, "message", error)).strip().splitlines()
-        return ClusterError(f"{member.name} failed to {what}: {told[0][:300] if told else type(error).__name__}")
+        problem = f"{member.name} failed to {what}: {told[0][:300] if told else type(error).__name__}"
+        return ClusterError(problem, where=where)
     return ClusterError(
         f"{member.name} waited {seconds:g} s for the other workers to {what}; all processes answer",
+        where=where,
         hint="do all workers run the same program, fetch the same values, and have equally many batches? If one of "
         "them is only slower, raise timeout_seconds",
     )

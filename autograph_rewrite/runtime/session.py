@@ -20,7 +20,7 @@ from autograph_rewrite.passes.place import run_devices
 from autograph_rewrite.plan.devices import parse
 from autograph_rewrite.plan.membership import Membership
 from autograph_rewrite.requires import tensorflow
-from autograph_rewrite.runtime.agreement import require_the_same
+from autograph_rewrite.runtime.agreement import CARRY_ON, require_the_same
 from autograph_rewrite.runtime.cluster import configure, join, target
 from autograph_rewrite.runtime.devices import ensure_devices
 from autograph_rewrite.runtime.peers import Lookout
@@ -75,6 +75,7 @@ class DistributedSession:
         self._watchdog = _watchdog(self._member, item, self._session, limit)
         self._timeout_ms = int(limit * 1e3) if self._watchdog is None else 0
         self._problem: ClusterError | None = None
+        self._failed = False
         added = [v.initializer for v in item.state.values() if v.initializer is not None]
         if added:  # restoring a checkpoint of the original would leave these without a value
             self._session.run([self.graph.get_operation_by_name(name) for name in added])
@@ -96,9 +97,8 @@ class DistributedSession:
         Args:
             fetches: an original name, tensor or operation, or a nest of them; None for nothing.
             feed_dict: values by original name or tensor.
-            timeout_ms: give up after this long; by default a mirrored graph, whose replicas wait for each other, gets
-                the plan's `timeout_seconds`, any other graph has no limit. Of several processes, a step that
-                computes has none, and one that waits for others in vain is ended after `timeout_seconds`.
+            timeout_ms: give up after this long; by default after `timeout_seconds` where replicas wait for each other:
+                of mirrored variables in any case, of several processes only if nothing is computed meanwhile.
 
         Raises:
             GraphError: a name is unknown or was pruned, or batch sizes differ.
@@ -140,11 +140,16 @@ class DistributedSession:
             return self._session.run(wanted, feeds, options=options)
         if self._problem is not None:
             raise self._problem
+        if self._failed:  # the program goes on after an error: so must all, and each may have updated something else
+            values = [self.read_variable(name) for name in self.item.variables]
+            require_the_same(self._member, self.item.report.plan, captured=values, what=CARRY_ON)
+            self._failed = False
         watchdog.start()
         try:
             return self._session.run(wanted, feeds, options=options)
         except self._tf.errors.OpError as error:
             if not watchdog.expired and not is_of_the_job(error):
+                self._failed = True
                 raise
             what = f"finish run {self._steps} of the session"
             self._problem = missing(self._member, what, watchdog.seconds, error, watchdog.lost)

@@ -19,7 +19,7 @@ from autograph_rewrite.load.binding import FunctionBinding
 from autograph_rewrite.passes.place import run_devices
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime import calls, cluster, function_def
-from autograph_rewrite.runtime.agreement import adopt, require_the_same
+from autograph_rewrite.runtime.agreement import CARRY_ON, COMPARE, adopt, require_the_same
 from autograph_rewrite.runtime.mirrors import Guard, Mirrors
 from autograph_rewrite.runtime.peers import Lookout
 from autograph_rewrite.runtime.rendezvous import is_of_the_job, missing
@@ -40,6 +40,8 @@ class Step:
         self.item = item
         self.binding = _binding(item)
         self._member = item.report.member if item.report is not None else None
+        self._mirrors = mirrors
+        self._failed = False
         self._number = 0
         self._plan = item.report.plan if item.report is not None else None
         self._batches = _batch_axes(item, self.binding)
@@ -83,9 +85,9 @@ class Step:
         self._inputs = [(at, position[name]) for at, name in enumerate(function.arguments) if name in position]
         self._watchdog = self._make_watchdog(function)
         if self._member is not None:
-            self._agree(mirrors)
+            self._agree()
 
-    def _agree(self, mirrors: Mirrors) -> None:
+    def _agree(self) -> None:
         """Make sure that all workers are about to run the same, on the same values of variables.
 
         Raises:
@@ -95,9 +97,12 @@ class Step:
         assert self._plan is not None
         constants = [c.value for c in self.binding.captures if c.name is None]
         numbers = [np.asarray(value) for value in constants if value.dtype.name in NUMBERS]
-        require_the_same(self._member, self._plan, self.item.report.contents, numbers)
-        found = [mirrors.of(c.value, *_kind(self.item, c.name)) for c in self.binding.captures if c.name is not None]
-        new = [variable for variable in found if variable.adopts]
+        what = CARRY_ON if self._failed else COMPARE
+        require_the_same(self._member, self._plan, self.item.report.contents, numbers, what=what)
+        found = [
+            self._mirrors.of(c.value, *_kind(self.item, c.name)) for c in self.binding.captures if c.name is not None
+        ]
+        new = [variable for variable in found if variable.adopts or self._failed]
         values = [np.asarray(variable.value()) for variable in new]
         for variable, value in zip(new, adopt(self._member, self._plan.timeout_seconds, values), strict=True):
             variable.write(value)
@@ -138,6 +143,9 @@ class Step:
         for at, index in self._inputs:
             args[at] = flat[index]
         self._number += 1
+        if self._failed:  # the program goes on after an error: so must all, and nobody knows what each had updated
+            self._agree()
+            self._failed = False
         if self._member is not None and self._plan is not None and not self._tf.executing_eagerly():
             cluster.abort_when_lost(self._member, self._plan.timeout_seconds)  # nobody sees that function run
         if self._guard is None:
@@ -161,6 +169,7 @@ class Step:
             results = self._call(args, watchdog.start())
             failed = False
         except self._tf.errors.OpError as error:
+            self._failed = self._member is not None
             translated = self._translate(error, watchdog)
             if translated is None:
                 raise

@@ -1,0 +1,150 @@
+"""Several processes train as one does on the same data: graphs, functions and Keras models, through `launch`."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.jobs.fixtures import Once
+from tests.jobs.job import Array, Results
+from tests.jobs.nursery import ROOT, Nursery
+
+GRAPHS = (
+    "mlp_adam_mirrored",
+    "mlp_adam_shared_two_devices",
+    "mlp_static_batch",
+    "language_model_mirrored",
+    "language_model_shared_two_devices",
+    "lstm_v1_shared_two_devices",
+    "masked",
+    "cond_v1",
+    "contrastive",
+    "unknown_counts",
+    "types",
+    "unseeded",
+    "custom_loop",
+    "custom_loop_shared_two_devices",
+    "function_sparse",
+    "loss_scaling",
+    "other_initial_values",
+)
+MODELS = ("fit", "callbacks", "per_worker", "resumed", "dataset")
+MORE_MODELS = ("weighted", "on_batch", "recompiled")
+THREE = ("fit", "per_worker")
+JOBS = {"graphs": (2, GRAPHS), "models": (2, MODELS), "three": (3, THREE), "more_models": (3, MORE_MODELS)}
+LIMIT = 150
+EXACT, SINGLE_PRECISION = 1e-9, 1e-5
+
+Load = Callable[[str], dict[str, dict[str, Results]]]
+
+
+@pytest.fixture
+def load(once: Once, nursery: Nursery) -> Load:
+    """Return a function that gives the results of all processes of a job, by process and case."""
+
+    def run(job: str) -> dict[str, dict[str, Results]]:
+        folder = once(f"job_{job}", lambda folder: launch(job, folder, nursery))
+        found = {path.stem: pickle.loads(path.read_bytes()) for path in folder.glob("*.pkl")}
+        count = JOBS[job][0]
+        logs = "\n".join(path.read_text(errors="replace")[-6000:] for path in folder.glob("*.log"))
+        assert len(found) == count + 2, logs
+        return found
+
+    return run
+
+
+def launch(job: str, folder: Path, nursery: Nursery) -> None:
+    """Run the cases of a job in its processes, and in one alone."""
+    count, cases = JOBS[job]
+    script = str(ROOT / "tests/jobs/worker.py")
+    single = nursery.start([script, ",".join(cases), str(folder)], folder / "single.log", {})
+    command = [sys.executable, "-m", "autograph_rewrite.tools.cli", "launch", "-n", str(count), script]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "1"}
+    with open(folder / "job.log", "w") as log:
+        done = subprocess.run(
+            [*command, ",".join(cases), str(folder)], stdout=log, stderr=log, timeout=LIMIT, env=environ, check=False
+        )
+    assert (done.returncode, single.wait(LIMIT)) == (0, 0), (folder / "job.log").read_text()[-6000:] + single.output
+
+
+def error(got: Array, expected: Array) -> float:
+    """Return the largest error relative to the largest number; infinity for other shapes or types."""
+    if got.shape != expected.shape or got.dtype != expected.dtype:
+        return np.inf
+    if not np.issubdtype(got.dtype, np.inexact):
+        return 0.0 if np.array_equal(got, expected) else np.inf
+    if not np.array_equal(np.isfinite(got), np.isfinite(expected)):
+        return np.inf
+    finite = np.isfinite(expected)
+    scale = np.max(np.abs(expected[finite]), initial=0.0)
+    return float(np.max(np.abs(got[finite] - expected[finite]), initial=0.0) / (scale or 1.0))
+
+
+def errors(got: Results, expected: Results) -> dict[str, float]:
+    """Return the errors of all results but those that are a worker's own."""
+    assert got.keys() == expected.keys()
+    return {name: error(got[name], expected[name]) for name in expected if not name.startswith("own ")}
+
+
+def assert_trains_as_one(found: dict[str, dict[str, Results]], case: str, tolerance: float) -> None:
+    """Compare each worker with the single process, which must differ from what one part of the data gives."""
+    expected = found["single"][case]
+    workers = sorted(name for name in found if name.startswith("worker"))
+    for worker in workers:
+        worst = {name: e for name, e in errors(found[worker][case], expected).items() if not e <= tolerance}
+        assert not worst, f"{worker} of {len(workers)}"
+    alone = errors(found["alone"][case], expected)
+    assert max(e for name, e in alone.items() if name.startswith("variable")) > 100 * tolerance, "it cannot fail"
+
+
+@pytest.mark.parametrize("case", [case for case in GRAPHS if case != "unseeded"])
+def test_two_processes_train_a_graph_or_a_function_as_one_does(load: Load, case: str) -> None:
+    assert_trains_as_one(load("graphs"), case, EXACT)
+
+
+def test_what_is_drawn_without_a_seed_is_the_same_in_all_processes(load: Load) -> None:
+    found = load("graphs")
+    first, second = (found[worker]["unseeded"] for worker in ("worker0", "worker1"))
+    assert set(errors(second, first).values()) == {0.0}
+    masks = [first[f"dropped of step {step}"] != 0 for step in range(3)]
+    assert not np.array_equal(masks[0], masks[1])
+    assert not np.array_equal(masks[0][0], masks[0][3])  # rows of different workers
+    assert 0.35 < np.mean(masks) < 0.65
+    one, two = (first[f"variable {name}"] for name in ("one", "two"))
+    assert error(one, two) > 0.1
+    assert error(found["single"]["unseeded"]["variable one"], one) > 0.1
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_two_processes_fit_a_keras_model_as_one_does(load: Load, case: str) -> None:
+    assert_trains_as_one(load("models"), case, SINGLE_PRECISION)
+
+
+@pytest.mark.parametrize("case", THREE)
+def test_three_processes_fit_a_keras_model_as_one_does(load: Load, case: str) -> None:
+    assert_trains_as_one(load("three"), case, SINGLE_PRECISION)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", MORE_MODELS)
+def test_three_processes_do_more_with_keras_models_as_one_does(load: Load, case: str) -> None:
+    assert_trains_as_one(load("more_models"), case, SINGLE_PRECISION)
+
+
+def test_only_worker_0_writes_checkpoints(load: Load) -> None:
+    found = load("models")
+    assert [int(found[f"worker{task}"]["callbacks"]["own files"]) for task in range(2)] == [2, 0]
+
+
+def test_the_list_of_cases_is_complete() -> None:
+    from tests.jobs import worker
+
+    listed = {*GRAPHS, *MODELS, *MORE_MODELS}
+    assert listed == set(worker.cases())
