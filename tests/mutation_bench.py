@@ -97,12 +97,17 @@ class Bench:
         found = self.rng.choice(pairs)
         return found if self.rng.random() < 0.5 else found[::-1]
 
-    def broken(self, kind: str, groups: Sequence[Collective], did: str, rank: int | None = -1) -> Mutant:
-        """Return the mutant; `rank` is this bench's own unless it is given."""
+    def broken(
+        self, kind: str, groups: Sequence[Collective], did: str, rank: int | None = -1, *, named: Sequence[str] = ()
+    ) -> Mutant:
+        """Return the mutant; `rank` is this bench's own unless it is given; a fault may also name one of `named`."""
         own = self.rank if rank == -1 else rank
         where = "on all ranks" if own is None else f"on rank {own}"
-        named = dict.fromkeys(common_name(node.name) for group in groups for node in group.members)
-        return Mutant(kind, self.job, own, tuple(named), f"{self.job.name}: {where}, {did}")
+        names = dict.fromkeys(common_name(node.name) for group in groups for node in group.members)
+        return Mutant(kind, self.job, own, (*names, *named), f"{self.job.name}: {where}, {did}")
+
+
+Kind = Callable[[Bench], Mutant]
 
 
 def name_of(group: Collective) -> str:

@@ -14,11 +14,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from autograph_rewrite.ir.verify_ranks import verify_ranks
-from tests.mutation_bench import Bench, Mutant
-from tests.mutation_kinds import KINDS, Kind
+from tests import mutation_kinds, mutation_orders
+from tests.mutation_bench import Bench, Kind, Mutant
 from tests.rank_jobs import Job, item_of, jobs_of
 
 MODELS = ("mlp", "keras_cnn", "language_model", "transformer", "lstm_v1", "cond_v1", "norm_in_loop")
+KINDS = (*mutation_kinds.KINDS, *mutation_orders.KINDS)
 
 
 def mutants(job: Job, kinds: Sequence[Kind] = KINDS) -> Iterator[Mutant]:

@@ -15,6 +15,7 @@ from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.walk import ancestors, topological_order
 
 SHOWN = 4  # nodes, or steps of a chain, in one message
+SAME_PLAN = "rewrite for all ranks again, from one graph with one plan and one version of this package"
 
 
 class Root(NamedTuple):
@@ -33,11 +34,13 @@ class Job:
         graphs: one per rank, without cycles; or a single one that stands for the graphs of all processes.
         processes: how many run.
         roots: what can be run.
+        own_inputs: the placeholders that are fed on each rank with something of its own.
     """
 
     graphs: tuple[Graph, ...]
     processes: int = 1
     roots: tuple[Root, ...] = ()
+    own_inputs: frozenset[str] = frozenset()
 
     @property
     def each(self) -> int:

@@ -19,14 +19,14 @@ from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.collectives import SENT, Collective, deadlock, key_range, keys_of, names_in, sent_by
 from autograph_rewrite.ir.fold import common_name
 from autograph_rewrite.ir.graph import Node
-from autograph_rewrite.ir.job import SHOWN, Job, odd_one
+from autograph_rewrite.ir.job import SAME_PLAN, SHOWN, Job, odd_one
 from autograph_rewrite.ir.opdefs import find_op
 from autograph_rewrite.ir.shape_rules import Shape
 from autograph_rewrite.ir.shapes import Shapes, differ, shape_text
 from autograph_rewrite.ir.verify import Fault
+from autograph_rewrite.ir.verify_conditions import conditions_are_equal, decisions_are_alike
 from autograph_rewrite.ir.walk import BACK_EDGES, marks_before
 
-SAME_PLAN = "rewrite for all ranks again, from one graph with one plan and one version of this package"
 Invariant = Callable[[Job], Iterable[Fault]]
 
 
@@ -205,32 +205,6 @@ def shapes_are_equal(job: Job) -> Iterator[Fault]:
         yield Fault(problem, odd_one(sent), "all members must make what they send in one way; " + SAME_PLAN)
 
 
-def conditions_are_equal(job: Job) -> Iterator[Fault]:
-    """The members of a collective run in one loop and in one branch."""
-    frames, guards = job.conditions
-    if not frames and not guards:
-        return
-    for group in job.found:
-        loops = {node: " in ".join(f"'{name}'" for name in frames.get(node, ())[::-1]) for node in group.members}
-        if len(set(loops.values())) > 1:
-            told = {node: f"in loop {loop}" if loop else "in no loop" for node, loop in loops.items()}
-            problem = f"the members of {group.name} run in different loops: {job.sides(told)}"
-            yield Fault(problem, odd_one(loops), "nobody leaves a loop in which another still waits for it")
-        branches = {
-            node: frozenset((common_name(guard.predicate.name), guard.taken) for guard in guards.get(node, ()))
-            for node in group.members
-        }
-        if len(set(branches.values())) > 1:
-            told = {node: _behind(branch) for node, branch in branches.items()}
-            problem = f"the members of {group.name} run on different conditions: {job.sides(told)}"
-            yield Fault(problem, odd_one(branches), "put all members of a collective in the same branch")
-
-
-def _behind(branch: frozenset[tuple[str, bool]]) -> str:
-    said = " and ".join(f"'{name}' is {str(taken).lower()}" for name, taken in sorted(branch))
-    return f"where {said}" if said else "always"
-
-
 def one_order_exists(job: Job) -> Iterator[Fault]:
     """There is an order of all collectives that every rank can follow."""
     circle = deadlock(job.found, job.ordered[1])
@@ -340,5 +314,6 @@ ALIKE: tuple[Invariant, ...] = (
     keys_measure_what_is_sent,
     shapes_are_equal,
     conditions_are_equal,
+    decisions_are_alike,
 )
 ORDERED: tuple[Invariant, ...] = (chains_agree, runs_are_whole)

@@ -29,6 +29,11 @@ class _Tensor(Protocol):
     def tensor(self) -> str: ...
 
 
+class _Input(_Tensor, Protocol):
+    @property
+    def batch_axis(self) -> int | None: ...
+
+
 class Original(Protocol):
     """What is compared with: the item that was expanded."""
 
@@ -37,7 +42,7 @@ class Original(Protocol):
         """The graph, before the first pass."""
 
     @property
-    def inputs(self) -> Mapping[str, _Tensor]:
+    def inputs(self) -> Mapping[str, _Input]:
         """By public name."""
 
     @property
@@ -60,6 +65,13 @@ def roots_in(graphs: Sequence[Graph], original: Original) -> Iterator[tuple[str,
     runnable += [(f"target '{name}'", name, False) for name in filter(None, [original.init_op])]
     for what, name, in_step in runnable:
         yield name, Root(what, tuple(graph.nodes[name] for graph in graphs if name in graph), in_step)
+
+
+def job_of(graphs: Sequence[Graph], original: Original, processes: int) -> Job:
+    """Return the job of some finished graphs, which were made of one item."""
+    own = (info.tensor.partition(":")[0] for info in original.inputs.values() if info.batch_axis is not None)
+    roots = (root for _, root in roots_in(graphs, original) if root.nodes)
+    return Job(tuple(graphs), processes, tuple(roots), frozenset(own))
 
 
 @dataclass(frozen=True)
@@ -102,7 +114,7 @@ def expanded_faults(
     faults += devices_are_the_plans(finished)
     if not faults:
         faults += variables_are_written_as_often(finished)
-        faults += collective_faults(Job((graph,), processes, tuple(root for _, root in roots_in([graph], original))))
+        faults += collective_faults(job_of([graph], original, processes))
     return faults
 
 

@@ -21,11 +21,11 @@ from autograph_rewrite.ir import devices as device_specs
 from autograph_rewrite.ir import dtypes, resources, serde
 from autograph_rewrite.ir.fold import Span, common_name
 from autograph_rewrite.ir.graph import Graph, Node
-from autograph_rewrite.ir.job import Job, odd_one
+from autograph_rewrite.ir.job import SAME_PLAN, Job, odd_one
 from autograph_rewrite.ir.text import shape_text
 from autograph_rewrite.ir.verify import Fault, raise_for
-from autograph_rewrite.ir.verify_collectives import SAME_PLAN, collective_faults
-from autograph_rewrite.ir.verify_expanded import Original, roots_in
+from autograph_rewrite.ir.verify_collectives import collective_faults
+from autograph_rewrite.ir.verify_expanded import Original, job_of, roots_in
 from autograph_rewrite.ir.verify_servers import stores_come_out_even
 from autograph_rewrite.ir.walk import topological_order
 
@@ -52,10 +52,11 @@ def verify_ranks(graphs: Sequence[bytes | Graph], original: Original | None = No
     faults = list(_unusable(ranks))
     if faults or not ranks:
         return faults  # what follows relies on orders
-    roots = list(roots_in(ranks, original)) if original is not None else []
-    job = Job(ranks, len(ranks), tuple(root for _, root in roots if root.nodes))
-    for name, root in roots:
-        faults += _lost(ranks, root.what, name)
+    if original is None:
+        job = Job(ranks, len(ranks))
+    else:
+        job = job_of(ranks, original, len(ranks))
+        faults += [fault for name, root in roots_in(ranks, original) for fault in _lost(ranks, root.what, name)]
     return faults + [fault for invariant in INVARIANTS for fault in invariant(job)]
 
 
