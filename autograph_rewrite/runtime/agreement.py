@@ -29,7 +29,7 @@ from autograph_rewrite.runtime.rendezvous import Array, Rendezvous
 
 COMPARE = "compare what they run"
 CARRY_ON = "carry on after an error, too"
-LINES = 12
+LINES = 14
 """How many lines of a difference a message shows."""
 WIDTH = 160
 
@@ -91,8 +91,9 @@ def require_the_same(
     texts = job.texts("\n".join(said), what)
     names = listed(f"worker {task} ({member.workers[task]})" for task in odd)
     pair = texts[0].splitlines(), texts[odd[0]].splitlines()
-    lines = difflib.unified_diff(*pair, "worker 0", f"worker {odd[0]}", n=0, lineterm="")
-    shown = [f"         {line[:WIDTH]}" for line in islice((line for line in lines if line[:2] != "@@"), LINES)]
+    lines = list(difflib.unified_diff(*pair, "worker 0", f"worker {odd[0]}", n=0, lineterm=""))
+    some = {i for sign in "-+" for i in islice((i for i, line in enumerate(lines) if line[0] == sign), LINES // 2)}
+    shown = [f"         {lines[i][:WIDTH]}" for i in sorted(some)]
     problem = (
         f"{names} would run something else than worker 0, and their collectives would wait for each other for ever"
     )

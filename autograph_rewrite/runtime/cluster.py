@@ -15,8 +15,7 @@ confines it to the configured one.
 from __future__ import annotations
 
 import os
-import threading
-import time
+import socket
 import warnings
 from collections.abc import Mapping
 from itertools import count
@@ -26,6 +25,7 @@ from autograph_rewrite.errors import ClusterError, ConfigError
 from autograph_rewrite.plan.config import Config
 from autograph_rewrite.plan.membership import Membership, membership_of
 from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime.background import repeat
 from autograph_rewrite.runtime.listening import confine
 from autograph_rewrite.runtime.peers import Lookout, listed
 
@@ -115,13 +115,14 @@ def abort_when_lost(member: Membership, seconds: float) -> None:
     known.is_guarded = True
     lookout = Lookout(member, seconds)
 
-    def guard() -> None:
-        while not (lost := lookout.lost()):
-            time.sleep(_ASK)
-        problem = f"{member.name} waited for {listed(lost)}: no answer"
-        context.abort_collective_ops(tensorflow().errors.UNAVAILABLE, problem)
+    def guard() -> bool:
+        lost = lookout.lost()
+        if lost:
+            problem = f"{member.name} waited for {listed(lost)}: no answer"
+            context.abort_collective_ops(tensorflow().errors.UNAVAILABLE, problem)
+        return not lost
 
-    threading.Thread(target=guard, daemon=True).start()
+    repeat(guard, _ASK)
 
 
 class ServerDef:
@@ -136,6 +137,16 @@ class ServerDef:
     def __getattr__(self, name: str) -> Any:
         """Read a field of the message."""
         return getattr(self._message(), name)
+
+    def SerializeToString(self) -> bytes:
+        """Return the message, for TensorFlow to start its server.
+
+        Raises:
+            ClusterError: it could not.
+        """
+        _require_free(self.member)
+        encoded: bytes = self._message().SerializeToString()
+        return encoded
 
     def _message(self) -> Any:
         from tensorflow.core.protobuf import cluster_pb2, config_pb2, tensorflow_server_pb2
@@ -155,6 +166,20 @@ class ServerDef:
             default_session_config=config,
             protocol="grpc",
         )
+
+
+def _require_free(member: Membership) -> None:
+    """Raise if somebody listens at this process's port; TensorFlow says no more than that it could not."""
+    port = int(member.address.rpartition(":")[2])
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of the last job may linger
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            raise ClusterError(
+                f"{member.name} cannot listen at {member.address}: {error.strerror}",
+                hint="is it running already, or another job? Each process needs a port of its own",
+            ) from None
 
 
 def _context() -> Any:

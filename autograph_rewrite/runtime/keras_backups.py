@@ -1,7 +1,7 @@
 """BackupAndRestore in a job: worker 0 writes, whole or not at all, and the others begin with what it has restored.
 
     save      new weights ─► weights     killed before: the old epoch
-              new epoch   ─► epoch       killed between the two: the new epoch is found, and known to be that of the weights
+              new epoch   ─► epoch       killed between the two: the new epoch is found, and known to be the weights'
     restore   worker 0's weights and epoch go to all, who may not see its files
 
 Keras writes one file over the old one, and then the other. When any process dies, the launcher ends worker 0, too,

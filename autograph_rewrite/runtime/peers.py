@@ -7,8 +7,10 @@ error that the survivors raise. Nobody is asked before something has gone wrong,
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 from autograph_rewrite.plan.membership import Membership
 
@@ -56,16 +58,24 @@ def _others(member: Membership, jobs: Mapping[str, Iterable[str]]) -> dict[str, 
 
 def _ask(addresses: Mapping[str, str], patience: float) -> dict[str, str]:
     """Return what becomes of asking each: gRPC's name of the status."""
+    if not threading.main_thread().is_alive():
+        return dict.fromkeys(addresses, "OK")  # the program ends: no threads can be had any more, and nobody cares
+    with ThreadPoolExecutor(max(1, len(addresses))) as pool:
+        answers = {name: pool.submit(_status, address, patience) for name, address in addresses.items()}
+        return {name: answer.result() for name, answer in answers.items()}
+
+
+def _status(address: str, patience: float) -> str:
     import grpc
 
-    options = [("grpc.enable_http_proxy", 0)]
-    with contextlib.ExitStack() as channels:
-        asked = {}
-        for name, address in addresses.items():
-            channel = channels.enter_context(grpc.insecure_channel(address, options=options))
-            ask = channel.unary_unary(STATUS, request_serializer=None, response_deserializer=None)
-            asked[name] = ask.future(b"", timeout=patience)
-        return {name: str(answer.code().name) for name, answer in asked.items()}
+    # A call that blocks: others have gRPC start threads, which may be in the way when Python ends.
+    with contextlib.closing(grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)])) as channel:
+        ask = channel.unary_unary(STATUS, request_serializer=None, response_deserializer=None)
+        try:
+            ask(b"", timeout=patience)
+        except grpc.RpcError as error:
+            return str(error.code().name)
+    return "OK"
 
 
 def listed(names: Iterable[str]) -> str:

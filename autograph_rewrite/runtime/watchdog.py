@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
+from autograph_rewrite.runtime.background import repeat
 from autograph_rewrite.runtime.calls import cancellation_manager
 from autograph_rewrite.runtime.peers import Lookout
 
@@ -99,8 +100,7 @@ class Watchdog:
         self._caller = threading.get_native_id()
         self._running = self._steps
         if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=_watch, args=(weakref.ref(self), self._period()), daemon=True)
-            self._thread.start()
+            self._thread = repeat(_looking(weakref.ref(self)), self._period())
         return self._canceller
 
     def stop(self, *, failed: bool = False) -> None:
@@ -150,15 +150,17 @@ def _processor_time(caller: int) -> dict[int, float]:
     return found or {0: time.process_time()}  # not Linux: all threads together
 
 
-def _watch(watched: weakref.ref[Watchdog], period: float) -> None:
-    """Look at a watchdog until it is gone."""
+def _looking(watched: weakref.ref[Watchdog]) -> Callable[[], bool]:
+    """Return what looks at a watchdog, and tells whether it is still there."""
     before = time.monotonic()
-    while True:
-        time.sleep(period)
+
+    def look() -> bool:
+        nonlocal before
         watchdog = watched()
-        if watchdog is None:
-            return
-        now = time.monotonic()
-        watchdog.look(now - before)
-        before = now
-        del watchdog
+        if watchdog is not None:
+            now = time.monotonic()
+            watchdog.look(now - before)
+            before = now
+        return watchdog is not None
+
+    return look

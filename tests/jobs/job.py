@@ -50,6 +50,11 @@ class Job:
         """Whether this is a worker of several."""
         return self.count > 1 and not self.alone
 
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is worker 0."""
+        return self.task == 0
+
     def limits(self, size: int, *, lopsided: bool = False) -> tuple[int, int]:
         """Return where this process's part of a batch begins and ends; a lopsided one is all the last worker's."""
         if lopsided:

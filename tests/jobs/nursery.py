@@ -4,6 +4,7 @@
          ◄──{"pid": 7}──   ...   ◄──{"pid": 7, "code": -9}──
 
 Importing does not start TensorFlow: its threads and its server begin in the worker, after it has imported the package.
+With SLOW_EXIT in its environment a worker ends as Python does; otherwise without tidying up.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -154,8 +156,20 @@ def _become(request: Mapping[str, Any]) -> None:
     os.dup2(log, 2)
     os.environ.update(request["environ"])
     sys.argv = request["argv"]
-    runpy.run_path(sys.argv[0], run_name="__main__")
-    sys.exit()
+    if "SLOW_EXIT" in os.environ:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        sys.exit()
+    code = 1
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(code)  # tidying up takes TensorFlow a second
 
 
 if __name__ == "__main__":

@@ -28,6 +28,10 @@ def main() -> None:
         import tensorflow as tf
 
         tf.constant(1.0) + 1.0
+    if KIND == "wrong":
+        import autograph_rewrite as ar
+
+        ar.join()
     from tests.jobs.job import Job
 
     job = Job.here(OUT)
