@@ -12,6 +12,7 @@ import tensorflow as tf
 import autograph_rewrite as ar
 from autograph_rewrite.ir import serde
 from autograph_rewrite.ir.graph import Graph
+from autograph_rewrite.ir.quiet import no_garbage_collection
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.normal import normalise
 from autograph_rewrite.passes import pipeline
@@ -35,7 +36,8 @@ class Job:
 
     def clone(self) -> Job:
         """Return a copy whose graphs may be changed."""
-        return replace(self, graphs=tuple(graph.clone() for graph in self.graphs))
+        with no_garbage_collection():
+            return replace(self, graphs=tuple(graph.clone() for graph in self.graphs))
 
 
 def item_of(name: str, **options: Any) -> GraphItem:
@@ -113,5 +115,6 @@ def job_of(name: str, flat: GraphItem, mode: str, devices: int, ranks: int, **st
     )
     plan = builder_for(config).build(flat, config)
     items = [pipeline.rewrite(flat, plan, task=rank) for rank in range(ranks)]
-    graphs = tuple(serde.from_bytes(one.graph_bytes) for one in items)
+    with no_garbage_collection():
+        graphs = tuple(serde.from_bytes(one.graph_bytes) for one in items)
     return Job(f"{name}, {mode} x {devices}, {ranks} ranks", flat, graphs)

@@ -91,7 +91,7 @@ def _opened(value: Value, frames: dict[Node, Frame], guards: Guards) -> Guards:
 def predicate_of(switch: Node) -> Value:
     """Return the value that decides which way a Switch goes, not a copy of it."""
     value = switch._inputs[1]
-    while value.node.op in ("Identity", "LoopCond", "Enter") and value.node._inputs:
+    while value.node.op in ("Identity", "LoopCond", "Enter", "Switch") and value.node._inputs:
         value = value.node._inputs[0]
     return value
 

@@ -22,6 +22,7 @@ from autograph_rewrite.ir import dtypes, resources, serde
 from autograph_rewrite.ir.fold import Span, common_name
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.job import SAME_PLAN, Job, odd_one
+from autograph_rewrite.ir.quiet import no_garbage_collection
 from autograph_rewrite.ir.text import shape_text
 from autograph_rewrite.ir.verify import Fault, raise_for
 from autograph_rewrite.ir.verify_collectives import collective_faults
@@ -47,7 +48,12 @@ def check_ranks(graphs: Sequence[bytes | Graph], original: Original | None = Non
 
 
 def verify_ranks(graphs: Sequence[bytes | Graph], original: Original | None = None) -> list[Fault]:
-    """Return everything that keeps the finished graphs of all ranks from running together."""
+    """Return everything that keeps the finished graphs of all ranks from running together; see `check_ranks`."""
+    with no_garbage_collection():
+        return _faults(graphs, original)
+
+
+def _faults(graphs: Sequence[bytes | Graph], original: Original | None) -> list[Fault]:
     ranks = tuple(_own(graphs))
     faults = list(_unusable(ranks))
     if faults or not ranks:
@@ -108,15 +114,21 @@ def processes_are_their_own(job: Job) -> Iterator[Fault]:
 
 
 def _homes(job: Job) -> dict[int, str]:
-    """Return the process that each rank's graph is for: that of most of its collectives, or of most nodes."""
-    homes = {}
+    """Return the process that each rank's graph is for: of those where it meets others, the one that it has for itself.
+
+    A graph that meets nobody in a collective may share a server with others; its own process it has alone.
+    """
     members = {node for group in job.found for node in group.members}
-    for rank, graph in enumerate(job.graphs):
+    used = []
+    for graph in job.graphs:
         meeting = [node for node in graph if node in members]
-        processes = Counter(filter(None, (device_specs.process(node.device) for node in meeting or graph)))
-        if processes:
-            homes[rank] = processes.most_common(1)[0][0]
-    return homes
+        used.append(Counter(filter(None, (device_specs.process(node.device) for node in meeting or graph))))
+    sharing = Counter(process for processes in used for process in processes)
+    return {
+        rank: min(processes, key=lambda process: (sharing[process], -processes[process]))
+        for rank, processes in enumerate(used)
+        if processes
+    }
 
 
 def variables_are_alike(job: Job) -> Iterator[Fault]:

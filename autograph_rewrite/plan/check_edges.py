@@ -15,7 +15,7 @@ from autograph_rewrite.plan.faults import did_you_mean
 from autograph_rewrite.plan.items import ItemLike, NodeLike, graph_digest
 from autograph_rewrite.plan.located import KeyPath
 from autograph_rewrite.plan.lowerings import BUCKETED, HOST, LOWERINGS
-from autograph_rewrite.plan.parts import STEP, EdgePlan
+from autograph_rewrite.plan.parts import SIZES, STEP, EdgePlan
 from autograph_rewrite.plan.plan import Plan
 
 _PLACEMENT = re.compile(r"[a-z_]+(\([^()]+\))?")
@@ -162,6 +162,8 @@ def _fits_node(i: int, edge: EdgePlan, node: NodeLike) -> Iterator[Finding]:
     if not index.isdecimal() or int(index) >= len(dtypes):
         message = f"%{node.name} ({node.op}) has {len(dtypes)} outputs, so no '{edge.value}'"
         yield Finding(("edges", i, "value"), message)
+    elif edge.to == SIZES:
+        return  # it exchanges how long the parts of the value are, not what they hold
     elif edge.dtype in NUMBERS and NUMBERS[edge.dtype] != dtypes[int(index)]:
         message = f"'{edge.value}' is {dtype_name(dtypes[int(index)])}, not {edge.dtype}"
         yield Finding(("edges", i, "dtype"), message)
