@@ -25,7 +25,8 @@ def test_nothing_is_exchanged_inside_the_loops_of_recurrent_networks(name: str) 
     )
     graph = normalise(item).graph
     looped = {node.name for node in frames_of(topological_order(graph))}
-    exchanged = {edge.node for edge in ar.build_plan(item, CONFIG).edges if edge.lowering in ("add_n", "fold", "concat")}
+    edges = ar.build_plan(item, CONFIG).edges
+    exchanged = {edge.node for edge in edges if edge.lowering in ("add_n", "fold", "concat")}
 
     assert looped
     assert exchanged

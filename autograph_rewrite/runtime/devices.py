@@ -15,7 +15,7 @@ from autograph_rewrite.requires import tensorflow
 
 
 def present_devices() -> list[str]:
-    """Return the physical devices of this process; unlike asking for the logical ones, that does not start TensorFlow."""
+    """Return the physical devices of this process: asking for the logical ones would start TensorFlow."""
     devices = tensorflow().config.list_physical_devices()
     return [device.name.replace("physical_device:", "device:") for device in devices]
 
