@@ -165,6 +165,30 @@ def other_size(bench: Bench) -> Mutant:
     return bench.broken("key from another row", [one, two], did)
 
 
+def other_size_everywhere(bench: Bench) -> Mutant:
+    """Tie the key to a shape that is not sent, on all ranks alike."""
+    group, _ = bench.pick(is_sized)
+    for node in group.members:
+        size = next(use.node for use in node.inputs[0].uses if use.node.op == "Size")
+        size.set_input(0, between(node, "Shape", [node.inputs[0]]))
+        size.set_attr("T", dtypes.INT32)
+    did = f"keys of '{name_of(group)}' follow from the rank of what is sent, not from its size"
+    return bench.broken("key from another row", [group], did, None)
+
+
+def narrow_rows(bench: Bench) -> Mutant:
+    """Let keys that follow from sizes leave their row."""
+    one, _ = bench.pick(is_sized)
+    bench.pick(lambda group: is_sized(group) and group is not one and group.group_key == one.group_key)
+    for node in one.members:
+        key = node.inputs[INSTANCE_KEY].node
+        spread = key.inputs[0].node
+        rows = 1 if spread.inputs[1].node.attr("value") > 1 else 0
+        spread.set_input(1, number(spread.inputs[1], rows))
+        key.set_input(1, number(key.inputs[1], 2**30))
+    return bench.broken("duplicate key", [one], f"keys of '{name_of(one)}' run through all rows", None)
+
+
 def duplicate_member(bench: Bench) -> Mutant:
     group, node = bench.pick()
     raw = {key: node.attr(key) for key in node.attrs if key[0] != "_"}
@@ -262,6 +286,8 @@ KINDS: tuple[Kind, ...] = (
     duplicate_row,
     other_row,
     other_size,
+    other_size_everywhere,
+    narrow_rows,
     duplicate_member,
     same_device,
     other_group,
