@@ -27,10 +27,12 @@ LAYERS = keras.layers
 @pytest.fixture(autouse=True)
 def _double_precision() -> Iterator[None]:
     """A wrong rule cannot hide behind rounding."""
-    before = keras.config.floatx()
+    before = keras.config.floatx(), keras.config.dtype_policy()
     keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")  # which Keras remembers from the first layer that was made in this process
     yield
-    keras.config.set_floatx(before)
+    keras.config.set_floatx(before[0])
+    keras.config.set_dtype_policy(before[1])
 
 
 def config(mode: str) -> dict[str, Any]:
