@@ -49,12 +49,33 @@ class Options:
 
 
 @dataclass(frozen=True)
+class Server:
+    """How workers share a variable that lives on one device."""
+
+    sync: bool = True
+    staleness: int = 0
+    proxy: bool = False
+
+
+@dataclass(frozen=True)
 class VariableRequest:
-    """What is asked for one variable."""
+    """What is asked for one variable.
+
+    Attributes:
+        name: in `item.variables`.
+        placement: "replicated", "single" or "split(axis)".
+        options: of the reduction of its gradient.
+        servers: the device that holds it (single), or those of its shards (split); empty: every replica's own.
+        sizes: of the shards along the axis (split).
+        server: how workers share it, where its options say ps.
+    """
 
     name: str
     placement: str = "replicated"
     options: Options = field(default_factory=Options)
+    servers: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
+    server: Server | None = None
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,9 @@ class Options(_message.Message):
     class Synchronizer(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         all_reduce: _ClassVar[Options.Synchronizer]
+        ps: _ClassVar[Options.Synchronizer]
     all_reduce: Options.Synchronizer
+    ps: Options.Synchronizer
     class Hint(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         auto: _ClassVar[Options.Hint]
@@ -125,15 +127,31 @@ class Options(_message.Message):
     bucket_bytes: int
     def __init__(self, synchronizer: _Optional[_Union[Options.Synchronizer, str]] = ..., hint: _Optional[_Union[Options.Hint, str]] = ..., compressor: _Optional[_Union[Options.Compressor, str]] = ..., bucket_bytes: _Optional[int] = ...) -> None: ...
 
+class Server(_message.Message):
+    __slots__ = ("sync", "staleness", "proxy")
+    SYNC_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_FIELD_NUMBER: _ClassVar[int]
+    PROXY_FIELD_NUMBER: _ClassVar[int]
+    sync: bool
+    staleness: int
+    proxy: bool
+    def __init__(self, sync: bool = ..., staleness: _Optional[int] = ..., proxy: bool = ...) -> None: ...
+
 class VariableRequest(_message.Message):
-    __slots__ = ("name", "placement", "options")
+    __slots__ = ("name", "placement", "options", "servers", "sizes", "server")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    SERVERS_FIELD_NUMBER: _ClassVar[int]
+    SIZES_FIELD_NUMBER: _ClassVar[int]
+    SERVER_FIELD_NUMBER: _ClassVar[int]
     name: str
     placement: str
     options: Options
-    def __init__(self, name: _Optional[str] = ..., placement: _Optional[str] = ..., options: _Optional[_Union[Options, _Mapping]] = ...) -> None: ...
+    servers: _containers.RepeatedScalarFieldContainer[str]
+    sizes: _containers.RepeatedScalarFieldContainer[int]
+    server: Server
+    def __init__(self, name: _Optional[str] = ..., placement: _Optional[str] = ..., options: _Optional[_Union[Options, _Mapping]] = ..., servers: _Optional[_Iterable[str]] = ..., sizes: _Optional[_Iterable[int]] = ..., server: _Optional[_Union[Server, _Mapping]] = ...) -> None: ...
 
 class Edge(_message.Message):
     __slots__ = ("value", "to", "owner", "role", "lowering", "dtype", "bytes", "group_key", "instance_key", "order", "bucket", "reason", "compressor")

@@ -22,6 +22,7 @@ _PARTS: dict[str, type[Any]] = {
     "BatchInput": parts.BatchInput,
     "Options": parts.Options,
     "VariableRequest": parts.VariableRequest,
+    "Server": parts.Server,
     "Edge": parts.EdgePlan,
 }
 
