@@ -23,6 +23,7 @@ MIRRORS = {
     "BatchInput": parts.BatchInput,
     "Options": parts.Options,
     "VariableRequest": parts.VariableRequest,
+    "Server": parts.Server,
     "Edge": parts.EdgePlan,
 }
 DECLARATION = re.compile(r"(?:(repeated|optional) )?(\w+) (\w+) = (\d+);|(\w+) = (\d+);|(message|enum) (\w+) \{|\}")
