@@ -54,14 +54,16 @@ def reduce_once(context: Context, value: Value, fact: Fact, edge: EdgePlan | Non
     """Combine partial values on the first device of each process, and then among the processes."""
     op, name = fact.placement.op, value.node.name
     ready = cast(context, value, wire_type(fact.dtype, op), f"{name}/widen")
-    total = _reduce_local(context, ready, op, name) if context.local > 1 else context.once(ready)
+    total = reduce_local(context, ready, op, name)
     if edge is not None and edge.lowering in HOST:
         total = reduce_members(context, total, op, edge, keys, changing=may_change(fact))
     return cast(context, total, fact.dtype, f"{name}/narrow")
 
 
-def _reduce_local(context: Context, ready: Value, op: str, name: str) -> Value:
+def reduce_local(context: Context, ready: Value, op: str, name: str) -> Value:
     """Combine the values of this process's replicas on its first device."""
+    if context.local == 1:
+        return context.once(ready)
 
     def once(kind: str, inputs: Sequence[Value], what: str, **attrs: object) -> Value:
         gather = (0,) if attrs else ()

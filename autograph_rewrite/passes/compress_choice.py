@@ -53,6 +53,7 @@ not fed back.
 GATHERS: Mapping[str, str] = {"collective_reduce": "collective_gather", "host_reduce": "host_gather"}
 """By the lowering of a sum, what lets every member have all that is sent."""
 SPARSE = "its gradient is sparse, and compressors act on dense ones"
+SERVED = "its variable lives on a server, which adds up whole gradients"
 SHOWN = 3
 
 Key = tuple[str, str]
@@ -133,6 +134,8 @@ class Judge:
         asked = self._asked(edge)
         if asked == NONE:
             return NONE, ""
+        if edge.owner in self._plan.homes:
+            return NONE, SERVED
         if edge.from_.startswith("split"):
             return NONE, SPARSE
         value = self._state.graph.value(edge.value)

@@ -6,7 +6,8 @@ the value that they serve.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from autograph_rewrite.ir import attrs as raw_attrs
 from autograph_rewrite.ir.frames import Frame
 from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Select, Span, Value
 from autograph_rewrite.item import Variable
+from autograph_rewrite.passes.homes import Served
 from autograph_rewrite.plan.parts import EdgePlan
 from autograph_rewrite.plan.plan import Plan
 
@@ -52,6 +54,8 @@ class Context:
     aliases: dict[Value, Value] = field(default_factory=dict)  # original values whose place another one took
     added: list[Added] = field(default_factory=list)  # variables that a pass made
     compressed: list[CompressedSum] = field(default_factory=list)  # sums of which less is sent than there is
+    served: Served = field(default_factory=Served)  # what runs where a variable lives
+    _home: str | None = None  # where nodes that run once are added now
     _entered: dict[tuple[Value, Frame], Value] = field(default_factory=dict)
 
     @property
@@ -131,7 +135,18 @@ class Context:
         frame = max((self.frames.get(v.node, ()) for v in inputs), key=len, default=())
         if frame:
             self.frames[node] = frame
+        if self._home is not None and span is Span.ONCE:
+            self.served.devices[node] = self._home
         return node
+
+    @contextmanager
+    def at(self, home: str | None) -> Iterator[None]:
+        """Add nodes that run once on a device; None: where they always are."""
+        before, self._home = self._home, home
+        try:
+            yield
+        finally:
+            self._home = before
 
     def once(self, value: Value) -> Value:
         """Return the first replica's value as one that is made once."""

@@ -12,11 +12,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from autograph_rewrite.analysis.dims import is_local, unit
-from autograph_rewrite.analysis.fact import PARTIAL, Fact, Shape
+from autograph_rewrite.analysis.fact import PARTIAL, REPLICATED, Fact, Shape
 from autograph_rewrite.analysis.propagate import Propagation, is_pinned
 from autograph_rewrite.analysis.rules import TABLE, random
 from autograph_rewrite.analysis.rules.base import LocalEntry, Slice
 from autograph_rewrite.ir import dtypes
+from autograph_rewrite.ir.frames import unconditional
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.walk import descendants
 from autograph_rewrite.item import Variable
@@ -25,12 +26,14 @@ from autograph_rewrite.passes.batch import measured_input
 from autograph_rewrite.passes.buckets import assign_buckets
 from autograph_rewrite.passes.gather import can_gather_collectively
 from autograph_rewrite.plan import keys
-from autograph_rewrite.plan.parts import SIZES, STEP, EdgePlan
+from autograph_rewrite.plan.parts import SIZES, STEP, EdgePlan, Options
 from autograph_rewrite.plan.plan import Plan
 
 PASSES_HANDLES = frozenset(("Identity", "Enter", "Switch", "RefEnter"))
 MIXES_ROWS = frozenset(("contract", "neural", "normalisation", "pooling", "recurrent", "reduce"))
 """Families of rules that the rows of a sparse gradient never pass: what does was gathered in the forward pass."""
+ACCUMULATED = frozenset((dtypes.HALF, dtypes.FLOAT, dtypes.DOUBLE))
+"""The types of conditional accumulators (REQUIREMENTS F-19)."""
 MAX_REACH = 400
 """How many nodes to look at for the owner of an edge."""
 
@@ -92,7 +95,9 @@ def resolve(plan: Plan, state: Propagation, outputs: Iterable[Value], variables:
     for value in outputs:
         if is_spread(value):
             need(value, "replicated", "it is an output")
-    found = compress_choice.choose(plan, state, _without_statistics(state, found), variables)
+    plan = _without_guarded(plan, state, found)
+    found = _homed(plan, state, _without_statistics(state, found))
+    found = compress_choice.choose(plan, state, found, variables)
     listed = compress_choice.with_factors(assign_buckets(plan, state, found), state, variables)
     return plan.with_edges(keys.with_keys(listed, plan.devices, plan.hosts))
 
@@ -157,6 +162,59 @@ def _edge(plan: Plan, state: Propagation, owners: Owners, value: Value, target: 
         bytes=static_bytes(_as_sent(fact)),
         reason=reason,
     )
+
+
+def _without_guarded(plan: Plan, state: Propagation, found: Mapping[tuple[str, str], EdgePlan]) -> Plan:
+    """Return the plan without servers for variables whose gradients are there only sometimes.
+
+    Who takes from an accumulator waits for a contribution of every process, and none may come from a branch.
+    """
+    if len(plan.processes) == 1 or not plan.homes:
+        return plan
+    certain = unconditional(state.order)
+    guarded = {
+        edge.owner
+        for edge in found.values()
+        if edge.owner in plan.homes and edge.from_ != "local" and state.graph.value(edge.value).node not in certain
+    }
+    if not guarded:
+        return plan
+    requests = tuple(
+        replace(request, placement="replicated", servers=(), server=None, options=_all_reduced(request.options))
+        if request.name in guarded
+        else request
+        for request in plan.variables
+    )
+    why = "its gradient is computed in a loop or branch, so that a server might wait for it in vain"
+    notes = tuple(f"'{name}' is all-reduced: {why}" for name in sorted(guarded))
+    return replace(plan, variables=requests, notes=(*plan.notes, *notes))
+
+
+def _all_reduced(options: Options) -> Options:
+    return replace(options, synchronizer="all_reduce")
+
+
+def _homed(
+    plan: Plan, state: Propagation, found: Mapping[tuple[str, str], EdgePlan]
+) -> dict[tuple[str, str], EdgePlan]:
+    """Return the edges, those of variables that live on one device as they are lowered there."""
+    homed = {key: replace(edge, lowering=_lowering_at_home(plan, state, edge)) for key, edge in found.items()}
+    joined = {edge.value for edge in homed.values() if edge.lowering == "server_gather"}  # parts of any size
+    return {key: edge for key, edge in homed.items() if edge.to != SIZES or edge.value not in joined}
+
+
+def _lowering_at_home(plan: Plan, state: Propagation, edge: EdgePlan) -> str:
+    if edge.owner not in plan.homes or edge.to != repr(REPLICATED):
+        return edge.lowering
+    fact = state.source(state.graph.value(edge.value))
+    is_sum = fact.placement == PARTIAL
+    if len(plan.processes) > 1:
+        if fact.placement.is_split:
+            return "server_gather"
+        return "accumulator" if is_sum and _as_sent(fact).dtype in ACCUMULATED else edge.lowering
+    if fact.placement.is_split:
+        return "concat"
+    return ("add_n" if is_sum else "fold") if fact.placement.is_partial else edge.lowering
 
 
 def _as_sent(fact: Fact) -> Fact:

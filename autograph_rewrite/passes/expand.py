@@ -12,7 +12,8 @@ keep their name on replica 0, so variables are found under their own names.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from autograph_rewrite.ir import wire
@@ -47,19 +48,23 @@ class _Record(NamedTuple):
     name: bytes
     op: bytes
     inputs: tuple[int, ...]  # places in `_Records.references`
+    device: bytes | None  # encoded, if it is not that of the replica
     tail: bytes
 
 
 _ONCE, _COMMON, _OWN = 0, 1, 2  # kinds of name prefix
 
 
-def expand(graph: Graph, devices: Sequence[str], common: set[Node]) -> bytes:
+def expand(
+    graph: Graph, devices: Sequence[str], common: set[Node], elsewhere: Mapping[Node, str] = MappingProxyType({})
+) -> bytes:
     """Return the GraphDef bytes of a folded graph.
 
     Args:
         graph: the folded graph.
         devices: one per replica.
         common: the EACH nodes that hold the same value on every replica.
+        elsewhere: the devices of nodes that are not where their replica is.
 
     Raises:
         GraphError: the result is over 2 GiB.
@@ -74,11 +79,11 @@ def expand(graph: Graph, devices: Sequence[str], common: set[Node]) -> bytes:
     parts = [_once(node, devices, common, tails) for node in graph if node.span is Span.ONCE]
     for is_own in (False, True):
         alike = _Records(
-            common, [node for node in each if node not in special and (node not in common) is is_own], tails
+            common, [node for node in each if node not in special and (node not in common) is is_own], tails, elsewhere
         )
         parts += _copies(alike, instances)
     for replica, instance in enumerate(instances):
-        parts.append(_block(_Records(common, special, tails, replica), instance))
+        parts.append(_block(_Records(common, special, tails, elsewhere, replica), instance))
     return frame(parts, graph)
 
 
@@ -127,12 +132,21 @@ class _Records:
         common: the nodes that hold the same value on every replica.
         nodes: the EACH nodes to encode.
         tails: encodes their attributes.
+        elsewhere: the devices of nodes that are not where their replica is.
         replica: the one whose attributes count, where they differ.
     """
 
-    def __init__(self, common: set[Node], nodes: Iterable[Node], tails: _Tails, replica: int = 0) -> None:
+    def __init__(
+        self,
+        common: set[Node],
+        nodes: Iterable[Node],
+        tails: _Tails,
+        elsewhere: Mapping[Node, str],
+        replica: int = 0,
+    ) -> None:
         self.references: list[tuple[int, bytes, bytes]] = []  # kind of prefix; mark (`^` or nothing); rest of the name
         self._common = common
+        self._elsewhere = elsewhere
         self._places: dict[Value | Node, int] = {}
         self.all = [self._record(node, tails(node, replica, copied=True)) for node in nodes]
         kinds = {kind for kind, _, _ in self.references} | {record.own for record in self.all}
@@ -144,7 +158,8 @@ class _Records:
         inputs += [places[control] if control in places else self._add(control) for control in node._controls]
         op = node.op.encode()
         head = b"\x12" + wire.varint(len(op)) + op
-        return _Record(_kind(node, self._common), node.name.encode(), head, tuple(inputs), tail)
+        device = _device(self._elsewhere[node].encode()) if node in self._elsewhere else None
+        return _Record(_kind(node, self._common), node.name.encode(), head, tuple(inputs), device, tail)
 
     def _add(self, read: Value | Node) -> int:
         self._places[read] = place = len(self.references)
@@ -199,17 +214,22 @@ def _block(records: _Records, instance: Instance) -> bytes:
     """Encode one instance of each node. The hot loop of rewriting."""
     prefixes = (b"", instance.common, instance.own)
     varint = wire.varint
-    device = b"\x22" + varint(len(instance.device)) + instance.device if instance.device else b""
+    own = _device(instance.device)
     reads: list[bytes] = []
     for kind, mark, text in records.references:
         full = mark + prefixes[kind] + text
         reads.append(b"\x1a" + varint(len(full)) + full)
     parts: list[bytes] = []
-    for own, rest, op, inputs, tail in records.all:
-        name = prefixes[own] + rest
+    for kind, rest, op, inputs, fixed, tail in records.all:
+        name = prefixes[kind] + rest
+        device = own if fixed is None else fixed
         payload = b"".join((b"\n", varint(len(name)), name, op, *[reads[place] for place in inputs], device, tail))
         parts += (b"\n", varint(len(payload)), payload)
     return b"".join(parts)
+
+
+def _device(name: bytes) -> bytes:
+    return b"\x22" + wire.varint(len(name)) + name if name else b""
 
 
 def _once(node: Node, devices: Sequence[str], common: set[Node], tails: _Tails) -> bytes:

@@ -58,22 +58,27 @@ def gather_once(
     per_example: int | None,
 ) -> Value:
     """Join the blocks on the first device of each process, and then those of the processes."""
-    dim, name = fact.placement.dim, value.node.name
-    whole = context.once(value)
-    if context.local > 1:
-        axis = context.const(dim, np.int32, name=f"{name}/axis", near=value)
-        whole = context.add(
-            "ConcatV2",
-            [value, axis],
-            name=f"{name}/concat",
-            span=Span.ONCE,
-            origin=value.node,
-            gather=(0,),
-            attrs={"N": context.local},
-        ).output()
+    whole = join_local(context, value, fact)
     if edge is None or edge.lowering not in HOST:
         return whole
     return gather_parts(context, whole, fact, edge, keys, blocks, per_example)
+
+
+def join_local(context: Context, value: Value, fact: Fact) -> Value:
+    """Join the blocks of this process's replicas on its first device."""
+    if context.local == 1:
+        return context.once(value)
+    dim, name = fact.placement.dim, value.node.name
+    axis = context.const(dim, np.int32, name=f"{name}/axis", near=value)
+    return context.add(
+        "ConcatV2",
+        [value, axis],
+        name=f"{name}/concat",
+        span=Span.ONCE,
+        origin=value.node,
+        gather=(0,),
+        attrs={"N": context.local},
+    ).output()
 
 
 def gather_parts(

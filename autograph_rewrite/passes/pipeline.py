@@ -36,6 +36,7 @@ from autograph_rewrite.passes.decompose import decompose
 from autograph_rewrite.passes.decorrelate import decorrelate
 from autograph_rewrite.passes.expand import expand
 from autograph_rewrite.passes.guard import guard_empty_blocks
+from autograph_rewrite.passes.hand_over import hand_over
 from autograph_rewrite.passes.keys import Keys
 from autograph_rewrite.passes.layout import Layout
 from autograph_rewrite.passes.merge import merge_outputs, merge_targets
@@ -45,6 +46,7 @@ from autograph_rewrite.passes.place import place, run_devices
 from autograph_rewrite.passes.prune import prune
 from autograph_rewrite.passes.report import Note, PassRecord, Report
 from autograph_rewrite.passes.reshard import Reshard, assign_spans
+from autograph_rewrite.passes.served import served_by
 from autograph_rewrite.plan.plan import Plan
 
 MAX_DECOMPOSITIONS = 8
@@ -186,6 +188,8 @@ def _rewrite(
     context.edges = {(edge.value, edge.to): edge for edge in plan.edges if not edge.role}
     context.owners = item.variables
     context.task = task
+    home = run_devices(plan, task)[0] if context.captures else None
+    context.served = served_by(plan, state, item.variables, home)
     source = measured_input(state)
     with run.step("reshard"):
         assign_spans(context)
@@ -206,12 +210,16 @@ def _rewrite(
         name_resources(context)
         prune(graph, _roots(graph, item))
         order_reads(graph, [graph.nodes[name] for name in item.targets if name in graph.nodes])
+    if context.processes > 1 and context.served.nodes:
+        with run.step("hand over"):
+            hand_over(context, item)
+            prune(graph, _roots(graph, item))
     with run.step("place"):
         devices = run_devices(plan, task)
-        place(graph, devices)
+        place(graph, devices, context.served.devices)
     common &= set(graph)
     began_expand = time.perf_counter()
-    data = expand(graph, devices, common)
+    data = expand(graph, devices, common, context.served.devices)
     run.records.append(PassRecord("expand", time.perf_counter() - began_expand, 0, 0))
     each = sum(1 for node in graph if node.span is Span.EACH)
     report = Report(

@@ -7,10 +7,10 @@ them would only cost (measured: 2 to 5 % of a step), and no device has to be mad
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from autograph_rewrite.analysis.propagate import is_pinned
-from autograph_rewrite.ir.graph import Graph, Span
+from autograph_rewrite.ir.graph import Graph, Node, Span
 from autograph_rewrite.plan.devices import parse, process_of
 from autograph_rewrite.plan.plan import Plan
 
@@ -25,14 +25,22 @@ def run_devices(plan: Plan, task: int = 0) -> tuple[str, ...]:
     return devices
 
 
-def place(graph: Graph, devices: Sequence[str]) -> None:
-    """Set the device of every node that runs once; expansion places the instances of the others."""
+def place(graph: Graph, devices: Sequence[str], elsewhere: Mapping[Node, str]) -> None:
+    """Set the device of every node that runs once; expansion places the instances of the others.
+
+    Args:
+        graph: the folded graph.
+        devices: one per replica.
+        elsewhere: the devices of nodes that are not where their replica is.
+    """
     first = devices[0]
     host_only = parse(first).kind == "CPU"
     for node in graph:
         if node.span is Span.EACH:
             continue
-        if host_only:
+        if node in elsewhere:
+            node.set_device(elsewhere[node])
+        elif host_only:
             node.set_device(first)
         else:
             on_host = is_pinned(node) or "CPU" in node.device.upper()

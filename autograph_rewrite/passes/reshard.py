@@ -20,13 +20,14 @@ from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.graph import Node, Select, Span, Value
 from autograph_rewrite.ir.walk import ancestors
-from autograph_rewrite.passes import combine, compress
+from autograph_rewrite.passes import combine, compress, push
 from autograph_rewrite.passes.batch import inputs_behind
 from autograph_rewrite.passes.blocks import Blocks
 from autograph_rewrite.passes.buckets import reduce_bucket
 from autograph_rewrite.passes.context import Context
 from autograph_rewrite.passes.gather import gather_collective, gather_once, gather_parts
 from autograph_rewrite.passes.keys import Keys
+from autograph_rewrite.plan.parts import EdgePlan
 
 
 def assign_spans(context: Context) -> None:
@@ -49,6 +50,8 @@ def _stands_between_instances(node: Node) -> bool:
 def _span(context: Context, node: Node) -> Span:
     state = context.state
     answer = state.answers[node]
+    if node in context.served.nodes:
+        return Span.ONCE
     if node.op == "LoopCond":
         return Span.ONCE  # one condition for all replicas
     if answer.constant:
@@ -67,7 +70,7 @@ def _span(context: Context, node: Node) -> Span:
         cell = state.facts[value].cell
         if cell in state.cells and state.cells[cell].placement.differs:
             return Span.EACH
-    if not context.mirrored or is_pinned(node):
+    if not context.mirrored or is_pinned(node) or node in context.served.devices:
         return Span.ONCE
     is_input = node.op in ("Placeholder", "PlaceholderWithDefault") and node.name not in context.variables
     return Span.ONCE if is_input else Span.EACH
@@ -210,15 +213,29 @@ class Reshard:
         if fact.is_local:
             return self._global_size(value, fact)
         edge = context.edges.get((value.name, "replicated"))
+        with context.at(self._home(edge)):
+            return self._combined(value, fact, edge)
+
+    def _home(self, edge: EdgePlan | None) -> str | None:
+        """Return where what the replicas of the only process hold is combined, if its owner lives somewhere."""
+        served = edge is not None and self._context.processes == 1
+        return self._context.served.homes.get(edge.owner) if served and edge is not None else None
+
+    def _combined(self, value: Value, fact: Fact, edge: EdgePlan | None) -> Value:
+        context = self._context
         original, value = value, context.current(value)
         if fact.placement.is_partial:
             if edge is not None and edge.bucket:
                 return self._from_bucket(original, edge.bucket)
             if edge is not None and edge.compressor != "none":
                 return compress.reduce(context, value, fact, edge, self._keys)
+            if edge is not None and edge.lowering == "accumulator":
+                return push.accumulate(context, value, fact, edge)
             if edge is None or edge.lowering != "collective_reduce":
                 return combine.reduce_once(context, value, fact, edge, self._keys)
             return combine.reduce_collective(context, value, fact, edge, self._keys)
+        if edge is not None and edge.lowering == "server_gather":
+            return push.gather(context, value, fact, edge)
         if edge is None or edge.lowering != "collective_gather":
             return gather_once(context, value, fact, edge, self._keys, self._blocks, unit(fact.split_size))
         rows = unit(fact.split_size)

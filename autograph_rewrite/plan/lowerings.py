@@ -25,6 +25,8 @@ LOWERINGS: Mapping[str, str] = MappingProxyType(
         "global_index": "positions in the whole instead of positions in the block",
         "host_reduce": "combined on each process's first device, then by one CollectiveReduceV2 among the processes",
         "host_gather": "joined on each process's first device, then by one CollectiveGatherV2 among the processes",
+        "accumulator": "pushed to an accumulator beside the variable; worker 0 takes the sum once all have pushed",
+        "server_gather": "pushed to queues beside the variable; worker 0 takes and joins the parts in worker order",
         "collective_reduce": "CollectiveReduceV2: every device gets the reduced value",
         "collective_gather": "CollectiveGatherV2: every device gets all blocks, in replica order",
     }
@@ -35,6 +37,9 @@ COLLECTIVES = frozenset({"collective_reduce", "collective_gather", "host_reduce"
 
 # One member per process instead of one per replica.
 HOST = frozenset({"host_reduce", "host_gather"})
+
+# Taken where the variable lives, by worker 0 for all.
+PUSHED = frozenset({"accumulator", "server_gather"})
 
 # Their values may share a bucket: one flat value, reduced or concatenated at once.
 BUCKETED = frozenset({"add_n", "collective_reduce", "collective_gather"})

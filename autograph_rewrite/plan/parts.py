@@ -12,6 +12,9 @@ STEP = "step"
 # What the edge of a value turns into that tells all processes how long each one's part is.
 SIZES = "sizes"
 
+# The placement of a variable that lives on one device.
+SINGLE = "single"
+
 
 @dataclass(frozen=True)
 class Axis:

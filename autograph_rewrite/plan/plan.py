@@ -22,6 +22,7 @@ from autograph_rewrite.plan.devices import process_of
 from autograph_rewrite.plan.faults import either, failure
 from autograph_rewrite.plan.located import Located, Source, load_yaml, parse_yaml
 from autograph_rewrite.plan.parts import (
+    SINGLE,
     Axis,
     BatchInput,
     EdgePlan,
@@ -91,6 +92,17 @@ class Plan:
     def options_of(self, owner: str) -> Options:
         """The options of an edge's owner: a variable, or `parts.STEP`."""
         return self._options.get(owner, self.default)
+
+    @cached_property
+    def homes(self) -> dict[str, str]:
+        """The device of each variable that lives on one, by name."""
+        return {request.name: request.servers[0] for request in self.variables if request.placement == SINGLE}
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether each worker updates variables by itself, with the gradients of its own part of the batch."""
+        servers = [request.server for request in self.variables if request.server is not None]
+        return any(not server.sync or server.staleness for server in servers)
 
     @property
     def compresses(self) -> bool:

@@ -1,0 +1,252 @@
+"""Let worker 0 alone run what is served, and hand the others what they wait for or read of it.
+
+    before, on all       push ──► take ──► update ──^──► train            norm ──► a local reader
+    after, on worker 0   push ──► take ──► update ──^──► enqueue for each other worker ──^──► train
+    after, on others     push ──^──► dequeue ──^──► train                 dequeue ──► a local reader
+
+A token goes to every worker for each node that waits for served ones, as soon as those are done; a value as soon as it
+is there. Before it waits, a worker hands over everything that served nodes need of it: its gradients, and its part in
+collectives. Its reads of a variable come before it pushes a gradient for it, so that nobody reads half a step's update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from autograph_rewrite.errors import PassError
+from autograph_rewrite.ir import dtypes
+from autograph_rewrite.ir.frames import unconditional
+from autograph_rewrite.ir.graph import Graph, Node, Span, Value
+from autograph_rewrite.ir.rename import take_name
+from autograph_rewrite.ir.walk import ancestors, dependencies, marks_before, topological_order
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.passes.context import Context
+from autograph_rewrite.passes.edges import PASSES_HANDLES, is_update
+from autograph_rewrite.passes.push import Home
+
+SUFFIX = "/served"
+
+
+def hand_over(context: Context, item: GraphItem) -> None:
+    """Rewrite this process's graph; afterwards only worker 0 has served nodes.
+
+    Raises:
+        PassError: what a served node needs of every worker is computed in a branch or loop only.
+    """
+    graph = context.graph
+    context.served.nodes &= set(graph)
+    _name_served_roots(context, item)
+    order = topological_order(graph)
+    served = _with_branches(order, context.served.nodes)
+    context.served.nodes = served
+    _read_before_pushing(context, item, order)
+    needs = _Needs(context, order, served)
+    values = [value for node in order if node in served for value in node.outputs]
+    exports = [value for value in values if any(reader not in served for reader, _ in value.uses)]
+    waiting = [node for node in order if node not in served and any(c in served for c in node.controls)]
+    exchange = _Worker0(context) if context.task == 0 else _Other(context, needs)
+    handed = [(value, exchange.value(value)) for value in exports]
+    for value, new in handed:
+        value.replace_all_uses_with(new, keep=served | {new.node, *_writers(new.node)})
+    for node in waiting:
+        awaited = [control for control in node.controls if control in served]
+        for control in awaited:
+            node.remove_control(control)
+        for control in exchange.token(node, awaited):
+            node.add_control(control)
+    if context.task != 0:
+        _forget(graph, served, item)
+
+
+def _writers(node: Node) -> tuple[Node, ...]:
+    """Return the nodes that send a value before worker 0 itself reads it."""
+    return node.controls
+
+
+class _Worker0:
+    """Sends to all others."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def _home(self, node: Node, name: str) -> Home:
+        return _home(self._context, node, name)
+
+    def value(self, value: Value) -> Value:
+        """Return a value as worker 0 itself reads it: once it is sent."""
+        home = self._home(value.node, f"{value.node.name}/handed_{value.index}")
+        sent = []
+        for task in range(1, self._context.processes):
+            queue = home.queue(value.dtype, f"to_{task}")
+            sent.append(home.add("QueueEnqueueV2", (queue, value), f"send_{task}", timeout_ms=-1))
+        return home.add("Identity", (value,), "sent", controls=sent).output()
+
+    def token(self, reader: Node, awaited: Sequence[Node]) -> list[Node]:
+        """Return what `reader` waits for."""
+        home = self._home(awaited[0], f"{reader.name}/token")
+        true = home.const(True, dtypes.BOOL, "true")
+        return [
+            home.add(
+                "QueueEnqueueV2",
+                (home.queue(dtypes.BOOL, f"to_{task}"), true),
+                f"send_{task}",
+                controls=awaited,
+                timeout_ms=-1,
+            )
+            for task in range(1, self._context.processes)
+        ]
+
+
+class _Other:
+    """Receives from worker 0."""
+
+    def __init__(self, context: Context, needs: _Needs) -> None:
+        self._context, self._needs = context, needs
+
+    def _receive(self, home: Home, dtype: int, needed: Sequence[Node]) -> Node:
+        queue = home.queue(dtype, f"to_{self._context.task}")
+        name = f"receive_{self._context.task}"
+        return home.add("QueueDequeueV2", (queue,), name, controls=needed, component_types=[dtype], timeout_ms=-1)
+
+    def value(self, value: Value) -> Value:
+        """Return a value that worker 0 sends."""
+        home = _home(self._context, value.node, f"{value.node.name}/handed_{value.index}")
+        return self._receive(home, value.dtype, self._needs.of([value.node])).output()
+
+    def token(self, reader: Node, awaited: Sequence[Node]) -> list[Node]:
+        """Return what `reader` waits for."""
+        home = _home(self._context, awaited[0], f"{reader.name}/token")
+        return [self._receive(home, dtypes.BOOL, self._needs.of(awaited))]
+
+
+def _home(context: Context, node: Node, name: str) -> Home:
+    return Home(context, context.served.devices.get(node, context.plan.hosts[0]), node, name)
+
+
+class _Needs:
+    """What served nodes need of every process: pushes, collectives, and what it was handed before.
+
+    Args:
+        context: the rewrite.
+        order: the nodes of the graph.
+        served: those that worker 0 runs.
+    """
+
+    def __init__(self, context: Context, order: Sequence[Node], served: set[Node]) -> None:
+        pushes = {push for several in context.served.pushes.values() for push in several}
+        joint = {node for node in order if node in pushes or node.op.startswith("Collective")}
+        behind = marks_before(order, dict.fromkeys(joint, 1))
+        certain = unconditional(order)
+        self._nodes: list[Node] = []
+        self._masks: dict[Node, int] = {}
+        bits: dict[Node, int] = {}
+        for node in order:
+            if node not in served:
+                continue
+            mask = 0
+            for producer in dependencies(node):
+                if producer in served:
+                    mask |= self._masks.get(producer, 0)
+                elif producer in joint or behind[producer]:
+                    if producer not in bits:
+                        _require_certain(producer, certain)
+                        bits[producer] = 1 << len(self._nodes)
+                        self._nodes.append(producer)
+                    mask |= bits[producer]
+            self._masks[node] = mask
+
+    def of(self, nodes: Iterable[Node]) -> list[Node]:
+        """Return what has to run in every process before these served nodes can."""
+        mask = 0
+        for node in nodes:
+            mask |= self._masks[node]
+        return [node for i, node in enumerate(self._nodes) if mask >> i & 1]
+
+
+def _require_certain(node: Node, certain: set[Node]) -> None:
+    if node not in certain:
+        raise PassError(
+            f"a parameter server needs '{node.name}' of every worker, and it is computed in a branch or loop",
+            node=node,
+            hint="give the variables whose updates depend on it synchronizer: all_reduce",
+        )
+
+
+def _with_branches(order: Sequence[Node], served: set[Node]) -> set[Node]:
+    """Return the served nodes, and with them what reads those that run only sometimes."""
+    certain = unconditional(order)
+    found = set(served)
+    for node in order:
+        if node not in found and any(p in found and p not in certain for p in dependencies(node)):
+            if node.span is Span.EACH:
+                raise PassError(
+                    f"'{node.name}' runs on every replica, and only if a parameter server decides so", node=node
+                )
+            found.add(node)
+    return found
+
+
+def _read_before_pushing(context: Context, item: GraphItem, order: Sequence[Node]) -> None:
+    """Let this process's reads of a variable come before its contribution to the next value."""
+    graph, served = context.graph, context.served
+    pushes = [push for several in served.pushes.values() for push in several if push in set(graph)]
+    if not pushes:
+        return
+    roots = [graph.nodes[name] for name in item.targets if name in graph.nodes]
+    roots += [graph.anchors[f"output {name}"].node for name in item.outputs]
+    step = ancestors(roots)
+    position = {node: i for i, node in enumerate(order)}
+    behind = marks_before(order, dict.fromkeys(pushes, 1))
+    for name, variable in item.variables.items():
+        handle = graph.nodes.get(variable.handle)
+        if name not in served.homes or handle is None:
+            continue
+        own = [push for push in served.pushes.get(name, pushes) if push in position]
+        for read in _reads(handle.output()):
+            if read in served.nodes or read not in step:
+                continue
+            for push in own:
+                if position[read] < position[push] or not behind[read]:
+                    push.add_control(read)
+
+
+def _reads(handle: Value) -> list[Node]:
+    found: list[Node] = []
+    pending = [handle]
+    while pending:
+        for node, _ in pending.pop().uses:
+            if node.op in PASSES_HANDLES:
+                pending += node.outputs
+            elif not is_update(node):
+                found.append(node)
+    return found
+
+
+def _name_served_roots(context: Context, item: GraphItem) -> None:
+    """Let a node that every process has stand for each served one that the outside runs or reads."""
+    graph, served = context.graph, context.served.nodes
+    for name in item.targets:
+        node = graph.nodes.get(name)
+        if node is not None and node in served:
+            take_name(graph, node, graph.unique_name(name + SUFFIX))
+            graph.add("NoOp", name=name, origin=name, controls=[node])
+    for name in dict.fromkeys(info.tensor.partition(":")[0] for info in item.outputs.values()):
+        node = graph.nodes.get(name)
+        if node is None or node not in served:
+            continue
+        take_name(graph, node, graph.unique_name(name + SUFFIX))
+        outputs = node.outputs
+        op = "Identity" if len(outputs) == 1 else "IdentityN"
+        new = graph.add(op, outputs, name=name, origin=name)
+        moved = {value: new.output(value.index) for value in outputs}
+        for anchor, value in graph.anchors.items():
+            graph.anchors[anchor] = moved.get(value, value)
+
+
+def _forget(graph: Graph, served: set[Node], item: GraphItem) -> None:
+    """Remove the served nodes; initialisers that the outside knows by name stay, and do nothing."""
+    known = {*item.keep, *(variable.initializer for variable in item.variables.values())}
+    for node in [node for node in graph if node in served and node.name in known]:
+        name = node.name
+        take_name(graph, node, graph.unique_name(name + SUFFIX))
+        graph.add("NoOp", name=name, origin=name)

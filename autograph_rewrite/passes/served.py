@@ -1,0 +1,149 @@
+"""What runs where a variable lives, once for the whole job: its update, and what leads there from a summed gradient.
+
+    w on /job:ps    dw: partial ──► accumulator ──► dw * dw ──► ResourceApplyAdam(w, m, v)
+    served                                          ^^^^^^^     ^^^^^^^^^^^^^^^^^^^^^^^^^^, m and v beside w
+    not served      the forward and backward pass, the step counter, the learning rate, losses
+
+The state that an optimizer keeps for a variable is found by what is made of it: it serves the update of that variable
+and of no other, and is itself updated from the gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from autograph_rewrite.analysis.fact import REPLICATED
+from autograph_rewrite.analysis.propagate import Propagation
+from autograph_rewrite.ir import dtypes
+from autograph_rewrite.ir.frames import unconditional
+from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.walk import ancestors
+from autograph_rewrite.item import Variable
+from autograph_rewrite.passes.edges import handle_of, is_update, static_bytes
+from autograph_rewrite.passes.homes import Served
+from autograph_rewrite.plan.parts import EdgePlan
+from autograph_rewrite.plan.plan import Plan
+
+
+def served_by(plan: Plan, state: Propagation, variables: Mapping[str, Variable], device: str | None = None) -> Served:
+    """Return what the servers of a resolved plan run.
+
+    Args:
+        plan: with its edges.
+        state: the placements.
+        variables: of the item.
+        device: the home of all variables, whatever the plan says: those of a function are where its user made them.
+    """
+    if not plan.homes:
+        return Served()
+    taken = {state.graph.value(edge.value): edge.owner for edge in plan.edges if is_taken(plan, edge)}
+    homes = {name: device or home for name, home in plan.homes.items()}
+    homes |= {name: homes[owner] for name, owner in _states(state, variables, taken, homes).items()}
+    handles = {state.graph.nodes[variables[name].handle]: home for name, home in homes.items()}
+    writes = [node for node in state.order if is_update(node) and handle_of(node.inputs[0]).node in handles]
+    needed = ancestors(writes, controls=False)
+    dependent = _dependents(state, taken)
+    nodes = {node for node in state.order if node in dependent and node in needed and not _differs(state, node)}
+    served = Served(homes, handles, nodes | set(writes))
+    _keep_branches_together(state, served.nodes)
+    _place(state, served, {value: homes[owner] for value, owner in taken.items()})
+    return served
+
+
+def is_taken(plan: Plan, edge: EdgePlan) -> bool:
+    """Return whether an edge ends where its owner lives."""
+    if edge.owner not in plan.homes or edge.to != repr(REPLICATED):
+        return False
+    return edge.lowering in ("accumulator", "server_gather", "add_n", "fold", "concat")
+
+
+def converted_uses(state: Propagation, value: Value) -> Iterator[Node]:
+    """Yield the readers that want the whole of a value."""
+    for node, index in value.uses:
+        want = state.answers[node].wants.get(index)
+        if want == REPLICATED or (want is None and value in state.reduced):
+            yield node
+
+
+def _dependents(state: Propagation, taken: Iterable[Value]) -> set[Node]:
+    """Return what is computed from the whole of a taken value."""
+    found = {node for value in taken for node in converted_uses(state, value)}
+    stack = list(found)
+    while stack:
+        for value in stack.pop().outputs:
+            for reader, _ in value.uses:
+                if reader not in found:
+                    found.add(reader)
+                    stack.append(reader)
+    return found
+
+
+def _differs(state: Propagation, node: Node) -> bool:
+    answer = state.answers[node]
+    return any(state.source(node.output(i)).placement.differs for i in range(len(answer.outputs)))
+
+
+def _states(
+    state: Propagation, variables: Mapping[str, Variable], taken: Mapping[Value, str], homes: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the variables that are kept for one that lives on a server, and for which."""
+    by_handle = {variable.handle: name for name, variable in variables.items()}
+    bits = {name: 1 << i for i, name in enumerate(variables)}
+    grads = 1 << len(bits)
+    sources = {node for value in taken for node in converted_uses(state, value)}
+    marks: dict[Node, int] = {}  # which variables, and whether a taken gradient, a node's values come from
+    learnt: dict[str, int] = dict.fromkeys(variables, 0)
+    trained = {name for name, variable in variables.items() if variable.trainable or name in homes}
+    for node in state.order:
+        mask = grads if node in sources else 0
+        for value in node._inputs:
+            mask |= marks.get(value.node, 0)
+        if node.name in by_handle:
+            mask |= bits[by_handle[node.name]]
+        marks[node] = mask
+        if is_update(node):
+            for value in node._inputs:
+                written = by_handle.get(handle_of(value).node.name) if value.dtype == dtypes.RESOURCE else None
+                if written is not None:
+                    learnt[written] |= mask
+    found: dict[str, str] = {}
+    for name in variables:
+        if name in trained or not learnt[name] & grads:
+            continue
+        serves = [owner for owner in trained if learnt[owner] & bits[name]]
+        if len(serves) == 1 and serves[0] in homes:
+            found[name] = serves[0]
+    return found
+
+
+def _keep_branches_together(state: Propagation, nodes: set[Node]) -> None:
+    """Serve what reads a served value that is there only sometimes: in a branch, or in the iterations of a loop."""
+    certain = unconditional(state.order)
+    if len(certain) == len(state.order):
+        return
+    grown = True
+    while grown:
+        before = len(nodes)
+        for node in state.order:
+            if node not in nodes and not _differs(state, node):
+                producers = (*(value.node for value in node.inputs), *node.controls)
+                if any(producer in nodes and producer not in certain for producer in producers):
+                    nodes.add(node)
+        grown = len(nodes) > before
+
+
+def _place(state: Propagation, served: Served, taken: Mapping[Value, str]) -> None:
+    """Put each served node where most of what it reads is; what handles a variable is where the variable is."""
+    devices = served.devices
+    devices.update(served.handles)
+    for node in state.order:
+        beside = [served.handles[handle_of(v).node] for v in node.inputs if handle_of(v).node in served.handles]
+        if beside:
+            devices[node] = beside[0]
+        elif node in served.nodes:
+            heaviest = 0
+            for value in node.inputs:
+                home = taken.get(value) or devices.get(value.node)
+                weight = 1 + static_bytes(state.facts[value])
+                if home is not None and weight > heaviest:
+                    heaviest, devices[node] = weight, home
