@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from autograph_rewrite.item import GraphItem
 from autograph_rewrite.plan.config import Config
-from autograph_rewrite.plan.items import ItemLike
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.plan.request import request
+from autograph_rewrite.strategies.assemble import assemble
+from autograph_rewrite.strategies.choice import Choice
 
 
 @dataclass(frozen=True)
 class AllReduce:
     """All variables replicated: as one copy (`variables: shared`) or as one per device (`mirrored`)."""
 
-    def build(self, item: ItemLike, config: Config) -> Plan:
+    def build(self, item: GraphItem, config: Config) -> Plan:
         """The request in which every variable's gradient is all-reduced."""
-        return request(item, config, strategy="AllReduce")
+        return assemble(item, config, lambda trained: Choice(), strategy="AllReduce")

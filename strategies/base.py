@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from autograph_rewrite.item import GraphItem
 from autograph_rewrite.plan.config import Config
-from autograph_rewrite.plan.items import ItemLike
 from autograph_rewrite.plan.plan import Plan
 
 
@@ -15,7 +15,7 @@ class StrategyBuilder(Protocol):
     The same item and configuration give the same plan in every process: workers build theirs independently.
     """
 
-    def build(self, item: ItemLike, config: Config) -> Plan:
+    def build(self, item: GraphItem, config: Config) -> Plan:
         """The request: devices, placements and options. Its edges follow from propagation, later.
 
         Raises:

@@ -164,7 +164,7 @@ variables:
 """
     names = (
         "AllReduce, PS, PSLoadBalancing, PartitionedPS, UnevenPartitionedPS, PartitionedAR, "
-        "RandomAxisPartitionAR, Parallax, Pipeline or Auto"
+        "RandomAxisPartitionAR, Parallax, FSDP, Pipeline, Auto or path/to/file.py:Class"
     )
     assert refused_lines(tmp_path, text) == [
         "1: devices[1]: 'CPPU:1' is not a device: there is no kind 'CPPU' (did you mean 'CPU:1'?)",

@@ -14,6 +14,7 @@ from dataclasses import replace
 from autograph_rewrite.analysis.dims import is_local, unit
 from autograph_rewrite.analysis.fact import PARTIAL, REPLICATED, Fact, Shape
 from autograph_rewrite.analysis.propagate import Propagation, is_pinned
+from autograph_rewrite.analysis.roles import PASSES_HANDLES, handle_of, is_update
 from autograph_rewrite.analysis.rules import TABLE, random
 from autograph_rewrite.analysis.rules.base import LocalEntry, Slice
 from autograph_rewrite.ir import dtypes
@@ -29,7 +30,6 @@ from autograph_rewrite.plan import keys
 from autograph_rewrite.plan.parts import SIZES, STEP, EdgePlan, Options
 from autograph_rewrite.plan.plan import Plan
 
-PASSES_HANDLES = frozenset(("Identity", "Enter", "Switch", "RefEnter"))
 MIXES_ROWS = frozenset(("contract", "neural", "normalisation", "pooling", "recurrent", "reduce"))
 """Families of rules that the rows of a sparse gradient never pass: what does was gathered in the forward pass."""
 ACCUMULATED = frozenset((dtypes.HALF, dtypes.FLOAT, dtypes.DOUBLE))
@@ -336,20 +336,3 @@ def _elements(shape: Shape) -> int | None:
     if any(not isinstance(dim, int) or is_local(dim) for dim in shape):
         return None
     return math.prod(dim for dim in shape if isinstance(dim, int))
-
-
-def is_update(node: Node) -> bool:
-    """Return whether a node writes a variable."""
-    return node.op.startswith(("ResourceApply", "ResourceSparseApply", "ResourceScatter")) or node.op in (
-        "AssignVariableOp",
-        "AssignAddVariableOp",
-        "AssignSubVariableOp",
-        "ResourceStridedSliceAssign",
-    )
-
-
-def handle_of(value: Value) -> Value:
-    """Follow a variable's handle back to the node that gives it."""
-    while value.node.op in PASSES_HANDLES and value.node.inputs:
-        value = value.node.inputs[0]
-    return value

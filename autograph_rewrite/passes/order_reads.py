@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from autograph_rewrite.analysis.roles import handle_of, is_update
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.frames import unconditional
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.walk import ancestors, marks_before, topological_order
-from autograph_rewrite.passes.edges import handle_of, is_update
 
 READS = frozenset(("ReadVariableOp", "ResourceGather", "ResourceGatherNd"))
 

@@ -16,6 +16,7 @@ from autograph_rewrite.analysis import cut
 from autograph_rewrite.analysis.fact import LOCAL, Placement
 from autograph_rewrite.analysis.once import mark_whole
 from autograph_rewrite.analysis.propagate import Propagation, notes, propagate, revise
+from autograph_rewrite.analysis.roles import is_update
 from autograph_rewrite.analysis.rows import choose_gathers
 from autograph_rewrite.analysis.rules.base import Semantics
 from autograph_rewrite.errors import GraphError, PassError
@@ -267,7 +268,7 @@ def _placements(state: Propagation) -> dict[Value, Placement]:
 def _require_training(graph: Graph, item: GraphItem, state: Propagation) -> None:
     """Refuse what would be a silent no-op."""
     step = ancestors(graph.nodes[name] for name in item.targets if name in graph.nodes)
-    updates = [node for node in step if edge_list.is_update(node)]
+    updates = [node for node in step if is_update(node)]
     if not updates:
         raise GraphError(
             "the train op updates no variable, so there is nothing to distribute",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from autograph_rewrite.plan.builder_names import own_builder
 from autograph_rewrite.plan.located import KeyPath, dotted
 
 if TYPE_CHECKING:
@@ -12,9 +13,15 @@ if TYPE_CHECKING:
     from autograph_rewrite.plan.sections import Override
 
 
+# Of variables; the others that a plan may ask for (single, split) are to come.
+PLACEMENTS = frozenset(("replicated",))
+# Builders whose plans can be carried out; one of the user's own is judged by its plan.
+STRATEGIES = frozenset(("AllReduce",))
+
+
 def unavailable(config: Config) -> Iterator[tuple[KeyPath, str]]:
     """Each setting of `config` that asks for a feature to come, with the words for it."""
-    if config.strategy.name != "AllReduce":
+    if config.strategy.name not in STRATEGIES and own_builder(config.strategy.name) is None:
         yield ("strategy", "name"), f"strategy.name {config.strategy.name}"
     for i, override in enumerate(config.variables):
         yield from _of_override(("variables", i), override)

@@ -9,7 +9,9 @@ from itertools import chain
 
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.plan import devices as device_names
+from autograph_rewrite.plan.available import PLACEMENTS
 from autograph_rewrite.plan.check_edges import EDGE_CHECKS, Finding
+from autograph_rewrite.plan.check_variables import VARIABLE_CHECKS
 from autograph_rewrite.plan.devices import DeviceNameError
 from autograph_rewrite.plan.faults import Fault, did_you_mean, raise_if_any
 from autograph_rewrite.plan.items import ItemLike
@@ -29,7 +31,7 @@ def check(plan: Plan, item: ItemLike, available_devices: Sequence[str] | None = 
     setting = Setting(plan, item, available_devices)
     findings = chain(
         chain.from_iterable(check(setting) for check in CHECKS),
-        chain.from_iterable(check(plan, item) for check in EDGE_CHECKS),
+        chain.from_iterable(check(plan, item) for check in (*VARIABLE_CHECKS, *EDGE_CHECKS)),
     )
     return [plan.source.fault(*finding) for finding in findings]
 
@@ -156,14 +158,16 @@ def variables_exist_once(setting: Setting) -> Iterator[Finding]:
         if request.name not in setting.item.variables:
             hint = did_you_mean(request.name, known, noun="known variables")
             yield Finding(("variables", i), f"the graph has no variable '{request.name}'", hint)
-        if request.placement != "replicated":
-            message = f"the placement '{request.placement}' ('{request.name}') is not available yet in this version"
-            yield Finding(("variables", i, "placement"), message, "write replicated")
-        if request.options.bucket_bytes < 0:
-            message = f"bucket_bytes of '{request.name}' is {request.options.bucket_bytes}"
-            yield Finding(("variables", i, "options"), message, "0 reduces each gradient alone")
     for name in device_names.repeated([request.name for request in setting.plan.variables]):
         yield Finding(("variables",), f"the variable '{name}' stands twice in variables")
+
+
+def placements_are_available(setting: Setting) -> Iterator[Finding]:
+    """Only what some pass can do is asked of a variable."""
+    for i, request in enumerate(setting.plan.variables):
+        if request.placement not in PLACEMENTS:
+            message = f"the placement '{request.placement}' ('{request.name}') is not available yet in this version"
+            yield Finding(("variables", i, "placement"), message, "write replicated")
 
 
 CHECKS: tuple[Callable[[Setting], Iterator[Finding]], ...] = (
@@ -175,6 +179,7 @@ CHECKS: tuple[Callable[[Setting], Iterator[Finding]], ...] = (
     mesh_covers_the_devices,
     batch_inputs_fit,
     variables_exist_once,
+    placements_are_available,
 )
 
 

@@ -93,6 +93,25 @@ def overrides_fit_their_synchronizer(config: Config) -> Iterator[Clash]:
             yield Clash(("variables", i, "staleness"), message, "leave one of them out")
 
 
+def partitions_count_their_parts(config: Config) -> Iterator[Clash]:
+    """Over `data` the replicas say how many parts there are; otherwise the configuration does."""
+    for i, override in enumerate(config.variables):
+        partition, path = override.partition, ("variables", i, "partition")
+        if partition is None:
+            continue
+        where = f"variables[{i}].partition"
+        if partition.over == "data" and partition.shards is not None:
+            message = f"{where} has shards: {partition.shards}, but over data there is one for each replica"
+            yield Clash((*path, "shards"), message, "leave it out")
+        if partition.over == "data" and override.synchronizer == "ps":
+            message = f"{where} is over data, where replicas hold the parts, but its synchronizer is ps"
+            yield Clash(path, message, "leave one of them out")
+        if partition.over == "shard" and partition.shards is None:
+            yield Clash(path, f"{where} does not say into how many parts", "add shards, or over: data")
+        if partition.over == "shard" and partition.stage is not None:
+            yield Clash((*path, "stage"), f"{where}.stage says what is split over data", "add over: data")
+
+
 def shardings_say_one_thing(config: Config) -> Iterator[Clash]:
     """A tensor is split, replicated or assigned."""
     for i, sharding in enumerate(config.sharding):
@@ -119,6 +138,7 @@ CHECKS: tuple[tuple[frozenset[str], Callable[[Config], Iterator[Clash]]], ...] =
     (frozenset({"devices", "mesh", "cluster"}), mesh_covers_the_devices),
     (frozenset({"pipeline"}), schedules_come_out_even),
     (frozenset({"variables"}), overrides_fit_their_synchronizer),
+    (frozenset({"variables"}), partitions_count_their_parts),
     (frozenset({"sharding"}), shardings_say_one_thing),
     (frozenset({"remat"}), remat_names_go_with_their_policy),
 )

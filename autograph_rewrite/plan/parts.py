@@ -71,6 +71,8 @@ class VariableRequest:
         servers: the device that holds it (single), or those of its shards (split); empty: every replica's own.
         sizes: of the shards along the axis (split).
         server: how workers share it, where its options say ps.
+        stage: of a variable that is split over the replicas (each holds the shard on its own device): 1 splits the
+            optimizer's state, 2 its gradient too, 3 the variable too. 0: it is not.
     """
 
     name: str
@@ -79,6 +81,7 @@ class VariableRequest:
     servers: tuple[str, ...] = ()
     sizes: tuple[int, ...] = ()
     server: Server | None = None
+    stage: int = 0
 
 
 @dataclass(frozen=True)

@@ -138,20 +138,22 @@ class Server(_message.Message):
     def __init__(self, sync: bool = ..., staleness: _Optional[int] = ..., proxy: bool = ...) -> None: ...
 
 class VariableRequest(_message.Message):
-    __slots__ = ("name", "placement", "options", "servers", "sizes", "server")
+    __slots__ = ("name", "placement", "options", "servers", "sizes", "server", "stage")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
     SIZES_FIELD_NUMBER: _ClassVar[int]
     SERVER_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
     name: str
     placement: str
     options: Options
     servers: _containers.RepeatedScalarFieldContainer[str]
     sizes: _containers.RepeatedScalarFieldContainer[int]
     server: Server
-    def __init__(self, name: _Optional[str] = ..., placement: _Optional[str] = ..., options: _Optional[_Union[Options, _Mapping]] = ..., servers: _Optional[_Iterable[str]] = ..., sizes: _Optional[_Iterable[int]] = ..., server: _Optional[_Union[Server, _Mapping]] = ...) -> None: ...
+    stage: int
+    def __init__(self, name: _Optional[str] = ..., placement: _Optional[str] = ..., options: _Optional[_Union[Options, _Mapping]] = ..., servers: _Optional[_Iterable[str]] = ..., sizes: _Optional[_Iterable[int]] = ..., server: _Optional[_Union[Server, _Mapping]] = ..., stage: _Optional[int] = ...) -> None: ...
 
 class Edge(_message.Message):
     __slots__ = ("value", "to", "owner", "role", "lowering", "dtype", "bytes", "group_key", "instance_key", "order", "bucket", "reason", "compressor")

@@ -17,12 +17,11 @@ from autograph_rewrite.plan.sections import Override
 
 
 def request(item: ItemLike, config: Config, *, strategy: str) -> Plan:
-    """The request in which every variable follows `config`: its overrides, else its strategy section.
+    """The request in which every variable is replicated and follows `config`: its overrides, else its strategy section.
 
     Raises:
-        ConfigError: with every setting that this version or this item does not have.
+        ConfigError: with every setting that this item does not have.
     """
-    config.require_usable()
     raise_if_any(_idle_overrides(item, config), error=ConfigError, title=config.where())
     devices = job_devices(config)
     plan = Plan(
@@ -80,7 +79,7 @@ def _variable_requests(item: ItemLike, config: Config) -> Iterator[parts.Variabl
 def _overridden(options: parts.Options, override: Override | None) -> parts.Options:
     if override is None:
         return options
-    said = override.model_dump(include={"synchronizer", "hint", "compressor", "bucket_bytes"}, exclude_none=True)
+    said = override.model_dump(include={"hint", "compressor", "bucket_bytes"}, exclude_none=True)
     return replace(options, **said)
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from autograph_rewrite.plan.builder_names import BuilderName
 from autograph_rewrite.plan.fields import (
     Address,
     Count,
@@ -23,18 +24,6 @@ from autograph_rewrite.plan.fields import (
 Mode = Literal["shared", "mirrored"]
 Hint = Literal["auto", "ring", "nccl"]
 Compressor = Literal["none", "fp16", "bf16", "fp16_ef", "bf16_ef", "topk", "powersgd"]
-StrategyName = Literal[
-    "AllReduce",
-    "PS",
-    "PSLoadBalancing",
-    "PartitionedPS",
-    "UnevenPartitionedPS",
-    "PartitionedAR",
-    "RandomAxisPartitionAR",
-    "Parallax",
-    "Pipeline",
-    "Auto",
-]
 
 
 class Section(BaseModel):
@@ -74,8 +63,8 @@ class Cluster(Section):
 class Strategy(Section):
     """Which builder makes the plan, and how it synchronises by default."""
 
-    name: StrategyName = "AllReduce"
-    """The builder."""
+    name: BuilderName = "AllReduce"
+    """The builder: one of these, or a class of yours, as in path/to/file.py:Class."""
     variables: Mode | None = None
     """One copy of each variable per process (shared) or per device (mirrored); left out: shared in one
     process, mirrored across processes."""
@@ -91,10 +80,14 @@ class Strategy(Section):
 class Partition(Section):
     """Split a variable into nearly equal parts along one axis."""
 
-    axis: Natural = 0
-    """The axis that is split."""
-    shards: Annotated[int, Field(strict=True, ge=2)]
-    """How many parts; at least 2."""
+    axis: Natural | None = None
+    """The axis that is split; left out: the first one, over `data` the first that the replicas divide evenly."""
+    shards: Annotated[int, Field(strict=True, ge=2)] | None = None
+    """How many parts; at least 2. Over `data` there is one for each replica."""
+    over: Literal["shard", "data"] = "shard"
+    """Parts of their own (shard), or one for each replica, which gathers the whole where it is used (data)."""
+    stage: Annotated[int, Field(strict=True, ge=1, le=3)] | None = None
+    """Over `data`, what is split: optimizer state (1), gradients too (2), the variable too (3); left out: 3."""
 
 
 class Override(Section):

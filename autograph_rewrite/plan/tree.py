@@ -87,7 +87,7 @@ def _readable(tree: dict[str, Any], kind: Descriptor) -> dict[str, Any]:
             many = is_repeated(field)
             value = [_readable(item, inner) for item in value] if many else _readable(value, inner)
         elif field.cpp_type == FieldDescriptor.CPPTYPE_INT64:
-            value = int(value)
+            value = [int(item) for item in value] if is_repeated(field) else int(value)
         result[field.name] = value
     scalars = not any(isinstance(value, dict | list) for value in result.values())
     return _Flow(result) if scalars and len(result) <= _FLOW_KEYS else result

@@ -1,0 +1,135 @@
+"""What a variable is in a training step: trained or not, with rows of a sparse gradient or not, inside a branch or not.
+
+Read off the graph alone, before any plan: strategy builders decide by it where a variable lives.
+
+    table ──► ResourceGather ──► loss        sparse: only looked up, so its gradient consists of rows
+    table ──► MatMul ──────────► loss        dense
+    moment ──► Mul ──► AssignVariableOp      state of an optimizer: nothing but updates read it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from autograph_rewrite.ir import dtypes
+from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.shape_rules import constant
+from autograph_rewrite.ir.walk import ancestors
+from autograph_rewrite.item import GraphItem, Variable
+
+PASSES_HANDLES = frozenset(("Identity", "Enter", "Switch", "RefEnter"))
+CAPTURES = frozenset(
+    ("Enter", "RefEnter", "Switch", "RefSwitch", "Merge", "RefMerge", "If", "StatelessIf", "Case", "StatelessCase")
+) | {"While", "StatelessWhile"}
+"""Control flow that a handle runs into."""
+GATHERS = frozenset(("Gather", "GatherV2"))
+FORWARDS = frozenset(("Identity", "StopGradient", "Snapshot"))
+
+
+@dataclass(frozen=True)
+class Role:
+    """What one variable is.
+
+    Attributes:
+        trained: a step updates it by a gradient.
+        sparse: it is only looked up by row, so that its gradient consists of rows.
+        captured: a branch or a loop uses it.
+    """
+
+    trained: bool
+    sparse: bool = False
+    captured: bool = False
+
+
+def roles(item: GraphItem) -> dict[str, Role]:
+    """Return the role of every variable of an item.
+
+    Where nothing says what is trained, it is what a step updates and an output depends on.
+    """
+    graph = item.graph
+    forward = ancestors(_output_nodes(item), controls=False)
+    updated = {handle_of(node.inputs[0]).node.name for node in graph if node.inputs and is_update(node)}
+    knows = any(variable.trainable for variable in item.variables.values())
+    found = {}
+    for name, variable in item.variables.items():
+        readers = list(_readers(graph, variable))
+        used = [node for node, _ in readers if not is_update(node) and (not forward or node in forward)]
+        if knows:
+            trained = bool(variable.trainable)
+        else:
+            inexact = dtypes.NUMBERS.get(variable.dtype) in dtypes.INEXACT
+            trained = variable.trainable is None and inexact and bool(used)
+        found[name] = Role(
+            trained=trained and (not updated or variable.handle in updated),
+            sparse=bool(used) and all(_looks_up(node, index) for node, index in readers if node in set(used)),
+            captured=any(node.op in CAPTURES for node, _ in _uses(graph, variable)),
+        )
+    return found
+
+
+def is_update(node: Node) -> bool:
+    """Return whether a node writes a variable."""
+    return node.op.startswith(("ResourceApply", "ResourceSparseApply", "ResourceScatter")) or node.op in (
+        "AssignVariableOp",
+        "AssignAddVariableOp",
+        "AssignSubVariableOp",
+        "ResourceStridedSliceAssign",
+    )
+
+
+def handle_of(value: Value) -> Value:
+    """Follow a variable's handle back to the node that gives it."""
+    while value.node.op in PASSES_HANDLES and value.node.inputs:
+        value = value.node.inputs[0]
+    return value
+
+
+def _output_nodes(item: GraphItem) -> list[Node]:
+    names = (info.tensor.partition(":")[0] for info in item.outputs.values())
+    return [item.graph.nodes[name] for name in names if name in item.graph.nodes]
+
+
+def _uses(graph: Graph, variable: Variable) -> Iterator[tuple[Node, int]]:
+    """Yield what reads the handle of a variable, and at which input."""
+    handle = graph.nodes.get(variable.handle)
+    pending = [handle.output()] if handle is not None else []
+    seen = set(pending)
+    while pending:
+        for use in pending.pop().uses:
+            yield use.node, use.index
+            if use.node.op in PASSES_HANDLES:
+                onward = [value for value in use.node.read_outputs if value not in seen]
+                seen.update(onward)
+                pending += onward
+
+
+def _readers(graph: Graph, variable: Variable) -> Iterator[tuple[Node, int]]:
+    """Yield what reads a variable by its handle, or the value that was read, and at which input."""
+    for node, index in _uses(graph, variable):
+        if node.op == "ReadVariableOp":
+            yield from _readers_of(node.read_outputs)
+        elif node.op not in PASSES_HANDLES:
+            yield node, index
+
+
+def _readers_of(values: Iterable[Value]) -> Iterator[tuple[Node, int]]:
+    pending = list(values)
+    while pending:
+        for use in pending.pop().uses:
+            if use.node.op in FORWARDS:
+                pending += use.node.read_outputs
+            else:
+                yield use.node, use.index
+
+
+def _looks_up(node: Node, index: int) -> bool:
+    """Return whether a reader takes rows of a variable: a gather along its first axis."""
+    if node.op == "ResourceGather":
+        return index == 0
+    if node.op not in GATHERS or index != 0:
+        return False
+    if node.op == "Gather":
+        return True
+    axis = constant(node.inputs[2])
+    return axis is not None and not int(axis)

@@ -1,0 +1,123 @@
+"""From choices to a plan: what all builders share.
+
+    request of the configuration ──► a choice per trained variable ──► overrides ──► servers, sizes ──► Plan
+
+Only the variable itself is asked for: its optimizer's state follows it, and what is not trained stays as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from autograph_rewrite.analysis.roles import roles
+from autograph_rewrite.errors import ConfigError
+from autograph_rewrite.ir import dtypes
+from autograph_rewrite.item import GraphItem, Variable
+from autograph_rewrite.plan import parts
+from autograph_rewrite.plan.config import Config
+from autograph_rewrite.plan.faults import raise_if_any
+from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.plan.request import override_of, request
+from autograph_rewrite.plan.sections import Override
+from autograph_rewrite.strategies.choice import Choice, Trained
+from autograph_rewrite.strategies.overrides import misfits, overridden
+from autograph_rewrite.strategies.servers import Load, servers
+from autograph_rewrite.strategies.shards import shard_sizes
+
+
+def assemble(
+    item: GraphItem,
+    config: Config,
+    choose: Callable[[Trained], Choice],
+    *,
+    strategy: str,
+    pool: Sequence[str] | None = None,
+    notes: Iterable[str] = (),
+) -> Plan:
+    """Return the request in which every trained variable is as `choose` says, unless the configuration overrides it.
+
+    Args:
+        item: a graph item; it is only read.
+        config: the configuration.
+        choose: what the builder wants for one variable.
+        strategy: the builder's name.
+        pool: the devices that hold variables which are not split; left out, all servers.
+        notes: for the plan.
+
+    Raises:
+        ConfigError: with every setting that this item does not have, or that its variables cannot follow.
+    """
+    plan = request(item, config, strategy=strategy)
+    trained = trained_variables(item, plan.graph_digest)
+    choices = {
+        one.name: overridden(choose(one), one, override_of(one.name, config), plan.replicas) for one in trained.values()
+    }
+    raise_if_any(misfits(config, trained, choices), error=ConfigError, title=config.where())
+    all_servers = servers(config)
+    office = _Office(plan.devices, Load(all_servers), tuple(pool or all_servers))
+    requests = tuple(_requests(plan, config, trained, choices, office))
+    plan = replace(plan, variables=requests, notes=(*plan.notes, *notes), id="")
+    return replace(plan, id=f"{strategy}-{plan.digest()[:12]}")
+
+
+def trained_variables(item: GraphItem, digest: str = "") -> dict[str, Trained]:
+    """Return the trained variables of an item by name, in its order."""
+    found = roles(item)
+    return {
+        name: Trained(variable, found[name], digest) for name, variable in item.variables.items() if found[name].trained
+    }
+
+
+def nbytes(variable: Variable) -> int:
+    """Return the size of a variable; an unknown dimension counts as 1."""
+    number = dtypes.NUMBERS.get(variable.dtype)
+    return math.prod(dim or 1 for dim in variable.shape or ()) * (dtypes.width(number) if number else 1)
+
+
+@dataclass(frozen=True)
+class _Office:
+    """Gives variables and shards their devices."""
+
+    replicas: tuple[str, ...]
+    load: Load
+    whole: tuple[str, ...]
+
+    def server(self, size: int) -> str:
+        """Return the device of a variable that is not split."""
+        least = min(self.whole, key=lambda name: self.load.bytes.get(name, 0.0))
+        self.load.bytes[least] = self.load.bytes.get(least, 0.0) + size
+        return least
+
+
+def _requests(
+    plan: Plan, config: Config, trained: Mapping[str, Trained], choices: Mapping[str, Choice], office: _Office
+) -> Iterator[parts.VariableRequest]:
+    """Yield the requests of the plan with places for those that are trained."""
+    for asked in plan.variables:
+        choice = choices.get(asked.name)
+        if choice is None:
+            yield asked
+            continue
+        yield _placed(asked, choice, trained[asked.name], override_of(asked.name, config), office)
+
+
+def _placed(
+    asked: parts.VariableRequest, choice: Choice, trained: Trained, override: Override | None, office: _Office
+) -> parts.VariableRequest:
+    """Return the request of one variable with its placement, servers and sizes."""
+    asked = replace(asked, options=replace(asked.options, synchronizer=choice.synchronizer))
+    is_served = choice.synchronizer == "ps"
+    if is_served:
+        server = parts.Server(override.sync, override.staleness, override.proxy) if override else parts.Server()
+        asked = replace(asked, server=server)
+    size = nbytes(trained.variable)
+    if choice.parts is None:
+        return replace(asked, placement="single", servers=(office.server(size),)) if is_served else asked
+    axis, count = choice.parts.axis, choice.parts.count
+    sizes = shard_sizes(trained.shape[axis] or 0, count)
+    places: tuple[str, ...] = office.replicas if choice.stage else ()
+    if is_served:
+        places = office.load.take_turns(count, size)
+    return replace(asked, placement=f"split({axis})", sizes=sizes, servers=places, stage=choice.stage)

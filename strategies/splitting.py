@@ -1,0 +1,20 @@
+"""Into how many parts a variable can be split along an axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from autograph_rewrite.strategies.choice import Parts, Trained
+from autograph_rewrite.strategies.shards import MOST
+
+
+def along(trained: Trained, axis: int, count: Callable[[int], int]) -> Parts | None:
+    """Return the parts that `count` makes of an axis; None where the variable stays whole.
+
+    It does where it is a scalar or too short, where the number would be beyond all use, and inside control flow.
+    """
+    size = trained.shape[axis] if axis < len(trained.shape) else None
+    if size is None or trained.role.captured:
+        return None
+    shards = count(size)
+    return Parts(axis, shards) if 2 <= shards <= min(size, MOST) else None
