@@ -25,6 +25,13 @@ def run_devices(plan: Plan, task: int = 0) -> tuple[str, ...]:
     return devices
 
 
+def needed_devices(plan: Plan, task: int = 0) -> tuple[str, ...]:
+    """Return the devices of one process that its replicas run on, or that hold variables."""
+    devices = run_devices(plan, task)
+    own = process_of(devices[0]) if devices else ""
+    return tuple(dict.fromkeys((*devices, *(home for home in plan.homes.values() if process_of(home) == own))))
+
+
 def place(graph: Graph, devices: Sequence[str], elsewhere: Mapping[Node, str]) -> None:
     """Set the device of every node that runs once; expansion places the instances of the others.
 

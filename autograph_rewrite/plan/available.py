@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from autograph_rewrite.plan.sections import Override
 
 
-# Of variables; the others that a plan may ask for (single, split) are to come.
-PLACEMENTS = frozenset(("replicated",))
+# Of variables; the other that a plan may ask for (split) is to come.
+PLACEMENTS = frozenset(("replicated", "single"))
 # Builders whose plans can be carried out; one of the user's own is judged by its plan.
-STRATEGIES = frozenset(("AllReduce",))
+STRATEGIES = frozenset(("AllReduce", "PS", "PSLoadBalancing", "Parallax"))
 
 
 def unavailable(config: Config) -> Iterator[tuple[KeyPath, str]]:
@@ -25,7 +25,6 @@ def unavailable(config: Config) -> Iterator[tuple[KeyPath, str]]:
         yield ("strategy", "name"), f"strategy.name {config.strategy.name}"
     for i, override in enumerate(config.variables):
         yield from _of_override(("variables", i), override)
-    yield from _of_cluster(config)
     if config.pipeline is not None:
         yield ("pipeline",), "pipeline"
     if config.microbatches > 1:
@@ -42,14 +41,7 @@ def unavailable(config: Config) -> Iterator[tuple[KeyPath, str]]:
 
 def _of_override(path: KeyPath, override: Override) -> Iterator[tuple[KeyPath, str]]:
     where = dotted(path)
-    if override.synchronizer == "ps":
-        yield (*path, "synchronizer"), f"{where}.synchronizer ps"
     if override.partition is not None:
         yield (*path, "partition"), f"{where}.partition"
-    for key in override.server_settings:
-        yield (*path, key), f"{where}.{key}, a setting of parameter servers,"
-
-
-def _of_cluster(config: Config) -> Iterator[tuple[KeyPath, str]]:
-    if config.cluster is not None and config.cluster.ps:
-        yield ("cluster", "ps"), "cluster.ps"
+    if override.proxy:
+        yield (*path, "proxy"), f"{where}.proxy"

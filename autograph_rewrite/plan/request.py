@@ -50,7 +50,7 @@ def job_devices(config: Config) -> tuple[str, ...]:
         ConfigError: the configuration names no devices.
     """
     own = config.replica_devices()
-    if config.workers == 1:
+    if config.workers == 1 and not (config.cluster is not None and config.cluster.ps):
         return own
     return tuple(on_task(device, "worker", task) for task in range(config.workers) for device in own)
 

@@ -16,7 +16,7 @@ from autograph_rewrite.analysis.fact import Placement
 from autograph_rewrite.errors import ClusterError, GraphError, RewriteError
 from autograph_rewrite.item import GraphItem, TensorInfo
 from autograph_rewrite.passes.layout import View
-from autograph_rewrite.passes.place import run_devices
+from autograph_rewrite.passes.place import needed_devices
 from autograph_rewrite.plan.devices import parse
 from autograph_rewrite.plan.membership import Membership
 from autograph_rewrite.requires import tensorflow
@@ -328,7 +328,7 @@ def _joined(item: GraphItem) -> Membership | None:
             hint="start it with `autograph-rewrite launch`, or set TF_CONFIG, and rewrite without `task`",
         )
     join(report.member)
-    ensure_devices([parse(device).short for device in run_devices(report.plan, report.task)])
+    ensure_devices([parse(device).short for device in needed_devices(report.plan, report.task)])
     member: Membership = report.member
     return member
 
@@ -350,7 +350,7 @@ def _require_devices(tf: Any, item: GraphItem) -> None:
     Raises:
         ClusterError: a device is missing.
     """
-    devices = run_devices(item.report.plan, item.report.task) if item.report is not None else ()
+    devices = needed_devices(item.report.plan, item.report.task) if item.report is not None else ()
     for device in map(parse, devices):
         found = tf.config.list_physical_devices(device.kind)
         if device.kind != "CPU" and device.index >= len(found):
@@ -393,7 +393,7 @@ def _config(tf: Any, item: GraphItem, config: Any) -> Any:
     if config is not None:
         result.CopyFrom(config)
     if item.report is not None:
-        devices = map(parse, run_devices(item.report.plan, item.report.task))
+        devices = map(parse, needed_devices(item.report.plan, item.report.task))
         cpus = [d.index for d in devices if d.kind == "CPU"]
         result.device_count["CPU"] = max(result.device_count["CPU"], max(cpus, default=0) + 1)
     return result

@@ -31,12 +31,14 @@ class MatrixCase:
     reduction: str = "mean"
     static: bool = False
     dtype: str = "float64"
+    strategy: str = "AllReduce"
 
     def __str__(self) -> str:
         """Return the test id."""
         shape = "static" if self.static else "open"
+        name = "" if self.strategy == "AllReduce" else f"{self.strategy}-"
         return (
-            f"{self.model}-{self.optimizer}-{self.replicas}x{self.variables}-{self.batches}"
+            f"{name}{self.model}-{self.optimizer}-{self.replicas}x{self.variables}-{self.batches}"
             f"-{self.reduction}-{shape}-{self.dtype}"
         )
 

@@ -74,7 +74,7 @@ def run_case(case: MatrixCase) -> Result:
     expected = truth(case.model, options, case.sizes)
     config = {
         "devices": [f"CPU:{i}" for i in range(case.replicas)],
-        "strategy": {"name": "AllReduce", "variables": case.variables},
+        "strategy": {"name": case.strategy, "variables": case.variables},
         "timeout_seconds": TIMEOUT_SECONDS,
     }
     actual, report = distributed(ZOO[case.model].build(options), config, case.sizes)
