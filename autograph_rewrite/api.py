@@ -68,6 +68,7 @@ def rewrite(
         PassError: an edge cannot be lowered.
     """
     from autograph_rewrite.runtime.agreement import contents as contents_of
+    from autograph_rewrite.runtime.serve import serve
 
     with no_garbage_collection():
         flat = normalise(item)
@@ -78,9 +79,11 @@ def rewrite(
         else:
             given, member = in_job(Config.of(config)) if task is None else (Config.of(config), None)
             plan = _request(flat, given)
+        if member is not None and not member.is_worker:
+            serve(member)
         checker = _checker(plan) if verify_each else None
         own = member.task if member is not None else task or 0
-        if own >= len(plan.processes):
+        if not 0 <= own < len(plan.processes):
             problem = f"there is no worker {own}: the plan has {len(plan.processes)} of them"
             raise ConfigError(problem, hint="workers count from 0; name them all in cluster.workers")
         common = contents_of(flat) if member is not None else b""
@@ -105,7 +108,7 @@ def _checker(plan: Plan) -> Any:
     from autograph_rewrite.ir.verify import check_folded
 
     def run(graph: Graph) -> None:
-        check_folded(graph, plan.replicas_each, plan.devices)
+        check_folded(graph, plan.replicas_each, (*plan.devices, *plan.homes.values()))
 
     return run
 
@@ -132,15 +135,19 @@ def join(config: ConfigLike | None = None) -> None:
     """Make this process a worker of the job that the configuration and the environment describe.
 
     Importing the package does so where TF_CONFIG or its like say it all. A program whose configuration gives the
-    addresses calls this before its first TensorFlow operation. One process alone: nothing happens.
+    addresses calls this before its first TensorFlow operation. One process alone: nothing happens. A parameter server
+    serves here until all workers have ended, and then ends the program; so it does in `rewrite` and `distribute`.
 
     Raises:
         ConfigError: nothing says which process this is.
         ClusterError: TensorFlow has started already.
     """
     from autograph_rewrite.runtime.cluster import join as run
+    from autograph_rewrite.runtime.serve import serve
 
     member = in_job(Config() if config is None else Config.of(config))[1]
+    if member is not None and not member.is_worker:
+        serve(member)
     if member is not None:
         run(member)
 

@@ -36,10 +36,10 @@ def hand_over(context: Context, item: GraphItem) -> None:
     graph = context.graph
     context.served.nodes &= set(graph)
     _name_served_roots(context, item)
-    order = topological_order(graph)
-    served = _with_branches(order, context.served.nodes)
+    served = _with_branches(topological_order(graph), context.served.nodes)
     context.served.nodes = served
-    _read_before_pushing(context, item, order)
+    _read_before_pushing(context, item)
+    order = topological_order(graph)
     needs = _Needs(context, order, served)
     values = [value for node in order if node in served for value in node.outputs]
     exports = [value for value in values if any(reader not in served for reader, _ in value.uses)]
@@ -186,25 +186,26 @@ def _with_branches(order: Sequence[Node], served: set[Node]) -> set[Node]:
     return found
 
 
-def _read_before_pushing(context: Context, item: GraphItem, order: Sequence[Node]) -> None:
+def _read_before_pushing(context: Context, item: GraphItem) -> None:
     """Let this process's reads of a variable come before its contribution to the next value."""
     graph, served = context.graph, context.served
-    pushes = [push for several in served.pushes.values() for push in several if push in set(graph)]
+    order = topological_order(graph)
+    pushes = [push for several in served.pushes.values() for push in several if push.name in graph]
     if not pushes:
         return
     roots = [graph.nodes[name] for name in item.targets if name in graph.nodes]
     roots += [graph.anchors[f"output {name}"].node for name in item.outputs]
     step = ancestors(roots)
     position = {node: i for i, node in enumerate(order)}
-    behind = marks_before(order, dict.fromkeys(pushes, 1))
+    behind, certain = marks_before(order, dict.fromkeys(pushes, 1)), unconditional(order)
     for name, variable in item.variables.items():
         handle = graph.nodes.get(variable.handle)
         if name not in served.homes or handle is None:
             continue
         own = [push for push in served.pushes.get(name, pushes) if push in position]
         for read in _reads(handle.output()):
-            if read in served.nodes or read not in step:
-                continue
+            if read in served.nodes or read not in step or read not in certain:
+                continue  # a push waits for what a branch or loop makes of its reads, not for the reads
             for push in own:
                 if position[read] < position[push] or not behind[read]:
                     push.add_control(read)

@@ -46,6 +46,7 @@ def served_by(plan: Plan, state: Propagation, variables: Mapping[str, Variable],
     nodes = {node for node in state.order if node in dependent and node in needed and not _differs(state, node)}
     served = Served(homes, handles, nodes | set(writes))
     _keep_branches_together(state, served.nodes)
+    _keep_reads_together(state, served)
     _place(state, served, {value: homes[owner] for value, owner in taken.items()})
     return served
 
@@ -130,6 +131,15 @@ def _keep_branches_together(state: Propagation, nodes: set[Node]) -> None:
                 if any(producer in nodes and producer not in certain for producer in producers):
                     nodes.add(node)
         grown = len(nodes) > before
+
+
+def _keep_reads_together(state: Propagation, served: Served) -> None:
+    """Serve the reads that only served nodes use: they are part of the update."""
+    for node in reversed(state.order):
+        readers = [use.node for value in node.outputs for use in value.uses]
+        if readers and all(reader in served.nodes for reader in readers) and not node.control_users:
+            if any(handle_of(value).node in served.handles for value in node.inputs):
+                served.nodes.add(node)
 
 
 def _place(state: Propagation, served: Served, taken: Mapping[Value, str]) -> None:

@@ -144,6 +144,18 @@ def common_seed(member: Membership, seconds: float, own: int | None) -> int:
     return said.pop() if said else int(rows[0][2])
 
 
+def common_name(member: Membership, seconds: float) -> str:
+    """Return a text that the chief draws: no other session, of this or another start of the job, has it.
+
+    Raises:
+        ClusterError: somebody is missing.
+    """
+    drawn = int.from_bytes(os.urandom(6), "big")
+    if len(member.workers) > 1:
+        drawn = int(Rendezvous(member, seconds).rows(np.array(drawn, np.int64), "open a session")[0])
+    return f"{drawn:012x}"
+
+
 def _versions() -> str:
     """Return the versions that the rewritten graph depends on."""
     names = ("autograph_rewrite", "tensorflow", "tensorflow-cpu", "keras", "numpy")

@@ -17,12 +17,13 @@ from __future__ import annotations
 import os
 import socket
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import count
 from typing import Any
 
 from autograph_rewrite.errors import ClusterError, ConfigError
 from autograph_rewrite.plan.config import Config
+from autograph_rewrite.plan.devices import process_of
 from autograph_rewrite.plan.membership import Membership, membership_of
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.background import repeat
@@ -89,12 +90,19 @@ def target(member: Membership) -> str:
     return f"grpc://{member.address}"
 
 
-def configure(config: Any, member: Membership) -> None:
-    """Tell a session, or the server, whom to meet."""
+def configure(config: Any, member: Membership, servers: Iterable[str] = ()) -> None:
+    """Tell a session, or the server, whom to meet.
+
+    Args:
+        config: a ConfigProto.
+        member: this process.
+        servers: devices of other processes that hold variables; a session waits for those processes when it starts.
+    """
     config.experimental.collective_group_leader = LEADER
     if not config.device_filters:
-        config.device_filters.append(f"/job:worker/task:{member.task}")
-        config.device_filters.append("/job:ps")
+        own = f"/job:worker/replica:0/task:{member.task}"
+        others = (process_of(device) for device in servers)
+        config.device_filters.extend(dict.fromkeys((own, *others)))
 
 
 def next_exchange() -> int:
@@ -144,7 +152,7 @@ class ServerDef:
         Raises:
             ClusterError: it could not.
         """
-        _require_free(self.member)
+        require_free(self.member)
         encoded: bytes = self._message().SerializeToString()
         return encoded
 
@@ -168,7 +176,7 @@ class ServerDef:
         )
 
 
-def _require_free(member: Membership) -> None:
+def require_free(member: Membership) -> None:
     """Raise if somebody listens at this process's port; TensorFlow says no more than that it could not."""
     port = int(member.address.rpartition(":")[2])
     with socket.socket() as probe:

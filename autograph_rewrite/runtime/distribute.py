@@ -25,6 +25,7 @@ from autograph_rewrite.runtime.cluster import join
 from autograph_rewrite.runtime.devices import ensure_devices, present_devices
 from autograph_rewrite.runtime.function import DistributedFunction
 from autograph_rewrite.runtime.keras_job import KerasJob
+from autograph_rewrite.runtime.serve import serve
 
 ConfigLike = Config | Mapping[str, Any] | str | Path
 
@@ -75,6 +76,8 @@ class Rewriter:
             self._config, self.member = in_job(self._config)
         elif self._plan is not None and len(self._plan.processes) > 1:
             self.member = in_job(Config())[1]
+        if self.member is not None and not self.member.is_worker:
+            serve(self.member)
         if self.member is not None:
             join(self.member)
         self.devices = self._own_devices()

@@ -30,10 +30,12 @@ class Lookout:
     Args:
         member: this process.
         seconds: how long a worker that is there may stay silent.
+        servers: look for the parameter servers, too.
     """
 
-    def __init__(self, member: Membership, seconds: float) -> None:
-        self._others = _others(member, {"worker": member.workers})
+    def __init__(self, member: Membership, seconds: float, *, servers: bool = False) -> None:
+        jobs = {"worker": member.workers, "ps": member.ps if servers else ()}
+        self._others = _others(member, jobs)
         self._seconds = seconds
         self._silent_since: dict[str, float] = {}
 
@@ -48,6 +50,21 @@ class Lookout:
         mute = {name for name, status in answers.items() if status != "OK"}
         self._silent_since = {name: self._silent_since.get(name, now) for name in mute}
         return [name for name in mute if name in gone or time.monotonic() - self._silent_since[name] >= self._seconds]
+
+
+class Presence:
+    """Tells which of some processes are there: they accept connections, however busy they are.
+
+    Args:
+        addresses: theirs.
+    """
+
+    def __init__(self, addresses: Iterable[str]) -> None:
+        self._addresses = {address: address for address in addresses}
+
+    def there(self) -> set[str]:
+        """Return the addresses at which somebody listens."""
+        return {name for name, status in _ask(self._addresses, PATIENCE).items() if status != "UNAVAILABLE"}
 
 
 def _others(member: Membership, jobs: Mapping[str, Iterable[str]]) -> dict[str, str]:

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import functools
 import re
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from autograph_rewrite.errors import ClusterError
+from autograph_rewrite.plan.devices import process_of
 from autograph_rewrite.plan.membership import Membership
+from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime import cluster, peers
 from autograph_rewrite.runtime.peers import Lookout
@@ -26,6 +29,8 @@ Array = np.ndarray[Any, Any]
 FIRST_KEY = 2**29
 """Group and instance keys of rendezvous; those of steps are spread over all numbers below 2^30 and above."""
 
+_ASK = 0.2
+"""Seconds between two looks for somebody who is still starting."""
 PIECE = 2**24
 """How many numbers travel at once: a message of gRPC cannot hold two gigabytes."""
 
@@ -128,6 +133,25 @@ class Rendezvous:
             finally:
                 watchdog.stop()
         return result
+
+
+def require_there(member: Membership, plan: Plan) -> None:
+    """Wait for the processes whose devices hold variables: a session would wait for them without end.
+
+    Raises:
+        ClusterError: one of them is not there in time.
+    """
+    wanted = {process_of(home) for home in plan.homes.values()} - {""}
+    tasks = {f"/job:{job}/replica:0/task:{i}": a for job, found in member.cluster.items() for i, a in enumerate(found)}
+    addresses = {tasks[process]: process for process in wanted if tasks.get(process, member.address) != member.address}
+    deadline = time.monotonic() + plan.timeout_seconds
+    presence = peers.Presence(addresses)
+    while absent := sorted(addresses.keys() - presence.there()):
+        if time.monotonic() > deadline:
+            names = peers.listed(f"{addresses[address].removeprefix('/job:')} ({address})" for address in absent)
+            problem = f"{member.name} waited {plan.timeout_seconds:g} s for {names}, which hold variables: no answer"
+            raise ClusterError(problem, hint="start the parameter servers, too: the same program, as TF_CONFIG's ps")
+        time.sleep(_ASK)
 
 
 _OF_THE_JOB = ("DeadlineExceededError", "CancelledError", "UnavailableError", "AbortedError", "InternalError")

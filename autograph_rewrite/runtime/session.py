@@ -20,11 +20,11 @@ from autograph_rewrite.passes.place import needed_devices
 from autograph_rewrite.plan.devices import parse
 from autograph_rewrite.plan.membership import Membership
 from autograph_rewrite.requires import tensorflow
-from autograph_rewrite.runtime.agreement import CARRY_ON, require_the_same
+from autograph_rewrite.runtime.agreement import CARRY_ON, common_name, require_the_same
 from autograph_rewrite.runtime.cluster import configure, join, target
 from autograph_rewrite.runtime.devices import ensure_devices
 from autograph_rewrite.runtime.peers import Lookout
-from autograph_rewrite.runtime.rendezvous import is_of_the_job, missing
+from autograph_rewrite.runtime.rendezvous import is_of_the_job, missing, require_there
 from autograph_rewrite.runtime.watchdog import Closing, Watchdog, may_wait
 
 _COMBINE = {
@@ -65,12 +65,12 @@ class DistributedSession:
         self.item = item
         self._steps = 0
         self.graph = tf.Graph()
+        plan = item.report.plan if item.report is not None else None
         with self.graph.as_default():
-            tf.graph_util.import_graph_def(item.graph_def, name="")
+            tf.graph_util.import_graph_def(_graph_def(item, self._member), name="")
         self._session = _connected(tf, item, self.graph, config)
         self._fetches: dict[str, tuple[tuple[Any, ...], Placement | None]] = {}
         self._reads: dict[str, Any] = {}
-        plan = item.report.plan if item.report is not None else None
         limit = plan.timeout_seconds if plan is not None and (plan.mode == "mirrored" or self._member) else 0.0
         self._watchdog = _watchdog(self._member, item, self._session, limit)
         self._timeout_ms = int(limit * 1e3) if self._watchdog is None else 0
@@ -295,7 +295,8 @@ def _watchdog(member: Membership | None, item: GraphItem, session: Any, seconds:
     """Return what watches over the runs of one of several processes."""
     if member is None:
         return None
-    lookout, closing = functools.partial(Lookout, member, seconds), functools.partial(Closing, session)
+    servers = bool(item.report.plan.homes)
+    lookout, closing = functools.partial(Lookout, member, seconds, servers=servers), functools.partial(Closing, session)
     return Watchdog(seconds, lookout, closing, may_idle=may_wait(item.graph_bytes))
 
 
@@ -320,7 +321,7 @@ def _joined(item: GraphItem) -> Membership | None:
         ClusterError: the graph is for several processes, and nothing says which of them this is.
     """
     report = item.report
-    if report is None or len(report.plan.processes) == 1:
+    if report is None or (len(report.plan.processes) == 1 and not report.plan.processes[0]):
         return None
     if report.member is None:
         raise ClusterError(
@@ -338,10 +339,31 @@ def _connected(tf: Any, item: GraphItem, graph: Any, config: Any) -> Any:
     result, report = _config(tf, item, config), item.report
     if report is None or report.member is None:
         return tf.compat.v1.Session(graph=graph, config=result)
-    require_the_same(report.member, report.plan, report.contents)
-    configure(result, report.member)
-    result.isolate_session_state = True  # as sessions of one process are: each has its own variables
+    configure(result, report.member, report.plan.homes.values())
+    # As sessions of one process, each has its own variables; those on servers are told apart by their container.
+    result.isolate_session_state = not report.plan.homes
     return tf.compat.v1.Session(target(report.member), graph=graph, config=result)
+
+
+def _graph_def(item: GraphItem, member: Membership | None) -> Any:
+    """Return the graph, once all workers are about to run the same; what servers hold is in a container of its own.
+
+    Raises:
+        ClusterError: they are not, or somebody is missing.
+    """
+    graph = item.graph_def
+    if member is None:
+        return graph
+    plan = item.report.plan
+    if len(member.workers) > 1:
+        require_the_same(member, plan, item.report.contents)
+    if plan.homes:
+        require_there(member, plan)
+        container = f"autograph-{common_name(member, plan.timeout_seconds)}".encode()
+        for node in graph.node:
+            if "container" in node.attr and not node.attr["container"].s:
+                node.attr["container"].s = container
+    return graph
 
 
 def _require_devices(tf: Any, item: GraphItem) -> None:
