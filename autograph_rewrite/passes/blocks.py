@@ -21,8 +21,9 @@ import numpy as np
 
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.graph import Span, Value
+from autograph_rewrite.passes import combine
 from autograph_rewrite.passes.context import Context
-from autograph_rewrite.passes.keys import Keys, collective_attrs
+from autograph_rewrite.passes.keys import Keys
 from autograph_rewrite.plan.parts import SIZES, EdgePlan
 
 SCOPE = "autograph_batch"
@@ -110,8 +111,7 @@ class Blocks:
 
         place = context.const(mine, np.int32, name=f"{name}/own", near=near)
         placed = add("Mul", "mine", number, place)
-        attrs = collective_attrs(context, edge) | {"merge_op": "Add", "final_op": "Id"}
-        return add("CollectiveReduceV2", "all", placed, *self._keys(context, edge, placed, changing=False), **attrs)
+        return combine.reduce_members(context, placed, "sum", edge, self._keys, changing=False)
 
     @cached_property
     def batch(self) -> Value:

@@ -19,7 +19,8 @@ from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.graph import Node, Span, Value
 from autograph_rewrite.passes.context import Context
 from autograph_rewrite.passes.keys import Keys, collective_attrs
-from autograph_rewrite.plan.lowerings import HOST
+from autograph_rewrite.passes.stores import FOLDS, reduce_at_server
+from autograph_rewrite.plan.lowerings import CROSSING, PUSHED
 from autograph_rewrite.plan.parts import EdgePlan
 
 NARROW = frozenset((dtypes.HALF, dtypes.BFLOAT16))
@@ -31,7 +32,6 @@ WIDER = {
     **dict.fromkeys((dtypes.UINT32, dtypes.UINT64), dtypes.INT64),
 }
 """A type that collectives know, of which each number stands for one of the type; 64 bits wrap around alike."""
-FOLDS = {"max": "Max", "min": "Min", "prod": "Prod", "all": "Min", "any": "Max"}
 MERGES = {"sum": "Add", "max": "Max", "min": "Min", "prod": "Mul", "all": "Min", "any": "Max"}
 
 
@@ -55,7 +55,7 @@ def reduce_once(context: Context, value: Value, fact: Fact, edge: EdgePlan | Non
     op, name = fact.placement.op, value.node.name
     ready = cast(context, value, wire_type(fact.dtype, op), f"{name}/widen")
     total = reduce_local(context, ready, op, name)
-    if edge is not None and edge.lowering in HOST:
+    if edge is not None and edge.lowering in CROSSING:
         total = reduce_members(context, total, op, edge, keys, changing=may_change(fact))
     return cast(context, total, fact.dtype, f"{name}/narrow")
 
@@ -98,6 +98,8 @@ def reduce_members(context: Context, value: Value, op: str, edge: EdgePlan, keys
         PassError: no collective can combine values of this type.
     """
     name, span = value.node.name, value.node.span
+    if edge.lowering in PUSHED:
+        return reduce_at_server(context, value, op, edge)
     coded = encode(context, value, op, name)
     ready = flat(context, coded) if changing else coded
     node = context.add(

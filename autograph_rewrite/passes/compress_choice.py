@@ -25,7 +25,7 @@ from autograph_rewrite.ir.walk import ancestors
 from autograph_rewrite.item import Variable
 from autograph_rewrite.passes import combine
 from autograph_rewrite.passes.report import Note
-from autograph_rewrite.plan.lowerings import HOST
+from autograph_rewrite.plan.lowerings import HOST, PUSHED
 from autograph_rewrite.plan.parts import STEP, EdgePlan
 from autograph_rewrite.plan.plan import Plan
 
@@ -53,7 +53,7 @@ not fed back.
 GATHERS: Mapping[str, str] = {"collective_reduce": "collective_gather", "host_reduce": "host_gather"}
 """By the lowering of a sum, what lets every member have all that is sent."""
 SPARSE = "its gradient is sparse, and compressors act on dense ones"
-SERVED = "its variable lives on a server, which adds up whole gradients"
+SERVED = "a server adds it up, which takes whole gradients"
 SHOWN = 3
 
 Key = tuple[str, str]
@@ -134,7 +134,7 @@ class Judge:
         asked = self._asked(edge)
         if asked == NONE:
             return NONE, ""
-        if edge.owner in self._plan.homes:
+        if edge.owner in self._plan.homes or edge.lowering in PUSHED:
             return NONE, SERVED
         if edge.from_.startswith("split"):
             return NONE, SPARSE

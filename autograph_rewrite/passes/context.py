@@ -39,6 +39,8 @@ class Context:
         frames: loop of each node that is in one.
         variables: names of the nodes that give variable handles.
         task: which of the plan's processes this is.
+        rank: which worker of the job this is: the same, unless workers do not wait for each other.
+        workers: how many the job has.
         owners: the item's variables, by public name.
     """
 
@@ -48,6 +50,8 @@ class Context:
     frames: dict[Node, Frame]
     variables: frozenset[str] = frozenset()
     task: int = 0
+    rank: int = 0
+    workers: int = 1
     owners: Mapping[str, Variable] = field(default_factory=dict)
     edges: dict[tuple[str, str], EdgePlan] = field(default_factory=dict)
     future_splits: dict[Value, int] = field(default_factory=dict)  # empty lists that will hold blocks

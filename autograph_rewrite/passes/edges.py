@@ -64,15 +64,15 @@ def resolve(plan: Plan, state: Propagation, outputs: Iterable[Value], variables:
             need(value, "replicated", reason)
         edge = _edge(plan, state, owners, value, target, reason)
         if edge.lowering == "host_gather" and not _knows_rows(state, value):
-            found[value.name, SIZES] = _sizes_edge(value, "the rows of each process are counted")
+            found[value.name, SIZES] = _sizes_edge(plan, value, "the rows of each process are counted")
         found[value.name, target] = edge
 
     if len(plan.processes) > 1:
         if state.semantics.batch is None:
             measured = measured_input(state)
-            found[measured.name, SIZES] = _sizes_edge(measured, "each process is given a part of any size")
+            found[measured.name, SIZES] = _sizes_edge(plan, measured, "each process is given a part of any size")
         for value in fresh_draws(state):
-            found[value.name, "replicated"] = _draw_edge(value)
+            found[value.name, "replicated"] = _draw_edge(plan, value)
     for node in state.order:
         wants = state.answers[node].wants
         for index, value in enumerate(node.inputs):
@@ -110,14 +110,16 @@ def fresh_draws(state: Propagation) -> list[Value]:
     return [value for value in values if not state.source(value).placement.differs]
 
 
-def _draw_edge(value: Value) -> EdgePlan:
+def _draw_edge(plan: Plan, value: Value) -> EdgePlan:
     reason = "drawn without a seed: all processes take what the first one drew"
     dtype = dtypes.dtype_name(value.dtype)
-    return EdgePlan(value.name, "single", "replicated", lowering="host_reduce", dtype=dtype, reason=reason)
+    lowering = "server_reduce" if plan.homes else "host_reduce"
+    return EdgePlan(value.name, "single", "replicated", lowering=lowering, dtype=dtype, reason=reason)
 
 
-def _sizes_edge(value: Value, reason: str) -> EdgePlan:
-    return EdgePlan(value.name, "local", SIZES, lowering="host_reduce", dtype="int32", bytes=4, reason=reason)
+def _sizes_edge(plan: Plan, value: Value, reason: str) -> EdgePlan:
+    lowering = "server_reduce" if plan.homes else "host_reduce"
+    return EdgePlan(value.name, "local", SIZES, lowering=lowering, dtype="int32", bytes=4, reason=reason)
 
 
 def _knows_rows(state: Propagation, value: Value) -> bool:
@@ -198,20 +200,15 @@ def _homed(
     plan: Plan, state: Propagation, found: Mapping[tuple[str, str], EdgePlan]
 ) -> dict[tuple[str, str], EdgePlan]:
     """Return the edges, those of variables that live on one device as they are lowered there."""
-    homed = {key: replace(edge, lowering=_lowering_at_home(plan, state, edge)) for key, edge in found.items()}
-    joined = {edge.value for edge in homed.values() if edge.lowering == "server_gather"}  # parts of any size
-    return {key: edge for key, edge in homed.items() if edge.to != SIZES or edge.value not in joined}
+    return {key: replace(edge, lowering=_lowering_at_home(plan, state, edge)) for key, edge in found.items()}
 
 
 def _lowering_at_home(plan: Plan, state: Propagation, edge: EdgePlan) -> str:
-    if edge.owner not in plan.homes or edge.to != repr(REPLICATED):
+    """Return how values meet on the device of their owner, where one process has all replicas."""
+    if edge.owner not in plan.homes or edge.to != repr(REPLICATED) or len(plan.processes) > 1:
         return edge.lowering
     fact = state.source(state.graph.value(edge.value))
     is_sum = fact.placement == PARTIAL
-    if len(plan.processes) > 1:
-        if fact.placement.is_split:
-            return "server_gather"
-        return "accumulator" if is_sum and _as_sent(fact).dtype in ACCUMULATED else edge.lowering
     if fact.placement.is_split:
         return "concat"
     return ("add_n" if is_sum else "fold") if fact.placement.is_partial else edge.lowering
@@ -224,6 +221,18 @@ def _as_sent(fact: Fact) -> Fact:
 
 
 def _lowering(plan: Plan, fact: Fact, target: str) -> str:
+    """Return how a value is converted; in a job with servers, what crosses between processes goes through those."""
+    lowering = _without_servers(plan, fact, target)
+    if len(plan.processes) == 1 or not plan.homes:
+        return lowering
+    is_sum = fact.placement == PARTIAL and _as_sent(fact).dtype in ACCUMULATED
+    reduced = "accumulator" if is_sum else "server_reduce"
+    through = {"collective_reduce": reduced, "host_reduce": reduced}
+    through |= dict.fromkeys(("collective_gather", "host_gather"), "server_gather")
+    return through.get(lowering, lowering)
+
+
+def _without_servers(plan: Plan, fact: Fact, target: str) -> str:
     if target.startswith("split"):
         return "slice"
     if target.startswith("partial"):

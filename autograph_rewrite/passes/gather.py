@@ -24,8 +24,9 @@ from autograph_rewrite.passes.blocks import Blocks
 from autograph_rewrite.passes.combine import REAL_PARTS, decode, encode, flat, may_change_inside
 from autograph_rewrite.passes.context import Context
 from autograph_rewrite.passes.keys import Keys, collective_attrs
+from autograph_rewrite.passes.stores import gather_at_server
 from autograph_rewrite.plan.devices import parse
-from autograph_rewrite.plan.lowerings import HOST
+from autograph_rewrite.plan.lowerings import CROSSING, PUSHED
 from autograph_rewrite.plan.parts import SIZES, EdgePlan
 
 GATHER_TYPES = frozenset((dtypes.FLOAT, dtypes.DOUBLE, dtypes.HALF, dtypes.INT32, dtypes.INT64))
@@ -59,7 +60,7 @@ def gather_once(
 ) -> Value:
     """Join the blocks on the first device of each process, and then those of the processes."""
     whole = join_local(context, value, fact)
-    if edge is None or edge.lowering not in HOST:
+    if edge is None or edge.lowering not in CROSSING:
         return whole
     return gather_parts(context, whole, fact, edge, keys, blocks, per_example)
 
@@ -90,6 +91,8 @@ def gather_parts(
         PassError: the rank is not known.
     """
     name, rank, dim = part.node.name, fact.rank, fact.placement.dim
+    if edge.lowering in PUSHED:
+        return gather_at_server(context, part, dim, edge)
     if rank is None:
         raise PassError(
             f"'{part.name}' has to be whole in every process, but its rank is not known",

@@ -22,20 +22,45 @@ from autograph_rewrite.ir.walk import ancestors, dependencies, marks_before, top
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes.context import Context
 from autograph_rewrite.passes.edges import PASSES_HANDLES, is_update
-from autograph_rewrite.passes.push import Home
+from autograph_rewrite.passes.stores import Home
 
 SUFFIX = "/served"
 
 
+def name_served_roots(context: Context, item: GraphItem) -> None:
+    """Let a node that every process has stand for each served one that the outside runs or reads."""
+    graph, served = context.graph, context.served.nodes
+    served &= set(graph)
+    for name in item.targets:
+        node = graph.nodes.get(name)
+        if node is not None and node in served:
+            take_name(graph, node, graph.unique_name(name + SUFFIX))
+            graph.add("NoOp", name=name, origin=name, controls=[node])
+    for name in dict.fromkeys(info.tensor.partition(":")[0] for info in item.outputs.values()):
+        node = graph.nodes.get(name)
+        if node is None or node not in served:
+            continue
+        take_name(graph, node, graph.unique_name(name + SUFFIX))
+        outputs = node.outputs
+        op = "Identity" if len(outputs) == 1 else "IdentityN"
+        new = graph.add(op, outputs, name=name, origin=name)
+        moved = {value: new.output(value.index) for value in outputs}
+        for anchor, value in graph.anchors.items():
+            graph.anchors[anchor] = moved.get(value, value)
+
+
 def hand_over(context: Context, item: GraphItem) -> None:
     """Rewrite this process's graph; afterwards only worker 0 has served nodes.
+
+    Where workers do not wait for each other, each runs its own updates, and worker 0 the initialisers only.
 
     Raises:
         PassError: what a served node needs of every worker is computed in a branch or loop only.
     """
     graph = context.graph
     context.served.nodes &= set(graph)
-    _name_served_roots(context, item)
+    if context.plan.is_asynchronous:
+        context.served.nodes -= ancestors(graph.nodes[name] for name in item.targets if name in graph.nodes)
     served = _with_branches(topological_order(graph), context.served.nodes)
     context.served.nodes = served
     _read_before_pushing(context, item)
@@ -44,7 +69,7 @@ def hand_over(context: Context, item: GraphItem) -> None:
     values = [value for node in order if node in served for value in node.outputs]
     exports = [value for value in values if any(reader not in served for reader, _ in value.uses)]
     waiting = [node for node in order if node not in served and any(c in served for c in node.controls)]
-    exchange = _Worker0(context) if context.task == 0 else _Other(context, needs)
+    exchange = _Worker0(context) if context.rank == 0 else _Other(context, needs)
     handed = [(value, exchange.value(value)) for value in exports]
     for value, new in handed:
         value.replace_all_uses_with(new, keep=served | {new.node, *_writers(new.node)})
@@ -54,7 +79,7 @@ def hand_over(context: Context, item: GraphItem) -> None:
             node.remove_control(control)
         for control in exchange.token(node, awaited):
             node.add_control(control)
-    if context.task != 0:
+    if context.rank != 0:
         _forget(graph, served, item)
 
 
@@ -76,7 +101,7 @@ class _Worker0:
         """Return a value as worker 0 itself reads it: once it is sent."""
         home = self._home(value.node, f"{value.node.name}/handed_{value.index}")
         sent = []
-        for task in range(1, self._context.processes):
+        for task in range(1, self._context.workers):
             queue = home.queue(value.dtype, f"to_{task}")
             sent.append(home.add("QueueEnqueueV2", (queue, value), f"send_{task}", timeout_ms=-1))
         return home.add("Identity", (value,), "sent", controls=sent).output()
@@ -93,7 +118,7 @@ class _Worker0:
                 controls=awaited,
                 timeout_ms=-1,
             )
-            for task in range(1, self._context.processes)
+            for task in range(1, self._context.workers)
         ]
 
 
@@ -104,8 +129,8 @@ class _Other:
         self._context, self._needs = context, needs
 
     def _receive(self, home: Home, dtype: int, needed: Sequence[Node]) -> Node:
-        queue = home.queue(dtype, f"to_{self._context.task}")
-        name = f"receive_{self._context.task}"
+        queue = home.queue(dtype, f"to_{self._context.rank}")
+        name = f"receive_{self._context.rank}"
         return home.add("QueueDequeueV2", (queue,), name, controls=needed, component_types=[dtype], timeout_ms=-1)
 
     def value(self, value: Value) -> Value:
@@ -221,27 +246,6 @@ def _reads(handle: Value) -> list[Node]:
             elif not is_update(node):
                 found.append(node)
     return found
-
-
-def _name_served_roots(context: Context, item: GraphItem) -> None:
-    """Let a node that every process has stand for each served one that the outside runs or reads."""
-    graph, served = context.graph, context.served.nodes
-    for name in item.targets:
-        node = graph.nodes.get(name)
-        if node is not None and node in served:
-            take_name(graph, node, graph.unique_name(name + SUFFIX))
-            graph.add("NoOp", name=name, origin=name, controls=[node])
-    for name in dict.fromkeys(info.tensor.partition(":")[0] for info in item.outputs.values()):
-        node = graph.nodes.get(name)
-        if node is None or node not in served:
-            continue
-        take_name(graph, node, graph.unique_name(name + SUFFIX))
-        outputs = node.outputs
-        op = "Identity" if len(outputs) == 1 else "IdentityN"
-        new = graph.add(op, outputs, name=name, origin=name)
-        moved = {value: new.output(value.index) for value in outputs}
-        for anchor, value in graph.anchors.items():
-            graph.anchors[anchor] = moved.get(value, value)
 
 
 def _forget(graph: Graph, served: set[Node], item: GraphItem) -> None:

@@ -68,8 +68,9 @@ def _number(nodes: Iterable[Node]) -> dict[Node, int]:
 
 
 def _needs_no_more(read: Node, step: set[Node]) -> bool:
-    """Return whether the step runs, or can run, the read without being fed anything else."""
-    return read in step or all(node in step for node in ancestors([read]) if node.op.startswith("Placeholder"))
+    """Return whether the step runs, or can run, the read without being fed or writing anything else."""
+    more = (node for node in ancestors([read]) if node not in step)
+    return read in step or not any(node.op.startswith("Placeholder") or is_update(node) for node in more)
 
 
 def _has_cycle(graph: Graph) -> bool:

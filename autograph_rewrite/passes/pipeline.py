@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from autograph_rewrite.analysis import cut
 from autograph_rewrite.analysis.fact import LOCAL, Placement
@@ -37,13 +37,14 @@ from autograph_rewrite.passes.decompose import decompose
 from autograph_rewrite.passes.decorrelate import decorrelate
 from autograph_rewrite.passes.expand import expand
 from autograph_rewrite.passes.guard import guard_empty_blocks
-from autograph_rewrite.passes.hand_over import hand_over
+from autograph_rewrite.passes.hand_over import hand_over, name_served_roots
 from autograph_rewrite.passes.keys import Keys
 from autograph_rewrite.passes.layout import Layout
 from autograph_rewrite.passes.merge import merge_outputs, merge_targets
 from autograph_rewrite.passes.mirror import name_resources
 from autograph_rewrite.passes.order_reads import order_reads
 from autograph_rewrite.passes.place import place, run_devices
+from autograph_rewrite.passes.proxies import add_proxies
 from autograph_rewrite.passes.prune import prune
 from autograph_rewrite.passes.report import Note, PassRecord, Report
 from autograph_rewrite.passes.reshard import Reshard, assign_spans
@@ -165,6 +166,9 @@ def _rewrite(
 ) -> GraphItem:
     began = time.perf_counter()
     nodes_before = len(graph)
+    job, rank = plan, task
+    if plan.is_asynchronous:
+        plan, task = plan.alone(task), 0
     feeds = frozenset(node.name for node in graph if node.op.startswith("Placeholder"))
     for name, info in item.outputs.items():
         graph.anchors[f"output {name}"] = graph.value(info.tensor)
@@ -189,6 +193,7 @@ def _rewrite(
     context.edges = {(edge.value, edge.to): edge for edge in plan.edges if not edge.role}
     context.owners = item.variables
     context.task = task
+    context.rank, context.workers = rank, len(job.processes)
     home = run_devices(plan, task)[0] if context.captures else None
     context.served = served_by(plan, state, item.variables, home)
     source = measured_input(state)
@@ -210,8 +215,13 @@ def _rewrite(
         merge_targets(context, [*item.targets, *item.keep, *([item.init_op] if item.init_op else [])])
         name_resources(context)
         prune(graph, _roots(graph, item))
+    if context.served.nodes:
+        with run.step("serve"):
+            name_served_roots(context, item)
+            add_proxies(context, item)
+    with run.step("order reads"):
         order_reads(graph, [graph.nodes[name] for name in item.targets if name in graph.nodes])
-    if context.processes > 1 and context.served.nodes:
+    if context.served.nodes and context.workers > 1:
         with run.step("hand over"):
             hand_over(context, item)
             prune(graph, _roots(graph, item))
@@ -224,7 +234,7 @@ def _rewrite(
     run.records.append(PassRecord("expand", time.perf_counter() - began_expand, 0, 0))
     each = sum(1 for node in graph if node.span is Span.EACH)
     report = Report(
-        plan,
+        replace(plan, devices=job.devices, mode=job.mode, mesh=job.mesh),
         tuple(run.records),
         tuple(found),
         nodes_before,
@@ -232,7 +242,8 @@ def _rewrite(
         len(graph) + each * (plan.replicas_each - 1),
         time.perf_counter() - began,
         tuple(one.named() for one in context.compressed),
-        task=task,
+        task=rank,
+        homes=context.served.homes,
     )
     layout = Layout(
         graph, common, placements, context.aliases, plan.replicas_each, feeds, partial=context.processes > 1
@@ -293,5 +304,7 @@ def resolve(item: GraphItem, plan: Plan) -> Plan:
         for name, info in item.outputs.items():
             graph.anchors[f"output {name}"] = graph.value(info.tensor)
         prune(graph, _roots(graph, item))
-        state, outputs = analyse(graph, item, plan)
-        return edge_list.resolve(plan, state, outputs, item.variables)
+        own = plan.alone(0) if plan.is_asynchronous else plan
+        state, outputs = analyse(graph, item, own)
+        resolved = edge_list.resolve(own, state, outputs, item.variables)
+        return replace(resolved, devices=plan.devices, mode=plan.mode, mesh=plan.mesh)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from autograph_rewrite.passes.compressed import Compressed
@@ -10,8 +11,8 @@ from autograph_rewrite.plan.membership import Membership
 from autograph_rewrite.plan.parts import STEP, EdgePlan
 from autograph_rewrite.plan.plan import Plan
 
-REDUCTIONS = frozenset(("add_n", "fold", "collective_reduce", "host_reduce"))
-GATHERS = frozenset(("concat", "collective_gather", "host_gather"))
+REDUCTIONS = frozenset(("add_n", "fold", "collective_reduce", "host_reduce", "accumulator", "server_reduce"))
+GATHERS = frozenset(("concat", "collective_gather", "host_gather", "server_gather"))
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Report:
         task: which of the plan's processes the graph is for.
         member: that process's place in the job, None where there is only one or it is not known.
         compressed: sums of which less was sent than there was.
+        homes: the devices of variables that live on one, the state of optimizers included, by name.
         contents: of one of several processes, what its graph must have in common with the others'.
     """
 
@@ -62,6 +64,7 @@ class Report:
     task: int = 0
     member: Membership | None = None
     contents: bytes = b""
+    homes: Mapping[str, str] = field(default_factory=dict)
     extra: dict[str, object] = field(default_factory=dict)
 
     @property

@@ -20,13 +20,14 @@ from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.graph import Node, Select, Span, Value
 from autograph_rewrite.ir.walk import ancestors
-from autograph_rewrite.passes import combine, compress, push
+from autograph_rewrite.passes import combine, compress
 from autograph_rewrite.passes.batch import inputs_behind
 from autograph_rewrite.passes.blocks import Blocks
 from autograph_rewrite.passes.buckets import reduce_bucket
 from autograph_rewrite.passes.context import Context
 from autograph_rewrite.passes.gather import gather_collective, gather_once, gather_parts
 from autograph_rewrite.passes.keys import Keys
+from autograph_rewrite.plan.lowerings import CROSSING
 from autograph_rewrite.plan.parts import EdgePlan
 
 
@@ -229,13 +230,9 @@ class Reshard:
                 return self._from_bucket(original, edge.bucket)
             if edge is not None and edge.compressor != "none":
                 return compress.reduce(context, value, fact, edge, self._keys)
-            if edge is not None and edge.lowering == "accumulator":
-                return push.accumulate(context, value, fact, edge)
             if edge is None or edge.lowering != "collective_reduce":
                 return combine.reduce_once(context, value, fact, edge, self._keys)
             return combine.reduce_collective(context, value, fact, edge, self._keys)
-        if edge is not None and edge.lowering == "server_gather":
-            return push.gather(context, value, fact, edge)
         if edge is None or edge.lowering != "collective_gather":
             return gather_once(context, value, fact, edge, self._keys, self._blocks, unit(fact.split_size))
         rows = unit(fact.split_size)
@@ -300,7 +297,7 @@ class Reshard:
                 attrs={"N": context.local},
             ).output()
             edge = context.edges.get((value.name, "replicated"))
-            if edge is not None and edge.lowering == "host_reduce":
+            if edge is not None and edge.lowering in CROSSING:
                 counted = combine.reduce_members(context, counted, "sum", edge, self._keys, changing=False)
         if local.all():
             return counted

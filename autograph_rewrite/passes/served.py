@@ -21,6 +21,7 @@ from autograph_rewrite.ir.walk import ancestors
 from autograph_rewrite.item import Variable
 from autograph_rewrite.passes.edges import handle_of, is_update, static_bytes
 from autograph_rewrite.passes.homes import Served
+from autograph_rewrite.plan.lowerings import PUSHED
 from autograph_rewrite.plan.parts import EdgePlan
 from autograph_rewrite.plan.plan import Plan
 
@@ -38,6 +39,8 @@ def served_by(plan: Plan, state: Propagation, variables: Mapping[str, Variable],
         return Served()
     taken = {state.graph.value(edge.value): edge.owner for edge in plan.edges if is_taken(plan, edge)}
     homes = {name: device or home for name, home in plan.homes.items()}
+    if plan.is_asynchronous:
+        homes |= dict.fromkeys(_stepped(state, variables) - homes.keys(), min(homes.values()))
     homes |= {name: homes[owner] for name, owner in _states(state, variables, taken, homes).items()}
     handles = {state.graph.nodes[variables[name].handle]: home for name, home in homes.items()}
     writes = [node for node in state.order if is_update(node) and handle_of(node.inputs[0]).node in handles]
@@ -51,11 +54,20 @@ def served_by(plan: Plan, state: Propagation, variables: Mapping[str, Variable],
     return served
 
 
+def _stepped(state: Propagation, variables: Mapping[str, Variable]) -> set[str]:
+    """Return the variables that something other than their initialiser writes."""
+    names = {variable.handle: name for name, variable in variables.items()}
+    initial = {variable.initializer for variable in variables.values()}
+    writes = [node for node in state.order if is_update(node) and node.name not in initial]
+    handles = {handle_of(value).node.name for node in writes for value in node.inputs if value.dtype == dtypes.RESOURCE}
+    return {names[handle] for handle in handles if handle in names}
+
+
 def is_taken(plan: Plan, edge: EdgePlan) -> bool:
     """Return whether an edge ends where its owner lives."""
     if edge.owner not in plan.homes or edge.to != repr(REPLICATED):
         return False
-    return edge.lowering in ("accumulator", "server_gather", "add_n", "fold", "concat")
+    return edge.lowering in PUSHED or edge.lowering in ("add_n", "fold", "concat")
 
 
 def converted_uses(state: Propagation, value: Value) -> Iterator[Node]:
@@ -137,9 +149,9 @@ def _keep_reads_together(state: Propagation, served: Served) -> None:
     """Serve the reads that only served nodes use: they are part of the update."""
     for node in reversed(state.order):
         readers = [use.node for value in node.outputs for use in value.uses]
-        if readers and all(reader in served.nodes for reader in readers) and not node.control_users:
-            if any(handle_of(value).node in served.handles for value in node.inputs):
-                served.nodes.add(node)
+        reads = any(handle_of(value).node in served.handles for value in node.inputs)
+        if reads and readers and all(reader in served.nodes for reader in readers) and not node.control_users:
+            served.nodes.add(node)
 
 
 def _place(state: Propagation, served: Served, taken: Mapping[Value, str]) -> None:

@@ -43,5 +43,3 @@ def _of_override(path: KeyPath, override: Override) -> Iterator[tuple[KeyPath, s
     where = dotted(path)
     if override.partition is not None:
         yield (*path, "partition"), f"{where}.partition"
-    if override.proxy:
-        yield (*path, "proxy"), f"{where}.proxy"

@@ -25,8 +25,9 @@ LOWERINGS: Mapping[str, str] = MappingProxyType(
         "global_index": "positions in the whole instead of positions in the block",
         "host_reduce": "combined on each process's first device, then by one CollectiveReduceV2 among the processes",
         "host_gather": "joined on each process's first device, then by one CollectiveGatherV2 among the processes",
-        "accumulator": "pushed to an accumulator beside the variable; worker 0 takes the sum once all have pushed",
-        "server_gather": "pushed to queues beside the variable; worker 0 takes and joins the parts in worker order",
+        "accumulator": "pushed to an accumulator on a server; worker 0 takes the sum once all have pushed",
+        "server_reduce": "pushed to queues on a server; worker 0 takes and combines what all have pushed",
+        "server_gather": "pushed to queues on a server; worker 0 takes and joins the parts in worker order",
         "collective_reduce": "CollectiveReduceV2: every device gets the reduced value",
         "collective_gather": "CollectiveGatherV2: every device gets all blocks, in replica order",
     }
@@ -38,8 +39,12 @@ COLLECTIVES = frozenset({"collective_reduce", "collective_gather", "host_reduce"
 # One member per process instead of one per replica.
 HOST = frozenset({"host_reduce", "host_gather"})
 
-# Taken where the variable lives, by worker 0 for all.
-PUSHED = frozenset({"accumulator", "server_gather"})
+# Pushed by every process, and taken by worker 0 for all. In a job with servers everything is exchanged so: the steps of
+# collectives have one number in all processes, and TensorFlow ends all calls of that number once one process is done.
+PUSHED = frozenset({"accumulator", "server_reduce", "server_gather"})
+
+# What one process has made of all its replicas crosses to the others.
+CROSSING = HOST | PUSHED
 
 # Their values may share a bucket: one flat value, reduced or concatenated at once.
 BUCKETED = frozenset({"add_n", "collective_reduce", "collective_gather"})

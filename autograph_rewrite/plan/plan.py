@@ -105,6 +105,21 @@ class Plan:
         return any(not server.sync or server.staleness for server in servers)
 
     @property
+    def staleness(self) -> int | None:
+        """By how many steps one worker may be ahead of another; None where nothing bounds it."""
+        servers = [request.server for request in self.variables if request.server is not None]
+        bounds = [server.staleness for server in servers if server.sync]
+        return max(bounds) if bounds else None
+
+    def alone(self, task: int) -> Plan:
+        """What one worker does by itself where workers do not wait for each other: the plan of its own replicas.
+
+        They meet by ordinary ops: collectives of one name would meet those of the other workers.
+        """
+        own = self.devices_of(task)
+        return replace(self, devices=own, mode="shared", mesh=(Axis("data", len(own)),))
+
+    @property
     def compresses(self) -> bool:
         """Whether gradients are to be made smaller on their way; then each replica has to make its contribution."""
         return any(o.compressor != "none" for o in (self.default, *self._options.values()))

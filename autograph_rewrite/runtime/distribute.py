@@ -17,6 +17,7 @@ from autograph_rewrite.passes.place import run_devices
 from autograph_rewrite.plan import check
 from autograph_rewrite.plan.config import Config
 from autograph_rewrite.plan.devices import parse
+from autograph_rewrite.plan.items import graph_digest
 from autograph_rewrite.plan.membership import Membership, in_job
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.requires import tensorflow
@@ -26,6 +27,7 @@ from autograph_rewrite.runtime.devices import ensure_devices, present_devices
 from autograph_rewrite.runtime.function import DistributedFunction
 from autograph_rewrite.runtime.keras_job import KerasJob
 from autograph_rewrite.runtime.serve import serve
+from autograph_rewrite.runtime.served_step import stand_alone, with_proxies, without_servers
 
 ConfigLike = Config | Mapping[str, Any] | str | Path
 
@@ -123,9 +125,18 @@ class Rewriter:
                 assert self._config is not None
                 plan = builder_for(self._config).build(flat, self._config)
                 check.require(plan, flat)
+            if plan.homes and self.member is not None:
+                flat, plan = _served(flat, plan) if training else (flat, without_servers(plan))
             common = contents(flat) if self.member is not None else b""
             new = pipeline.rewrite(flat, plan, training=training, in_place=True, task=self._task)
-            return new.with_(report=replace(new.report, member=self.member, contents=common))
+            report = replace(new.report, member=self.member, contents=common)
+            return new.with_(report=report, binding=item.binding if plan.homes else new.binding)
+
+
+def _served(item: GraphItem, plan: Plan) -> tuple[GraphItem, Plan]:
+    """Return an item and its plan for a step that runs in a session."""
+    alone = stand_alone(item)
+    return alone, replace(with_proxies(plan), graph_digest=graph_digest(alone.graph))
 
 
 def _placed(devices: tuple[str, ...], mode: str) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.arguments import Arguments, Flat, Leaf, accepts, common
 from autograph_rewrite.runtime.extra_state import track, trackable
 from autograph_rewrite.runtime.mirrors import Mirrors
+from autograph_rewrite.runtime.served_step import ServedStep
 from autograph_rewrite.runtime.step import Step
 
 Rewrite = Callable[[GraphItem], GraphItem]
@@ -30,7 +31,7 @@ class _Traced(NamedTuple):
 
     structure: Hashable
     leaves: list[Leaf]
-    step: Step
+    step: Step | ServedStep
     pack: Callable[[list[Any]], Any]
 
 
@@ -144,6 +145,12 @@ class DistributedFunction:
                 hint="say which of them are batches, and on which axis: batch_inputs={'x': 0}",
             )
 
+    def _step(self, item: GraphItem) -> Step | ServedStep:
+        """Return what runs a rewritten item."""
+        homes = item.report.homes if item.report is not None else {}
+        is_served = homes and item.report.member is not None
+        return ServedStep(item, self._mirrors) if is_served else Step(item, self._mirrors)
+
     def _outside(self) -> Any:
         """Return a context outside of any function that is being traced: captures have to be eager tensors."""
         if self._tf.executing_eagerly():
@@ -154,7 +161,7 @@ class DistributedFunction:
         """Trace, distribute and keep the function for specs."""
         with self._outside():
             item = self._trace(self._function, *specs, batch_inputs=self._batch_inputs, **named)
-            step = Step(self._rewrite(item), self._mirrors)
+            step = self._step(self._rewrite(item))
         flat = self._arguments.flatten(specs, named)
         traced = _Traced(flat.structure, flat.leaves, step, _packer(self._tf, step))
         self._traces.append(traced)
@@ -168,7 +175,7 @@ def _listed(leaves: Sequence[Leaf]) -> str:
     )
 
 
-def _packer(tf: Any, step: Step) -> Callable[[list[Any]], Any]:
+def _packer(tf: Any, step: Step | ServedStep) -> Callable[[list[Any]], Any]:
     """Return how to nest flat results as the function returned them."""
     structure = step.binding.structured_outputs
     if structure is None:

@@ -105,7 +105,7 @@ class Guard:
         if self._read is not None:
             for mirrored, now in zip(self.watched, self._read(self._handles), strict=True):
                 seen, mirrored.seen = mirrored.seen, None
-                if seen is None or not _is_same(seen, now):
+                if seen is None or not is_same(seen, now):
                     mirrored.refresh(now)
         for mirrored in self._unwatched:
             mirrored.refresh(mirrored.value())
@@ -120,7 +120,7 @@ class Guard:
         return [op for mirrored in self.variables for op in mirrored.refresh(mirrored.value())]
 
 
-def _is_same(old: Any, new: Any) -> bool:
+def is_same(old: Any, new: Any) -> bool:
     """Return whether two tensors are one buffer; scalars, which numpy copies, are compared bit by bit."""
     a, b = np.asarray(old), np.asarray(new)
     if a.shape != b.shape:

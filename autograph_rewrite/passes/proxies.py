@@ -1,0 +1,126 @@
+"""Let a process read a copy of its own of a variable that lives on a server, refreshed once per step.
+
+    before   w @ ps ──► ReadVariableOp ──► MatMul        ResourceApply(w) ──^──► train
+    after    w/proxy ──► ReadVariableOp ──► MatMul       ResourceApply(w) ──^──► read w ──► assign w/proxy ──^──► train
+
+Whatever waits for the variable to be written, also by an initialiser or a restored checkpoint, waits for its copy, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from autograph_rewrite.ir import dtypes
+from autograph_rewrite.ir.graph import Node, Span, Use
+from autograph_rewrite.ir.walk import dependencies, topological_order
+from autograph_rewrite.item import GraphItem, Variable
+from autograph_rewrite.passes.context import Context
+from autograph_rewrite.passes.edges import PASSES_HANDLES, handle_of, is_update
+from autograph_rewrite.passes.stores import Home
+
+
+def proxy_name(variable: Variable) -> str:
+    """Return the name of the node that gives the handle of a variable's copy."""
+    return f"{variable.handle}/proxy"
+
+
+def add_proxies(context: Context, item: GraphItem) -> None:
+    """Make the copies that the plan asks for; a variable that the process does not read needs none."""
+    asked = [request.name for request in context.plan.variables if request.server is not None and request.server.proxy]
+    proxies: dict[str, Node] = {}
+    for name in asked:
+        variable = item.variables[name]
+        handle = context.graph.nodes.get(variable.handle)
+        uses = list(_local_uses(context, handle)) if handle is not None and name in context.served.homes else []
+        if uses and handle is not None:
+            proxies[name] = _proxy(context, variable, handle)
+            for node, index in uses:
+                node.set_input(index, proxies[name].output())
+                _bring_home(context, node)
+    if proxies:
+        _refresh(context, item, proxies)
+
+
+def _local_uses(context: Context, handle: Node) -> Iterator[Use]:
+    """Yield what reads the variable for something else than its update."""
+    for use in handle.output().uses:
+        if not is_update(use.node) and not _serves(context, use.node):
+            yield use
+
+
+def _serves(context: Context, node: Node) -> bool:
+    """Return whether an update reads a handle, here or behind the nodes that hand it on."""
+    if node in context.served.nodes or is_update(node):
+        return True
+    readers = [use.node for value in node.outputs for use in value.uses]
+    return node.op in PASSES_HANDLES and any(_serves(context, reader) for reader in readers)
+
+
+def _bring_home(context: Context, node: Node) -> None:
+    """Let a reader run where its replica is."""
+    context.served.devices.pop(node, None)
+    if node.op in PASSES_HANDLES:
+        for value in node.outputs:
+            for use in value.uses:
+                _bring_home(context, use.node)
+
+
+def _proxy(context: Context, variable: Variable, handle: Node) -> Node:
+    attrs = {"dtype": dtypes.NUMBERS[variable.dtype], "shape": variable.shape, "container": ""}
+    name = proxy_name(variable)
+    return context.add("VarHandleOp", (), name=name, span=Span.ONCE, origin=handle, attrs=attrs | {"shared_name": name})
+
+
+def _refresh(context: Context, item: GraphItem, proxies: dict[str, Node]) -> None:
+    """Refresh copies behind whatever waits for their variables to be written."""
+    order = topological_order(context.graph)
+    handles = {context.graph.nodes[item.variables[name].handle]: name for name in proxies}
+    names = list(proxies)
+    written: dict[str, int] = dict.fromkeys(names, 0)  # the bits of a variable's writes
+    masks: dict[Node, int] = {}
+    count = 0
+    for node in order:
+        if node not in context.served.nodes:
+            continue
+        mask = 0
+        for producer in dependencies(node):
+            mask |= masks.get(producer, 0)
+        name = handles.get(handle_of(node.inputs[0]).node) if is_update(node) else None
+        if name is not None:
+            mask |= 1 << count
+            written[name] |= 1 << count
+            count += 1
+        masks[node] = mask
+    made: dict[tuple[str, int], Node] = {}
+    for node in order:
+        awaited = [c for c in node.controls if masks.get(c)] if node not in context.served.nodes else []
+        mask = 0
+        for control in awaited:
+            mask |= masks[control]
+        changed = [(name, mask & written[name]) for name in names if mask & written[name]]
+        if not changed:
+            continue
+        new = [key for key in changed if key not in made]
+        if new:
+            done = _gathered(context, node, awaited)
+            made |= {key: _copied(context, item.variables[key[0]], proxies[key[0]], done) for key in new}
+        for key in changed:
+            node.add_control(made[key])
+
+
+def _gathered(context: Context, node: Node, awaited: Sequence[Node]) -> Node:
+    """Return one node that waits for what `node` waits for, in its place."""
+    done = context.graph.add("NoOp", name=f"{node.name}/written", origin=node, controls=awaited)
+    for control in awaited:
+        node.remove_control(control)
+    node.add_control(done)
+    return done
+
+
+def _copied(context: Context, variable: Variable, proxy: Node, done: Node) -> Node:
+    handle = context.graph.nodes[variable.handle]
+    home = Home(context, context.served.homes[variable.name], handle, variable.handle)
+    dtype = dtypes.NUMBERS[variable.dtype]
+    value = home.add("ReadVariableOp", (handle.output(),), "fresh", controls=[done], dtype=dtype).output()
+    inputs, name = (proxy.output(), value), f"{variable.handle}/refresh"
+    return context.add("AssignVariableOp", inputs, name=name, span=Span.ONCE, origin=handle, attrs={"dtype": dtype})

@@ -1,0 +1,191 @@
+"""One step of a traced function in a job with parameter servers: it runs in a session, which reaches all processes.
+
+    user's tf.Variable ──► copy on this worker, and on the server if this is worker 0      when somebody else wrote it
+    arguments ──► session: forward, backward, push, update on the server ──► results
+    user's tf.Variable ◄── what server and worker hold                                     after every step
+
+TensorFlow's functions cannot reach another process's devices from every worker. The user's variables stay the truth:
+checkpoints, callbacks and `model.save` see them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from autograph_rewrite.errors import GraphError
+from autograph_rewrite.item import GraphItem, Variable
+from autograph_rewrite.load.binding import FunctionBinding
+from autograph_rewrite.passes.proxies import proxy_name
+from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime.agreement import adopt, common_name
+from autograph_rewrite.runtime.mirrors import Mirrored, Mirrors, is_same
+from autograph_rewrite.runtime.session import DistributedSession
+from autograph_rewrite.runtime.unbind import unbind
+
+TARGET = "autograph_step"
+
+
+def stand_alone(item: GraphItem) -> GraphItem:
+    """Return a function's item as a session runs it: with variables of its own, and one target."""
+    alone = unbind(item).item
+    graph = alone.graph.clone()
+    target = graph.add("NoOp", name=graph.unique_name(TARGET), controls=[graph.nodes[name] for name in alone.targets])
+    return alone.with_(graph=graph, targets=(target.name,))
+
+
+def with_proxies(plan: Plan) -> Plan:
+    """Return the plan in which every worker has a copy of all that it reads."""
+    requests = [
+        replace(request, server=replace(request.server, proxy=True)) if request.server is not None else request
+        for request in plan.variables
+    ]
+    return replace(plan, variables=tuple(requests))
+
+
+def without_servers(plan: Plan) -> Plan:
+    """Return the plan for a step that only reads variables: each worker has them all."""
+    requests = [
+        replace(
+            request,
+            placement="replicated",
+            servers=(),
+            server=None,
+            options=replace(request.options, synchronizer="all_reduce"),
+        )
+        for request in plan.variables
+    ]
+    return replace(plan, variables=tuple(requests))
+
+
+class ServedStep:
+    """A rewritten item, which stands alone, as a function of its flat arguments.
+
+    Args:
+        item: the rewritten item; its binding is that of the function.
+        mirrors: what is known of the user's variables.
+    """
+
+    def __init__(self, item: GraphItem, mirrors: Mirrors) -> None:
+        assert isinstance(item.binding, FunctionBinding)
+        self._tf = tensorflow()
+        self.item, self.binding = item, item.binding
+        self._session = DistributedSession(item)
+        self._is_chief = item.report.member.is_chief
+        self._variables = {
+            capture.name: mirrors.of(capture.value, item.variables[capture.name].dtype, None)
+            for capture in self.binding.captures
+            if capture.name is not None
+        }
+        self._seen: dict[str, Any] = {}
+        self._writes = {name: self._writer(item.variables[name]) for name in self._variables}
+        self._reads = self._readers()
+        self._start()
+
+    def _start(self) -> None:
+        """Let all workers begin with what worker 0 has."""
+        report = self.item.report
+        seconds = report.plan.timeout_seconds
+        if len(report.member.workers) > 1:
+            new = [variable for variable in self._variables.values() if variable.adopts]
+            values = [np.asarray(variable.value()) for variable in new]
+            for variable, value in zip(new, adopt(report.member, seconds, values), strict=True):
+                variable.write(value)
+                variable.adopts = False
+        self._write_changes()
+        common_name(report.member, seconds)  # nobody reads from a server before worker 0 has written
+
+    def _handles(self, variable: Variable) -> list[Any]:
+        """Return what has to be written when the user's variable was."""
+        graph, item = self._session.graph, self.item
+        names = list(item.layout.instances(variable.handle))
+        if variable.name in item.report.homes:
+            names = [*(names if self._is_chief else ()), proxy_name(variable)]
+        found = []
+        for name in names:
+            try:
+                found.append(graph.get_tensor_by_name(f"{name}:0"))
+            except KeyError:
+                continue  # this process does not read it
+        return found
+
+    def _writer(self, variable: Variable) -> tuple[Any, list[Any]]:
+        """Return a placeholder and the ops that write it."""
+        raw, v1 = self._tf.raw_ops, self._tf.compat.v1
+        with self._session.graph.as_default():
+            source = v1.placeholder(self._tf.as_dtype(variable.dtype))
+            writes = []
+            for handle in self._handles(variable):
+                with self._tf.device(handle.device):
+                    writes.append(raw.AssignVariableOp(resource=handle, value=source))
+        return source, writes
+
+    def _readers(self) -> dict[str, Any]:
+        """Return what reads each variable after the step: this worker's copy, where it has one."""
+        graph, item, raw = self._session.graph, self.item, self._tf.raw_ops
+        done = [graph.get_operation_by_name(name) for name in item.targets]
+        reads = {}
+        with graph.as_default(), self._tf.control_dependencies(done):
+            for name in self._variables:
+                variable = item.variables[name]
+                handles = {handle.op.name: handle for handle in self._handles(variable)}
+                handle = handles.get(proxy_name(variable))
+                if handle is None:
+                    try:
+                        handle = graph.get_tensor_by_name(f"{item.layout.instances(variable.handle)[0]}:0")
+                    except (KeyError, IndexError):
+                        continue  # the step has nothing to do with it
+                with self._tf.device(handle.device):
+                    reads[name] = raw.ReadVariableOp(resource=handle, dtype=self._tf.as_dtype(variable.dtype))
+        return reads
+
+    def _write_changes(self) -> None:
+        """Hand over what somebody else has written since the last step."""
+        feeds: dict[Any, Any] = {}
+        writes: list[Any] = []
+        for name, variable in self._variables.items():
+            now = variable.value()
+            if name not in self._seen or not _is_known(variable, self._seen[name], now):
+                source, ops = self._writes[name]
+                if ops:
+                    feeds[source] = now.numpy()
+                    writes += ops
+                self._seen[name] = now
+        if writes:
+            self._session.tf_session.run(writes, feeds)
+
+    def __call__(self, flat: Sequence[Any]) -> list[Any]:
+        """Run the step.
+
+        Args:
+            flat: one tensor per flat argument.
+
+        Returns:
+            One tensor per flat result.
+
+        Raises:
+            GraphError: batch inputs hold different numbers of examples, or another function calls this one.
+            ClusterError: somebody is missing.
+        """
+        if not self._tf.executing_eagerly():
+            raise GraphError(
+                "a step that uses parameter servers of other processes cannot be part of another tf.function",
+                hint="call it from Python, or use strategy AllReduce",
+            )
+        self._write_changes()
+        feeds = {f"{node}:0": value.numpy() for node, value in zip(self.binding.inputs, flat, strict=True)}
+        fetches = [list(self.binding.outputs), list(self._reads.values()), list(self.item.targets)]
+        outputs, values, _ = self._session.run(fetches, feeds)
+        for name, value in zip(self._reads, values, strict=True):
+            variable = self._variables[name]
+            variable.write(value)
+            self._seen[name] = variable.value()
+        return [self._tf.constant(value) for value in outputs]
+
+
+def _is_known(variable: Mirrored, seen: Any, now: Any) -> bool:
+    return variable.watchable and is_same(seen, now)
