@@ -19,6 +19,7 @@ from autograph_rewrite.analysis.dims import Dim
 from autograph_rewrite.analysis.fact import PARTIAL, Fact
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir import dtypes
+from autograph_rewrite.ir.frames import unconditional
 from autograph_rewrite.ir.graph import Node, Value
 
 UNKNOWN_SIZE = 1024
@@ -58,13 +59,15 @@ def _linear_readers(state: Propagation, value: Value) -> tuple[list[Value], bool
     return made, demanded
 
 
-def choose(state: Propagation, outputs: Iterable[Value] = ()) -> set[Value]:
+def choose(state: Propagation, outputs: Iterable[Value] = (), *, unconditionally: bool = False) -> set[Value]:
     """Return the partial values to reduce for all their readers.
 
     Args:
         state: a propagation in which they are not reduced yet.
         outputs: values that the outside reads whole.
+        unconditionally: rather reduce behind branches than in them.
     """
+    certain = unconditional(state.order) if unconditionally else None
     wanted = set(outputs)
     readers: dict[Value, list[Value]] = {}
     demands: set[Value] = set()
@@ -79,7 +82,7 @@ def choose(state: Propagation, outputs: Iterable[Value] = ()) -> set[Value]:
     for region in _regions(readers):
         ends = [value for value in region if value in demands]
         if ends:
-            chosen |= {_handed_on(value, readers, wanted) for value in _cut(state, region, readers, ends)}
+            chosen |= {_handed_on(value, readers, wanted) for value in _cut(state, region, readers, ends, certain)}
     return chosen
 
 
@@ -117,12 +120,18 @@ def _regions(readers: Mapping[Value, list[Value]]) -> list[list[Value]]:
 
 
 def _cut(
-    state: Propagation, region: list[Value], readers: Mapping[Value, list[Value]], ends: list[Value]
+    state: Propagation,
+    region: list[Value],
+    readers: Mapping[Value, list[Value]],
+    ends: list[Value],
+    certain: set[Node] | None,
 ) -> set[Value]:
     made = {other for value in region for other in readers[value]}
     sources = [value for value in region if value not in made]
     cost = {value: bytes_of(state.facts[value]) for value in region}
     looped = _loop_values(region)
+    if certain is not None:
+        looped |= {value for value in region if value.node not in certain}
     if len(sources) == 1 and cost[sources[0]] <= min(cost.values()) and sources[0] not in looped:
         return set(sources)  # by far the usual case: the raw gradient is the smallest and the first
     return _minimum_cut(region, readers, sources or region[:1], ends, cost, looped)

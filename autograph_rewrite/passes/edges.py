@@ -18,7 +18,6 @@ from autograph_rewrite.analysis.roles import PASSES_HANDLES, handle_of, is_updat
 from autograph_rewrite.analysis.rules import TABLE, random
 from autograph_rewrite.analysis.rules.base import LocalEntry, Slice
 from autograph_rewrite.ir import dtypes
-from autograph_rewrite.ir.frames import unconditional
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.walk import descendants
 from autograph_rewrite.item import Variable
@@ -27,7 +26,7 @@ from autograph_rewrite.passes.batch import measured_input
 from autograph_rewrite.passes.buckets import assign_buckets
 from autograph_rewrite.passes.gather import can_gather_collectively
 from autograph_rewrite.plan import keys
-from autograph_rewrite.plan.parts import SIZES, STEP, EdgePlan, Options
+from autograph_rewrite.plan.parts import SIZES, STEP, EdgePlan
 from autograph_rewrite.plan.plan import Plan
 
 MIXES_ROWS = frozenset(("contract", "neural", "normalisation", "pooling", "recurrent", "reduce"))
@@ -95,7 +94,6 @@ def resolve(plan: Plan, state: Propagation, outputs: Iterable[Value], variables:
     for value in outputs:
         if is_spread(value):
             need(value, "replicated", "it is an output")
-    plan = _without_guarded(plan, state, found)
     found = _homed(plan, state, _without_statistics(state, found))
     found = compress_choice.choose(plan, state, found, variables)
     listed = compress_choice.with_factors(assign_buckets(plan, state, found), state, variables)
@@ -164,36 +162,6 @@ def _edge(plan: Plan, state: Propagation, owners: Owners, value: Value, target: 
         bytes=static_bytes(_as_sent(fact)),
         reason=reason,
     )
-
-
-def _without_guarded(plan: Plan, state: Propagation, found: Mapping[tuple[str, str], EdgePlan]) -> Plan:
-    """Return the plan without servers for variables whose gradients are there only sometimes.
-
-    Who takes from an accumulator waits for a contribution of every process, and none may come from a branch.
-    """
-    if len(plan.processes) == 1 or not plan.homes:
-        return plan
-    certain = unconditional(state.order)
-    guarded = {
-        edge.owner
-        for edge in found.values()
-        if edge.owner in plan.homes and edge.from_ != "local" and state.graph.value(edge.value).node not in certain
-    }
-    if not guarded:
-        return plan
-    requests = tuple(
-        replace(request, placement="replicated", servers=(), server=None, options=_all_reduced(request.options))
-        if request.name in guarded
-        else request
-        for request in plan.variables
-    )
-    why = "its gradient is computed in a loop or branch, so that a server might wait for it in vain"
-    notes = tuple(f"'{name}' is all-reduced: {why}" for name in sorted(guarded))
-    return replace(plan, variables=requests, notes=(*plan.notes, *notes))
-
-
-def _all_reduced(options: Options) -> Options:
-    return replace(options, synchronizer="all_reduce")
 
 
 def _homed(

@@ -69,18 +69,61 @@ def hand_over(context: Context, item: GraphItem) -> None:
     values = [value for node in order if node in served for value in node.outputs]
     exports = [value for value in values if any(reader not in served for reader, _ in value.uses)]
     waiting = [node for node in order if node not in served and any(c in served for c in node.controls)]
+    own = _own_updates(context, item)
     exchange = _Worker0(context) if context.rank == 0 else _Other(context, needs)
     handed = [(value, exchange.value(value)) for value in exports]
     for value, new in handed:
         value.replace_all_uses_with(new, keep=served | {new.node, *_writers(new.node)})
+    certain = unconditional(order)
     for node in waiting:
-        awaited = [control for control in node.controls if control in served]
-        for control in awaited:
-            node.remove_control(control)
-        for control in exchange.token(node, awaited):
-            node.add_control(control)
+        _wait(context, exchange, node, [control for control in node.controls if control in served], certain)
     if context.rank != 0:
         _forget(graph, served, item)
+        _require_own_updates(context, item, own)
+
+
+def _wait(
+    context: Context, exchange: _Worker0 | _Other, node: Node, awaited: Sequence[Node], certain: set[Node]
+) -> None:
+    """Let a node wait for a token instead of served nodes."""
+    if node not in certain:  # in a branch: what follows it waits
+        if context.rank != 0:
+            for control in awaited:
+                node.remove_control(control)
+        return
+    is_behind_branches = any(control not in certain for control in awaited)
+    if context.rank != 0 or not is_behind_branches:
+        for control in awaited:
+            node.remove_control(control)
+        for token in exchange.token(node, awaited, awaited):
+            node.add_control(token)
+        return
+    readers = [*node.control_users, *(use.node for value in node.outputs for use in value.uses)]
+    for token in exchange.token(node, awaited, [node]):  # it runs whichever branch did
+        for reader in readers:
+            reader.add_control(token)
+
+
+def _own_updates(context: Context, item: GraphItem) -> set[str]:
+    """Return the names of the updates that the step makes in every process."""
+    graph = context.graph
+    step = ancestors(graph.nodes[name] for name in item.targets if name in graph.nodes)
+    return {node.name for node in step if is_update(node) and node not in context.served.nodes}
+
+
+def _require_own_updates(context: Context, item: GraphItem, own: set[str]) -> None:
+    """Make sure that what every process updates itself does not depend on what only worker 0 runs.
+
+    Raises:
+        PassError: an update would be left out.
+    """
+    lost = sorted(own - _own_updates(context, item))
+    if lost:
+        raise PassError(
+            f"'{lost[0]}' would run on worker 0 only, because a parameter server waits for it",
+            node=context.graph.nodes.get(lost[0]),
+            hint="use strategy AllReduce, or give the variables of this branch synchronizer: all_reduce",
+        )
 
 
 def _writers(node: Node) -> tuple[Node, ...]:
@@ -106,8 +149,8 @@ class _Worker0:
             sent.append(home.add("QueueEnqueueV2", (queue, value), f"send_{task}", timeout_ms=-1))
         return home.add("Identity", (value,), "sent", controls=sent).output()
 
-    def token(self, reader: Node, awaited: Sequence[Node]) -> list[Node]:
-        """Return what `reader` waits for."""
+    def token(self, reader: Node, awaited: Sequence[Node], done: Sequence[Node]) -> list[Node]:
+        """Return what `reader` waits for: tokens that are sent once `done` are."""
         home = self._home(awaited[0], f"{reader.name}/token")
         true = home.const(True, dtypes.BOOL, "true")
         return [
@@ -115,7 +158,7 @@ class _Worker0:
                 "QueueEnqueueV2",
                 (home.queue(dtypes.BOOL, f"to_{task}"), true),
                 f"send_{task}",
-                controls=awaited,
+                controls=done,
                 timeout_ms=-1,
             )
             for task in range(1, self._context.workers)
@@ -138,14 +181,15 @@ class _Other:
         home = _home(self._context, value.node, f"{value.node.name}/handed_{value.index}")
         return self._receive(home, value.dtype, self._needs.of([value.node])).output()
 
-    def token(self, reader: Node, awaited: Sequence[Node]) -> list[Node]:
-        """Return what `reader` waits for."""
+    def token(self, reader: Node, awaited: Sequence[Node], done: Sequence[Node]) -> list[Node]:
+        """Return what `reader` waits for: the token that comes once `awaited` are done."""
         home = _home(self._context, awaited[0], f"{reader.name}/token")
         return [self._receive(home, dtypes.BOOL, self._needs.of(awaited))]
 
 
 def _home(context: Context, node: Node, name: str) -> Home:
-    return Home(context, context.served.devices.get(node, context.plan.hosts[0]), node, name)
+    server = min(context.plan.homes.values())  # of nodes that worker 0 runs itself
+    return Home(context, context.served.devices.get(node, server), node, name)
 
 
 class _Needs:
@@ -159,22 +203,22 @@ class _Needs:
 
     def __init__(self, context: Context, order: Sequence[Node], served: set[Node]) -> None:
         pushes = {push for several in context.served.pushes.values() for push in several}
-        joint = {node for node in order if node in pushes or node.op.startswith("Collective")}
+        joint = {node for node in order if node in pushes}
         behind = marks_before(order, dict.fromkeys(joint, 1))
         certain = unconditional(order)
+        _require_certain(joint, certain)
         self._nodes: list[Node] = []
-        self._masks: dict[Node, int] = {}
+        self._masks: dict[Node, int] = {}  # of what is served, and of what runs only sometimes
         bits: dict[Node, int] = {}
         for node in order:
-            if node not in served:
+            if node in certain and node not in served:
                 continue
             mask = 0
             for producer in dependencies(node):
-                if producer in served:
-                    mask |= self._masks.get(producer, 0)
+                if producer in self._masks:
+                    mask |= self._masks[producer]
                 elif producer in joint or behind[producer]:
                     if producer not in bits:
-                        _require_certain(producer, certain)
                         bits[producer] = 1 << len(self._nodes)
                         self._nodes.append(producer)
                     mask |= bits[producer]
@@ -188,12 +232,13 @@ class _Needs:
         return [node for i, node in enumerate(self._nodes) if mask >> i & 1]
 
 
-def _require_certain(node: Node, certain: set[Node]) -> None:
-    if node not in certain:
+def _require_certain(pushes: Iterable[Node], certain: set[Node]) -> None:
+    sometimes = next((push for push in pushes if push not in certain), None)
+    if sometimes is not None:
         raise PassError(
-            f"a parameter server needs '{node.name}' of every worker, and it is computed in a branch or loop",
-            node=node,
-            hint="give the variables whose updates depend on it synchronizer: all_reduce",
+            f"'{sometimes.name}' is computed in a branch or loop, so that a server might wait for it in vain",
+            node=sometimes,
+            hint="use strategy AllReduce, which exchanges it where it is",
         )
 
 
@@ -202,10 +247,16 @@ def _with_branches(order: Sequence[Node], served: set[Node]) -> set[Node]:
     certain = unconditional(order)
     found = set(served)
     for node in order:
-        if node not in found and any(p in found and p not in certain for p in dependencies(node)):
+        if node not in found and any(v.node in found and v.node not in certain for v in node.inputs):
             if node.span is Span.EACH:
                 raise PassError(
                     f"'{node.name}' runs on every replica, and only if a parameter server decides so", node=node
+                )
+            if is_update(node):
+                raise PassError(
+                    f"'{node.name}' updates what every worker has, and only if a parameter server decides so",
+                    node=node,
+                    hint="give the variables that are updated in this branch synchronizer: all_reduce",
                 )
             found.add(node)
     return found

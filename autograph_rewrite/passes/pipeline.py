@@ -139,7 +139,7 @@ def analyse(graph: Graph, item: GraphItem, plan: Plan, run: _Run | None = None) 
             state = revise(state)
     outputs = [graph.anchors[f"output {name}"] for name in item.outputs]
     with run.step("cut"):
-        reduced = cut.choose(state, outputs)
+        reduced = cut.choose(state, outputs, unconditionally=bool(plan.homes) and len(plan.processes) > 1)
         if reduced:
             state = revise(state, reduced=reduced)
         if _share_a_device(plan) and not plan.compresses and mark_whole(state, plan.replicas):

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from autograph_rewrite.ir import dtypes
+from autograph_rewrite.ir.frames import unconditional
 from autograph_rewrite.ir.graph import Node, Span, Use
 from autograph_rewrite.ir.walk import dependencies, topological_order
 from autograph_rewrite.item import GraphItem, Variable
@@ -26,7 +27,10 @@ def proxy_name(variable: Variable) -> str:
 
 def add_proxies(context: Context, item: GraphItem) -> None:
     """Make the copies that the plan asks for; a variable that the process does not read needs none."""
-    asked = [request.name for request in context.plan.variables if request.server is not None and request.server.proxy]
+    servers = {request.name: request.server for request in context.plan.variables if request.server is not None}
+    asked = [name for name, server in servers.items() if server.proxy]
+    if len(asked) == len(servers):
+        asked = list(context.served.homes)  # what goes with the variables, too
     proxies: dict[str, Node] = {}
     for name in asked:
         variable = item.variables[name]
@@ -74,6 +78,7 @@ def _proxy(context: Context, variable: Variable, handle: Node) -> Node:
 def _refresh(context: Context, item: GraphItem, proxies: dict[str, Node]) -> None:
     """Refresh copies behind whatever waits for their variables to be written."""
     order = topological_order(context.graph)
+    certain = unconditional(order)
     handles = {context.graph.nodes[item.variables[name].handle]: name for name in proxies}
     names = list(proxies)
     written: dict[str, int] = dict.fromkeys(names, 0)  # the bits of a variable's writes
@@ -93,7 +98,8 @@ def _refresh(context: Context, item: GraphItem, proxies: dict[str, Node]) -> Non
         masks[node] = mask
     made: dict[tuple[str, int], Node] = {}
     for node in order:
-        awaited = [c for c in node.controls if masks.get(c)] if node not in context.served.nodes else []
+        is_local = node in certain and node not in context.served.nodes
+        awaited = [control for control in node.controls if masks.get(control)] if is_local else []
         mask = 0
         for control in awaited:
             mask |= masks[control]
@@ -101,11 +107,14 @@ def _refresh(context: Context, item: GraphItem, proxies: dict[str, Node]) -> Non
         if not changed:
             continue
         new = [key for key in changed if key not in made]
+        in_branches = any(control not in certain for control in awaited)
+        readers = node.control_users if in_branches else (node,)
         if new:
-            done = _gathered(context, node, awaited)
+            done = node if in_branches else _gathered(context, node, awaited)
             made |= {key: _copied(context, item.variables[key[0]], proxies[key[0]], done) for key in new}
         for key in changed:
-            node.add_control(made[key])
+            for reader in readers:
+                reader.add_control(made[key])
 
 
 def _gathered(context: Context, node: Node, awaited: Sequence[Node]) -> Node:

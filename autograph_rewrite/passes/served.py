@@ -10,7 +10,7 @@ and of no other, and is itself updated from the gradient.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from autograph_rewrite.analysis.fact import REPLICATED
 from autograph_rewrite.analysis.propagate import Propagation
@@ -42,13 +42,19 @@ def served_by(plan: Plan, state: Propagation, variables: Mapping[str, Variable],
     if plan.is_asynchronous:
         homes |= dict.fromkeys(_stepped(state, variables) - homes.keys(), min(homes.values()))
     homes |= {name: homes[owner] for name, owner in _states(state, variables, taken, homes).items()}
-    handles = {state.graph.nodes[variables[name].handle]: home for name, home in homes.items()}
-    writes = [node for node in state.order if is_update(node) and handle_of(node.inputs[0]).node in handles]
-    needed = ancestors(writes, controls=False)
     dependent = _dependents(state, taken)
-    nodes = {node for node in state.order if node in dependent and node in needed and not _differs(state, node)}
-    served = Served(homes, handles, nodes | set(writes))
-    _keep_branches_together(state, served.nodes)
+    known = {variable.handle: name for name, variable in variables.items()}
+    while True:
+        handles = {state.graph.nodes[variables[name].handle]: home for name, home in homes.items()}
+        writes = [node for node in state.order if is_update(node) and handle_of(node.inputs[0]).node in handles]
+        needed = ancestors(writes, controls=False)
+        nodes = {node for node in state.order if node in dependent and node in needed and not _differs(state, node)}
+        served = Served(homes, handles, nodes | set(writes))
+        _keep_branches_together(state, served.nodes)
+        written = {handle_of(node.inputs[0]).node for node in served.nodes if is_update(node)} - handles.keys()
+        if not written:  # else what a served branch writes is served as well
+            break
+        homes |= {known[handle.name]: min(homes.values()) for handle in written}
     _keep_reads_together(state, served)
     _place(state, served, {value: homes[owner] for value, owner in taken.items()})
     return served
@@ -78,16 +84,21 @@ def converted_uses(state: Propagation, value: Value) -> Iterator[Node]:
             yield node
 
 
-def _dependents(state: Propagation, taken: Iterable[Value]) -> set[Node]:
-    """Return what is computed from the whole of a taken value."""
-    found = {node for value in taken for node in converted_uses(state, value)}
-    stack = list(found)
-    while stack:
-        for value in stack.pop().outputs:
-            for reader, _ in value.uses:
-                if reader not in found:
-                    found.add(reader)
-                    stack.append(reader)
+def _dependents(state: Propagation, taken: Collection[Value]) -> set[Node]:
+    """Return what is computed from the whole of a taken value.
+
+    A Switch of something else, of which only the predicate is served, is no part of it: other branches use it, too.
+    """
+    sources = {node for value in taken for node in converted_uses(state, value)}
+    found: set[Node] = set()
+    for node in state.order:
+        if node.op in ("Switch", "RefSwitch"):
+            data, predicate = node.inputs[:2]
+            depends = data is not predicate and (data in taken or data.node in found)
+        else:
+            depends = node in sources or any(value.node in found for value in node.inputs)
+        if depends:
+            found.add(node)
     return found
 
 
@@ -139,7 +150,7 @@ def _keep_branches_together(state: Propagation, nodes: set[Node]) -> None:
         before = len(nodes)
         for node in state.order:
             if node not in nodes and not _differs(state, node):
-                producers = (*(value.node for value in node.inputs), *node.controls)
+                producers = (value.node for value in node.inputs)
                 if any(producer in nodes and producer not in certain for producer in producers):
                     nodes.add(node)
         grown = len(nodes) > before
