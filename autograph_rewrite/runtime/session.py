@@ -16,15 +16,13 @@ from autograph_rewrite.analysis.fact import Placement
 from autograph_rewrite.errors import ClusterError, GraphError, RewriteError
 from autograph_rewrite.item import GraphItem, TensorInfo
 from autograph_rewrite.passes.layout import View
-from autograph_rewrite.passes.place import needed_devices
-from autograph_rewrite.plan.devices import parse
 from autograph_rewrite.plan.membership import Membership
 from autograph_rewrite.requires import tensorflow
-from autograph_rewrite.runtime.agreement import CARRY_ON, common_name, require_the_same
-from autograph_rewrite.runtime.cluster import configure, join, target
-from autograph_rewrite.runtime.devices import ensure_devices
+from autograph_rewrite.runtime.agreement import CARRY_ON, require_the_same
+from autograph_rewrite.runtime.clock import Clock
+from autograph_rewrite.runtime.connect import connected, graph_of, joined, require_devices
 from autograph_rewrite.runtime.peers import Lookout
-from autograph_rewrite.runtime.rendezvous import is_of_the_job, missing, require_there
+from autograph_rewrite.runtime.rendezvous import is_of_the_job, missing
 from autograph_rewrite.runtime.watchdog import Closing, Watchdog, may_wait
 
 _COMBINE = {
@@ -60,20 +58,26 @@ class DistributedSession:
     def __init__(self, item: GraphItem, config: Any = None) -> None:
         tf = tensorflow()
         self._tf = tf
-        self._member = _joined(item)
-        _require_devices(tf, item)
+        self._member = joined(item)
+        require_devices(tf, item)
         self.item = item
         self._steps = 0
         self.graph = tf.Graph()
         plan = item.report.plan if item.report is not None else None
+        opened = graph_of(item, self._member)
         with self.graph.as_default():
-            tf.graph_util.import_graph_def(_graph_def(item, self._member), name="")
-        self._session = _connected(tf, item, self.graph, config)
+            tf.graph_util.import_graph_def(opened.graph, name="")
+        self._session = connected(tf, item, self.graph, config)
+        self._targets: set[Any] = set()
         self._fetches: dict[str, tuple[tuple[Any, ...], Placement | None]] = {}
         self._reads: dict[str, Any] = {}
         limit = plan.timeout_seconds if plan is not None and (plan.mode == "mirrored" or self._member) else 0.0
         self._watchdog = _watchdog(self._member, item, self._session, limit)
         self._timeout_ms = int(limit * 1e3) if self._watchdog is None else 0
+        self._clock: Clock | None = None
+        if self._member is not None and plan is not None and plan.is_asynchronous and plan.staleness:
+            self._clock = Clock(self._session, plan, self._member, opened.container)
+            self._targets = {self.graph.get_operation_by_name(name) for name in item.targets}
         self._problem: ClusterError | None = None
         self._failed = False
         added = [v.initializer for v in item.state.values() if v.initializer is not None]
@@ -89,6 +93,8 @@ class DistributedSession:
 
     def close(self) -> None:
         """Release the session's resources."""
+        if self._clock is not None and self._problem is None:
+            self._clock.close()
         self._session.close()
 
     def run(self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None, *, timeout_ms: int | None = None) -> Any:
@@ -117,8 +123,13 @@ class DistributedSession:
         limit = self._timeout_ms if timeout_ms is None else timeout_ms
         options = self._tf.compat.v1.RunOptions(timeout_in_ms=limit)
         self._steps += 1
+        counts = self._clock is not None and not self._targets.isdisjoint(wanted)
+        if self._clock is not None and counts:
+            self._clock.wait()
         try:
             got = self._run(wanted, feeds, options)
+            if self._clock is not None and counts:
+                self._clock.step()
         except self._tf.errors.OpError as error:
             if not isinstance(error, self._tf.errors.DeadlineExceededError):
                 raise
@@ -314,74 +325,6 @@ def check_batch_sizes(sizes: Mapping[str, int]) -> None:
         )
 
 
-def _joined(item: GraphItem) -> Membership | None:
-    """Make this process the worker that the graph is for.
-
-    Raises:
-        ClusterError: the graph is for several processes, and nothing says which of them this is.
-    """
-    report = item.report
-    if report is None or (len(report.plan.processes) == 1 and not report.plan.processes[0]):
-        return None
-    if report.member is None:
-        raise ClusterError(
-            f"this graph is for process {report.task} of {len(report.plan.processes)}, and nothing says where they are",
-            hint="start it with `autograph-rewrite launch`, or set TF_CONFIG, and rewrite without `task`",
-        )
-    join(report.member)
-    ensure_devices([parse(device).short for device in needed_devices(report.plan, report.task)])
-    member: Membership = report.member
-    return member
-
-
-def _connected(tf: Any, item: GraphItem, graph: Any, config: Any) -> Any:
-    """Return a session on this process's devices, or on the server of its job once all are about to run the same."""
-    result, report = _config(tf, item, config), item.report
-    if report is None or report.member is None:
-        return tf.compat.v1.Session(graph=graph, config=result)
-    configure(result, report.member, report.plan.homes.values())
-    # As sessions of one process, each has its own variables; those on servers are told apart by their container.
-    result.isolate_session_state = not report.plan.homes
-    return tf.compat.v1.Session(target(report.member), graph=graph, config=result)
-
-
-def _graph_def(item: GraphItem, member: Membership | None) -> Any:
-    """Return the graph, once all workers are about to run the same; what servers hold is in a container of its own.
-
-    Raises:
-        ClusterError: they are not, or somebody is missing.
-    """
-    graph = item.graph_def
-    if member is None:
-        return graph
-    plan = item.report.plan
-    if len(member.workers) > 1:
-        require_the_same(member, plan, item.report.contents)
-    if plan.homes:
-        require_there(member, plan)
-        container = f"autograph-{common_name(member, plan.timeout_seconds)}".encode()
-        for node in graph.node:
-            if "container" in node.attr and not node.attr["container"].s:
-                node.attr["container"].s = container
-    return graph
-
-
-def _require_devices(tf: Any, item: GraphItem) -> None:
-    """Refuse a graph whose accelerators this machine does not have; virtual CPUs are made by the session.
-
-    Raises:
-        ClusterError: a device is missing.
-    """
-    devices = needed_devices(item.report.plan, item.report.task) if item.report is not None else ()
-    for device in map(parse, devices):
-        found = tf.config.list_physical_devices(device.kind)
-        if device.kind != "CPU" and device.index >= len(found):
-            raise ClusterError(
-                f"there is no device {device.kind}:{device.index}; this machine has {len(found)} of kind {device.kind}",
-                hint="name devices that exist in `devices`",
-            )
-
-
 def _name(thing: Any) -> str:
     if isinstance(thing, str):
         return thing
@@ -406,16 +349,4 @@ def _assemble(plan: _Fetch, got: list[Any]) -> Any:
     result = parts[0]
     for part in parts[1:]:
         result = _COMBINE[plan.placement.op](result, part)
-    return result
-
-
-def _config(tf: Any, item: GraphItem, config: Any) -> Any:
-    """Return a session config with as many CPU devices as the graph names."""
-    result = tf.compat.v1.ConfigProto()
-    if config is not None:
-        result.CopyFrom(config)
-    if item.report is not None:
-        devices = map(parse, needed_devices(item.report.plan, item.report.task))
-        cpus = [d.index for d in devices if d.kind == "CPU"]
-        result.device_count["CPU"] = max(result.device_count["CPU"], max(cpus, default=0) + 1)
     return result

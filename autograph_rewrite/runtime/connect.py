@@ -1,0 +1,102 @@
+"""Opening a session: on this process's devices, or on the server of its job once all are about to run the same."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from autograph_rewrite.errors import ClusterError
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.passes.place import needed_devices
+from autograph_rewrite.plan.devices import parse
+from autograph_rewrite.plan.membership import Membership
+from autograph_rewrite.runtime.agreement import common_name, require_the_same
+from autograph_rewrite.runtime.cluster import configure, join, target
+from autograph_rewrite.runtime.devices import ensure_devices
+from autograph_rewrite.runtime.rendezvous import require_there
+
+
+def joined(item: GraphItem) -> Membership | None:
+    """Make this process the worker that the graph is for.
+
+    Raises:
+        ClusterError: the graph is for several processes, and nothing says which of them this is.
+    """
+    report = item.report
+    if report is None or (len(report.plan.processes) == 1 and not report.plan.processes[0]):
+        return None
+    if report.member is None:
+        raise ClusterError(
+            f"this graph is for process {report.task} of {len(report.plan.processes)}, and nothing says where they are",
+            hint="start it with `autograph-rewrite launch`, or set TF_CONFIG, and rewrite without `task`",
+        )
+    join(report.member)
+    ensure_devices([parse(device).short for device in needed_devices(report.plan, report.task)])
+    member: Membership = report.member
+    return member
+
+
+def connected(tf: Any, item: GraphItem, graph: Any, config: Any) -> Any:
+    """Return a session on this process's devices, or on the server of its job once all are about to run the same."""
+    result, report = _config(tf, item, config), item.report
+    if report is None or report.member is None:
+        return tf.compat.v1.Session(graph=graph, config=result)
+    configure(result, report.member, report.plan.homes.values())
+    # As sessions of one process, each has its own variables; those on servers are told apart by their container.
+    result.isolate_session_state = not report.plan.homes
+    return tf.compat.v1.Session(target(report.member), graph=graph, config=result)
+
+
+class Opened(NamedTuple):
+    """A GraphDef, and the container of what servers hold of it."""
+
+    graph: Any
+    container: str
+
+
+def graph_of(item: GraphItem, member: Membership | None) -> Opened:
+    """Return the graph, once all workers are about to run the same; what servers hold is in a container of its own.
+
+    Raises:
+        ClusterError: they are not, or somebody is missing.
+    """
+    graph, container = item.graph_def, ""
+    if member is None:
+        return Opened(graph, container)
+    plan = item.report.plan
+    if len(member.workers) > 1:
+        require_the_same(member, plan, item.report.contents)
+    if plan.homes:
+        require_there(member, plan)
+        container = f"autograph-{common_name(member, plan.timeout_seconds)}"
+        for node in graph.node:
+            if "container" in node.attr and not node.attr["container"].s:
+                node.attr["container"].s = container.encode()
+    return Opened(graph, container)
+
+
+def require_devices(tf: Any, item: GraphItem) -> None:
+    """Refuse a graph whose accelerators this machine does not have; virtual CPUs are made by the session.
+
+    Raises:
+        ClusterError: a device is missing.
+    """
+    devices = needed_devices(item.report.plan, item.report.task) if item.report is not None else ()
+    for device in map(parse, devices):
+        found = tf.config.list_physical_devices(device.kind)
+        if device.kind != "CPU" and device.index >= len(found):
+            raise ClusterError(
+                f"there is no device {device.kind}:{device.index}; this machine has {len(found)} of kind {device.kind}",
+                hint="name devices that exist in `devices`",
+            )
+
+
+def _config(tf: Any, item: GraphItem, config: Any) -> Any:
+    """Return a session config with as many CPU devices as the graph names."""
+    result = tf.compat.v1.ConfigProto()
+    if config is not None:
+        result.CopyFrom(config)
+    if item.report is not None:
+        devices = map(parse, needed_devices(item.report.plan, item.report.task))
+        cpus = [d.index for d in devices if d.kind == "CPU"]
+        result.device_count["CPU"] = max(result.device_count["CPU"], max(cpus, default=0) + 1)
+    return result
