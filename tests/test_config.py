@@ -83,7 +83,6 @@ def test_what_is_not_available_yet_is_refused_where_it_is_used_each_at_its_line(
         config.require_usable()
     said = str(caught.value)
     for line, feature in [
-        (12, "variables[0].synchronizer ps"),
         (12, "variables[0].partition"),
         (14, "pipeline"),
         (15, "microbatches above 1"),
@@ -92,18 +91,14 @@ def test_what_is_not_available_yet_is_refused_where_it_is_used_each_at_its_line(
         (18, "sharding"),
     ]:
         assert f"{path}:{line}: {feature} is not available yet in this version" in said
-    assert "7 problems" in said
+    assert "6 problems" in said
 
 
 @pytest.mark.parametrize(
     ("setting", "feature"),
     [
-        ({"strategy": {"name": "Parallax"}}, "strategy.name Parallax"),
+        ({"strategy": {"name": "Pipeline"}}, "strategy.name Pipeline"),
         ({"steps_per_run": 2}, "steps_per_run above 1"),
-        ({"cluster": {"workers": ["a:1"], "ps": ["b:1"]}}, "cluster.ps"),
-        ({"variables": [{"match": "w", "sync": False}]}, r"variables\[0\].sync"),
-        ({"variables": [{"match": "w", "staleness": 1}]}, r"variables\[0\].staleness"),
-        ({"variables": [{"match": "w", "proxy": True}]}, r"variables\[0\].proxy"),
         ({"remat": {"policy": "every:4"}}, "remat.policy every:4"),
     ],
 )

@@ -49,6 +49,13 @@ def name_served_roots(context: Context, item: GraphItem) -> None:
             graph.anchors[anchor] = moved.get(value, value)
 
 
+def lock_updates(nodes: Iterable[Node]) -> None:
+    """Let updates that several workers make at once come one after another."""
+    for node in nodes:
+        if is_update(node) and node.attr("use_locking") is not None:
+            node.set_attr("use_locking", True)
+
+
 def hand_over(context: Context, item: GraphItem) -> None:
     """Rewrite this process's graph; afterwards only worker 0 has served nodes.
 

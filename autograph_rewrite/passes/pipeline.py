@@ -37,7 +37,7 @@ from autograph_rewrite.passes.decompose import decompose
 from autograph_rewrite.passes.decorrelate import decorrelate
 from autograph_rewrite.passes.expand import expand
 from autograph_rewrite.passes.guard import guard_empty_blocks
-from autograph_rewrite.passes.hand_over import hand_over, name_served_roots
+from autograph_rewrite.passes.hand_over import hand_over, lock_updates, name_served_roots
 from autograph_rewrite.passes.keys import Keys
 from autograph_rewrite.passes.layout import Layout
 from autograph_rewrite.passes.merge import merge_outputs, merge_targets
@@ -167,7 +167,7 @@ def _rewrite(
     began = time.perf_counter()
     nodes_before = len(graph)
     job, rank = plan, task
-    if plan.is_asynchronous:
+    if plan.is_asynchronous and len(plan.processes) > 1:
         plan, task = plan.alone(task), 0
     feeds = frozenset(node.name for node in graph if node.op.startswith("Placeholder"))
     for name, info in item.outputs.items():
@@ -217,6 +217,8 @@ def _rewrite(
         prune(graph, _roots(graph, item))
     if context.served.nodes:
         with run.step("serve"):
+            if plan.is_asynchronous:
+                lock_updates(context.served.nodes)
             name_served_roots(context, item)
             add_proxies(context, item)
     with run.step("order reads"):
@@ -304,7 +306,7 @@ def resolve(item: GraphItem, plan: Plan) -> Plan:
         for name, info in item.outputs.items():
             graph.anchors[f"output {name}"] = graph.value(info.tensor)
         prune(graph, _roots(graph, item))
-        own = plan.alone(0) if plan.is_asynchronous else plan
+        own = plan.alone(0) if plan.is_asynchronous and len(plan.processes) > 1 else plan
         state, outputs = analyse(graph, item, own)
         resolved = edge_list.resolve(own, state, outputs, item.variables)
         return replace(resolved, devices=plan.devices, mode=plan.mode, mesh=plan.mesh)

@@ -110,6 +110,22 @@ def servers_are_used_as_such(plan: Plan, item: ItemLike) -> Iterator[Finding]:
             yield Finding((*path, "server"), message, "leave one of them out")
 
 
+def asynchronous_workers_share_all(plan: Plan, item: ItemLike) -> Iterator[Finding]:
+    """Workers that do not wait for each other cannot have copies of a variable that are equal."""
+    if not plan.is_asynchronous or len(plan.processes) == 1:
+        return
+    first = next(request for request in plan.variables if request.server is not None)
+    for i, request in enumerate(plan.variables):
+        if request.server is None and item.variables[request.name].trainable is False:
+            continue
+        ours = (request.server.sync, request.server.staleness) if request.server is not None else None
+        if first.server is None or ours != (first.server.sync, first.server.staleness):
+            message = f"workers do not wait for each other at '{first.name}', so '{request.name}' must be shared alike"
+            hint = "give all variables synchronizer ps with the same sync and staleness, as in match: .*"
+            yield Finding(("variables", i), message, hint)
+            return
+
+
 def stages_cover_the_replicas(plan: Plan, item: ItemLike) -> Iterator[Finding]:
     """What is split over the replicas has a shard on the device of each."""
     for i, request in enumerate(plan.variables):
@@ -134,6 +150,7 @@ VARIABLE_CHECKS: tuple[Callable[[Plan, ItemLike], Iterator[Finding]], ...] = (
     shards_make_up_their_variable,
     servers_are_there,
     servers_are_used_as_such,
+    asynchronous_workers_share_all,
     stages_cover_the_replicas,
 )
 
