@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -38,7 +39,46 @@ GRAPHS = (
 MODELS = ("fit", "callbacks", "per_worker", "resumed", "dataset")
 MORE_MODELS = ("weighted", "on_batch", "recompiled")
 THREE = ("fit", "per_worker")
-JOBS = {"graphs": (2, GRAPHS), "models": (2, MODELS), "three": (3, THREE), "more_models": (3, MORE_MODELS)}
+SERVED_GRAPHS = (
+    "mlp_adam_mirrored",
+    "mlp_adam_shared_two_devices",
+    "mlp_static_batch",
+    "language_model_mirrored",
+    "lstm_v1_shared_two_devices",
+    "masked",
+    "cond_v1",
+    "contrastive",
+    "unknown_counts",
+    "types",
+    "unseeded",
+    "custom_loop",
+    "function_sparse",
+    "loss_scaling",
+    "other_initial_values",
+)
+SERVED_MODELS = ("fit", "callbacks", "dataset")
+
+
+class Kind(NamedTuple):
+    """The processes of a job, and what they run."""
+
+    workers: int
+    cases: tuple[str, ...]
+    servers: int = 0
+    strategy: str = "AllReduce"
+
+
+JOBS = {
+    "graphs": Kind(2, GRAPHS),
+    "models": Kind(2, MODELS),
+    "three": Kind(3, THREE),
+    "more_models": Kind(3, MORE_MODELS),
+    "served": Kind(2, SERVED_GRAPHS, 1, "PS"),
+    "served_models": Kind(2, SERVED_MODELS, 1, "PS"),
+    "balanced": Kind(3, ("language_model_mirrored", "custom_loop", "fit"), 2, "PSLoadBalancing"),
+    "parallax": Kind(3, ("language_model_mirrored", "function_sparse", "two_inputs"), 2, "Parallax"),
+    "without_servers": Kind(2, ("language_model_mirrored", "custom_loop"), 0, "PS"),
+}
 LIMIT = 150
 EXACT, SINGLE_PRECISION = 1e-9, 1e-5
 
@@ -52,7 +92,7 @@ def load(once: Once, nursery: Nursery) -> Load:
     def run(job: str) -> dict[str, dict[str, Results]]:
         folder = once(f"job_{job}", lambda folder: launch(job, folder, nursery))
         found = {path.stem: pickle.loads(path.read_bytes()) for path in folder.glob("*.pkl")}
-        count = JOBS[job][0]
+        count = JOBS[job].workers
         logs = "\n".join(path.read_text(errors="replace")[-6000:] for path in folder.glob("*.log"))
         assert len(found) == count + 2, logs
         return found
@@ -62,11 +102,12 @@ def load(once: Once, nursery: Nursery) -> Load:
 
 def launch(job: str, folder: Path, nursery: Nursery) -> None:
     """Run the cases of a job in its processes, and in one alone."""
-    count, cases = JOBS[job]
+    count, cases, servers, strategy = JOBS[job]
     script = str(ROOT / "tests/jobs/worker.py")
     single = nursery.start([script, ",".join(cases), str(folder)], folder / "single.log", {})
-    command = [sys.executable, "-m", "autograph_rewrite.tools.cli", "launch", "-n", str(count), script]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "1"}
+    command = [sys.executable, "-m", "autograph_rewrite.tools.cli", "launch", "-n", str(count)]
+    command += ["--ps", str(servers), script] if servers else [script]
+    environ = {**os.environ, "JOB_STRATEGY": strategy, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "1"}
     with open(folder / "job.log", "w") as log:
         done = subprocess.run(
             [*command, ",".join(cases), str(folder)], stdout=log, stderr=log, timeout=LIMIT, env=environ, check=False
@@ -132,6 +173,28 @@ def test_three_processes_fit_a_keras_model_as_one_does(load: Load, case: str) ->
     assert_trains_as_one(load("three"), case, SINGLE_PRECISION)
 
 
+@pytest.mark.parametrize("case", [case for case in SERVED_GRAPHS if case != "unseeded"])
+def test_two_processes_with_a_parameter_server_train_as_one_does(load: Load, case: str) -> None:
+    assert_trains_as_one(load("served"), case, EXACT)
+
+
+@pytest.mark.parametrize("case", SERVED_MODELS)
+def test_two_processes_with_a_parameter_server_fit_a_keras_model_as_one_does(load: Load, case: str) -> None:
+    assert_trains_as_one(load("served_models"), case, SINGLE_PRECISION)
+
+
+@pytest.mark.parametrize("job", ["balanced", "parallax", "without_servers"])
+def test_jobs_with_several_servers_or_none_train_as_one_does(load: Load, job: str) -> None:
+    for case in JOBS[job].cases:
+        exact = case in SERVED_GRAPHS
+        assert_trains_as_one(load(job), case, EXACT if exact else SINGLE_PRECISION)
+
+
+def test_what_is_drawn_without_a_seed_is_the_same_with_a_parameter_server(load: Load) -> None:
+    first, second = (load("served")[worker]["unseeded"] for worker in ("worker0", "worker1"))
+    assert set(errors(second, first).values()) == {0.0}
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("case", MORE_MODELS)
 def test_three_processes_do_more_with_keras_models_as_one_does(load: Load, case: str) -> None:
@@ -146,5 +209,5 @@ def test_only_worker_0_writes_checkpoints(load: Load) -> None:
 def test_the_list_of_cases_is_complete() -> None:
     from tests.jobs import worker
 
-    listed = {*GRAPHS, *MODELS, *MORE_MODELS}
+    listed = {case for job in JOBS.values() for case in job.cases}
     assert listed == set(worker.cases())

@@ -70,6 +70,6 @@ class Job:
 
     def config(self, mode: str = "mirrored", replicas: int = 1, **more: Any) -> Mapping[str, Any]:
         """Return a configuration."""
-        strategy = {"name": "AllReduce", "variables": mode}
+        strategy = {"name": os.environ.get("JOB_STRATEGY", "AllReduce"), "variables": mode}
         devices = [f"CPU:{i}" for i in range(replicas)]
         return {"devices": devices, "strategy": strategy, "timeout_seconds": 30, **more}

@@ -107,6 +107,12 @@ def dataset(job: Job) -> Results:
     return results_of(model, predicted=model.predict(pipeline.map(lambda x, y: x), verbose=0), **losses)
 
 
+def two_inputs(job: Job) -> Results:
+    """Fit a model with a dense part and an embedding."""
+    model, (x, y) = built(job, "keras_two_inputs"), data(job, "keras_two_inputs", 22)
+    return results_of(model, **history(model, x, y, batch_size=5, epochs=2, shuffle=False))
+
+
 def on_batch(job: Job) -> Results:
     """Train, test and predict on single batches, down to one example."""
     model = built(job, optimizer="sgd")
@@ -192,6 +198,7 @@ CASES: dict[str, Case] = {
     "dataset": dataset,
     "on_batch": on_batch,
     "recompiled": recompiled,
+    "two_inputs": two_inputs,
     "per_worker": per_worker,
     "callbacks": callbacks,
     "resumed": resumed,
