@@ -38,7 +38,7 @@ from autograph_rewrite.passes.expand import expand
 from autograph_rewrite.passes.guard import guard_empty_blocks
 from autograph_rewrite.passes.keys import Keys
 from autograph_rewrite.passes.layout import Layout
-from autograph_rewrite.passes.merge import merge_outputs, merge_targets
+from autograph_rewrite.passes.merge import merge_kept, merge_outputs, merge_targets
 from autograph_rewrite.passes.mirror import name_resources
 from autograph_rewrite.passes.order_reads import order_reads
 from autograph_rewrite.passes.place import place, run_devices
@@ -202,7 +202,8 @@ def _rewrite(
     placements = _placements(state)
     with run.step("merge"):
         merge_outputs(context, reshard, outputs)
-        merge_targets(context, [*item.targets, *item.keep, *([item.init_op] if item.init_op else [])])
+        effects = merge_kept(context, reshard, item.keep)
+        merge_targets(context, [*item.targets, *effects, *([item.init_op] if item.init_op else [])])
         name_resources(context)
         prune(graph, _roots(graph, item))
         order_reads(graph, [graph.nodes[name] for name in item.targets if name in graph.nodes])
