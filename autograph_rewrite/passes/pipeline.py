@@ -41,6 +41,7 @@ from autograph_rewrite.passes.layout import Layout
 from autograph_rewrite.passes.merge import merge_kept, merge_outputs, merge_targets
 from autograph_rewrite.passes.mirror import name_resources
 from autograph_rewrite.passes.order_reads import order_reads
+from autograph_rewrite.passes.own_parts import take_own_parts
 from autograph_rewrite.passes.place import place, run_devices
 from autograph_rewrite.passes.prune import prune
 from autograph_rewrite.passes.report import Note, PassRecord, Report
@@ -166,6 +167,9 @@ def _rewrite(
     for name, info in item.outputs.items():
         graph.anchors[f"output {name}"] = graph.value(info.tensor)
     run = _Run(graph, verify, observers)
+    if any(given.whole for given in plan.batch_inputs):
+        with run.step("own-parts"):
+            item = take_own_parts(graph, item, plan, task)
     with run.step("prune"):
         prune(graph, _roots(graph, item))
     state, outputs = analyse(graph, item, plan, run)
@@ -282,6 +286,7 @@ def resolve(item: GraphItem, plan: Plan) -> Plan:
     """
     with no_garbage_collection():
         graph = item.graph.clone()
+        item = take_own_parts(graph, item, plan)
         for name, info in item.outputs.items():
             graph.anchors[f"output {name}"] = graph.value(info.tensor)
         prune(graph, _roots(graph, item))
