@@ -38,7 +38,15 @@ GRAPHS = (
 MODELS = ("fit", "callbacks", "per_worker", "resumed", "dataset")
 MORE_MODELS = ("weighted", "on_batch", "recompiled")
 THREE = ("fit", "per_worker")
-JOBS = {"graphs": (2, GRAPHS), "models": (2, MODELS), "three": (3, THREE), "more_models": (3, MORE_MODELS)}
+PIPELINES = ("iterator", "iterator_of_epochs", "iterator_static", "files")
+JOBS = {
+    "graphs": (2, GRAPHS),
+    "models": (2, MODELS),
+    "three": (3, THREE),
+    "more_models": (3, MORE_MODELS),
+    "pipelines": (2, PIPELINES),
+    "pipelines of three": (3, PIPELINES),
+}
 LIMIT = 150
 EXACT, SINGLE_PRECISION = 1e-9, 1e-5
 
@@ -132,6 +140,12 @@ def test_three_processes_fit_a_keras_model_as_one_does(load: Load, case: str) ->
     assert_trains_as_one(load("three"), case, SINGLE_PRECISION)
 
 
+@pytest.mark.parametrize("job", ["pipelines", "pipelines of three"])
+@pytest.mark.parametrize("case", PIPELINES)
+def test_processes_that_build_one_pipeline_train_on_it_as_one_does(load: Load, job: str, case: str) -> None:
+    assert_trains_as_one(load(job), case, SINGLE_PRECISION if case == "files" else EXACT)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("case", MORE_MODELS)
 def test_three_processes_do_more_with_keras_models_as_one_does(load: Load, case: str) -> None:
@@ -146,5 +160,5 @@ def test_only_worker_0_writes_checkpoints(load: Load) -> None:
 def test_the_list_of_cases_is_complete() -> None:
     from tests.jobs import worker
 
-    listed = {*GRAPHS, *MODELS, *MORE_MODELS}
+    listed = {*GRAPHS, *MODELS, *MORE_MODELS, *PIPELINES}
     assert listed == set(worker.cases())

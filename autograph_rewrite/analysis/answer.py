@@ -15,7 +15,18 @@ import numpy as np
 from autograph_rewrite.analysis.dims import Dim, any_local, is_local, local_symbol, to_global
 from autograph_rewrite.analysis.fact import ANY, LOCAL, REPLICATED, UNKNOWN, Fact, Placement, Shape
 from autograph_rewrite.analysis.rules import TABLE
-from autograph_rewrite.analysis.rules.base import PINNED, WHOLE, LocalEntry, Op, Placed, Rule, Semantics, Slice, Want, whole
+from autograph_rewrite.analysis.rules.base import (
+    PINNED,
+    WHOLE,
+    LocalEntry,
+    Op,
+    Placed,
+    Rule,
+    Semantics,
+    Slice,
+    Want,
+    whole,
+)
 from autograph_rewrite.analysis.rules.sizes import MEASURES
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir import dtypes
