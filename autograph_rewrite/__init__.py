@@ -22,7 +22,7 @@ from autograph_rewrite.errors import (
 )
 
 if TYPE_CHECKING:
-    from autograph_rewrite.api import build_plan, distribute, join, rewrite, verify
+    from autograph_rewrite.api import build_plan, distribute, join, rewrite, shard_dataset, verify
     from autograph_rewrite.inspect.diff import diff
     from autograph_rewrite.inspect.dump import dump
     from autograph_rewrite.inspect.explain import explain
@@ -50,6 +50,7 @@ __all__ = [
     "explain",
     "join",
     "rewrite",
+    "shard_dataset",
     "verify",
 ]
 
@@ -64,6 +65,7 @@ _LAZY = {
     "explain": "inspect.explain",
     "join": "api",
     "rewrite": "api",
+    "shard_dataset": "api",
     "verify": "api",
 }
 

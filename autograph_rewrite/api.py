@@ -152,6 +152,34 @@ def join(config: ConfigLike | None = None) -> None:
         run(member)
 
 
+def shard_dataset(
+    dataset: Any, global_batch_size: int | None = None, *, policy: Any = None, config: ConfigLike | None = None
+) -> Any:
+    """Return this worker's part of a tf.data.Dataset that all workers build alike; of one process alone, all of it.
+
+    The batch of a step is what all workers hold together, in worker order: the early ones get the rows that are left
+    over, the late ones may get none. The part is a dataset, except where workers might run out of data at different
+    times: then it can only be iterated over, and gives empty batches until all have ended.
+
+    Args:
+        dataset: batched with the global batch size.
+        global_batch_size: batch it by this first.
+        policy: a tf.data.experimental.AutoShardPolicy, or its name; left out: as the dataset's options say. FILE: each
+            reads its own files. DATA: each reads everything and takes its rows of every batch, so that the batches are
+            those of one process. AUTO: FILE where it reads files, else DATA. OFF: the data are each worker's own, only
+            the size of the batch is divided.
+        config: where the processes are, if not in the environment, and `timeout_seconds`.
+
+    Raises:
+        ConfigError: there is no such policy.
+        GraphError: the dataset is not batched, or cannot be split by its files.
+        ClusterError: the workers give different datasets, or somebody is missing.
+    """
+    from autograph_rewrite.runtime.shard_dataset import shard_dataset as run
+
+    return run(dataset, global_batch_size, policy=policy, config=config)
+
+
 def verify(item: GraphItem, config: ConfigLike | Plan, **options: Any) -> Any:
     """Compare the rewritten item with the original, numerically; see `runtime.check.verify`."""
     from autograph_rewrite.runtime.check import verify as run

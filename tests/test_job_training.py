@@ -39,6 +39,7 @@ GRAPHS = (
 MODELS = ("fit", "callbacks", "per_worker", "resumed", "dataset")
 MORE_MODELS = ("weighted", "on_batch", "recompiled")
 THREE = ("fit", "per_worker")
+PIPELINES = ("iterator", "iterator_of_epochs", "iterator_static", "files")
 SERVED_GRAPHS = (
     "mlp_adam_mirrored",
     "mlp_adam_shared_two_devices",
@@ -78,6 +79,8 @@ JOBS = {
     "balanced": Kind(3, ("language_model_mirrored", "custom_loop", "fit"), 2, "PSLoadBalancing"),
     "parallax": Kind(3, ("language_model_mirrored", "function_sparse", "two_inputs"), 2, "Parallax"),
     "without_servers": Kind(2, ("language_model_mirrored", "custom_loop"), 0, "PS"),
+    "pipelines": Kind(2, PIPELINES),
+    "pipelines of three": Kind(3, PIPELINES),
 }
 LIMIT = 150
 EXACT, SINGLE_PRECISION = 1e-9, 1e-5
@@ -193,6 +196,12 @@ def test_jobs_with_several_servers_or_none_train_as_one_does(load: Load, job: st
 def test_what_is_drawn_without_a_seed_is_the_same_with_a_parameter_server(load: Load) -> None:
     first, second = (load("served")[worker]["unseeded"] for worker in ("worker0", "worker1"))
     assert set(errors(second, first).values()) == {0.0}
+
+
+@pytest.mark.parametrize("job", ["pipelines", "pipelines of three"])
+@pytest.mark.parametrize("case", PIPELINES)
+def test_processes_that_build_one_pipeline_train_on_it_as_one_does(load: Load, job: str, case: str) -> None:
+    assert_trains_as_one(load(job), case, SINGLE_PRECISION if case == "files" else EXACT)
 
 
 @pytest.mark.full

@@ -97,6 +97,26 @@ def test_a_bare_graph_def_is_searched_for_what_trains_and_not_for_what_restores(
     assert item.variables["w"].initializer == "w/Assign"
 
 
+def test_what_a_program_runs_to_save_and_restore_is_kept() -> None:
+    graph = small()
+    with graph.as_default():
+        for _ in range(2):
+            v1.train.Saver(sharded=True)
+    item = GraphItem.from_graph(graph)
+    assert item.keep == ("save/Identity", "save/restore_all", "save_1/Identity", "save_1/restore_all")
+    assert GraphItem.from_graph(small()).keep == ()
+
+
+def test_what_the_init_op_restores_belongs_to_it() -> None:
+    graph = tf.Graph()
+    with graph.as_default():
+        (value,) = tf.raw_ops.RestoreV2(prefix="file", tensor_names=["w"], shape_and_slices=[""], dtypes=[tf.float32])
+        w = v1.get_variable("w", initializer=tf.reshape(value, [1]), use_resource=True)
+        tf.group(w.assign_add(v1.placeholder(tf.float32, [None], "x")), name="train")
+        v1.global_variables_initializer()
+    assert GraphItem.from_graph(graph, train_op="train", init_op="init").keep == ()
+
+
 def test_a_graph_that_trains_nothing_has_no_targets() -> None:
     assert GraphItem.from_graph(small(train=False), outputs=["loss"]).targets == ()
 

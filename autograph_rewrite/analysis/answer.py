@@ -15,7 +15,18 @@ import numpy as np
 from autograph_rewrite.analysis.dims import Dim, any_local, is_local, local_symbol, to_global
 from autograph_rewrite.analysis.fact import ANY, LOCAL, REPLICATED, UNKNOWN, Fact, Placement, Shape
 from autograph_rewrite.analysis.rules import TABLE
-from autograph_rewrite.analysis.rules.base import WHOLE, LocalEntry, Op, Placed, Rule, Semantics, Slice, Want, whole
+from autograph_rewrite.analysis.rules.base import (
+    PINNED,
+    WHOLE,
+    LocalEntry,
+    Op,
+    Placed,
+    Rule,
+    Semantics,
+    Slice,
+    Want,
+    whole,
+)
 from autograph_rewrite.analysis.rules.sizes import MEASURES
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir import dtypes
@@ -70,7 +81,7 @@ def _static_shapes(node: Node, count: int) -> tuple[Shape | None, ...]:
 def answer(node: Node, inputs: tuple[Fact, ...], cells: Mapping[int, Fact], semantics: Semantics) -> Answer:
     """Return placements, conversions and facts for one node."""
     dtypes_out = node.output_dtypes
-    rule = TABLE.get(node.op)
+    rule = TABLE.get(node.op) if PINNED not in node.attrs else None
     if any(f.placement == UNKNOWN for f in inputs) and node.op not in ("Merge", "RefMerge"):
         return Answer(tuple(Fact(UNKNOWN, dtype) for dtype in dtypes_out))
     n = Op(node.op, node.attr, inputs, dtypes_out, _static_shapes(node, len(dtypes_out)), semantics, cells)

@@ -19,7 +19,7 @@ from autograph_rewrite.analysis.dims import local_symbol
 from autograph_rewrite.analysis.fact import ANY, REPLICATED, UNKNOWN, Fact, Placement
 from autograph_rewrite.analysis.rules import TABLE
 from autograph_rewrite.analysis.rules.arrays import element
-from autograph_rewrite.analysis.rules.base import WHOLE, Semantics, Want
+from autograph_rewrite.analysis.rules.base import PINNED, WHOLE, Semantics, Want
 from autograph_rewrite.analysis.rules.joining import join
 from autograph_rewrite.analysis.rules.normalisation import BLOCK_STATISTICS
 from autograph_rewrite.errors import PassError
@@ -243,7 +243,7 @@ def batch_fact(value: Value, fact: Fact, axis: int) -> Fact:
 
 
 _UNKNOWN_FACT = Fact(UNKNOWN, 0)
-_OWN_ATTRS = (BLOCK_STATISTICS, WHOLE)  # what passes have marked nodes with
+_OWN_ATTRS = (BLOCK_STATISTICS, PINNED, WHOLE)  # what passes have marked nodes with
 
 
 def _visit(state: Propagation, node: Node, optimistic: bool) -> Answer:
@@ -302,6 +302,8 @@ def is_pinned(node: Node) -> bool:
     pinned: every mirror of the variable needs it.
     """
     rule = TABLE.get(node.op)
+    if PINNED in node.attrs:
+        return True
     if rule is not None:
         return rule.pinned
     op = find_op(node.op)

@@ -20,6 +20,7 @@ from autograph_rewrite.load import validate
 from autograph_rewrite.load.collected import Collected
 from autograph_rewrite.load.inputs import describe, graph_inputs, public_name
 from autograph_rewrite.load.names import as_list, find_node, find_value
+from autograph_rewrite.load.savers import savers
 from autograph_rewrite.load.targets import infer_init_op, infer_train_ops
 from autograph_rewrite.load.variables import find_variables
 
@@ -99,6 +100,7 @@ def build_item(
     roots = [graph.node(name) for name in targets] + [value.node for value in values]
     step = ancestors(roots) if roots else set(graph)
     initial = ancestors([graph.node(init)]) if init is not None else set()
+    kept = (*collected.keep, *savers(graph, step | initial))
     return GraphItem(
         graph=graph,
         inputs=graph_inputs(graph, step, initial - step, batch_inputs),
@@ -106,5 +108,5 @@ def build_item(
         targets=targets,
         init_op=init,
         variables=find_variables(graph, collected, init, step),
-        keep=tuple(name for name in collected.keep if name in graph),
+        keep=tuple(name for name in dict.fromkeys(kept) if name in graph),
     )

@@ -61,6 +61,14 @@ def _members(values: Iterable[Value]) -> list[Node]:
     return list(dict.fromkeys(value.node for value in values if value.node.span is Span.EACH))
 
 
+def merge_kept(context: Context, reshard: Reshard, names: Iterable[str]) -> list[str]:
+    """Merge what the program fetches of all that is kept for it; return the names of what it only runs."""
+    found = [(name, context.state.answers.get(node)) for name in names if (node := context.graph.nodes.get(name))]
+    fetched = [name for name, answer in found if answer is not None and answer.outputs]
+    merge_outputs(context, reshard, [context.graph.nodes[name].output() for name in fetched])
+    return [name for name, _ in found if name not in fetched]
+
+
 def merge_targets(context: Context, targets: Iterable[str]) -> None:
     """Give every target that runs on each replica one NoOp that waits for all of its instances."""
     for name in targets:

@@ -40,9 +40,10 @@ from autograph_rewrite.passes.guard import guard_empty_blocks
 from autograph_rewrite.passes.hand_over import hand_over, lock_updates, name_served_roots
 from autograph_rewrite.passes.keys import Keys
 from autograph_rewrite.passes.layout import Layout
-from autograph_rewrite.passes.merge import merge_outputs, merge_targets
+from autograph_rewrite.passes.merge import merge_kept, merge_outputs, merge_targets
 from autograph_rewrite.passes.mirror import name_resources
 from autograph_rewrite.passes.order_reads import order_reads
+from autograph_rewrite.passes.own_parts import take_own_parts
 from autograph_rewrite.passes.place import place, run_devices
 from autograph_rewrite.passes.proxies import add_proxies
 from autograph_rewrite.passes.prune import prune
@@ -173,6 +174,9 @@ def _rewrite(
     for name, info in item.outputs.items():
         graph.anchors[f"output {name}"] = graph.value(info.tensor)
     run = _Run(graph, verify, observers)
+    if any(given.whole for given in plan.batch_inputs):
+        with run.step("own-parts"):
+            item = take_own_parts(graph, item, plan, task)
     with run.step("prune"):
         prune(graph, _roots(graph, item))
     state, outputs = analyse(graph, item, plan, run)
@@ -212,7 +216,8 @@ def _rewrite(
     placements = _placements(state)
     with run.step("merge"):
         merge_outputs(context, reshard, outputs)
-        merge_targets(context, [*item.targets, *item.keep, *([item.init_op] if item.init_op else [])])
+        effects = merge_kept(context, reshard, item.keep)
+        merge_targets(context, [*item.targets, *effects, *([item.init_op] if item.init_op else [])])
         name_resources(context)
         prune(graph, _roots(graph, item))
     if context.served.nodes:
@@ -303,6 +308,7 @@ def resolve(item: GraphItem, plan: Plan) -> Plan:
     """
     with no_garbage_collection():
         graph = item.graph.clone()
+        item = take_own_parts(graph, item, plan)
         for name, info in item.outputs.items():
             graph.anchors[f"output {name}"] = graph.value(info.tensor)
         prune(graph, _roots(graph, item))

@@ -61,7 +61,8 @@ class Config(Section):
     semantics: Semantics = Semantics()
     """What must come out exactly as on one device."""
     input: Literal["global", "per_worker"] = "global"
-    """Keras mode in a cluster: every worker is given all the data (global), or its own part (per_worker)."""
+    """In a cluster, what a Keras model is given and what iterators inside a graph give: the same to every worker, which
+    takes its part (global), or its own part (per_worker)."""
     timeout_seconds: Positive = 60.0
     """How long anything waits for a device or process before it says who is missing."""
 

@@ -38,6 +38,8 @@ class InputLike(Protocol):
     """An input of the step."""
 
     @property
+    def tensor(self) -> str: ...  # noqa: D102
+    @property
     def shape(self) -> tuple[int | None, ...] | None: ...  # noqa: D102
     @property
     def batch_axis(self) -> int | None: ...  # noqa: D102

@@ -35,10 +35,17 @@ class Semantics:
 
 @dataclass(frozen=True)
 class BatchInput:
-    """An input of the step and the axis of it that counts examples."""
+    """An input of the step and the axis of it that counts examples.
+
+    Attributes:
+        name: in `item.inputs`.
+        axis: counted from the front.
+        whole: every process makes the whole batch itself, and takes its part; else each is given its part.
+    """
 
     name: str
     axis: int = 0
+    whole: bool = False
 
 
 @dataclass(frozen=True)

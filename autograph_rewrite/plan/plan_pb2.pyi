@@ -78,12 +78,14 @@ class Semantics(_message.Message):
     def __init__(self, batch_norm: _Optional[_Union[Semantics.BatchNorm, str]] = ..., random: _Optional[_Union[Semantics.Random, str]] = ..., strict: bool = ...) -> None: ...
 
 class BatchInput(_message.Message):
-    __slots__ = ("name", "axis")
+    __slots__ = ("name", "axis", "whole")
     NAME_FIELD_NUMBER: _ClassVar[int]
     AXIS_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
     name: str
     axis: int
-    def __init__(self, name: _Optional[str] = ..., axis: _Optional[int] = ...) -> None: ...
+    whole: bool
+    def __init__(self, name: _Optional[str] = ..., axis: _Optional[int] = ..., whole: bool = ...) -> None: ...
 
 class Options(_message.Message):
     __slots__ = ("synchronizer", "hint", "compressor", "bucket_bytes")

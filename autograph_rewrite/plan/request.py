@@ -11,7 +11,7 @@ from autograph_rewrite.plan import parts
 from autograph_rewrite.plan.config import Config
 from autograph_rewrite.plan.devices import on_task
 from autograph_rewrite.plan.faults import Fault, did_you_mean, raise_if_any
-from autograph_rewrite.plan.items import ItemLike, graph_digest
+from autograph_rewrite.plan.items import InputLike, ItemLike, graph_digest
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.sections import Override
 
@@ -33,7 +33,7 @@ def request(item: ItemLike, config: Config, *, strategy: str) -> Plan:
         semantics=parts.Semantics(**config.semantics.model_dump()),
         timeout_seconds=config.timeout_seconds,
         batch_inputs=tuple(
-            parts.BatchInput(name, tensor.batch_axis)
+            parts.BatchInput(name, tensor.batch_axis, whole=_is_made_alike(item, tensor, config))
             for name, tensor in item.inputs.items()
             if tensor.batch_axis is not None
         ),
@@ -53,6 +53,18 @@ def job_devices(config: Config) -> tuple[str, ...]:
     if config.workers == 1 and not (config.cluster is not None and config.cluster.ps):
         return own
     return tuple(on_task(device, "worker", task) for task in range(config.workers) for device in own)
+
+
+def _is_made_alike(item: ItemLike, tensor: InputLike, config: Config) -> bool:
+    """Whether an input comes out of an iterator that each process's graph has itself; others are handed to it."""
+    if config.workers == 1 or config.input == "per_worker":
+        return False
+    nodes = item.graph.nodes
+    made = nodes.get(tensor.tensor.partition(":")[0])
+    if made is None or not made.op.startswith("IteratorGetNext"):
+        return False
+    handle = nodes.get(made.inputs[0].name.partition(":")[0])
+    return handle is not None and not handle.op.startswith("Placeholder")
 
 
 def default_options(config: Config) -> parts.Options:

@@ -24,8 +24,9 @@ from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.plan.membership import Membership
 from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.runtime.exchange import Array
 from autograph_rewrite.runtime.peers import listed
-from autograph_rewrite.runtime.rendezvous import Array, Rendezvous
+from autograph_rewrite.runtime.rendezvous import Rendezvous
 
 COMPARE = "compare what they run"
 CARRY_ON = "carry on after an error, too"

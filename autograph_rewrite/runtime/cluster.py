@@ -111,6 +111,12 @@ def next_exchange() -> int:
     return next(known.exchanges)
 
 
+def next_channel() -> int:
+    """Return the number of the next series of exchanges that keeps its own time; all workers count alike."""
+    known: ServerDef = _context()._collective_ops_server_def
+    return next(known.channels)
+
+
 def abort_when_lost(member: Membership, seconds: float) -> None:
     """Let all collectives of functions fail, with the reason, once a worker is not there any more; from now on.
 
@@ -139,6 +145,7 @@ class ServerDef:
     def __init__(self, member: Membership) -> None:
         self.member = member
         self.exchanges = count(1)
+        self.channels = count(1)
         self.confined = False
         self.is_guarded = False
 

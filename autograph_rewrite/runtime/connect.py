@@ -12,7 +12,7 @@ from autograph_rewrite.plan.membership import Membership
 from autograph_rewrite.runtime.agreement import common_name, require_the_same
 from autograph_rewrite.runtime.cluster import configure, join, target
 from autograph_rewrite.runtime.devices import ensure_devices
-from autograph_rewrite.runtime.rendezvous import require_there
+from autograph_rewrite.runtime.missing import require_there
 
 
 def joined(item: GraphItem) -> Membership | None:

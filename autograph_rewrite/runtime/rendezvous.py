@@ -8,29 +8,18 @@ the collectives of the steps.
 
 from __future__ import annotations
 
-import functools
-import re
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from autograph_rewrite.errors import ClusterError
-from autograph_rewrite.plan.devices import process_of
 from autograph_rewrite.plan.membership import Membership
-from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.requires import tensorflow
-from autograph_rewrite.runtime import cluster, peers
-from autograph_rewrite.runtime.peers import Lookout
-from autograph_rewrite.runtime.watchdog import Closing, Watchdog
+from autograph_rewrite.runtime import cluster
+from autograph_rewrite.runtime.exchange import Array, Exchange
 
-Array = np.ndarray[Any, Any]
 FIRST_KEY = 2**29
 """Group and instance keys of rendezvous; those of steps are spread over all numbers below 2^30 and above."""
 
-_ASK = 0.2
-"""Seconds between two looks for somebody who is still starting."""
 PIECE = 2**24
 """How many numbers travel at once: a message of gRPC cannot hold two gigabytes."""
 
@@ -44,7 +33,6 @@ class Rendezvous:
     """
 
     def __init__(self, member: Membership, seconds: float) -> None:
-        self._tf = tensorflow()
         self._member = member
         self._seconds = seconds
 
@@ -58,7 +46,10 @@ class Rendezvous:
         Raises:
             ClusterError: somebody is missing.
         """
-        return self._exchange("CollectiveReduceV2", value, what, merge_op="Add", final_op="Id")
+        number = cluster.next_exchange()
+        key = FIRST_KEY + number
+        with Exchange(self._member, self._seconds, value, FIRST_KEY, key, is_first=number == 1) as exchange:
+            return exchange.add_up(value, what)
 
     def rows(self, value: Array, what: str) -> Array:
         """Return the workers' arrays, of equal shape, stacked in their order."""
@@ -95,110 +86,3 @@ class Rendezvous:
                 result[i] = shared[at : at + size].reshape(result[i].shape)
                 at += size
         return result
-
-    def _exchange(self, op: str, value: Array, what: str, **attrs: Any) -> Array:
-        tf, v1 = self._tf, self._tf.compat.v1
-        number = cluster.next_exchange()
-        graph = tf.Graph()
-        with graph.as_default(), tf.device(f"/job:worker/replica:0/task:{self._member.task}/device:CPU:0"):
-            given = v1.placeholder(value.dtype, value.shape)
-            sent = tf.reshape(given, [-1])
-            got = getattr(tf.raw_ops, op)(
-                input=sent,
-                group_size=len(self._member.workers),
-                group_key=FIRST_KEY,
-                instance_key=FIRST_KEY + number,
-                ordering_token=[],
-                communication_hint="auto",
-                timeout_seconds=0.0,
-                **attrs,
-            )
-            got = tf.reshape(got, value.shape)
-        config = v1.ConfigProto()
-        cluster.configure(config, self._member)
-        options = v1.RunOptions(timeout_in_ms=int(self._seconds * 1e3))
-        lookout = functools.partial(Lookout, self._member, self._seconds)
-        with v1.Session(cluster.target(self._member), graph=graph, config=config) as session:
-            watchdog = Watchdog(
-                self._seconds,
-                lookout if number > 1 else None,  # who is not there at the first one may not have started yet
-                functools.partial(Closing, session),
-                may_idle=True,
-            )
-            watchdog.start()
-            try:
-                result: Array = session.run(got, {given: value}, options=options)
-            except tf.errors.OpError as error:
-                raise missing(self._member, what, self._seconds, error, watchdog.lost) from error
-            finally:
-                watchdog.stop()
-        return result
-
-
-def require_there(member: Membership, plan: Plan) -> None:
-    """Wait for the processes whose devices hold variables: a session would wait for them without end.
-
-    Raises:
-        ClusterError: one of them is not there in time.
-    """
-    wanted = {process_of(home) for home in plan.homes.values()} - {""}
-    tasks = {f"/job:{job}/replica:0/task:{i}": a for job, found in member.cluster.items() for i, a in enumerate(found)}
-    addresses = {tasks[process]: process for process in wanted if tasks.get(process, member.address) != member.address}
-    deadline = time.monotonic() + plan.timeout_seconds
-    presence = peers.Presence(addresses)
-    while absent := sorted(addresses.keys() - presence.there()):
-        if time.monotonic() > deadline:
-            names = peers.listed(f"{addresses[address].removeprefix('/job:')} ({address})" for address in absent)
-            problem = f"{member.name} waited {plan.timeout_seconds:g} s for {names}, which hold variables: no answer"
-            raise ClusterError(problem, hint="start the parameter servers, too: the same program, as TF_CONFIG's ps")
-        time.sleep(_ASK)
-
-
-_OF_THE_JOB = ("DeadlineExceededError", "CancelledError", "UnavailableError", "AbortedError", "InternalError")
-_SIGNS = (
-    "Collective ops is aborted",
-    "RingReduce",
-    "RingGather",
-    "Connection reset",
-    "Socket closed",
-    "worker/replica",
-)
-_NODE = re.compile(r"\{\{node ([^}]+)\}\}")
-"""How TensorFlow names the op that failed: of a step, the collective that was waited for."""
-
-
-def is_of_the_job(error: Exception) -> bool:
-    """Return whether a failure of TensorFlow may come from another process, not from the user's own computation."""
-    kind, text = type(error).__name__, str(getattr(error, "message", error))
-    return kind in _OF_THE_JOB[:4] or (kind == "InternalError" and any(sign in text for sign in _SIGNS))
-
-
-def missing(
-    member: Membership, what: str, seconds: float, error: Exception | None = None, lost: Sequence[str] = ()
-) -> ClusterError:
-    """Return the error of a worker that waited in vain, with the names of those who do not answer.
-
-    Args:
-        member: this process.
-        what: what it waited for the others to do.
-        seconds: how long it is patient.
-        error: TensorFlow's.
-        lost: who was missed already.
-    """
-    quiet = lost or peers.silent(member)
-    node = _NODE.search(str(getattr(error, "message", "")))
-    where = node.group(1) if node is not None else None
-    if quiet:
-        problem = f"{member.name} waited for {peers.listed(quiet)} to {what}: no answer"
-        hint = "look at what it printed last; start the job again once it can run"
-        return ClusterError(problem, where=where, hint=hint)
-    if error is not None and type(error).__name__ not in ("DeadlineExceededError", "CancelledError"):
-        told = str(getattr(error, "message", error)).strip().splitlines()
-        problem = f"{member.name} failed to {what}: {told[0][:300] if told else type(error).__name__}"
-        return ClusterError(problem, where=where)
-    return ClusterError(
-        f"{member.name} waited {seconds:g} s for the other workers to {what}; all processes answer",
-        where=where,
-        hint="do all workers run the same program, fetch the same values, and have equally many batches? If one of "
-        "them is only slower, raise timeout_seconds",
-    )

@@ -21,8 +21,8 @@ from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.agreement import CARRY_ON, require_the_same
 from autograph_rewrite.runtime.clock import Clock
 from autograph_rewrite.runtime.connect import connected, graph_of, joined, require_devices
+from autograph_rewrite.runtime.missing import is_of_the_job, missing
 from autograph_rewrite.runtime.peers import Lookout
-from autograph_rewrite.runtime.rendezvous import is_of_the_job, missing
 from autograph_rewrite.runtime.watchdog import Closing, Watchdog, may_wait
 
 _COMBINE = {

@@ -21,8 +21,8 @@ from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime import calls, cluster, function_def
 from autograph_rewrite.runtime.agreement import CARRY_ON, COMPARE, adopt, require_the_same
 from autograph_rewrite.runtime.mirrors import Guard, Mirrors
+from autograph_rewrite.runtime.missing import is_of_the_job, missing
 from autograph_rewrite.runtime.peers import Lookout
-from autograph_rewrite.runtime.rendezvous import is_of_the_job, missing
 from autograph_rewrite.runtime.session import check_batch_sizes
 from autograph_rewrite.runtime.watchdog import Watchdog, may_wait
 

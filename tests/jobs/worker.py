@@ -19,9 +19,9 @@ from tests.jobs.job import Case, Job, Results
 
 def cases() -> dict[str, Case]:
     """Return all cases by name."""
-    from tests.jobs import functions, graphs, models
+    from tests.jobs import functions, graphs, models, pipelines
 
-    return {**graphs.CASES, **functions.CASES, **models.CASES}
+    return {**graphs.CASES, **functions.CASES, **models.CASES, **pipelines.CASES}
 
 
 def run(names: list[str], job: Job) -> dict[str, Results]:

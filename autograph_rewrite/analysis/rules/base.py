@@ -127,6 +127,8 @@ class Rule(NamedTuple):
 
 WHOLE = "_autograph_whole"
 """Attribute of a node that shall work on whole values although its rule knows better."""
+PINNED = "_autograph_pinned"
+"""Attribute of a node of a pass, which runs once in each process on whole values; its shape is what is recorded."""
 
 
 def whole(n: Op) -> Placed:

@@ -1,0 +1,78 @@
+"""Batches of several workers that end together: who has no more gives empty ones until nobody has any.
+
+    worker 0   a  b  c  .          before each batch all tell each other whether they have one;
+    worker 1   d  .  .  .          the first time that nobody has, all end
+
+They do so in the program's own thread, between its steps. A tf.data pipeline may run ahead in threads of its own: it
+would ask for a batch that the program never wants, and wait for the others for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from autograph_rewrite.errors import ClusterError
+from autograph_rewrite.plan.membership import Membership
+from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime.dataset_rows import empty, none_of
+from autograph_rewrite.runtime.exchange import Array, Exchange
+
+Connect = Callable[[Array], Exchange]
+
+
+class EndingTogether:
+    """What one worker gets of a dataset; iterate over it as over the dataset, as often as all others do.
+
+    Args:
+        dataset: this worker's.
+        member: which one this is.
+        connect: makes an exchange between the workers, of arrays like a given one.
+
+    Attributes:
+        dataset: this worker's, which ends when its own examples do.
+        element_spec: of its batches.
+    """
+
+    def __init__(self, dataset: Any, member: Membership, connect: Connect) -> None:
+        self.dataset = dataset
+        self.element_spec = dataset.element_spec
+        self._member = member
+        self._connect = connect
+        self._exchange: Exchange | None = None
+        self._iterations = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self._iterations += 1
+        iteration = self._iterations
+        own = iter(self.dataset)
+        batch, number, last = next(own, None), 0, None
+        while self._somebody_has(batch is not None, iteration, number):
+            if batch is not None:
+                last = batch
+                yield batch
+                batch = next(own, None)
+            else:
+                yield tensorflow().nest.map_structure(empty, last) if last is not None else none_of(self.element_spec)
+            number += 1
+
+    def _somebody_has(self, has: bool, iteration: int, number: int) -> bool:
+        """Tell the others.
+
+        Raises:
+            ClusterError: they are somewhere else, or somebody is missing.
+        """
+        table = np.zeros((len(self._member.workers), 3), np.int64)
+        table[self._member.task] = iteration, number, has
+        if self._exchange is None:
+            self._exchange = self._connect(table)
+        table = self._exchange.add_up(table, "tell whether they have another batch")
+        if (table[:, :2] != table[0, :2]).any():
+            at = ", ".join(f"worker {task}: {n + 1} of time {i}" for task, (i, n, _) in enumerate(table.tolist()))
+            raise ClusterError(
+                f"the workers want different batches of a dataset ({at})",
+                hint="all have to iterate over it equally often, and to leave it early at the same batch",
+            )
+        return bool(table[:, 2].any())
