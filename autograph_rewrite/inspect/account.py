@@ -7,13 +7,11 @@ from dataclasses import dataclass
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.item import GraphItem
+from autograph_rewrite.plan.lowerings import GATHERS, REDUCTIONS
 from autograph_rewrite.plan.parts import STEP
 from autograph_rewrite.plan.plan import Plan
 
 __all__ = ["STEP", "Account", "Edge", "account_of", "edges_of"]
-
-REDUCTIONS = frozenset(("add_n", "fold", "collective_reduce"))
-GATHERS = frozenset(("concat", "collective_gather"))
 
 
 @dataclass(frozen=True)

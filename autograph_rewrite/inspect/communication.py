@@ -1,4 +1,4 @@
-"""Where replicas exchange values: collectives, and the nodes that read what several replicas made."""
+"""Where replicas exchange values: collectives, stores on servers, and nodes that read what several replicas made."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from autograph_rewrite.inspect.table import drawn, table
 from autograph_rewrite.inspect.words import several, size
 from autograph_rewrite.ir import devices, dtypes
 from autograph_rewrite.ir.collectives import collect, contracted_order
-from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Node, Value
+from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Graph, Node, Value
 from autograph_rewrite.ir.text import static_shape
 from autograph_rewrite.passes.exchange import ROLE_ATTR
 from autograph_rewrite.plan.plan import Plan
 
+STORES = frozenset(("ResourceConditionalAccumulator", "FIFOQueueV2"))
 _INSTANCE = re.compile(r"replica_(\d+)/(.+)", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """One exchange: a collective with all its members, or a node that merges what replicas made.
+    """One exchange: a collective with all its members, a store, or a node that merges what replicas made.
 
     Attributes:
-        kind: the op type of the members, or of the merging node.
+        kind: the op type of the members, of the store, or of the merging node.
         value: the original value that is exchanged, or the first of a bucket.
         dtype: its element type.
-        members: the nodes that meet.
+        members: the nodes that meet; a store, and those of this process that put something in or take it out.
         places: their devices.
         order: the place among all collectives, in an order that all devices can follow; None for a merge.
         keys: group key and instance key; None for a merge.
@@ -81,6 +82,7 @@ def meetings(source: Source, plan: Plan | None = None) -> list[Meeting]:
         _meeting(group.members, edges, order=index, keys=(group.group_key, group.instance_key))
         for index, group in enumerate(groups)
     ]
+    found += _stores_of(item.graph, edges)
     return found + [_meeting((node,), edges) for node in item.graph if _merges(node)]
 
 
@@ -132,6 +134,38 @@ def _meeting(
         bytes=sum(edge.bytes for edge in known) if known else _bytes(node.inputs[0]) if node.inputs else None,
         owner=", ".join(dict.fromkeys(edge.owner for edge in known)),
     )
+
+
+def _stores(node: Node) -> bool:
+    """Tell whether a pass made this node to hold what processes hand each other."""
+    return node.op in STORES and node.attr(PASS_ATTR, b"expand") != b"expand"
+
+
+def _stores_of(graph: Graph, edges: Sequence[Edge]) -> Iterator[Meeting]:
+    """Yield one meeting for the stores of each value, with the nodes of this process that put in or take out."""
+    by_value = {edge.node: edge for edge in edges}
+    groups: dict[str, list[Node]] = {}
+    for node in graph:
+        if _stores(node):
+            groups.setdefault(node.name.rpartition("/")[0], []).append(node)
+    for name, stores in groups.items():
+        users = [use.node for store in stores for value in store.outputs for use in value.uses]
+        value = name
+        while value and value not in by_value:
+            value = value.rpartition("/")[0]
+        edge = by_value.get(value)
+        is_token = name.endswith("/token")
+        yield Meeting(
+            kind=stores[0].op,
+            value=edge.value if edge is not None and not is_token else name,
+            dtype=dtypes.dtype_name(stores[0].attr("dtype") or stores[0].attr("component_types")[0]),
+            members=tuple(node.name for node in (*stores, *users)),
+            places=tuple(dict.fromkeys(store.device for store in stores)),
+            order=None,
+            keys=None,
+            bytes=1 if is_token else edge.bytes if edge is not None else None,
+            owner="step" if is_token or edge is None else edge.owner,
+        )
 
 
 def _merges(node: Node) -> bool:

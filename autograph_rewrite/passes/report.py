@@ -7,12 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from autograph_rewrite.passes.compressed import Compressed
+from autograph_rewrite.plan.lowerings import GATHERS, REDUCTIONS
 from autograph_rewrite.plan.membership import Membership
 from autograph_rewrite.plan.parts import STEP, EdgePlan
 from autograph_rewrite.plan.plan import Plan
-
-REDUCTIONS = frozenset(("add_n", "fold", "collective_reduce", "host_reduce", "accumulator", "server_reduce"))
-GATHERS = frozenset(("concat", "collective_gather", "host_gather", "server_gather"))
 
 
 @dataclass(frozen=True)

@@ -46,5 +46,11 @@ PUSHED = frozenset({"accumulator", "server_reduce", "server_gather"})
 # What one process has made of all its replicas crosses to the others.
 CROSSING = HOST | PUSHED
 
+# Replicas or processes add up what they hold, or otherwise make one value of it.
+REDUCTIONS = frozenset({"add_n", "fold", "collective_reduce", "host_reduce", "accumulator", "server_reduce"})
+
+# They join what they hold.
+GATHERS = frozenset({"concat", "collective_gather", "host_gather", "server_gather"})
+
 # Their values may share a bucket: one flat value, reduced or concatenated at once.
 BUCKETED = frozenset({"add_n", "collective_reduce", "collective_gather"})
