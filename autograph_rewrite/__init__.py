@@ -23,6 +23,7 @@ from autograph_rewrite.errors import (
 
 if TYPE_CHECKING:
     from autograph_rewrite.api import build_plan, distribute, join, rewrite, verify
+    from autograph_rewrite.cost.simulate import simulate
     from autograph_rewrite.inspect.diff import diff
     from autograph_rewrite.inspect.dump import dump
     from autograph_rewrite.inspect.explain import explain
@@ -50,6 +51,7 @@ __all__ = [
     "explain",
     "join",
     "rewrite",
+    "simulate",
     "verify",
 ]
 
@@ -64,6 +66,7 @@ _LAZY = {
     "explain": "inspect.explain",
     "join": "api",
     "rewrite": "api",
+    "simulate": "cost.simulate",
     "verify": "api",
 }
 

@@ -23,6 +23,7 @@ LAYERS = (
     {"item"},
     {"load", "analysis", "plan"},
     {"passes", "strategies", "configs"},
+    {"cost"},
     {"runtime", "inspect"},
     {"api"},
     {"tools"},

@@ -1,0 +1,142 @@
+"""Reads of variables that a replica does not hold: pulled from servers, or gathered from the other replicas.
+
+served          pull ──► ReadVariableOp          rows: what a gather looks up is pulled, not the table
+stage 1, 2      gather of the updated shards ──► ReadVariableOp
+stage 3         gather ──► forward readers,  gather again ──► backward readers
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from autograph_rewrite.cost.exchanges import exchange_task
+from autograph_rewrite.cost.folded import Folded
+from autograph_rewrite.cost.holders import Holder, variable_bytes
+from autograph_rewrite.cost.sizes import Sizes
+from autograph_rewrite.cost.tasks import EXCHANGE, Buffer, Task
+from autograph_rewrite.cost.topology import Topology
+from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.ir.shape_rules import constant
+from autograph_rewrite.ir.walk import ancestors
+
+ROWS = frozenset(("ResourceGather", "ResourceGatherNd"))
+DEFAULT_RUNS = 1
+
+
+class Pulled(NamedTuple):
+    """What a read waits for, and the memory that holds what it gets."""
+
+    tasks: tuple[Task, ...] = ()
+    buffer: Buffer | None = None
+
+
+class Reads:
+    """Makes the exchanges that bring variables to where they are read."""
+
+    def __init__(self, folded: Folded, held: Mapping[str, Holder], topology: Topology, sizes: Sizes) -> None:
+        self._folded, self._held, self._topology, self._sizes = folded, held, topology, sizes
+        self._known: dict[tuple[str, str], Pulled] = {}
+        self._gathered: dict[Buffer, str] = {}  # buffers that are given back between forward and backward
+        self._trips = _trips(folded)
+        self._forward: set[Node] = set()
+        if any(holder.stage == 3 for holder in held.values()):
+            self._forward = ancestors([value.node for value in folded.outputs], controls=False)
+        self.tasks: list[Task] = []
+        self.buffers: list[Buffer] = []
+
+    def runs(self, node: Node) -> int:
+        """Return how often a node runs in one step, as far as the bounds of its loops are constants."""
+        runs = 1
+        frame = self._folded.frames.get(node, ())
+        for depth in range(1, len(frame) + 1):
+            runs *= self._trips.get(frame[:depth], DEFAULT_RUNS)
+        return runs
+
+    def of(self, node: Node, lane: str) -> Pulled:
+        """Return what brings a node the variable that it reads; nothing where the replica holds it."""
+        name = self._folded.variable_of(node) if self._held else None
+        holder = self._held.get(name) if name is not None else None
+        if holder is None or name is None or self._folded.region.get(node) == name or node.op == "VarHandleOp":
+            return Pulled()
+        if not (holder.is_served or holder.stage):
+            return Pulled()
+        what = node.name if node.op in ROWS else "whole"
+        if (name, what) not in self._known:
+            self._known[name, what] = self._bring(node, name, holder, lane)
+        return self._known[name, what]
+
+    def again(self, made: Buffer, node: Node, waits: Sequence[Task | None]) -> Pulled | None:
+        """Return what brings a backward reader a variable whose whole was given back; None where it is still there.
+
+        Args:
+            made: the buffer that the forward pass gathered.
+            node: the reader.
+            waits: what makes the other inputs of the reader: before them, the whole is not needed.
+        """
+        name = self._gathered.get(made)
+        if name is None or node in self._forward or self._folded.region.get(node) == name:
+            return None
+        if (name, "again") not in self._known:
+            self._known[name, "again"] = again = self._gather(name, made.place)
+            again.tasks[0].after(task for task in waits if task is not None)
+        return self._known[name, "again"]
+
+    def _bring(self, node: Node, name: str, holder: Holder, lane: str) -> Pulled:
+        if holder.stage:
+            pulled = self._gather(name, lane, kept=holder.stage < 3)
+            assert pulled.buffer is not None
+            if holder.stage == 3:
+                self._gathered[pulled.buffer] = name
+            return pulled
+        nbytes = variable_bytes(self._folded.item.variables[name])
+        if node.op in ROWS:
+            nbytes = self._sizes.nbytes(self._folded.state.source(node.output()))
+        pull = self._pull(name, holder, nbytes)
+        return self._known_as(pull, 0 if not pull.seconds or node.op in ROWS else nbytes, lane, each=False)
+
+    def _gather(self, name: str, lane: str, *, kept: bool = False) -> Pulled:
+        """Return the gather of all shards; where replicas keep the whole, it is written in place."""
+        whole = variable_bytes(self._folded.item.variables[name])
+        exchange = self._topology.ring_gather(whole / self._topology.plan.replicas)
+        task = exchange_task(f"gather {name}", "all_gather", exchange)
+        return self._known_as(task, 0 if kept else whole, lane, each=True)
+
+    def _known_as(self, task: Task, nbytes: int, lane: str, *, each: bool) -> Pulled:
+        made = Buffer(nbytes, lane, each, task)
+        self.tasks.append(task)
+        self.buffers.append(made)
+        return Pulled((task,), made)
+
+    def _pull(self, name: str, holder: Holder, nbytes: float) -> Task:
+        """Return the task that brings all shards of a variable to every process."""
+        holds: dict[str, float] = {}
+        traffic: dict[str, float] = {}
+        seconds = 0.0
+        for server in holder.servers:
+            one = self._topology.pull(nbytes / len(holder.servers), server)
+            for key, held in one.holds.items():
+                holds[key] = holds.get(key, 0.0) + held
+            for link, moved in one.traffic.items():
+                traffic[link] = traffic.get(link, 0.0) + moved
+            seconds = max([seconds, one.seconds, *holds.values()])
+        return Task(f"pull {name}", EXCHANGE, "pull", holds, seconds, traffic=traffic)
+
+
+def _trips(folded: Folded) -> dict[tuple[str, ...], int]:
+    """Return how often loops run whose condition compares with a constant."""
+    found: dict[tuple[str, ...], int] = {}
+    for node in folded.order:
+        if node.op != "LoopCond":
+            continue
+        pending, bounds = [node.inputs[0].node], []
+        for _ in range(4):  # a condition may be the conjunction of several
+            for test in pending:
+                if test.op in ("Less", "LessEqual"):
+                    bound = constant(test.inputs[1])
+                    if bound is not None and bound.ndim == 0:
+                        bounds.append(int(bound) + (test.op == "LessEqual"))
+            pending = [value.node for test in pending if test.op in ("LogicalAnd", "Identity") for value in test.inputs]
+        if bounds:
+            found[folded.frames.get(node, ())] = max(min(bounds), 1)
+    return found
