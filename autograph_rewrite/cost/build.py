@@ -14,15 +14,16 @@ from autograph_rewrite.cost.exchanges import Group, groups, tasks_of
 from autograph_rewrite.cost.folded import Folded, wanted
 from autograph_rewrite.cost.holders import Holder, holders, variable_bytes
 from autograph_rewrite.cost.reads import Reads
-from autograph_rewrite.cost.sizes import Sizes
+from autograph_rewrite.cost.sizes import Shape, Sizes
 from autograph_rewrite.cost.tasks import COMPUTE, Buffer, Task, compute_seconds, on_cores
 from autograph_rewrite.cost.topology import CPU, Topology
-from autograph_rewrite.cost.work import VIEWS, Work, work_of
+from autograph_rewrite.cost.work import Work, is_view, work_of
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.plan.plan import Plan
 
 REUSING = frozenset(("elementwise", "layout"))
 """Families of ops that put their result into an input's memory where nobody else needs that."""
+TAKING_OVER = frozenset(("AddN", "BiasAdd", "Relu", "ReluGrad", "Softmax", "LogSoftmax", "CollectiveReduceV2"))
 FED = frozenset(("Placeholder", "PlaceholderWithDefault", "Const"))
 
 
@@ -127,6 +128,10 @@ class Builder:
             after.needs.append(before)
         self.built.tasks += chain
         self.built.groups.append(group)
+        for lane in self.topology.lanes if group.residual else ():
+            self._keep(group.residual, lane, each=True)
+        for lane in self.topology.lanes if group.scratch else ():
+            self._buffer(group.scratch, lane, chain[0], each=True)
         for member in group.members:
             key = (member.edge.value, member.edge.to)
             if member.edge.role and key in self.exchanged:  # the second exchange of one value
@@ -187,13 +192,11 @@ class Builder:
     def _task(self, node: Node, lane: str, holder: Holder | None) -> Task:
         """Return the task of all instances of a node on a lane."""
         state, machine = self.folded.state, self.topology.machine
-        facts = [state.facts[value] for value in node.inputs]
-        made = [state.source(value) for value in self._made(node)]
-        inputs, outputs = [self.sizes.shape(f) for f in facts], [self.sizes.shape(f) for f in made]
-        work = work_of(node, inputs, outputs, float(sum(map(self.sizes.nbytes, (*facts, *made)))))
+        facts = (*(state.facts[value] for value in node.inputs), *(state.source(value) for value in self._made(node)))
+        work = work_of(node, *self._shapes(node), float(sum(map(self.sizes.nbytes, facts))))
         runs = self.reads.runs(node)
         rule = TABLE.get(node.op)
-        reuses = rule is not None and rule.family in REUSING
+        reuses = node.op in TAKING_OVER or (rule is not None and rule.family in REUSING)
         if holder is not None and holder.is_served:
             return self._served(node, work, holder, reuses)
         instances = self.topology.local if node in self.folded.each or (holder and holder.stage) else 1
@@ -207,6 +210,12 @@ class Builder:
         each = machine.accelerator
         seconds = (compute_seconds(work, each) + each.op_seconds * shards) * runs
         return Task(node.name, COMPUTE, node.op, {lane: seconds}, seconds, reuses=reuses)
+
+    def _shapes(self, node: Node) -> tuple[list[Shape], list[Shape]]:
+        """Return the shapes that one instance of a node reads and makes."""
+        state = self.folded.state
+        inputs = [self.sizes.shape(state.facts[value]) for value in node.inputs]
+        return inputs, [self.sizes.shape(state.source(value)) for value in self._made(node)]
 
     def _served(self, node: Node, work: Work, holder: Holder, reuses: bool) -> Task:
         """Return the task of an update's node on all servers of the variable."""
@@ -260,10 +269,11 @@ class Builder:
     def _outputs(self, node: Node, lane: str, task: Task, holder: Holder | None, read: list[Buffer | None]) -> None:
         """Note what a node makes: views hand on the buffer that they read."""
         own = next((made for made in read if made is not None), None)
+        is_handed_on = is_view(node, *self._shapes(node))
         share = self.plan.replicas if holder is not None and holder.stage else 1
         share = len(holder.servers) if holder is not None and holder.is_served else share
         for value in self._made(node):
-            if node.op in VIEWS:
+            if is_handed_on:
                 if own is not None:
                     self.values[value, lane] = own
                 continue

@@ -20,6 +20,7 @@ from autograph_rewrite.cost.topology import Exchange, Topology
 from autograph_rewrite.cost.work import Work
 from autograph_rewrite.ir.graph import Value
 from autograph_rewrite.passes import combine
+from autograph_rewrite.passes.compress_choice import FEEDBACK
 from autograph_rewrite.plan.lowerings import COLLECTIVES, HOST
 from autograph_rewrite.plan.parts import SIZES, EdgePlan
 
@@ -27,8 +28,10 @@ LOCAL_OPS = frozenset(("add_n", "fold", "concat"))
 """Lowerings that are ordinary ops on the first device."""
 BY_SIZE = frozenset(("host_gather", "collective_gather", "global_size", "global_index", "local_size"))
 """Lowerings that depend on the sizes of all parts."""
-ENCODING = {"topk": 24.0, "powersgd": 12.0}
-"""Passes over a gradient that encoding and decoding make; halves make four."""
+ENCODING = {"topk": 100.0, "powersgd": 24.0}
+"""What encoding and decoding take, in times that a gradient could be read; halves take four. Measured: top-k sorts."""
+ENCODING_MEMORY = {"topk": 2, "powersgd": 1}
+"""Copies of a gradient that are alive meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,18 @@ class Group:
         return self.first.lowering
 
     @property
+    def residual(self) -> int:
+        """The bytes that error feedback keeps on each replica from step to step."""
+        return sum(
+            member.whole for member in self.members if member.edge.compressor in FEEDBACK and not member.edge.role
+        )
+
+    @property
+    def scratch(self) -> int:
+        """The bytes that encoding needs meanwhile, on each replica."""
+        return sum(m.whole * ENCODING_MEMORY.get(m.edge.compressor, 0) for m in self.members if not m.edge.role)
+
+    @property
     def is_everywhere(self) -> bool:
         """Whether every replica gets the result, and not only the first device of each process."""
         return self.first.lowering in ("collective_reduce", "collective_gather")
@@ -143,7 +158,7 @@ def tasks_of(group: Group, topology: Topology) -> Iterator[Task]:
     if edge.compressor != "none":
         passes = ENCODING.get(edge.compressor, 4.0)
         whole = sum(member.whole for member in group.members)
-        yield _pass(group, topology, passes * whole, local, "encode")
+        yield _pass(group, topology, passes * whole, local, "encode", serial=edge.compressor == "topk")
     elif len(group.members) > 1:
         yield _pass(group, topology, 4.0 * nbytes, local, "pack")
     if edge.lowering in LOCAL_OPS or edge.lowering in HOST or served:
@@ -199,12 +214,12 @@ def _push(group: Group, holder: Holder, topology: Topology, nbytes: float) -> It
         yield Task(group.name, COMPUTE, "AddN", dict.fromkeys(lanes, seconds), seconds)
 
 
-def _pass(group: Group, topology: Topology, nbytes: float, instances: int, op: str) -> Task:
+def _pass(group: Group, topology: Topology, nbytes: float, instances: int, op: str, *, serial: bool = False) -> Task:
     """Return the task of an op that reads and writes so many bytes, on every replica or on the first device."""
     work = Work("elementwise", 0.0, nbytes)
     name = f"{op} {group.first.value}"
     if topology.on_cpu:
-        seconds, width = on_cores(work, instances, topology.machine)
+        seconds, width = on_cores(work, instances, topology.machine, serial=serial)
         return Task(name, COMPUTE, op, {topology.lanes[0]: seconds}, seconds, width)
     seconds = compute_seconds(work, topology.machine.accelerator) + topology.machine.accelerator.op_seconds
     lanes = topology.lanes if instances > 1 else topology.lanes[:1]

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from autograph_rewrite.analysis.fact import PARTIAL
-from autograph_rewrite.analysis.propagate import Propagation
+from autograph_rewrite.analysis.propagate import Propagation, is_pinned
 from autograph_rewrite.analysis.roles import PASSES_HANDLES, handle_of, is_update
 from autograph_rewrite.analysis.rules import TABLE
 from autograph_rewrite.analysis.rules.base import LocalEntry, Slice
@@ -102,13 +102,21 @@ def fold(item: GraphItem, plan: Plan) -> Folded:
         item,
         state,
         tuple(outputs),
-        tuple(state.order),
+        tuple(needed(state.order, outputs)),
         frozenset(node for node in state.order if node.span is Span.EACH),
         frames,
         _regions(state.order, resolved, graph, handles, slots, outputs),
         slots,
         handles,
     )
+
+
+def needed(order: Iterable[Node], outputs: Iterable[Value]) -> list[Node]:
+    """Return the nodes that a step runs: gradients that somebody merely waits for are left out, as TensorFlow does."""
+    nodes = list(order)
+    effects = [node for node in nodes if is_update(node) or is_pinned(node)]
+    kept = ancestors([*effects, *(value.node for value in outputs)], controls=False)
+    return [node for node in nodes if node in kept or node.op == "NoOp"]
 
 
 def wanted(state: Propagation, node: Node, index: int) -> str | None:

@@ -124,7 +124,10 @@ def _devices(built: Built, topology: Topology, seconds: float) -> list[DeviceUse
             count *= topology.local - 1
         elif lane not in topology.lanes:
             count = 1
-        if lane == CPU and topology.local > 1:  # the first device also has what exists once
+        if lane == CPU and topology.local > 1 and topology.plan.mode == "shared":  # all replicas run on the first one
+            own += [buffer for buffer in own if buffer.each for _ in range(topology.local - 1)]
+            found.append(_use(lane, count, busy[lane], built, own, lane, seconds))
+        elif lane == CPU and topology.local > 1:  # the first device also has what exists once
             found.append(_use("first cpu device", topology.processes, busy[lane], built, own, lane, seconds))
             each = [buffer for buffer in own if buffer.each]
             count = topology.processes * (topology.local - 1)

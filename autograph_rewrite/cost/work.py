@@ -14,6 +14,7 @@ from typing import NamedTuple
 from autograph_rewrite.analysis.rules import TABLE
 from autograph_rewrite.cost.sizes import Shape
 from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.ir.shape_rules import constant
 
 _VIEWS = """
     Identity IdentityN Reshape ExpandDims Squeeze StopGradient PreventGradient Snapshot CheckNumerics Enter Exit
@@ -36,6 +37,7 @@ FREE = VIEWS | frozenset(_FREE.split())
 """They cost what starting an op costs; an assignment takes over the buffer of its value."""
 TRANSCENDENTAL = frozenset(_TRANSCENDENTAL.split())
 """Ops with several operations for each element."""
+_REDUCING = frozenset(("Sum", "Mean", "Max", "Min", "Prod", "All", "Any"))
 _OF_RULE = {
     "reduce": "reduce",
     "pooling": "reduce",
@@ -63,6 +65,19 @@ class Work(NamedTuple):
 NOTHING = Work("elementwise", 0.0, 0.0)
 
 
+def is_view(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> bool:
+    """Return whether a node hands on the memory of its first input.
+
+    So do a transposition that changes nothing, and a sum over no axis: TensorFlow sees that before it copies.
+    """
+    if node.op in VIEWS:
+        return True
+    if node.op == "Transpose" and len(node.inputs) == 2:
+        order = constant(node.inputs[1])
+        return order is not None and order.tolist() == list(range(order.size))
+    return node.op in _REDUCING and bool(outputs) and inputs[:1] == outputs[:1] and 1 not in outputs[0]
+
+
 def work_of(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape], nbytes: float) -> Work:
     """Return what one instance of a node does.
 
@@ -72,7 +87,7 @@ def work_of(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape], nbyte
         outputs: the shapes that it makes.
         nbytes: of all of them together.
     """
-    if node.op in FREE:
+    if node.op in FREE or is_view(node, inputs, outputs):
         return NOTHING
     count = _COUNTED.get(node.op)
     if count is not None:
