@@ -6,24 +6,22 @@ push to a server                   ──► its update, on the server
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from autograph_rewrite.analysis.rules import TABLE
+from autograph_rewrite.cost.counted import Counted, count
 from autograph_rewrite.cost.exchanges import Group, groups, tasks_of
-from autograph_rewrite.cost.folded import Folded, wanted
+from autograph_rewrite.cost.folded import Folded
 from autograph_rewrite.cost.holders import Holder, holders, variable_bytes
 from autograph_rewrite.cost.reads import Reads
-from autograph_rewrite.cost.sizes import Shape, Sizes
+from autograph_rewrite.cost.sizes import Sizes
 from autograph_rewrite.cost.tasks import COMPUTE, Buffer, Task, compute_seconds, on_cores
 from autograph_rewrite.cost.topology import CPU, Topology
-from autograph_rewrite.cost.work import Work, is_view, work_of
+from autograph_rewrite.cost.work import Work
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.plan.plan import Plan
 
-REUSING = frozenset(("elementwise", "layout"))
-"""Families of ops that put their result into an input's memory where nobody else needs that."""
-TAKING_OVER = frozenset(("AddN", "BiasAdd", "Relu", "ReluGrad", "Softmax", "LogSoftmax", "CollectiveReduceV2"))
 FED = frozenset(("Placeholder", "PlaceholderWithDefault", "Const"))
 
 
@@ -46,9 +44,19 @@ class Built:
     variable_bytes: dict[str, int] = field(default_factory=dict)
 
 
-def build(folded: Folded, plan: Plan, topology: Topology, sizes: Sizes) -> Built:
-    """Return the tasks of one step under a resolved plan."""
-    builder = Builder(folded, plan, topology, sizes)
+def build(
+    folded: Folded, plan: Plan, topology: Topology, sizes: Sizes, counts: Mapping[Node, Counted] | None = None
+) -> Built:
+    """Return the tasks of one step under a resolved plan.
+
+    Args:
+        folded: the step.
+        plan: resolved.
+        topology: of the plan.
+        sizes: the numbers behind symbols.
+        counts: what the nodes do, where that is known already.
+    """
+    builder = Builder(folded, plan, topology, sizes, counts or count(folded, sizes))
     builder.run()
     return builder.built
 
@@ -56,8 +64,10 @@ def build(folded: Folded, plan: Plan, topology: Topology, sizes: Sizes) -> Built
 class Builder:
     """Makes the tasks of one step."""
 
-    def __init__(self, folded: Folded, plan: Plan, topology: Topology, sizes: Sizes) -> None:
-        self.folded, self.plan, self.topology, self.sizes = folded, plan, topology, sizes
+    def __init__(
+        self, folded: Folded, plan: Plan, topology: Topology, sizes: Sizes, counts: Mapping[Node, Counted]
+    ) -> None:
+        self.folded, self.plan, self.topology, self.sizes, self.counts = folded, plan, topology, sizes, counts
         self.holders = holders(plan)
         self.built = Built()
         self.reads = Reads(folded, self.holders, topology, sizes)
@@ -168,7 +178,7 @@ class Builder:
         holder = self._holder(node)
         task = self._task(node, lane, holder)
         read = [self._input(task, node, index, lane) for index in range(len(node.inputs))]
-        for index, made in enumerate(read):
+        for index, made in enumerate(read) if self.reads.regathers else ():
             again = self.reads.again(made, node, self._beside(node, index, lane)) if made is not None else None
             if again is not None:
                 read[index] = again.buffer
@@ -191,12 +201,8 @@ class Builder:
 
     def _task(self, node: Node, lane: str, holder: Holder | None) -> Task:
         """Return the task of all instances of a node on a lane."""
-        state, machine = self.folded.state, self.topology.machine
-        facts = (*(state.facts[value] for value in node.inputs), *(state.source(value) for value in self._made(node)))
-        work = work_of(node, *self._shapes(node), float(sum(map(self.sizes.nbytes, facts))))
-        runs = self.reads.runs(node)
-        rule = TABLE.get(node.op)
-        reuses = node.op in TAKING_OVER or (rule is not None and rule.family in REUSING)
+        machine, counted = self.topology.machine, self.counts[node]
+        work, runs, reuses = counted.work, counted.runs, counted.reuses
         if holder is not None and holder.is_served:
             return self._served(node, work, holder, reuses)
         instances = self.topology.local if node in self.folded.each or (holder and holder.stage) else 1
@@ -210,12 +216,6 @@ class Builder:
         each = machine.accelerator
         seconds = (compute_seconds(work, each) + each.op_seconds * shards) * runs
         return Task(node.name, COMPUTE, node.op, {lane: seconds}, seconds, reuses=reuses)
-
-    def _shapes(self, node: Node) -> tuple[list[Shape], list[Shape]]:
-        """Return the shapes that one instance of a node reads and makes."""
-        state = self.folded.state
-        inputs = [self.sizes.shape(state.facts[value]) for value in node.inputs]
-        return inputs, [self.sizes.shape(state.source(value)) for value in self._made(node)]
 
     def _served(self, node: Node, work: Work, holder: Holder, reuses: bool) -> Task:
         """Return the task of an update's node on all servers of the variable."""
@@ -231,7 +231,7 @@ class Builder:
     def _input(self, task: Task, node: Node, index: int, lane: str) -> Buffer | None:
         """Let a task wait for an input; return the buffer that it reads."""
         value = node.inputs[index]
-        target = wanted(self.folded.state, node, index)
+        target = self.counts[node].targets[index]
         if target is not None and (end := self.exchanged.get((value.name, target))) is not None:
             task.after([end])
             first = self.topology.lanes[0]
@@ -263,21 +263,19 @@ class Builder:
             self.moves[value] = task
         return self.moves[value]
 
-    def _made(self, node: Node) -> list[Value]:
-        return [node.output(i) for i in range(len(self.folded.state.answers[node].outputs))]
-
     def _outputs(self, node: Node, lane: str, task: Task, holder: Holder | None, read: list[Buffer | None]) -> None:
         """Note what a node makes: views hand on the buffer that they read."""
         own = next((made for made in read if made is not None), None)
-        is_handed_on = is_view(node, *self._shapes(node))
         share = self.plan.replicas if holder is not None and holder.stage else 1
         share = len(holder.servers) if holder is not None and holder.is_served else share
-        for value in self._made(node):
-            if is_handed_on:
+        counted = self.counts[node]
+        for value, nbytes in counted.made:
+            if counted.hands_on:
                 if own is not None:
                     self.values[value, lane] = own
                 continue
-            nbytes = self.sizes.nbytes(self.folded.state.source(value)) // share
-            made = self._buffer(nbytes, lane, task, each=node in self.folded.each or bool(holder and holder.stage))
+            made = self._buffer(
+                nbytes // share, lane, task, each=node in self.folded.each or bool(holder and holder.stage)
+            )
             made.kept = node.op in FED or value in self.folded.outputs
             self.values[value, lane] = made

@@ -26,6 +26,8 @@ from autograph_rewrite.plan.parts import SIZES, EdgePlan
 
 LOCAL_OPS = frozenset(("add_n", "fold", "concat"))
 """Lowerings that are ordinary ops on the first device."""
+TAKEN = frozenset(("accumulator", "server_gather"))
+"""Lowerings that push to a variable's server."""
 BY_SIZE = frozenset(("host_gather", "collective_gather", "global_size", "global_index", "local_size"))
 """Lowerings that depend on the sizes of all parts."""
 ENCODING = {"topk": 100.0, "powersgd": 24.0}
@@ -116,7 +118,7 @@ def groups(folded: Folded, edges: Sequence[EdgePlan], held: dict[str, Holder], s
     found: list[list[Member]] = []
     bucket: dict[int, list[Member]] = {}
     for edge in edges:
-        if edge.lowering not in COLLECTIVES | LOCAL_OPS or edge.node not in folded.state.graph:
+        if edge.lowering not in COLLECTIVES | LOCAL_OPS | TAKEN or edge.node not in folded.state.graph:
             continue
         value = folded.state.graph.value(edge.value)
         if value.node not in step:

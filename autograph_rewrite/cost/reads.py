@@ -17,11 +17,9 @@ from autograph_rewrite.cost.sizes import Sizes
 from autograph_rewrite.cost.tasks import EXCHANGE, Buffer, Task
 from autograph_rewrite.cost.topology import Topology
 from autograph_rewrite.ir.graph import Node
-from autograph_rewrite.ir.shape_rules import constant
 from autograph_rewrite.ir.walk import ancestors
 
 ROWS = frozenset(("ResourceGather", "ResourceGatherNd"))
-DEFAULT_RUNS = 1
 
 
 class Pulled(NamedTuple):
@@ -38,20 +36,12 @@ class Reads:
         self._folded, self._held, self._topology, self._sizes = folded, held, topology, sizes
         self._known: dict[tuple[str, str], Pulled] = {}
         self._gathered: dict[Buffer, str] = {}  # buffers that are given back between forward and backward
-        self._trips = _trips(folded)
         self._forward: set[Node] = set()
-        if any(holder.stage == 3 for holder in held.values()):
+        self.regathers = any(holder.stage == 3 for holder in held.values())
+        if self.regathers:
             self._forward = ancestors([value.node for value in folded.outputs], controls=False)
         self.tasks: list[Task] = []
         self.buffers: list[Buffer] = []
-
-    def runs(self, node: Node) -> int:
-        """Return how often a node runs in one step, as far as the bounds of its loops are constants."""
-        runs = 1
-        frame = self._folded.frames.get(node, ())
-        for depth in range(1, len(frame) + 1):
-            runs *= self._trips.get(frame[:depth], DEFAULT_RUNS)
-        return runs
 
     def of(self, node: Node, lane: str) -> Pulled:
         """Return what brings a node the variable that it reads; nothing where the replica holds it."""
@@ -121,22 +111,3 @@ class Reads:
                 traffic[link] = traffic.get(link, 0.0) + moved
             seconds = max([seconds, one.seconds, *holds.values()])
         return Task(f"pull {name}", EXCHANGE, "pull", holds, seconds, traffic=traffic)
-
-
-def _trips(folded: Folded) -> dict[tuple[str, ...], int]:
-    """Return how often loops run whose condition compares with a constant."""
-    found: dict[tuple[str, ...], int] = {}
-    for node in folded.order:
-        if node.op != "LoopCond":
-            continue
-        pending, bounds = [node.inputs[0].node], []
-        for _ in range(4):  # a condition may be the conjunction of several
-            for test in pending:
-                if test.op in ("Less", "LessEqual"):
-                    bound = constant(test.inputs[1])
-                    if bound is not None and bound.ndim == 0:
-                        bounds.append(int(bound) + (test.op == "LessEqual"))
-            pending = [value.node for test in pending if test.op in ("LogicalAnd", "Identity") for value in test.inputs]
-        if bounds:
-            found[folded.frames.get(node, ())] = max(min(bounds), 1)
-    return found

@@ -13,6 +13,7 @@ from typing import Any
 
 from autograph_rewrite.cost import memory
 from autograph_rewrite.cost.build import Built, build
+from autograph_rewrite.cost.counted import Counted
 from autograph_rewrite.cost.folded import Folded, fold
 from autograph_rewrite.cost.machine import Machine, network_link
 from autograph_rewrite.cost.play import play
@@ -20,6 +21,8 @@ from autograph_rewrite.cost.result import DeviceUse, Event, ExchangeUse, LinkUse
 from autograph_rewrite.cost.sizes import Sizes
 from autograph_rewrite.cost.tasks import COMPUTE, EXCHANGE, Task
 from autograph_rewrite.cost.topology import CPU, IN, LOCAL, OUT, REST, Topology
+from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.ir.quiet import no_garbage_collection
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.normal import normalise
 from autograph_rewrite.plan.config import Config, ConfigLike
@@ -63,14 +66,16 @@ def simulated(
     batch: int | None = None,
     machine: Machine | None = None,
     events: bool = True,
+    counts: Mapping[Node, Counted] | None = None,
 ) -> Simulation:
-    """Predict one step of what has been folded already."""
+    """Predict one step of what has been folded already, without events if nobody wants them."""
     resolved = folded.resolve(plan)
     static = folded.state.semantics.batch
-    sizes = Sizes(static or batch or EXAMPLES * plan.replicas, plan.replicas)
+    sizes = sizes_of(folded, plan, batch)
     topology = Topology(resolved, machine or Machine(), network_link(network))
-    built = build(folded, resolved, topology, sizes)
-    seconds = play(built.tasks, built.cores) + topology.machine.run_seconds
+    with no_garbage_collection():
+        built = build(folded, resolved, topology, sizes, counts)
+        seconds = play(built.tasks, built.cores) + topology.machine.run_seconds
     notes = [] if static or batch else [f"{EXAMPLES} examples for each replica are assumed"]
     return Simulation(
         step_seconds=seconds,
@@ -92,6 +97,11 @@ def simulated(
         events=tuple(_events(built.tasks)) if events else (),
         notes=tuple(notes),
     )
+
+
+def sizes_of(folded: Folded, plan: Plan, batch: int | None = None) -> Sizes:
+    """Return how large the batch is: as the graph says, as somebody says, or as is assumed."""
+    return Sizes(folded.state.semantics.batch or batch or EXAMPLES * plan.replicas, plan.replicas)
 
 
 def network_of(cluster: ConfigLike | Cluster | Network | None) -> Network | None:

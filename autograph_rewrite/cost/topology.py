@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from autograph_rewrite.cost.machine import Link, Machine
 from autograph_rewrite.plan.devices import parse, process_of
@@ -43,22 +44,22 @@ class Topology:
     machine: Machine
     network: Link
 
-    @property
+    @cached_property
     def processes(self) -> int:
         """How many processes train."""
         return len(self.plan.processes)
 
-    @property
+    @cached_property
     def local(self) -> int:
         """How many replicas one process runs."""
         return self.plan.replicas_each
 
-    @property
+    @cached_property
     def on_cpu(self) -> bool:
         """Whether the replicas share the cores and the memory of their process."""
         return all(parse(device).kind == "CPU" for device in self.plan.devices_of(0))
 
-    @property
+    @cached_property
     def lanes(self) -> tuple[str, ...]:
         """Where one process computes."""
         if self.on_cpu:
