@@ -155,6 +155,22 @@ def test_the_bytes_are_those_that_comm_reports(job: dict[str, Any]) -> None:
     assert found.exchanged_bytes == reported > 0
 
 
+@pytest.mark.parametrize("variables", ["shared", "mirrored"])
+def test_the_buckets_of_a_job_have_the_bytes_of_all_their_gradients(variables: str) -> None:
+    from tests.zoo import ZOO
+
+    built = ZOO["mlp"].build(optimizer="adam", dtype="float32")
+    inputs = dict(built.batch_inputs)
+    item = ar.GraphItem.from_graph(
+        built.graph, train_op=built.train_op, outputs=list(built.outputs), batch_inputs=inputs
+    )
+    new = ar.rewrite(item, {**JOB, "strategy": {"name": "AllReduce", "variables": variables}}, task=0)
+    reported = {meeting.value: meeting.bytes for meeting in meetings(new) if meeting.keys is not None}
+    assert None not in reported.values()
+    found = ar.simulate(item, new.report.plan, batch=2)
+    assert found.exchanged_bytes == sum(nbytes or 0 for nbytes in reported.values()) > 300
+
+
 def test_the_trace_has_every_event_on_a_row_of_its_own() -> None:
     found = simulated(regression(), **JOB)
     events = [event for event in found.trace()["traceEvents"] if event["ph"] == "X"]

@@ -26,8 +26,8 @@ from autograph_rewrite.plan.parts import SIZES, EdgePlan
 
 LOCAL_OPS = frozenset(("add_n", "fold", "concat"))
 """Lowerings that are ordinary ops on the first device."""
-TAKEN = frozenset(("accumulator", "server_gather"))
-"""Lowerings that push to a variable's server."""
+TAKEN = frozenset(("accumulator", "server_reduce", "server_gather"))
+"""Lowerings that push to a variable's server; what serves no single variable is pushed to worker 0."""
 BY_SIZE = frozenset(("host_gather", "collective_gather", "global_size", "global_index", "local_size"))
 """Lowerings that depend on the sizes of all parts."""
 ENCODING = {"topk": 100.0, "powersgd": 24.0}
@@ -169,6 +169,8 @@ def tasks_of(group: Group, topology: Topology) -> Iterator[Task]:
         yield from _push(group, group.holder, topology, nbytes)
     elif group.kind == "reduce_scatter":
         yield exchange_task(group.name, group.kind, topology.ring_gather(nbytes / topology.plan.replicas))
+    elif edge.lowering in TAKEN:
+        yield exchange_task(group.name, group.kind, topology.push(nbytes * local, topology.plan.hosts[0]))
     elif edge.lowering == "collective_reduce":
         yield exchange_task(group.name, group.kind, topology.ring_reduce(nbytes))
     elif edge.lowering == "collective_gather":

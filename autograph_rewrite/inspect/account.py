@@ -12,8 +12,8 @@ from autograph_rewrite.plan.plan import Plan
 
 __all__ = ["STEP", "Account", "Edge", "account_of", "edges_of"]
 
-REDUCTIONS = frozenset(("add_n", "fold", "collective_reduce"))
-GATHERS = frozenset(("concat", "collective_gather"))
+REDUCTIONS = frozenset(("add_n", "fold", "collective_reduce", "host_reduce"))
+GATHERS = frozenset(("concat", "collective_gather", "host_gather"))
 
 
 @dataclass(frozen=True)
