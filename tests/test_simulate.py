@@ -6,6 +6,7 @@ import json
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from autograph_rewrite.cost.result import Simulation
 from autograph_rewrite.cost.tasks import COMPUTE, EXCHANGE, Buffer, Task
 from autograph_rewrite.cost.topology import IN, OUT, Topology
 from autograph_rewrite.cost.work import work_of
+from autograph_rewrite.errors import GraphError, PlanError
 from autograph_rewrite.inspect.communication import meetings
 from autograph_rewrite.plan.config import Config
 from autograph_rewrite.plan.plan import Plan
@@ -169,6 +171,17 @@ def test_the_buckets_of_a_job_have_the_bytes_of_all_their_gradients(variables: s
     assert None not in reported.values()
     found = ar.simulate(item, new.report.plan, batch=2)
     assert found.exchanged_bytes == sum(nbytes or 0 for nbytes in reported.values()) > 300
+
+
+def test_what_cannot_be_simulated_is_told() -> None:
+    plan, config = planned(regression())
+    with pytest.raises(GraphError, match="this item is distributed already"):
+        ar.simulate(ar.rewrite(regression(), config), plan)
+    with pytest.raises(PlanError, match="the graph has no variable 'w'"):
+        ar.simulate(tables(), plan)
+    lost = replace(plan.variables[0], placement="single")
+    with pytest.raises(PlanError, match="'w' lives on one device, but 0 are named in servers"):
+        ar.simulate(regression(), replace(plan, variables=(lost,)))
 
 
 def test_the_trace_has_every_event_on_a_row_of_its_own() -> None:

@@ -27,6 +27,7 @@ from autograph_rewrite.passes import pipeline
 from autograph_rewrite.passes.context import Context
 from autograph_rewrite.passes.prune import prune
 from autograph_rewrite.passes.reshard import assign_spans
+from autograph_rewrite.plan.check_variables import axis_of
 from autograph_rewrite.plan.parts import STEP, Options, VariableRequest
 from autograph_rewrite.plan.plan import Plan
 
@@ -58,10 +59,10 @@ class Folded:
     handles: dict[str, str]
 
     def resolve(self, plan: Plan) -> Plan:
-        """Return the plan with its edges, as if all variables were replicated: `cost` places them itself."""
-        if plan.edges:
+        """Return the plan with its edges, as if all variables were whole and replicated: `cost` places them itself."""
+        if plan.edges and all(axis_of(request.placement) is None for request in plan.variables):
             return plan
-        edges = edge_list.resolve(neutral(plan), self.state, self.outputs, self.item.variables).edges
+        edges = edge_list.resolve(replace(neutral(plan), edges=()), self.state, self.outputs, self.item.variables).edges
         return replace(plan, edges=edges)
 
     def variable_of(self, node: Node) -> str | None:

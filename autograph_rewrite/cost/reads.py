@@ -34,14 +34,13 @@ class Reads:
 
     def __init__(self, folded: Folded, held: Mapping[str, Holder], topology: Topology, sizes: Sizes) -> None:
         self._folded, self._held, self._topology, self._sizes = folded, held, topology, sizes
-        self._known: dict[tuple[str, str], Pulled] = {}
+        self._tasks: dict[tuple[str, str], Task] = {}
+        self._buffers: dict[tuple[str, str, str], Buffer] = {}
         self._gathered: dict[Buffer, str] = {}  # buffers that are given back between forward and backward
         self._forward: set[Node] = set()
         self.regathers = any(holder.stage == 3 for holder in held.values())
         if self.regathers:
             self._forward = ancestors([value.node for value in folded.outputs], controls=False)
-        self.tasks: list[Task] = []
-        self.buffers: list[Buffer] = []
 
     def of(self, node: Node, lane: str) -> Pulled:
         """Return what brings a node the variable that it reads; nothing where the replica holds it."""
@@ -52,9 +51,12 @@ class Reads:
         if not (holder.is_served or holder.stage):
             return Pulled()
         what = node.name if node.op in ROWS else "whole"
-        if (name, what) not in self._known:
-            self._known[name, what] = self._bring(node, name, holder, lane)
-        return self._known[name, what]
+        if holder.stage:
+            pulled = self._gather(name, what, lane, kept=holder.stage < 3)
+            if holder.stage == 3 and pulled.buffer is not None:
+                self._gathered[pulled.buffer] = name
+            return pulled
+        return self._pull(node, name, what, lane)
 
     def again(self, made: Buffer, node: Node, waits: Sequence[Task | None]) -> Pulled | None:
         """Return what brings a backward reader a variable whose whole was given back; None where it is still there.
@@ -67,38 +69,50 @@ class Reads:
         name = self._gathered.get(made)
         if name is None or node in self._forward or self._folded.region.get(node) == name:
             return None
-        if (name, "again") not in self._known:
-            self._known[name, "again"] = again = self._gather(name, made.place)
-            again.tasks[0].after(task for task in waits if task is not None)
-        return self._known[name, "again"]
+        begins = (name, "again") not in self._tasks
+        pulled = self._gather(name, "again", made.place)
+        if begins:
+            pulled.tasks[0].after(task for task in waits if task is not None)
+        return pulled
 
-    def _bring(self, node: Node, name: str, holder: Holder, lane: str) -> Pulled:
-        if holder.stage:
-            pulled = self._gather(name, lane, kept=holder.stage < 3)
-            assert pulled.buffer is not None
-            if holder.stage == 3:
-                self._gathered[pulled.buffer] = name
-            return pulled
-        nbytes = variable_bytes(self._folded.item.variables[name])
-        if node.op in ROWS:
-            nbytes = self._sizes.nbytes(self._folded.state.source(node.output()))
-        pull = self._pull(name, holder, nbytes)
-        return self._known_as(pull, 0 if not pull.seconds or node.op in ROWS else nbytes, lane, each=False)
-
-    def _gather(self, name: str, lane: str, *, kept: bool = False) -> Pulled:
+    def _gather(self, name: str, what: str, lane: str, *, kept: bool = False) -> Pulled:
         """Return the gather of all shards; where replicas keep the whole, it is written in place."""
         whole = variable_bytes(self._folded.item.variables[name])
-        exchange = self._topology.ring_gather(whole / self._topology.plan.replicas)
-        task = exchange_task(f"gather {name}", "all_gather", exchange)
-        return self._known_as(task, 0 if kept else whole, lane, each=True)
+        if (name, what) not in self._tasks:
+            exchange = self._topology.ring_gather(whole / self._topology.plan.replicas)
+            self._tasks[name, what] = exchange_task(f"gather {name}", "all_gather", exchange)
+        return self._held_on(name, what, lane, 0 if kept else whole, each=True)
 
-    def _known_as(self, task: Task, nbytes: int, lane: str, *, each: bool) -> Pulled:
-        made = Buffer(nbytes, lane, each, task)
-        self.tasks.append(task)
-        self.buffers.append(made)
-        return Pulled((task,), made)
+    def _pull(self, node: Node, name: str, what: str, lane: str) -> Pulled:
+        """Return the pull of a served variable, or of the rows of it that a node looks up on all replicas."""
+        nbytes = variable_bytes(self._folded.item.variables[name])
+        if node.op in ROWS:
+            rows = self._sizes.nbytes(self._folded.state.source(node.output()))
+            nbytes = rows * (self._topology.local if node in self._folded.each else 1)
+        if (name, what) not in self._tasks:
+            self._tasks[name, what] = self._pulling(name, self._held[name], nbytes)
+        is_there = node.op in ROWS or not self._tasks[name, what].seconds
+        return self._held_on(name, what, lane, 0 if is_there else nbytes, each=False)
 
-    def _pull(self, name: str, holder: Holder, nbytes: float) -> Task:
+    def _held_on(self, name: str, what: str, lane: str, nbytes: int, *, each: bool) -> Pulled:
+        """Return the exchange with the memory on one lane."""
+        task = self._tasks[name, what]
+        key = (name, what, lane)
+        if key not in self._buffers:
+            self._buffers[key] = Buffer(nbytes, lane, each, task)
+        return Pulled((task,), self._buffers[key])
+
+    @property
+    def tasks(self) -> list[Task]:
+        """All exchanges."""
+        return list(self._tasks.values())
+
+    @property
+    def buffers(self) -> list[Buffer]:
+        """What they bring."""
+        return list(self._buffers.values())
+
+    def _pulling(self, name: str, holder: Holder, nbytes: float) -> Task:
         """Return the task that brings all shards of a variable to every process."""
         holds: dict[str, float] = {}
         traffic: dict[str, float] = {}

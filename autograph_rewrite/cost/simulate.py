@@ -9,23 +9,28 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from autograph_rewrite.cost import memory
 from autograph_rewrite.cost.build import Built, build
 from autograph_rewrite.cost.counted import Counted
-from autograph_rewrite.cost.folded import Folded, fold
+from autograph_rewrite.cost.folded import Folded, fold, neutral
 from autograph_rewrite.cost.machine import Machine, network_link
 from autograph_rewrite.cost.play import play
 from autograph_rewrite.cost.result import DeviceUse, Event, ExchangeUse, LinkUse, Simulation
 from autograph_rewrite.cost.sizes import Sizes
 from autograph_rewrite.cost.tasks import COMPUTE, EXCHANGE, Task
 from autograph_rewrite.cost.topology import CPU, IN, LOCAL, OUT, REST, Topology
+from autograph_rewrite.errors import GraphError, PlanError
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.quiet import no_garbage_collection
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.normal import normalise
+from autograph_rewrite.plan.check import require
+from autograph_rewrite.plan.check_variables import VARIABLE_CHECKS
 from autograph_rewrite.plan.config import Config, ConfigLike
+from autograph_rewrite.plan.faults import raise_if_any
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.sections import Cluster, Network
 
@@ -51,10 +56,15 @@ def simulate(
         machine: how fast its devices are; left out, round figures. `calibrate()` measures this one.
 
     Raises:
-        GraphError: the graph has no batch input.
-        PlanError: the plan cannot be read for this graph.
+        GraphError: the graph has no batch input, or it has been distributed already.
+        PlanError: the plan is not one for this graph.
     """
+    if item.report is not None:
+        raise GraphError("this item is distributed already", hint="simulate the original one, with new.report.plan")
     flat = normalise(item)
+    require(replace(neutral(plan), edges=()), flat)
+    wrong = [plan.source.fault(*finding) for one in VARIABLE_CHECKS for finding in one(plan, flat)]
+    raise_if_any(wrong, error=PlanError, title=plan.source.name)
     return simulated(fold(flat, plan), plan, network_of(cluster), batch=batch, machine=machine)
 
 
