@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
+import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite.analysis.roles import roles
@@ -18,9 +20,16 @@ def item_of(name: str) -> GraphItem:
     built = case.build(optimizer="adam", dtype="float32")
     if case.kind == "function":
         return normalise(GraphItem.from_function(built.step, *built.specs, batch_inputs=dict(built.batch_inputs)))
+    if case.kind == "keras":
+        x, y = built.feeds(0, 4)
+        return normalise(GraphItem.from_keras(built.model, _specs(x), _specs(y)))
     outputs, inputs = list(built.outputs), dict(built.batch_inputs)
     made = ar.GraphItem.from_graph(built.graph, train_op=built.train_op, outputs=outputs, batch_inputs=inputs)
     return normalise(made)
+
+
+def _specs(arrays: Any) -> Any:
+    return tf.nest.map_structure(lambda one: tf.TensorSpec((None, *one.shape[1:]), one.dtype), arrays)
 
 
 @pytest.mark.parametrize(
@@ -31,6 +40,8 @@ def item_of(name: str) -> GraphItem:
         ("mlp", set()),
         ("function_sparse", {"table"}),
         ("function_dense", set()),
+        ("keras_two_inputs", {"table/embeddings"}),
+        ("keras_cnn", set()),
     ],
 )
 def test_rows_are_told_from_whole_gradients(name: str, sparse: set[str]) -> None:

@@ -131,6 +131,16 @@ def test_variables_are_where_the_plan_puts_them() -> None:
     assert with_slot == 96  # the slot of kernel counts, too
 
 
+def test_cpu_devices_of_one_process_hold_what_the_plan_puts_on_each() -> None:
+    whole = simulated(tables()).devices[0].variable_bytes
+    assert {device.variable_bytes for device in simulated(tables()).devices} == {whole}
+    one = {device.name: device.variable_bytes for device in simulated(tables(), "PS").devices}
+    assert one == {"first cpu device": whole, "other cpu devices": 0}
+    two = {device.name: device.variable_bytes for device in simulated(tables(), "PSLoadBalancing").devices}
+    assert sum(two.values()) == whole
+    assert min(two.values()) > 0.3 * whole
+
+
 def test_a_faster_network_shortens_a_step_that_waits_for_it() -> None:
     slow = {"devices": ["CPU:0"], "cluster": {"workers": ["a:1", "b:1"], "network": {"bandwidth_gbps": 0.001}}}
     fast = {"devices": ["CPU:0"], "cluster": {"workers": ["a:1", "b:1"], "network": {"bandwidth_gbps": 1000.0}}}

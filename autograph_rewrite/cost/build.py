@@ -117,7 +117,7 @@ class Builder:
             holder = self.holders.get(owners.get(name, name))
             if holder is not None and holder.is_served:
                 for server in holder.servers:
-                    self._keep(nbytes // len(holder.servers), self.topology.compute_lane(server))
+                    self._keep(nbytes // len(holder.servers), self.topology.home(server))
             elif holder is not None and holder.stage and (holder.stage == 3 or name != holder.name):
                 for lane in own:
                     self._keep(nbytes // self.plan.replicas, lane, each=True)

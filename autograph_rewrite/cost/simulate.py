@@ -8,9 +8,8 @@ Identical devices and processes are folded into one, so that a thousand of them 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 from autograph_rewrite.cost import memory
 from autograph_rewrite.cost.build import Built, build
@@ -20,8 +19,8 @@ from autograph_rewrite.cost.machine import Machine, network_link
 from autograph_rewrite.cost.play import play
 from autograph_rewrite.cost.result import DeviceUse, Event, ExchangeUse, LinkUse, Simulation
 from autograph_rewrite.cost.sizes import Sizes
-from autograph_rewrite.cost.tasks import COMPUTE, EXCHANGE, Task
-from autograph_rewrite.cost.topology import CPU, IN, LOCAL, OUT, REST, Topology
+from autograph_rewrite.cost.tasks import COMPUTE, EXCHANGE, Buffer, Task
+from autograph_rewrite.cost.topology import CPU, IN, LOCAL, OTHERS, OUT, REST, Topology
 from autograph_rewrite.errors import GraphError, PlanError
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.quiet import no_garbage_collection
@@ -136,28 +135,44 @@ def _devices(built: Built, topology: Topology, seconds: float) -> list[DeviceUse
         if task.kind == COMPUTE:
             for lane, held in task.holds.items():
                 busy[lane] = busy.get(lane, 0.0) + held * task.width
-    found = []
+    found: list[DeviceUse] = []
     for lane in dict.fromkeys([*topology.lanes, *built.variable_bytes]):
         own = [buffer for buffer in built.buffers if buffer.place == lane]
         count = topology.processes
         if lane == REST:
             count *= topology.local - 1
+        elif lane == OTHERS:
+            continue  # they stand beside the first one
         elif lane not in topology.lanes:
             count = 1
-        if lane == CPU and topology.local > 1 and topology.plan.mode == "shared":  # all replicas run on the first one
-            own += [buffer for buffer in own if buffer.each for _ in range(topology.local - 1)]
-            found.append(_use(lane, count, busy[lane], built, own, lane, seconds))
-        elif lane == CPU and topology.local > 1:  # the first device also has what exists once
-            found.append(_use("first cpu device", topology.processes, busy[lane], built, own, lane, seconds))
-            each = [buffer for buffer in own if buffer.each]
-            count = topology.processes * (topology.local - 1)
-            found.append(_use("other cpu devices", count, 0.0, built, each, lane, seconds))
+        if lane == CPU and topology.local > 1:
+            found += _cpu_devices(built, topology, own, busy[lane], seconds)
         else:
             found.append(_use(lane, count, busy[lane], built, own, lane, seconds))
     return found
 
 
-def _use(name: str, count: int, busy: float, built: Built, buffers: list[Any], lane: str, seconds: float) -> DeviceUse:
+def _cpu_devices(
+    built: Built, topology: Topology, own: list[Buffer], busy: float, seconds: float
+) -> Iterator[DeviceUse]:
+    """Yield the CPU devices of a process: the first also has what exists once, and all replicas of shared variables."""
+    others = topology.processes * (topology.local - 1)
+    apart = built.variable_bytes.get(OTHERS, 0) // (topology.local - 1)
+    held = [Buffer(apart, OTHERS, each=False, kept=True)]
+    each = [buffer for buffer in own if buffer.each]
+    if topology.plan.mode == "shared":
+        together = own + each * (topology.local - 1)
+        yield _use(CPU, topology.processes, busy, built, together, CPU, seconds)
+        if apart:
+            yield _use(OTHERS, others, 0.0, built, held, CPU, seconds)
+    else:
+        yield _use("first cpu device", topology.processes, busy, built, own, CPU, seconds)
+        yield _use(OTHERS, others, 0.0, built, each + held, CPU, seconds)
+
+
+def _use(
+    name: str, count: int, busy: float, built: Built, buffers: list[Buffer], lane: str, seconds: float
+) -> DeviceUse:
     cores = built.cores.get(lane, 1)
     variables = sum(buffer.nbytes for buffer in buffers if buffer.kept and buffer.maker is None)
     return DeviceUse(name, count, busy / cores, memory.peak(buffers, seconds), variables)

@@ -19,6 +19,8 @@ from autograph_rewrite.plan.plan import Plan
 
 OUT, IN, LOCAL = "network out", "network in", "local link"
 CPU, FIRST, REST, HOST = "cpu", "first device", "other devices", "host cpu"
+OTHERS = "other cpu devices"
+"""They share the cores of the first one, but hold variables of their own."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,11 @@ class Topology:
         if process_of(server) in self.plan.processes and self.processes == 1:
             return HOST if not self.on_cpu and parse(server).kind == "CPU" else self.lanes[0]
         return self.server_lane(server, CPU)
+
+    def home(self, server: str) -> str:
+        """Return the lane whose devices hold a server's variables."""
+        lane = self.compute_lane(server)
+        return OTHERS if lane == CPU and server != self.plan.devices[0] else lane
 
     def server_lane(self, server: str, what: str) -> str:
         """Return the name of a lane of a server."""
