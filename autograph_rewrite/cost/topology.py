@@ -19,6 +19,8 @@ from autograph_rewrite.plan.plan import Plan
 
 OUT, IN, LOCAL = "network out", "network in", "local link"
 CPU, FIRST, REST, HOST = "cpu", "first device", "other devices", "host cpu"
+MESSAGE = 20e-6
+"""Seconds for which a message keeps the sender and the receiver busy, however short it is."""
 OTHERS = "other cpu devices"
 """They share the cores of the first one, but hold variables of their own."""
 
@@ -115,11 +117,12 @@ class Topology:
         others = self.processes - (home in self.plan.processes)
         if others <= 0:  # it is in this process
             return self.within(nbytes)
-        together = self.network.time(nbytes * others)
-        lane = self.server_lane(server, theirs)
-        return Exchange(
-            together, {own: self.network.time(nbytes), lane: together}, {own: nbytes, lane: nbytes * others}
-        )
+        lane, rate = self.server_lane(server, theirs), self.network.bytes_per_second
+        alone, together = MESSAGE + nbytes / rate, MESSAGE + nbytes * others / rate
+        seconds = (
+            self.network.seconds + together
+        )  # on their way, messages to several servers do not wait for each other
+        return Exchange(seconds, {own: alone, lane: together}, {own: nbytes, lane: nbytes * others})
 
     def compute_lane(self, server: str) -> str:
         """Return the lane on which the updates of a server's variables run."""
