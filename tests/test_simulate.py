@@ -69,10 +69,10 @@ def test_all_processes_share_the_link_of_a_server() -> None:
     plan, _ = planned(regression(), "PS", **config)
     topology = Topology(plan, FAST, Link(1e-4, 1e9))
     push = topology.push(1e6, "/job:ps/replica:0/task:0/device:CPU:0")
-    assert push.seconds == pytest.approx(1e-4 + MESSAGE + 3e-3)
-    assert push.holds == pytest.approx({OUT: MESSAGE + 1e-3, "job:ps/task:0 in": MESSAGE + 3e-3})
+    assert push.seconds == pytest.approx(1e-4 + 3 * (MESSAGE + 1e-3))
+    assert push.holds == pytest.approx({OUT: MESSAGE + 1e-3, "job:ps/task:0 in": 3 * (MESSAGE + 1e-3)})
     near = topology.push(1e6, "/job:worker/replica:0/task:0/device:CPU:0")
-    assert near.seconds == pytest.approx(1e-4 + MESSAGE + 2e-3)  # one of the three is there already
+    assert near.seconds == pytest.approx(1e-4 + 2 * (MESSAGE + 1e-3))  # one of the three is there already
 
 
 def test_tasks_wait_for_what_they_need_and_for_their_lanes() -> None:

@@ -117,11 +117,10 @@ class Topology:
         others = self.processes - (home in self.plan.processes)
         if others <= 0:  # it is in this process
             return self.within(nbytes)
-        lane, rate = self.server_lane(server, theirs), self.network.bytes_per_second
-        alone, together = MESSAGE + nbytes / rate, MESSAGE + nbytes * others / rate
-        seconds = (
-            self.network.seconds + together
-        )  # on their way, messages to several servers do not wait for each other
+        lane = self.server_lane(server, theirs)
+        alone = MESSAGE + nbytes / self.network.bytes_per_second
+        together = alone * others
+        seconds = self.network.seconds + together  # on their way, messages do not wait for each other
         return Exchange(seconds, {own: alone, lane: together}, {own: nbytes, lane: nbytes * others})
 
     def compute_lane(self, server: str) -> str:
