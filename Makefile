@@ -12,13 +12,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: help install demo test test-full bench bench-dist lint format types wheel clean distclean
+.PHONY: help install demo test test-full bench bench-dist bench-cost lint format types wheel clean distclean
 
 help:
 	@echo "make demo        train a Keras CNN on one device and over two replicas, and compare"
 	@echo "make test        run the tests;  make test-full: the whole matrix too (about an hour)"
 	@echo "make bench       measure rewrite throughput, step time, start-up time and memory"
 	@echo "make bench-dist  measure two processes: exchanges, buckets, compressors on a slow link"
+	@echo "make bench-cost  compare the cost model's predictions with what this machine does"
 	@echo "make lint types  check the style and the types;  make format: repair the style"
 	@echo "make wheel       build the package;  make clean, make distclean: remove what was made"
 
@@ -49,6 +50,9 @@ bench: $(VENV)/.ok
 
 bench-dist: $(VENV)/.ok
 	$(BIN)/python -m benchmarks dist $(ARGS)
+
+bench-cost: $(VENV)/.ok
+	$(BIN)/python -m benchmarks cost $(ARGS)
 
 lint: $(VENV)/.ok
 	$(BIN)/ruff check .

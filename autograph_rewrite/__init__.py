@@ -23,6 +23,7 @@ from autograph_rewrite.errors import (
 
 if TYPE_CHECKING:
     from autograph_rewrite.api import build_plan, distribute, join, rewrite, shard_dataset, verify
+    from autograph_rewrite.cost.simulate import simulate
     from autograph_rewrite.inspect.diff import diff
     from autograph_rewrite.inspect.dump import dump
     from autograph_rewrite.inspect.explain import explain
@@ -51,6 +52,7 @@ __all__ = [
     "join",
     "rewrite",
     "shard_dataset",
+    "simulate",
     "verify",
 ]
 
@@ -66,6 +68,7 @@ _LAZY = {
     "join": "api",
     "rewrite": "api",
     "shard_dataset": "api",
+    "simulate": "cost.simulate",
     "verify": "api",
 }
 

@@ -12,6 +12,7 @@ from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.plan.builder_names import own_builder
 from autograph_rewrite.plan.config import Config
 from autograph_rewrite.strategies.all_reduce import AllReduce
+from autograph_rewrite.strategies.auto import Auto
 from autograph_rewrite.strategies.base import StrategyBuilder
 from autograph_rewrite.strategies.fsdp import FSDP
 from autograph_rewrite.strategies.own import load_own
@@ -23,7 +24,7 @@ from autograph_rewrite.strategies.ps_load_balancing import PSLoadBalancing
 from autograph_rewrite.strategies.random_axis_partition_ar import RandomAxisPartitionAR
 from autograph_rewrite.strategies.uneven_partitioned_ps import UnevenPartitionedPS
 
-STRATEGIES: Mapping[str, StrategyBuilder] = MappingProxyType(
+_SINGLE: Mapping[str, StrategyBuilder] = MappingProxyType(
     {
         "AllReduce": AllReduce(),
         "PS": PS(),
@@ -36,12 +37,14 @@ STRATEGIES: Mapping[str, StrategyBuilder] = MappingProxyType(
         "FSDP": FSDP(),
     }
 )
+STRATEGIES: Mapping[str, StrategyBuilder] = MappingProxyType({**_SINGLE, "Auto": Auto(_SINGLE)})
 
 __all__ = [
     "FSDP",
     "PS",
     "STRATEGIES",
     "AllReduce",
+    "Auto",
     "PSLoadBalancing",
     "Parallax",
     "PartitionedAR",

@@ -23,6 +23,7 @@ LAYERS = (
     {"item"},
     {"load", "analysis", "plan"},
     {"passes", "strategies", "configs"},
+    {"cost"},
     {"runtime", "inspect"},
     {"api"},
     {"tools"},
@@ -31,7 +32,7 @@ RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}
 # A strategy decides and a pass edits; neither may know the other.
 STRANGERS = {("strategies", "passes"), ("passes", "strategies")}
 # `GraphItem` is the facade: its methods reach up, when they are called, to what loads, runs and shows graphs.
-REACHES_UP_WHEN_CALLED = {("item", "load"), ("item", "runtime"), ("item", "inspect")}
+REACHES_UP_WHEN_CALLED = {("item", "load"), ("item", "runtime"), ("item", "inspect"), ("strategies", "cost")}
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.shape_rules import constant
-from autograph_rewrite.ir.walk import ancestors
+from autograph_rewrite.ir.walk import ancestors, topological_order
 from autograph_rewrite.item import GraphItem, Variable
 
 PASSES_HANDLES = frozenset(("Identity", "Enter", "Switch", "RefEnter"))
@@ -24,6 +24,8 @@ CAPTURES = frozenset(
 ) | {"While", "StatelessWhile"}
 """Control flow that a handle runs into."""
 GATHERS = frozenset(("Gather", "GatherV2"))
+MEASURES = frozenset(("Shape", "ShapeN", "Size", "Rank", "VariableShape", "VarIsInitializedOp"))
+"""They ask how large a variable is, not what it holds."""
 FORWARDS = frozenset(("Identity", "StopGradient", "Snapshot"))
 
 
@@ -51,21 +53,48 @@ def roles(item: GraphItem) -> dict[str, Role]:
     forward = ancestors(_output_nodes(item), controls=False)
     updated = {handle_of(node.inputs[0]).node.name for node in graph if node.inputs and is_update(node)}
     knows = any(variable.trainable for variable in item.variables.values())
+    serves = _Serves(item)
     found = {}
     for name, variable in item.variables.items():
-        readers = list(_readers(graph, variable))
-        used = [node for node, _ in readers if not is_update(node) and (not forward or node in forward)]
+        readers = [(n, i) for n, i in _readers(graph, variable) if not is_update(n) and n.op not in MEASURES]
         if knows:
             trained = bool(variable.trainable)
         else:
             inexact = dtypes.NUMBERS.get(variable.dtype) in dtypes.INEXACT
-            trained = variable.trainable is None and inexact and bool(used)
+            used = any(not forward or node in forward for node, _ in readers)
+            trained = variable.trainable is None and inexact and used
+        uses = [(node, index) for node, index in readers if serves.others(node, variable)]
         found[name] = Role(
             trained=trained and (not updated or variable.handle in updated),
-            sparse=bool(used) and all(_looks_up(node, index) for node, index in readers if node in set(used)),
+            sparse=bool(uses) and all(_looks_up(node, index) for node, index in uses),
             captured=any(node.op in CAPTURES for node, _ in _uses(graph, variable)),
         )
     return found
+
+
+class _Serves:
+    """Which updates and outputs are computed from each node."""
+
+    def __init__(self, item: GraphItem) -> None:
+        self._variables = item.variables
+        self._bits = {variable.handle: 1 << i for i, variable in enumerate(item.variables.values())}
+        other = 1 << len(self._bits)
+        self._found: dict[Node, int] = {node: other for node in _output_nodes(item)}
+        for node in reversed(topological_order(item.graph)):
+            mask = self._found.get(node, 0)
+            if node.inputs and is_update(node):
+                mask |= self._bits.get(handle_of(node.inputs[0]).node.name, other)
+            self._found[node] = mask
+            for value in node.inputs if mask else ():
+                self._found[value.node] = self._found.get(value.node, 0) | mask
+
+    def others(self, node: Node, variable: Variable) -> bool:
+        """Return whether a node serves more than the update of a variable and of what may be its optimizer's state."""
+        alike = (v for v in self._variables.values() if v.shape == variable.shape and not v.trainable)
+        own = self._bits[variable.handle]
+        for state in alike:
+            own |= self._bits[state.handle]
+        return bool(self._found.get(node, 0) & ~own)
 
 
 def is_update(node: Node) -> bool:

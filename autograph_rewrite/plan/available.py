@@ -21,7 +21,8 @@ STRATEGIES = frozenset(("AllReduce", "PS", "PSLoadBalancing", "Parallax"))
 
 def unavailable(config: Config) -> Iterator[tuple[KeyPath, str]]:
     """Each setting of `config` that asks for a feature to come, with the words for it."""
-    if config.strategy.name not in STRATEGIES and own_builder(config.strategy.name) is None:
+    name = config.strategy.name
+    if name not in STRATEGIES and name != "Auto" and own_builder(name) is None:  # Auto chooses among those
         yield ("strategy", "name"), f"strategy.name {config.strategy.name}"
     for i, override in enumerate(config.variables):
         yield from _of_override(("variables", i), override)

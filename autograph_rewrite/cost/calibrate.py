@@ -1,0 +1,95 @@
+"""`calibrate`: how fast this machine's CPU is, by a short profile of TensorFlow's own kernels (about three seconds).
+
+For each family of ops one large op is timed, many times in a chain, so that each waits for the one before. What the
+chain of the same op on a few numbers takes is what starting an op costs.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from autograph_rewrite import requires
+from autograph_rewrite.cost.machine import CORE, Machine
+
+Op = Callable[[Any, Any], Any]
+"""An op of a chain: it is given the result of the one before, and a value of the same shape that never changes."""
+CHAIN = 8
+SECONDS = 0.04
+"""For how long each chain is repeated."""
+
+
+def calibrate(machine: Machine | None = None) -> Machine:
+    """Return a machine with the CPU of this process measured; what is no CPU stays as it is.
+
+    Args:
+        machine: what is known of the rest; left out, round figures.
+    """
+    tf = requires.tensorflow()
+    machine = machine or Machine()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    run, op_seconds = _call(tf, _multiply, (8,), 1), _seconds(tf, _multiply, (8,))
+    rates = {}
+    for family, (make, shape, flops) in _families(tf).items():
+        alone = _seconds(tf, make, shape) - op_seconds
+        rates[family] = flops / max(alone, 1e-9) / cores
+    streamed = 1 << 22
+    alone = _seconds(tf, _multiply, (streamed,)) - op_seconds
+    core = replace(
+        CORE,
+        flops=MappingProxyType({**CORE.flops, **rates}),
+        bytes_per_second=2 * 4 * streamed / max(alone, 1e-9) / cores,
+        op_seconds=op_seconds,
+    )
+    return replace(machine, core=core, cores=cores, run_seconds=run)
+
+
+def _multiply(x: Any, y: Any) -> Any:
+    return x * y  # of no constant: TensorFlow would fold a chain of those
+
+
+def _families(tf: Any) -> Mapping[str, tuple[Op, tuple[int, ...], float]]:
+    """Return, by family, an op that keeps its input's shape, that shape, and its arithmetic."""
+    weight = tf.constant(0.01, shape=(512, 512))
+    kernel = tf.constant(0.01, shape=(3, 3, 32, 32))
+    rows = tf.range(4096)[::-1]
+    many = 1 << 18  # a mebibyte: it stays in the caches
+    return {
+        "matmul": (lambda x, _: tf.matmul(x, weight), (512, 512), 2 * 512.0**3),
+        "conv": (lambda x, _: tf.nn.conv2d(x, kernel, 1, "SAME"), (16, 32, 32, 32), 2 * 16 * 32**2 * 9 * 32.0**2),
+        "elementwise": (_multiply, (many,), float(many)),
+        "transcendental": (lambda x, _: tf.tanh(x), (many,), 2.0 * many),
+        "reduce": (lambda x, _: x + tf.reduce_sum(x), (many,), 2.0 * many),
+        "gather": (lambda x, _: tf.gather(x, rows), (4096, 64), 4096 * 64.0),
+        "random": (lambda x, _: tf.random.uniform(tf.shape(x), maxval=x[0]), (many,), float(many)),
+    }
+
+
+def _seconds(tf: Any, make: Op, shape: tuple[int, ...]) -> float:
+    """Return the seconds of one op of a chain: what a longer chain takes more than a shorter one."""
+    short, long = (_call(tf, make, shape, chain) for chain in (CHAIN, 3 * CHAIN))
+    return max((long - short) / (2 * CHAIN), 1e-8)
+
+
+def _call(tf: Any, make: Op, shape: tuple[int, ...], chain: int) -> float:
+    """Return the seconds of one call of a chain: the fastest of several, undisturbed by what else runs."""
+
+    def chained(x: Any, y: Any) -> Any:
+        for _ in range(chain):
+            x = make(x, y)
+        return tf.reshape(x, [-1])[:1]
+
+    function = tf.function(chained, autograph=False)
+    with tf.device("/device:CPU:0"):
+        x, y = tf.constant(0.5, shape=shape), tf.constant(1.0001, shape=shape)
+        function(x, y)
+        best, until = float("inf"), time.perf_counter() + SECONDS
+        while time.perf_counter() < until:
+            began = time.perf_counter()
+            function(x, y)
+            best = min(best, time.perf_counter() - began)
+    return best

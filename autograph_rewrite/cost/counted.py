@@ -1,0 +1,88 @@
+"""What every node of a folded step does, counted once for all plans that are played on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from autograph_rewrite.analysis.rules import TABLE
+from autograph_rewrite.cost.folded import Folded, wanted
+from autograph_rewrite.cost.sizes import Sizes
+from autograph_rewrite.cost.work import Work, is_view, work_of
+from autograph_rewrite.ir.frames import Frame
+from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.shape_rules import constant
+
+REUSING = frozenset(("elementwise", "layout"))
+"""Families of ops that put their result into an input's memory where nobody else needs that."""
+TAKING_OVER = frozenset(("AddN", "BiasAdd", "Relu", "ReluGrad", "Softmax", "LogSoftmax", "CollectiveReduceV2"))
+"""The same, by name."""
+
+
+class Counted(NamedTuple):
+    """One node.
+
+    Attributes:
+        work: of one instance.
+        made: its outputs, with their bytes.
+        targets: the placement that each input is converted to, or None.
+        hands_on: its outputs are the memory of its first input.
+        reuses: its output may take the place of an input.
+        runs: how often it runs in one step.
+    """
+
+    work: Work
+    made: tuple[tuple[Value, int], ...]
+    targets: tuple[str | None, ...]
+    hands_on: bool
+    reuses: bool
+    runs: int
+
+
+def count(folded: Folded, sizes: Sizes) -> dict[Node, Counted]:
+    """Return what each node of a step does."""
+    trips = _trips(folded)
+    state, found = folded.state, {}
+    for node in folded.order:
+        values = [node.output(i) for i in range(len(state.answers[node].outputs))]
+        facts = [state.facts[value] for value in node.inputs]
+        made = [state.source(value) for value in values]
+        inputs, outputs = [sizes.shape(fact) for fact in facts], [sizes.shape(fact) for fact in made]
+        nbytes = [sizes.nbytes(fact) for fact in made]
+        rule = TABLE.get(node.op)
+        found[node] = Counted(
+            work_of(node, inputs, outputs, float(sum(map(sizes.nbytes, facts)) + sum(nbytes))),
+            tuple(zip(values, nbytes, strict=True)),
+            tuple(wanted(state, node, index) for index in range(len(node.inputs))),
+            is_view(node, inputs, outputs),
+            node.op in TAKING_OVER or (rule is not None and rule.family in REUSING),
+            _runs(folded.frames.get(node, ()), trips),
+        )
+    return found
+
+
+def _runs(frame: Frame, trips: Mapping[Frame, int]) -> int:
+    """Return how often what is in a loop runs, as far as the bounds of loops are constants."""
+    runs = 1
+    for depth in range(1, len(frame) + 1):
+        runs *= trips.get(frame[:depth], 1)
+    return runs
+
+
+def _trips(folded: Folded) -> dict[Frame, int]:
+    """Return how often loops run whose condition compares with a constant."""
+    found: dict[Frame, int] = {}
+    for node in folded.order:
+        if node.op != "LoopCond":
+            continue
+        pending, bounds = [node.inputs[0].node], []
+        for _ in range(4):  # a condition may be the conjunction of several
+            for test in pending:
+                if test.op in ("Less", "LessEqual"):
+                    bound = constant(test.inputs[1])
+                    if bound is not None and bound.ndim == 0:
+                        bounds.append(int(bound) + (test.op == "LessEqual"))
+            pending = [value.node for test in pending if test.op in ("LogicalAnd", "Identity") for value in test.inputs]
+        if bounds:
+            found[folded.frames.get(node, ())] = max(min(bounds), 1)
+    return found

@@ -1,0 +1,230 @@
+"""What the edges of a plan become on lanes: each exchange, or bucket of exchanges, as a chain of tasks.
+
+collective_reduce   ring                    host_reduce   AddN in the process ─► ring among processes
+add_n, concat       an op on the first device             (accelerators: after moving there what the others made)
+to a server         AddN in the process ─► push to the server of each shard ─► AddN there
+over the replicas   reduce-scatter: half a ring           (stage 1: a whole one)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from autograph_rewrite.analysis.fact import Fact
+from autograph_rewrite.cost.folded import Folded
+from autograph_rewrite.cost.holders import Holder
+from autograph_rewrite.cost.sizes import Sizes
+from autograph_rewrite.cost.tasks import COMPUTE, EXCHANGE, Task, compute_seconds, on_cores
+from autograph_rewrite.cost.topology import Exchange, Topology
+from autograph_rewrite.cost.work import Work
+from autograph_rewrite.ir.graph import Value
+from autograph_rewrite.passes import combine
+from autograph_rewrite.passes.compress_choice import FEEDBACK
+from autograph_rewrite.plan.lowerings import COLLECTIVES, HOST
+from autograph_rewrite.plan.parts import SIZES, EdgePlan
+
+LOCAL_OPS = frozenset(("add_n", "fold", "concat"))
+"""Lowerings that are ordinary ops on the first device."""
+TAKEN = frozenset(("accumulator", "server_reduce", "server_gather"))
+"""Lowerings that push to a variable's server; what serves no single variable is pushed to worker 0."""
+BY_SIZE = frozenset(("host_gather", "collective_gather", "global_size", "global_index", "local_size"))
+"""Lowerings that depend on the sizes of all parts."""
+ENCODING = {"topk": 100.0, "powersgd": 24.0}
+"""What encoding and decoding take, in times that a gradient could be read; halves take four. Measured: top-k sorts."""
+ENCODING_MEMORY = {"topk": 2, "powersgd": 1}
+"""Copies of a gradient that are alive meanwhile."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One value that is exchanged.
+
+    Attributes:
+        edge: the plan's edge.
+        value: in the folded graph.
+        sent: the bytes that one replica hands over.
+        whole: the bytes of the value as one replica makes it.
+        result: the bytes of what comes out.
+    """
+
+    edge: EdgePlan
+    value: Value
+    sent: int
+    whole: int
+    result: int
+
+
+@dataclass(frozen=True)
+class Group:
+    """Values that are exchanged together.
+
+    Attributes:
+        members: at least one.
+        holder: who holds the variable that they serve, where that is not every replica.
+    """
+
+    members: tuple[Member, ...]
+    holder: Holder | None = None
+
+    @property
+    def first(self) -> EdgePlan:
+        """The edge that stands for all."""
+        return self.members[0].edge
+
+    @property
+    def sent(self) -> int:
+        """The bytes that one replica hands over."""
+        return sum(member.sent for member in self.members)
+
+    @property
+    def name(self) -> str:
+        """What a trace calls it."""
+        more = f" and {len(self.members) - 1} more" if len(self.members) > 1 else ""
+        return f"{self.kind} {self.first.value}{more}"
+
+    @property
+    def kind(self) -> str:
+        """The lowering, or what stands for it where servers or replicas hold parts."""
+        if self.holder is not None and self.holder.is_served:
+            return "push"
+        if self.holder is not None and self.holder.stage >= 2:
+            return "reduce_scatter"
+        return self.first.lowering
+
+    @property
+    def residual(self) -> int:
+        """The bytes that error feedback keeps on each replica from step to step."""
+        return sum(
+            member.whole for member in self.members if member.edge.compressor in FEEDBACK and not member.edge.role
+        )
+
+    @property
+    def scratch(self) -> int:
+        """The bytes that encoding needs meanwhile, on each replica."""
+        return sum(m.whole * ENCODING_MEMORY.get(m.edge.compressor, 0) for m in self.members if not m.edge.role)
+
+    @property
+    def is_everywhere(self) -> bool:
+        """Whether every replica gets the result, and not only the first device of each process."""
+        return self.first.lowering in ("collective_reduce", "collective_gather")
+
+
+def groups(folded: Folded, edges: Sequence[EdgePlan], held: dict[str, Holder], sizes: Sizes) -> list[Group]:
+    """Return the exchanges of a step, those of a bucket together."""
+    step = set(folded.order)
+    if not any(_needs_sizes(edge) for edge in edges):
+        edges = [edge for edge in edges if edge.to != SIZES]
+    found: list[list[Member]] = []
+    bucket: dict[int, list[Member]] = {}
+    for edge in edges:
+        if edge.lowering not in COLLECTIVES | LOCAL_OPS | TAKEN or edge.node not in folded.state.graph:
+            continue
+        value = folded.state.graph.value(edge.value)
+        if value.node not in step:
+            continue
+        member = _member(edge, value, folded, sizes)
+        holder = held.get(edge.owner)
+        if edge.bucket and (holder is None or not holder.servers) and edge.bucket in bucket:
+            bucket[edge.bucket].append(member)
+            continue
+        found.append([member])
+        if edge.bucket and (holder is None or not holder.servers):
+            bucket[edge.bucket] = found[-1]
+    return [Group(tuple(members), held.get(members[0].edge.owner)) for members in found]
+
+
+def _needs_sizes(edge: EdgePlan) -> bool:
+    """Return whether an edge asks how long the parts of all processes are."""
+    return edge.lowering in BY_SIZE or (edge.lowering == "slice" and edge.from_ == "replicated")
+
+
+def _member(edge: EdgePlan, value: Value, folded: Folded, sizes: Sizes) -> Member:
+    state = folded.state
+    fact: Fact = state.facts[value] if value in state.whole_inputs else state.source(value)
+    whole = sizes.nbytes(fact)
+    if edge.to == SIZES:
+        return Member(edge, value, edge.bytes, 0, 4)
+    if edge.compressor != "none":
+        return Member(edge, value, edge.bytes, whole, whole)
+    placement = fact.placement
+    wire = fact._replace(dtype=combine.wire_type(fact.dtype, placement.op)) if placement.is_partial else fact
+    result = whole * sizes.replicas if placement.is_split else whole
+    return Member(edge, value, sizes.nbytes(wire), whole, result)
+
+
+def tasks_of(group: Group, topology: Topology) -> Iterator[Task]:
+    """Yield the tasks of a group, one after another: each needs the one before."""
+    edge, nbytes, local = group.first, float(group.sent), topology.local
+    served = group.holder is not None and group.holder.is_served
+    if edge.compressor != "none":
+        passes = ENCODING.get(edge.compressor, 4.0)
+        whole = sum(member.whole for member in group.members)
+        yield _pass(group, topology, passes * whole, local, "encode", serial=edge.compressor == "topk")
+    elif len(group.members) > 1:
+        yield _pass(group, topology, 4.0 * nbytes, local, "pack")
+    if edge.lowering in LOCAL_OPS or edge.lowering in HOST or served:
+        yield from _meet_in_process(group, topology, nbytes)
+    if served and group.holder is not None:
+        yield from _push(group, group.holder, topology, nbytes)
+    elif group.kind == "reduce_scatter":
+        yield exchange_task(group.name, group.kind, topology.ring_gather(nbytes / topology.plan.replicas))
+    elif edge.lowering in TAKEN:
+        yield exchange_task(group.name, group.kind, topology.push(nbytes * local, topology.plan.hosts[0]))
+    elif edge.lowering == "collective_reduce":
+        yield exchange_task(group.name, group.kind, topology.ring_reduce(nbytes))
+    elif edge.lowering == "collective_gather":
+        yield exchange_task(group.name, group.kind, topology.ring_gather(nbytes))
+    elif edge.lowering == "host_reduce":
+        yield exchange_task(group.name, group.kind, topology.ring_reduce(nbytes, hosts=True))
+    elif edge.lowering == "host_gather":
+        yield exchange_task(group.name, group.kind, topology.ring_gather(nbytes * local, hosts=True))
+
+
+def exchange_task(name: str, kind: str, exchange: Exchange) -> Task:
+    """Return the task of one exchange."""
+    return Task(name, EXCHANGE, kind, exchange.holds, exchange.seconds, traffic=exchange.traffic)
+
+
+def _meet_in_process(group: Group, topology: Topology, nbytes: float) -> Iterator[Task]:
+    """Yield what brings the values of one process's replicas together on its first device."""
+    local = topology.local
+    if local == 1:
+        return
+    moved = topology.within(nbytes * (local - 1))
+    if moved.seconds:
+        yield exchange_task(group.name, group.kind, moved)
+    yield _pass(group, topology, nbytes * (local + 1), 1, group.first.lowering)
+
+
+def _push(group: Group, holder: Holder, topology: Topology, nbytes: float) -> Iterator[Task]:
+    """Yield the pushes to the servers of all shards, side by side, and the sums there."""
+    share = nbytes / len(holder.servers)
+    holds: dict[str, float] = {}
+    traffic: dict[str, float] = {}
+    seconds = 0.0
+    for server in holder.servers:
+        one = topology.push(share, server)
+        for lane, held in one.holds.items():
+            holds[lane] = holds.get(lane, 0.0) + held
+        for link, moved in one.traffic.items():
+            traffic[link] = traffic.get(link, 0.0) + moved
+        seconds = max([seconds, one.seconds, *holds.values()])
+    yield Task(group.name, EXCHANGE, "push", holds, seconds, traffic=traffic)
+    work = Work("elementwise", 0.0, share * (topology.processes + 1))
+    if topology.processes > 1:
+        lanes = dict.fromkeys(topology.compute_lane(server) for server in holder.servers)
+        seconds = compute_seconds(work, topology.machine.core) + topology.machine.core.op_seconds
+        yield Task(group.name, COMPUTE, "AddN", dict.fromkeys(lanes, seconds), seconds)
+
+
+def _pass(group: Group, topology: Topology, nbytes: float, instances: int, op: str, *, serial: bool = False) -> Task:
+    """Return the task of an op that reads and writes so many bytes, on every replica or on the first device."""
+    work = Work("elementwise", 0.0, nbytes)
+    name = f"{op} {group.first.value}"
+    if topology.on_cpu:
+        seconds, width = on_cores(work, instances, topology.machine, serial=serial)
+        return Task(name, COMPUTE, op, {topology.lanes[0]: seconds}, seconds, width)
+    seconds = compute_seconds(work, topology.machine.accelerator) + topology.machine.accelerator.op_seconds
+    lanes = topology.lanes if instances > 1 else topology.lanes[:1]
+    return Task(name, COMPUTE, op, dict.fromkeys(lanes, seconds), seconds)

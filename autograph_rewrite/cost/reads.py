@@ -1,0 +1,127 @@
+"""Reads of variables that a replica does not hold: pulled from servers, or gathered from the other replicas.
+
+served          pull ──► ReadVariableOp          rows: what a gather looks up is pulled, not the table
+stage 1, 2      gather of the updated shards ──► ReadVariableOp
+stage 3         gather ──► forward readers,  gather again ──► backward readers
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from autograph_rewrite.cost.exchanges import exchange_task
+from autograph_rewrite.cost.folded import Folded
+from autograph_rewrite.cost.holders import Holder, variable_bytes
+from autograph_rewrite.cost.sizes import Sizes
+from autograph_rewrite.cost.tasks import EXCHANGE, Buffer, Task
+from autograph_rewrite.cost.topology import Topology
+from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.ir.walk import ancestors
+
+ROWS = frozenset(("ResourceGather", "ResourceGatherNd"))
+
+
+class Pulled(NamedTuple):
+    """What a read waits for, and the memory that holds what it gets."""
+
+    tasks: tuple[Task, ...] = ()
+    buffer: Buffer | None = None
+
+
+class Reads:
+    """Makes the exchanges that bring variables to where they are read."""
+
+    def __init__(self, folded: Folded, held: Mapping[str, Holder], topology: Topology, sizes: Sizes) -> None:
+        self._folded, self._held, self._topology, self._sizes = folded, held, topology, sizes
+        self._tasks: dict[tuple[str, str], Task] = {}
+        self._buffers: dict[tuple[str, str, str], Buffer] = {}
+        self._gathered: dict[Buffer, str] = {}  # buffers that are given back between forward and backward
+        self._forward: set[Node] = set()
+        self.regathers = any(holder.stage == 3 for holder in held.values())
+        if self.regathers:
+            self._forward = ancestors([value.node for value in folded.outputs], controls=False)
+
+    def of(self, node: Node, lane: str) -> Pulled:
+        """Return what brings a node the variable that it reads; nothing where the replica holds it."""
+        name = self._folded.variable_of(node) if self._held else None
+        holder = self._held.get(name) if name is not None else None
+        if holder is None or name is None or self._folded.region.get(node) == name or node.op == "VarHandleOp":
+            return Pulled()
+        if not (holder.is_served or holder.stage):
+            return Pulled()
+        what = node.name if node.op in ROWS else "whole"
+        if holder.stage:
+            pulled = self._gather(name, what, lane, kept=holder.stage < 3)
+            if holder.stage == 3 and pulled.buffer is not None:
+                self._gathered[pulled.buffer] = name
+            return pulled
+        return self._pull(node, name, what, lane)
+
+    def again(self, made: Buffer, node: Node, waits: Sequence[Task | None]) -> Pulled | None:
+        """Return what brings a backward reader a variable whose whole was given back; None where it is still there.
+
+        Args:
+            made: the buffer that the forward pass gathered.
+            node: the reader.
+            waits: what makes the other inputs of the reader: before them, the whole is not needed.
+        """
+        name = self._gathered.get(made)
+        if name is None or node in self._forward or self._folded.region.get(node) == name:
+            return None
+        begins = (name, "again") not in self._tasks
+        pulled = self._gather(name, "again", made.place)
+        if begins:
+            pulled.tasks[0].after(task for task in waits if task is not None)
+        return pulled
+
+    def _gather(self, name: str, what: str, lane: str, *, kept: bool = False) -> Pulled:
+        """Return the gather of all shards; where replicas keep the whole, it is written in place."""
+        whole = variable_bytes(self._folded.item.variables[name])
+        if (name, what) not in self._tasks:
+            exchange = self._topology.ring_gather(whole / self._topology.plan.replicas)
+            self._tasks[name, what] = exchange_task(f"gather {name}", "all_gather", exchange)
+        return self._held_on(name, what, lane, 0 if kept else whole, each=True)
+
+    def _pull(self, node: Node, name: str, what: str, lane: str) -> Pulled:
+        """Return the pull of a served variable, or of the rows of it that a node looks up on all replicas."""
+        nbytes = variable_bytes(self._folded.item.variables[name])
+        if node.op in ROWS:
+            rows = self._sizes.nbytes(self._folded.state.source(node.output()))
+            nbytes = rows * (self._topology.local if node in self._folded.each else 1)
+        if (name, what) not in self._tasks:
+            self._tasks[name, what] = self._pulling(name, self._held[name], nbytes)
+        is_there = node.op in ROWS or not self._tasks[name, what].seconds
+        return self._held_on(name, what, lane, 0 if is_there else nbytes, each=False)
+
+    def _held_on(self, name: str, what: str, lane: str, nbytes: int, *, each: bool) -> Pulled:
+        """Return the exchange with the memory on one lane."""
+        task = self._tasks[name, what]
+        key = (name, what, lane)
+        if key not in self._buffers:
+            self._buffers[key] = Buffer(nbytes, lane, each, task)
+        return Pulled((task,), self._buffers[key])
+
+    @property
+    def tasks(self) -> list[Task]:
+        """All exchanges."""
+        return list(self._tasks.values())
+
+    @property
+    def buffers(self) -> list[Buffer]:
+        """What they bring."""
+        return list(self._buffers.values())
+
+    def _pulling(self, name: str, holder: Holder, nbytes: float) -> Task:
+        """Return the task that brings all shards of a variable to every process."""
+        holds: dict[str, float] = {}
+        traffic: dict[str, float] = {}
+        seconds = 0.0
+        for server in holder.servers:
+            one = self._topology.pull(nbytes / len(holder.servers), server)
+            for key, held in one.holds.items():
+                holds[key] = holds.get(key, 0.0) + held
+            for link, moved in one.traffic.items():
+                traffic[link] = traffic.get(link, 0.0) + moved
+            seconds = max([seconds, one.seconds, *holds.values()])
+        return Task(f"pull {name}", EXCHANGE, "pull", holds, seconds, traffic=traffic)

@@ -1,0 +1,114 @@
+"""Search: which placements, buckets and compressors make a step shortest in simulation.
+
+    1. every builder's plan, with shared and with mirrored variables where the configuration leaves that open
+    2. from the best of them, variable by variable (those alike together, the largest first): what another builder chose
+    3. sizes of buckets, and compressors if the configuration allows one
+
+A change is kept if it shortens the step by more than a thousandth. Nothing is random and no clock is read, so every
+process finds the same plan; how many plans are tried depends on the size of the graph only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from autograph_rewrite.cost.counted import Counted, count
+from autograph_rewrite.cost.folded import Folded, fold, neutral
+from autograph_rewrite.cost.machine import Machine
+from autograph_rewrite.cost.result import Simulation
+from autograph_rewrite.cost.simulate import simulated, sizes_of
+from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.plan.parts import EdgePlan
+from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.plan.sections import Network
+
+WORTH = 0.999
+"""A change is kept if the step takes less than this part of what it took before."""
+
+
+@dataclass
+class Evaluator:
+    """Simulates plans of one item, keeping what they have in common.
+
+    Attributes:
+        item: normalised.
+        network: described by the configuration.
+        machine: how fast devices are.
+        tried: how many plans have been simulated.
+    """
+
+    item: GraphItem
+    network: Network | None = None
+    machine: Machine | None = None
+    tried: int = 0
+    _folds: dict[object, tuple[Folded, Mapping[Node, Counted]]] = field(default_factory=dict)
+    _edges: dict[object, tuple[EdgePlan, ...]] = field(default_factory=dict)
+
+    def simulate(self, plan: Plan) -> Simulation:
+        """Return what one step of a plan takes."""
+        kind = (plan.devices, plan.mode, plan.semantics, plan.batch_inputs, plan.compresses)
+        if kind not in self._folds:
+            folded = fold(self.item, plan)
+            self._folds[kind] = folded, count(folded, sizes_of(folded, plan))
+        folded, counts = self._folds[kind]
+        plain = neutral(plan)
+        options = (kind, plain.default, plain.variables)
+        if options not in self._edges:
+            self._edges[options] = folded.resolve(replace(plan, edges=())).edges
+        self.tried += 1
+        resolved = replace(plan, edges=self._edges[options])
+        return simulated(folded, resolved, self.network, machine=self.machine, events=False, counts=counts)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan and what it takes."""
+
+    plan: Plan
+    found: Simulation
+
+    @property
+    def key(self) -> tuple[float, int, int]:
+        """What is compared: the step, then memory, then bytes."""
+        return self.found.step_seconds, self.found.peak_bytes, self.found.exchanged_bytes
+
+    def is_better_than(self, other: Candidate) -> bool:
+        """Return whether it is worth a change."""
+        return self.found.step_seconds < WORTH * other.found.step_seconds
+
+
+@dataclass
+class Search:
+    """The best plan so far, and why.
+
+    Attributes:
+        evaluator: simulates.
+        budget: how many plans may be tried.
+        best: so far.
+        reasons: for people.
+    """
+
+    evaluator: Evaluator
+    budget: int
+    best: Candidate
+    reasons: list[str] = field(default_factory=list)
+
+    def offer(self, make: Callable[[], Plan], reason: str) -> bool:
+        """Simulate a changed plan, and keep it if it is better; return whether it was."""
+        if self.evaluator.tried >= self.budget:
+            return False
+        plan = make()
+        candidate = Candidate(plan, self.evaluator.simulate(plan))
+        if not candidate.is_better_than(self.best):
+            return False
+        saved = self.best.found.step_seconds - candidate.found.step_seconds
+        self.reasons.append(f"{reason}: {milliseconds(saved)} less")
+        self.best = candidate
+        return True
+
+
+def milliseconds(seconds: float) -> str:
+    """Return a time for people."""
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"

@@ -1,0 +1,228 @@
+"""`simulate`: predict one step of a distributed graph, without rewriting it and without TensorFlow.
+
+item, plan, cluster ──► folded step ──► tasks ──► played event by event ──► step time, memory, links, trace
+
+Identical devices and processes are folded into one, so that a thousand of them take no longer than two.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from autograph_rewrite.cost import memory
+from autograph_rewrite.cost.build import Built, build
+from autograph_rewrite.cost.counted import Counted
+from autograph_rewrite.cost.folded import Folded, fold, neutral
+from autograph_rewrite.cost.machine import Machine, network_link
+from autograph_rewrite.cost.play import play
+from autograph_rewrite.cost.result import DeviceUse, Event, ExchangeUse, LinkUse, Simulation
+from autograph_rewrite.cost.sizes import Sizes
+from autograph_rewrite.cost.tasks import COMPUTE, EXCHANGE, Buffer, Task
+from autograph_rewrite.cost.topology import CPU, IN, LOCAL, OTHERS, OUT, REST, Topology
+from autograph_rewrite.errors import GraphError, PlanError
+from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.ir.quiet import no_garbage_collection
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.load.normal import normalise
+from autograph_rewrite.plan.check import require
+from autograph_rewrite.plan.check_variables import VARIABLE_CHECKS
+from autograph_rewrite.plan.config import Config, ConfigLike
+from autograph_rewrite.plan.faults import raise_if_any
+from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.plan.sections import Cluster, Network
+
+EXAMPLES = 32
+"""Of one replica, where neither the graph nor the caller says how many."""
+
+
+def simulate(
+    item: GraphItem,
+    plan: Plan,
+    cluster: ConfigLike | Cluster | Network | None = None,
+    *,
+    batch: int | None = None,
+    machine: Machine | None = None,
+) -> Simulation:
+    """Predict one step.
+
+    Args:
+        item: a training graph; it is not changed.
+        plan: a request or a resolved plan for it.
+        cluster: what says how fast the network is: a configuration, its `cluster` or `network` section.
+        batch: examples of all replicas together; left out, what the graph says, else 32 for each replica.
+        machine: how fast its devices are; left out, round figures. `calibrate()` measures this one.
+
+    Raises:
+        GraphError: the graph has no batch input, or it has been distributed already.
+        PlanError: the plan is not one for this graph.
+    """
+    if item.report is not None:
+        raise GraphError("this item is distributed already", hint="simulate the original one, with new.report.plan")
+    flat = normalise(item)
+    require(replace(neutral(plan), edges=()), flat)
+    wrong = [plan.source.fault(*finding) for one in VARIABLE_CHECKS for finding in one(plan, flat)]
+    raise_if_any(wrong, error=PlanError, title=plan.source.name)
+    return simulated(fold(flat, plan), plan, network_of(cluster), batch=batch, machine=machine)
+
+
+def simulated(
+    folded: Folded,
+    plan: Plan,
+    network: Network | None = None,
+    *,
+    batch: int | None = None,
+    machine: Machine | None = None,
+    events: bool = True,
+    counts: Mapping[Node, Counted] | None = None,
+) -> Simulation:
+    """Predict one step of what has been folded already, without events if nobody wants them."""
+    resolved = folded.resolve(plan)
+    static = folded.state.semantics.batch
+    sizes = sizes_of(folded, plan, batch)
+    topology = Topology(resolved, machine or Machine(), network_link(network))
+    with no_garbage_collection():
+        built = build(folded, resolved, topology, sizes, counts)
+        seconds = play(built.tasks, built.cores) + topology.machine.run_seconds
+    notes = [] if static or batch else [f"{EXAMPLES} examples for each replica are assumed"]
+    return Simulation(
+        step_seconds=seconds,
+        exposed_seconds=_exposed(built.tasks, set(topology.lanes)),
+        bubble=0.0,
+        devices=tuple(_devices(built, topology, seconds)),
+        links=tuple(_links(built.tasks, topology)),
+        exchanges=tuple(
+            ExchangeUse(
+                group.first.value,
+                group.kind,
+                tuple(dict.fromkeys(member.edge.owner for member in group.members)),
+                group.sent,
+            )
+            for group in built.groups
+        ),
+        replicas=plan.replicas,
+        batch=sizes.batch,
+        events=tuple(_events(built.tasks)) if events else (),
+        notes=tuple(notes),
+    )
+
+
+def sizes_of(folded: Folded, plan: Plan, batch: int | None = None) -> Sizes:
+    """Return how large the batch is: as the graph says, as somebody says, or as is assumed."""
+    return Sizes(folded.state.semantics.batch or batch or EXAMPLES * plan.replicas, plan.replicas)
+
+
+def network_of(cluster: ConfigLike | Cluster | Network | None) -> Network | None:
+    """Return the network that a configuration, or a section of one, describes.
+
+    Raises:
+        ConfigError: the configuration is wrong.
+    """
+    if cluster is None or isinstance(cluster, Network):
+        return cluster
+    if isinstance(cluster, Cluster):
+        return cluster.network
+    if isinstance(cluster, Mapping) and cluster.keys() <= Network.model_fields.keys():
+        return Network(**cluster)
+    section = Config.of(cluster).cluster
+    return section.network if section is not None else None
+
+
+def _devices(built: Built, topology: Topology, seconds: float) -> list[DeviceUse]:
+    busy = dict.fromkeys([*topology.lanes, *built.variable_bytes], 0.0)
+    for task in built.tasks:
+        if task.kind == COMPUTE:
+            for lane, held in task.holds.items():
+                busy[lane] = busy.get(lane, 0.0) + held * task.width
+    found: list[DeviceUse] = []
+    for lane in dict.fromkeys([*topology.lanes, *built.variable_bytes]):
+        own = [buffer for buffer in built.buffers if buffer.place == lane]
+        count = topology.processes
+        if lane == REST:
+            count *= topology.local - 1
+        elif lane == OTHERS:
+            continue  # they stand beside the first one
+        elif lane not in topology.lanes:
+            count = 1
+        if lane == CPU and topology.local > 1:
+            found += _cpu_devices(built, topology, own, busy[lane], seconds)
+        else:
+            found.append(_use(lane, count, busy[lane], built, own, lane, seconds))
+    return found
+
+
+def _cpu_devices(
+    built: Built, topology: Topology, own: list[Buffer], busy: float, seconds: float
+) -> Iterator[DeviceUse]:
+    """Yield the CPU devices of a process: the first also has what exists once, and all replicas of shared variables."""
+    others = topology.processes * (topology.local - 1)
+    apart = built.variable_bytes.get(OTHERS, 0) // (topology.local - 1)
+    held = [Buffer(apart, OTHERS, each=False, kept=True)]
+    each = [buffer for buffer in own if buffer.each]
+    if topology.plan.mode == "shared":
+        together = own + each * (topology.local - 1)
+        yield _use(CPU, topology.processes, busy, built, together, CPU, seconds)
+        if apart:
+            yield _use(OTHERS, others, 0.0, built, held, CPU, seconds)
+    else:
+        yield _use("first cpu device", topology.processes, busy, built, own, CPU, seconds)
+        yield _use(OTHERS, others, 0.0, built, each + held, CPU, seconds)
+
+
+def _use(
+    name: str, count: int, busy: float, built: Built, buffers: list[Buffer], lane: str, seconds: float
+) -> DeviceUse:
+    cores = built.cores.get(lane, 1)
+    variables = sum(buffer.nbytes for buffer in buffers if buffer.kept and buffer.maker is None)
+    return DeviceUse(name, count, busy / cores, memory.peak(buffers, seconds), variables)
+
+
+def _links(tasks: list[Task], topology: Topology) -> list[LinkUse]:
+    carried: Counter[str] = Counter()
+    busy: dict[str, float] = {}
+    for task in tasks:
+        if task.kind == EXCHANGE:
+            for lane, nbytes in task.traffic.items():
+                carried[lane] += int(nbytes)
+            for lane, held in task.holds.items():
+                busy[lane] = busy.get(lane, 0.0) + held
+    counts = {OUT: topology.processes, IN: topology.processes, LOCAL: topology.processes}
+    return [
+        LinkUse(lane, counts.get(lane, 1), carried[lane], busy.get(lane, 0.0))
+        for lane in sorted(carried)
+        if carried[lane]
+    ]
+
+
+def _exposed(tasks: list[Task], lanes: set[str]) -> float:
+    """Return for how long something is exchanged while no replica computes."""
+    changes = []
+    for task in tasks:
+        if task.end > task.start:
+            computes = task.kind == COMPUTE and not lanes.isdisjoint(task.holds)
+            if computes or task.kind == EXCHANGE:
+                changes.append((task.start, 1, computes))
+                changes.append((task.end, -1, computes))
+    changes.sort()
+    exposed = before = 0.0
+    computing = exchanging = 0
+    for at, change, computes in changes:
+        if exchanging and not computing:
+            exposed += at - before
+        before = at
+        if computes:
+            computing += change
+        else:
+            exchanging += change
+    return exposed
+
+
+def _events(tasks: list[Task]) -> list[Event]:
+    found = [
+        Event(task.name, lane, task.start, held, task.kind)
+        for task in tasks
+        for lane, held in task.holds.items()
+        if held
+    ]
+    return sorted(found, key=lambda event: (event.start, event.lane, event.name))

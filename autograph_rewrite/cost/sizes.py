@@ -1,0 +1,54 @@
+"""Symbolic sizes as numbers: what `3*b` rows are, once somebody says how many examples a batch has."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from autograph_rewrite.analysis.dims import BLOCK, Dim
+from autograph_rewrite.analysis.fact import Fact
+from autograph_rewrite.ir import dtypes
+
+UNKNOWN = 1
+"""Stands in for a size that nothing tells."""
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The numbers behind the symbols of one step.
+
+    Attributes:
+        batch: examples of all replicas together.
+        replicas: how many share them.
+    """
+
+    batch: int
+    replicas: int
+
+    @property
+    def block(self) -> int:
+        """Examples of one replica: of the largest share, where they differ by one."""
+        return max(1, -(-self.batch // self.replicas))
+
+    def number(self, dim: Dim) -> int:
+        """Return a size as a number."""
+        if dim is None:
+            return UNKNOWN
+        if isinstance(dim, int):
+            return max(dim, 0)
+        return dim.coef * math.prod(self._factor(factor) for factor in dim.factors)
+
+    def shape(self, fact: Fact) -> Shape:
+        """Return the shape of one instance of a value; empty where its rank is unknown."""
+        return tuple(self.number(dim) for dim in fact.shape or ())
+
+    def nbytes(self, fact: Fact) -> int:
+        """Return the bytes of one instance of a value."""
+        return math.prod(self.shape(fact)) * dtypes.width(fact.dtype)
+
+    def _factor(self, factor: str) -> int:
+        if factor.partition("#")[0] == BLOCK:
+            return self.block
+        return self.batch if factor.partition("#")[0] == "B" else UNKNOWN

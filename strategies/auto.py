@@ -1,0 +1,194 @@
+"""Auto: the plan whose step is shortest in simulation, searched among the builders' plans and mixtures of them.
+
+The network is the one that the configuration describes; machines are round figures (`cost.machine`), never measured
+ones, since every process has to find the same plan. The plan's notes say what was compared and why it was chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.plan import available
+from autograph_rewrite.plan.check_variables import axis_of
+from autograph_rewrite.plan.config import Config
+from autograph_rewrite.plan.parts import VariableRequest
+from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.plan.request import override_of
+from autograph_rewrite.strategies.assemble import assemble, nbytes, trained_variables
+from autograph_rewrite.strategies.base import StrategyBuilder
+from autograph_rewrite.strategies.choice import Choice, Parts, Trained
+
+if TYPE_CHECKING:
+    from autograph_rewrite.cost.search import Candidate, Evaluator, Search
+
+NODES = 240_000
+"""So many nodes are simulated in all: fewer plans of larger graphs."""
+FEWEST, MOST = 24, 120
+"""Plans that are tried at least, and at most."""
+BUCKETS = (256 * 1024, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
+
+
+@dataclass(frozen=True)
+class Auto:
+    """Searches builders, placements of single variables, buckets and, where allowed, compressors.
+
+    Attributes:
+        builders: the builders whose plans are compared and mixed, by name.
+        every: also those whose plans cannot be carried out yet.
+    """
+
+    builders: Mapping[str, StrategyBuilder]
+    every: bool = False
+
+    def build(self, item: GraphItem, config: Config) -> Plan:
+        """The request that makes a step shortest in simulation; its notes say why.
+
+        Raises:
+            ConfigError: as the builders do.
+        """
+        from autograph_rewrite.cost.search import Evaluator, Search
+
+        network = config.cluster.network if config.cluster is not None else None
+        evaluator = Evaluator(item, network)
+        plans = dict(self._single(item, config))
+        compared = self._compared(evaluator, plans)
+        best = min(compared, key=lambda name: compared[name].key)
+        budget = evaluator.tried + max(FEWEST, min(MOST, NODES // max(len(item.graph), 1)))
+        search = Search(evaluator, budget, compared[best])
+        self._mix(item, config, search, list(plans.values()))
+        self._bucket(config, search)
+        self._compress(item, config, search)
+        return _named(search, compared, best)
+
+    def _single(self, item: GraphItem, config: Config) -> Iterator[tuple[str, Plan]]:
+        """Yield the plan of every builder; in both modes, where the configuration leaves that open."""
+        known = config.strategy.variables
+        modes = (known,) if known or config.workers > 1 else ("shared", "mirrored")
+        for mode in modes:
+            if mode == "mirrored" and len(set(config.devices or ())) < len(config.devices or ()):
+                continue  # it needs distinct devices
+            section = config.strategy.model_copy(update={"variables": mode, "compressor": "none"})
+            chosen = config.model_copy(update={"strategy": section})
+            chosen._source = config._source
+            for name, builder in self.builders.items():
+                if self.every or name in available.STRATEGIES:
+                    plan = builder.build(item, chosen)
+                    yield f"{name} ({plan.mode})" if len(modes) > 1 else name, plan
+
+    def _compared(self, evaluator: Evaluator, plans: Mapping[str, Plan]) -> dict[str, Candidate]:
+        from autograph_rewrite.cost.search import Candidate
+
+        return {name: Candidate(plan, evaluator.simulate(plan)) for name, plan in plans.items()}
+
+    def _mix(self, item: GraphItem, config: Config, search: Search, plans: list[Plan]) -> None:
+        """Give variables that are alike what another builder chose for them, the largest first."""
+        trained = trained_variables(item, search.best.plan.graph_digest)
+        choices = {name: _choices(name, plans) for name in trained}
+        mode = search.best.plan.mode
+        section = config.strategy.model_copy(update={"variables": mode, "compressor": "none"})
+        chosen = config.model_copy(update={"strategy": section})
+        chosen._source = config._source
+        current = {request.name: _choice(request) for request in search.best.plan.variables}
+        for alike in _alike(trained):
+            first = alike[0]
+            for other in choices[first.name]:
+                if other == current.get(first.name):
+                    continue
+                wanted = {**current, **dict.fromkeys((one.name for one in alike), other)}
+                make = partial(_assembled, item, chosen, wanted)
+                if search.offer(make, f"{_shown(alike)} {_worded(other)}"):
+                    current = wanted
+
+    def _bucket(self, config: Config, search: Search) -> None:
+        """Try other sizes of buckets, where the configuration does not say one."""
+        if "bucket_bytes" in config.strategy.model_fields_set:
+            return
+        for size in BUCKETS:
+            plan = search.best.plan
+            if size != plan.default.bucket_bytes:
+                free = _free(plan, config, "bucket_bytes")
+                changed = replace(plan, default=replace(plan.default, bucket_bytes=size))
+                make = partial(_with_options, changed, free, bucket_bytes=size)
+                search.offer(make, f"buckets of {size:,} bytes")
+
+    def _compress(self, item: GraphItem, config: Config, search: Search) -> None:
+        """Try the compressor that the configuration allows, on variables that are alike, the largest first."""
+        allowed = config.strategy.compressor
+        if allowed == "none":
+            return
+        free = _free(search.best.plan, config, "compressor")
+        for alike in _alike(trained_variables(item)):
+            names = free & {one.name for one in alike}
+            if names and not alike[0].role.sparse:
+                make = partial(_with_options, search.best.plan, names, compressor=allowed)
+                search.offer(make, f"{_shown(alike)} sent as {allowed}")
+
+
+def _assembled(item: GraphItem, config: Config, choices: Mapping[str, Choice]) -> Plan:
+    return assemble(item, config, lambda one: choices.get(one.name, Choice()), strategy="Auto")
+
+
+def _named(search: Search, compared: Mapping[str, Candidate], best: str) -> Plan:
+    """Return the best plan under Auto's name, with the reasons."""
+    from autograph_rewrite.cost.search import milliseconds
+
+    ranked = sorted(compared, key=lambda name: compared[name].key)
+    times = (f"{name} {milliseconds(compared[name].found.step_seconds)}" for name in ranked)
+    took = milliseconds(search.best.found.step_seconds)
+    notes = (
+        f"Auto simulated {search.evaluator.tried} plans; a step of the best takes {took}",
+        f"a step of single builders: {', '.join(times)}",
+        f"it began with {best}; " + ("; ".join(search.reasons) or "no change made it better"),
+    )
+    plan = replace(search.best.plan, strategy="Auto", notes=(*search.best.plan.notes, *notes), id="")
+    return replace(plan, id=f"Auto-{plan.digest()[:12]}")
+
+
+def _choice(request: VariableRequest) -> Choice:
+    axis = axis_of(request.placement)
+    split = Parts(axis, len(request.sizes)) if axis is not None else None
+    return Choice(request.options.synchronizer, split, request.stage)
+
+
+def _choices(name: str, plans: list[Plan]) -> list[Choice]:
+    """Return the different choices that builders made for a variable."""
+    requests = (request for plan in plans for request in plan.variables if request.name == name)
+    return list(dict.fromkeys(_choice(request) for request in requests))
+
+
+def _alike(trained: Mapping[str, Trained]) -> list[list[Trained]]:
+    """Return the variables in groups of one shape and role, the heaviest group first."""
+    groups: dict[object, list[Trained]] = {}
+    for one in trained.values():
+        groups.setdefault((one.role, one.shape, one.variable.dtype), []).append(one)
+    return sorted(groups.values(), key=lambda group: -sum(nbytes(one.variable) for one in group))
+
+
+def _shown(alike: list[Trained]) -> str:
+    more = f" and {len(alike) - 1} alike" if len(alike) > 1 else ""
+    return f"'{alike[0].name}'{more}"
+
+
+def _worded(choice: Choice) -> str:
+    if choice.stage:
+        return f"split over the replicas along axis {choice.parts.axis if choice.parts else 0}"
+    how = "on servers" if choice.synchronizer == "ps" else "all-reduced"
+    return f"{how} in {choice.parts.count} shards" if choice.parts else how
+
+
+def _free(plan: Plan, config: Config, key: str) -> set[str]:
+    """Return the variables for which no override says a key."""
+    overrides = {one.name: override_of(one.name, config) for one in plan.variables}
+    return {name for name, override in overrides.items() if override is None or getattr(override, key) is None}
+
+
+def _with_options(plan: Plan, names: Collection[str], **changes: Any) -> Plan:
+    """Return the plan with options changed for some variables."""
+    requests = (
+        replace(one, options=replace(one.options, **changes)) if one.name in names else one for one in plan.variables
+    )
+    return replace(plan, variables=tuple(requests))
