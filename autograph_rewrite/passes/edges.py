@@ -151,7 +151,8 @@ def _edge(plan: Plan, state: Propagation, owners: Owners, value: Value, target: 
     lowering = _lowering(plan, fact, target)
     if value in state.whole_inputs and len(plan.processes) > 1:
         placement = f"split({state.whole_inputs[value]})"
-        lowering = "host_gather" if target == "replicated" else lowering
+        gathered = "server_gather" if plan.homes else "host_gather"
+        lowering = gathered if target == "replicated" else lowering
     return EdgePlan(
         value=value.name,
         from_=placement,

@@ -25,6 +25,7 @@ from autograph_rewrite.passes.edges import PASSES_HANDLES, is_update
 from autograph_rewrite.passes.stores import Home
 
 SUFFIX = "/served"
+REPORT = "report this, with the graph; strategy AllReduce needs no servers"
 
 
 def name_served_roots(context: Context, item: GraphItem) -> None:
@@ -65,6 +66,9 @@ def hand_over(context: Context, item: GraphItem) -> None:
         PassError: what a served node needs of every worker is computed in a branch or loop only.
     """
     graph = context.graph
+    collective = next((node for node in graph if node.op.startswith("Collective")), None)
+    if collective is not None:
+        raise PassError("a collective cannot run in a job with parameter servers", node=collective, hint=REPORT)
     context.served.nodes &= set(graph)
     if context.plan.is_asynchronous:
         context.served.nodes -= ancestors(graph.nodes[name] for name in item.targets if name in graph.nodes)
@@ -273,19 +277,19 @@ def _read_before_pushing(context: Context, item: GraphItem) -> None:
     """Let this process's reads of a variable come before its contribution to the next value."""
     graph, served = context.graph, context.served
     order = topological_order(graph)
-    pushes = [push for several in served.pushes.values() for push in several if push.name in graph]
-    if not pushes:
-        return
     roots = [graph.nodes[name] for name in item.targets if name in graph.nodes]
     roots += [graph.anchors[f"output {name}"].node for name in item.outputs]
     step = ancestors(roots)
+    pushes = [push for several in served.pushes.values() for push in several if push in step]
+    if not pushes:
+        return
     position = {node: i for i, node in enumerate(order)}
     behind, certain = marks_before(order, dict.fromkeys(pushes, 1)), unconditional(order)
     for name, variable in item.variables.items():
         handle = graph.nodes.get(variable.handle)
         if name not in served.homes or handle is None:
             continue
-        own = [push for push in served.pushes.get(name, pushes) if push in position]
+        own = [push for push in served.pushes.get(name, pushes) if push in step]
         for read in _reads(handle.output()):
             if read in served.nodes or read not in step or read not in certain:
                 continue  # a push waits for what a branch or loop makes of its reads, not for the reads

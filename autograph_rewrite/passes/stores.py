@@ -100,7 +100,8 @@ def _meeting(context: Context, part: Value, edge: EdgePlan) -> Home:
     """Return where parts meet: beside the owner; what has none is spread over all servers."""
     homes = sorted(set(context.plan.homes.values()))
     spread = homes[zlib.crc32(f"{edge.value} {edge.to}".encode()) % len(homes)]
-    return Home(context, context.served.homes.get(edge.owner, spread), part.node, f"{part.node.name}/{edge.lowering}")
+    name = f"{edge.value.replace(':', '/')}/{edge.lowering}"  # the same in all processes
+    return Home(context, context.served.homes.get(edge.owner, spread), part.node, name)
 
 
 def _accumulate(context: Context, part: Value, edge: EdgePlan, home: Home) -> Value:

@@ -23,7 +23,7 @@ from autograph_rewrite.runtime.clock import Clock
 from autograph_rewrite.runtime.connect import connected, graph_of, joined, require_devices
 from autograph_rewrite.runtime.missing import is_of_the_job, missing
 from autograph_rewrite.runtime.peers import Lookout
-from autograph_rewrite.runtime.watchdog import Closing, Watchdog, may_wait
+from autograph_rewrite.runtime.watchdog import Closing, Watchdog, may_wait, users_may_wait
 
 _COMBINE = {
     "sum": np.add,
@@ -308,7 +308,8 @@ def _watchdog(member: Membership | None, item: GraphItem, session: Any, seconds:
         return None
     servers = bool(item.report.plan.homes)
     lookout, closing = functools.partial(Lookout, member, seconds, servers=servers), functools.partial(Closing, session)
-    return Watchdog(seconds, lookout, closing, may_idle=may_wait(item.graph_bytes))
+    waits = users_may_wait(item.graph) if servers else may_wait(item.graph_bytes)
+    return Watchdog(seconds, lookout, closing, may_idle=waits)
 
 
 def check_batch_sizes(sizes: Mapping[str, int]) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
+from autograph_rewrite.ir.graph import PASS_ATTR, Graph
 from autograph_rewrite.runtime.background import repeat
 from autograph_rewrite.runtime.calls import cancellation_manager
 from autograph_rewrite.runtime.peers import Lookout
@@ -31,6 +32,11 @@ _WAITS = frozenset(("IteratorGetNext", "IteratorGetNextSync", "PyFunc", "EagerPy
 def may_wait(definition: bytes) -> bool:
     """Return whether a graph or function has an op that may wait for something else than replicas."""
     return any(op.encode() in definition for op in _WAITS)
+
+
+def users_may_wait(graph: Graph) -> bool:
+    """Return whether an op of the user may wait for something else than workers; a pass's queues wait for those."""
+    return any(node.op in _WAITS and node.attr(PASS_ATTR, b"expand") == b"expand" for node in graph)
 
 
 class Canceller(Protocol):
