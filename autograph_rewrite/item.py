@@ -41,6 +41,23 @@ class TensorInfo:
 
 
 @dataclass(frozen=True)
+class Shards:
+    """The pieces in which a rewritten graph holds a variable.
+
+    Attributes:
+        axis: along which they are joined.
+        sizes: of the pieces along it.
+        handles: names of the nodes that give their handles, in order.
+        devices: where they live, in order; empty where every replica's device, or the first, has all of them.
+    """
+
+    axis: int
+    sizes: tuple[int, ...]
+    handles: tuple[str, ...]
+    devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Variable:
     """A variable of the graph.
 
@@ -52,6 +69,7 @@ class Variable:
         trainable: whether it is trained; None when nothing says so.
         initializer: the op that assigns its initial value; None for a captured variable.
         captured: it lives outside the graph, as a tf.Variable of the user.
+        shards: the pieces that the graph has instead of it, None where it is whole.
     """
 
     name: str
@@ -61,6 +79,7 @@ class Variable:
     trainable: bool | None = None
     initializer: str | None = None
     captured: bool = False
+    shards: Shards | None = None
 
 
 class GraphItem:

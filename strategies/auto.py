@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.plan import available
-from autograph_rewrite.plan.check_variables import axis_of
 from autograph_rewrite.plan.config import Config
 from autograph_rewrite.plan.parts import VariableRequest
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.request import override_of
+from autograph_rewrite.plan.shards import axis_of
 from autograph_rewrite.strategies.assemble import assemble, nbytes, trained_variables
 from autograph_rewrite.strategies.base import StrategyBuilder
 from autograph_rewrite.strategies.choice import Choice, Parts, Trained

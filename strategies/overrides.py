@@ -39,7 +39,7 @@ def misfits(config: Config, trained: Mapping[str, Trained], choices: Mapping[str
     for i, override in enumerate(config.variables):
         meant = [one for one in trained.values() if override_of(one.name, config) is override]
         asks = [key for key, given in _placements(override).items() if given]
-        if asks and not meant:
+        if asks and trained and not meant:
             message = f"variables[{i}]: '{override.match}' is the first match of no variable that is trained"
             yield config.fault(("variables", i, "match"), message, "state of the optimizer follows its variable")
         for one in meant:
@@ -70,8 +70,6 @@ def _problem(partition: Partition, trained: Trained) -> str:
         return f"'{trained.name}' is a scalar, which has no axis to split"
     if axis >= len(shape):
         return f"'{trained.name}' has {len(shape)} axes, so no axis {axis}"
-    if trained.role.sparse and axis != 0:
-        return f"the gradient of '{trained.name}' consists of rows, so only axis 0 can be split, not {axis}"
     size = shape[axis]
     if size is None:
         return f"the size of axis {axis} of '{trained.name}' is not known"

@@ -192,7 +192,6 @@ def test_overrides_win_over_every_builder(name: str) -> None:
         ({"match": "scale", "partition": {"shards": 2}}, "'scale' is a scalar, which has no axis to split"),
         ({"match": "bias", "partition": {"axis": 1, "shards": 2}}, "'bias' has 1 axes, so no axis 1"),
         ({"match": "prime", "partition": {"shards": 8}}, "'prime' has 7 along axis 0, too few for 8 shards"),
-        ({"match": "table", "partition": {"axis": 1, "shards": 2}}, "so only axis 0 can be split, not 1"),
         ({"match": "branched", "partition": {"shards": 2}}, "'branched' is used inside a branch or loop"),
         ({"match": "kernel/Momentum", "synchronizer": "ps"}, "is the first match of no variable that is trained"),
         ({"match": "kernel", "partition": {"over": "data", "shards": 2}}, "over data there is one for each replica"),

@@ -79,6 +79,9 @@ JOBS = {
     "balanced": Kind(3, ("language_model_mirrored", "custom_loop", "fit"), 2, "PSLoadBalancing"),
     "parallax": Kind(3, ("language_model_mirrored", "function_sparse", "two_inputs"), 2, "Parallax"),
     "without_servers": Kind(2, ("language_model_mirrored", "custom_loop"), 0, "PS"),
+    "shards": Kind(2, ("mlp_adam_shared_two_devices", "function_sparse"), 0, "PartitionedAR"),
+    "served shards": Kind(2, ("mlp_adam_mirrored", "language_model_mirrored", "function_sparse"), 1, "PartitionedPS"),
+    "fsdp": Kind(2, ("mlp_adam_mirrored", "language_model_mirrored", "custom_loop", "fit"), 0, "FSDP"),
     "pipelines": Kind(2, PIPELINES),
     "pipelines of three": Kind(3, PIPELINES),
 }
@@ -186,7 +189,7 @@ def test_two_processes_with_a_parameter_server_fit_a_keras_model_as_one_does(loa
     assert_trains_as_one(load("served_models"), case, SINGLE_PRECISION)
 
 
-@pytest.mark.parametrize("job", ["balanced", "parallax", "without_servers"])
+@pytest.mark.parametrize("job", ["balanced", "parallax", "without_servers", "shards", "served shards", "fsdp"])
 def test_jobs_with_several_servers_or_none_train_as_one_does(load: Load, job: str) -> None:
     for case in JOBS[job].cases:
         exact = case in SERVED_GRAPHS

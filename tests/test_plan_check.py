@@ -98,8 +98,8 @@ CASES: list[tuple[Callable[[Plan], Plan], str]] = [
         "the variable 'dense/kernel' stands twice in variables",
     ),
     (
-        lambda p: replace(p, variables=(parts.VariableRequest("count", "split(0)"),)),
-        "the placement 'split(0)' ('count') is not available yet in this version",
+        lambda p: replace(p, variables=(parts.VariableRequest("count", "partial(sum)"),)),
+        "'partial(sum)' is no placement of a variable ('count')",
     ),
     (
         lambda p: replace(p, variables=(parts.VariableRequest("count", options=parts.Options(bucket_bytes=-1)),)),

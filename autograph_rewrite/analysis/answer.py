@@ -27,6 +27,7 @@ from autograph_rewrite.analysis.rules.base import (
     Want,
     whole,
 )
+from autograph_rewrite.analysis.rules.blockwise import BLOCKWISE, place_blockwise
 from autograph_rewrite.analysis.rules.sizes import MEASURES
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir import dtypes
@@ -123,6 +124,8 @@ def _measured(n: Op, rule: Rule) -> Answer | None:
 
 
 def _place(n: Op, rule: Rule | None) -> tuple[Placed, str]:
+    if n.attr(BLOCKWISE, False):
+        return place_blockwise(n), ""
     if n.attr(WHOLE, False):
         return whole(n), ""
     if n.op in MEASURES:

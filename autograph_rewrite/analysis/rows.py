@@ -18,6 +18,7 @@ from autograph_rewrite.analysis.cut import bytes_of
 from autograph_rewrite.analysis.fact import REPLICATED
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.rules import TABLE
+from autograph_rewrite.analysis.rules.blockwise import BLOCKWISE
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.graph import Node, Value
 
@@ -154,6 +155,8 @@ def _readers(state: Propagation, value: Value, serving: Mapping[Value, list[Valu
             return None
         if answer.wants.get(index) == REPLICATED or answer.constant:
             continue
+        if node.attr(BLOCKWISE, False):
+            return None  # it needs blocks throughout
         rule = TABLE.get(node.op)
         results = [r for r in _made(state, node) if state.source(r).placement.differs]
         if rule is None or (rule.family not in CHEAP and rule.family != "reduce"):

@@ -27,9 +27,9 @@ from autograph_rewrite.passes import pipeline
 from autograph_rewrite.passes.context import Context
 from autograph_rewrite.passes.prune import prune
 from autograph_rewrite.passes.reshard import assign_spans
-from autograph_rewrite.plan.check_variables import axis_of
 from autograph_rewrite.plan.parts import STEP, Options, VariableRequest
 from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.plan.shards import axis_of
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.item import Variable
-from autograph_rewrite.plan.check_variables import axis_of
 from autograph_rewrite.plan.parts import VariableRequest
 from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.plan.shards import axis_of
 
 
 @dataclass(frozen=True)

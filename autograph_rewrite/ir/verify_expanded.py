@@ -8,6 +8,7 @@ every invariant of a plain graph
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from autograph_rewrite.ir.job import Job, Root
 from autograph_rewrite.ir.verify import Fault, folded_faults, raise_for
 from autograph_rewrite.ir.verify_collectives import collective_faults
 from autograph_rewrite.ir.walk import ancestors
+
+_SHARD = re.compile(r"/part_\d+$")
 
 
 class _Tensor(Protocol):
@@ -149,9 +152,10 @@ def devices_are_the_plans(finished: Finished) -> Iterator[Fault]:
 
 
 def original_name(name: str, original: Graph) -> str:
-    """Return the name of the original node that an instance stands for; a node of its own keeps its name."""
+    """Return the name of the original node that an instance, or a shard, stands for; others keep their name."""
     plain = common_name(name)
-    return plain if plain in original else name
+    whole = _SHARD.sub("", plain)
+    return plain if plain in original else whole if whole in original else name
 
 
 def no_storage_is_shared_by_accident(finished: Finished) -> Iterator[Fault]:

@@ -22,7 +22,7 @@ import numpy as np
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir import dtypes
-from autograph_rewrite.item import GraphItem, TensorInfo, Variable
+from autograph_rewrite.item import GraphItem, Shards, TensorInfo, Variable
 from autograph_rewrite.load.binding import FunctionBinding, SavedBinding, SavedCapture
 from autograph_rewrite.load.graphs import read
 from autograph_rewrite.load.inputs import describe, named_batches
@@ -176,10 +176,15 @@ def _item(manifest: Any, data: bytes, binding: SavedBinding | None) -> GraphItem
         outputs={entry["name"]: TensorInfo(**_tupled(entry)) for entry in manifest["outputs"]},
         targets=tuple(manifest["targets"]),
         init_op=manifest["init_op"],
-        variables={entry["name"]: Variable(**_tupled(entry)) for entry in manifest["variables"]},
+        variables={entry["name"]: _variable(entry) for entry in manifest["variables"]},
         keep=tuple(manifest["keep"]),
         binding=binding,
     )
+
+
+def _variable(entry: Mapping[str, Any]) -> Variable:
+    shards = entry.get("shards")
+    return Variable(**_tupled(entry) | {"shards": None if shards is None else Shards(**_tupled(shards))})
 
 
 def _tupled(entry: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The passes, in order, on a copy of the graph; verified after each one.
 
-    prune ► propagate ⇄ decompose ► cut ► resolve the plan ► reshard ► guard ► merge ► place ► expand
+    prune ► partition ► propagate ⇄ decompose ► cut ► resolve the plan ► reshard ► guard ► merge ► place ► expand
 
 Everything up to `expand` works on the folded graph, whose size does not depend on the number of replicas.
 """
@@ -38,13 +38,15 @@ from autograph_rewrite.passes.decorrelate import decorrelate
 from autograph_rewrite.passes.expand import expand
 from autograph_rewrite.passes.guard import guard_empty_blocks
 from autograph_rewrite.passes.hand_over import hand_over, lock_updates, name_served_roots
+from autograph_rewrite.passes.held import held_bytes
 from autograph_rewrite.passes.keys import Keys
 from autograph_rewrite.passes.layout import Layout
 from autograph_rewrite.passes.merge import merge_kept, merge_outputs, merge_targets
 from autograph_rewrite.passes.mirror import name_resources
 from autograph_rewrite.passes.order_reads import order_reads
 from autograph_rewrite.passes.own_parts import take_own_parts
-from autograph_rewrite.passes.place import place, run_devices
+from autograph_rewrite.passes.partition import by_shards, partition, shard_variables
+from autograph_rewrite.passes.place import place, run_devices, within_reach
 from autograph_rewrite.passes.proxies import add_proxies
 from autograph_rewrite.passes.prune import prune
 from autograph_rewrite.passes.report import Note, PassRecord, Report
@@ -141,6 +143,7 @@ def analyse(graph: Graph, item: GraphItem, plan: Plan, run: _Run | None = None) 
     outputs = [graph.anchors[f"output {name}"] for name in item.outputs]
     with run.step("cut"):
         reduced = cut.choose(state, outputs, unconditionally=bool(plan.homes) and len(plan.processes) > 1)
+        reduced = by_shards(reduced, outputs)
         if reduced:
             state = revise(state, reduced=reduced)
         if _share_a_device(plan) and not plan.compresses and mark_whole(state, plan.replicas):
@@ -179,6 +182,11 @@ def _rewrite(
             item = take_own_parts(graph, item, plan, task)
     with run.step("prune"):
         prune(graph, _roots(graph, item))
+    asked = plan.variables
+    if any(variable.captured for variable in item.variables.values()):
+        plan = within_reach(plan, task)
+    sharded, plan = _in_shards(run, item, plan)
+    item = sharded.with_(variables=shard_variables(sharded.variables))
     state, outputs = analyse(graph, item, plan, run)
     found = [Note(node.name, node.op, text) for node, text in notes(state)]
     if plan.semantics.strict and found:
@@ -198,8 +206,7 @@ def _rewrite(
     context.owners = item.variables
     context.task = task
     context.rank, context.workers = rank, len(job.processes)
-    home = run_devices(plan, task)[0] if context.captures else None
-    context.served = served_by(plan, state, item.variables, home)
+    context.served = served_by(plan, state, item.variables)
     source = measured_input(state)
     with run.step("reshard"):
         assign_spans(context)
@@ -241,7 +248,7 @@ def _rewrite(
     run.records.append(PassRecord("expand", time.perf_counter() - began_expand, 0, 0))
     each = sum(1 for node in graph if node.span is Span.EACH)
     report = Report(
-        replace(plan, devices=job.devices, mode=job.mode, mesh=job.mesh),
+        replace(plan, devices=job.devices, mode=job.mode, mesh=job.mesh, variables=asked),
         tuple(run.records),
         tuple(found),
         nodes_before,
@@ -251,12 +258,21 @@ def _rewrite(
         tuple(one.named() for one in context.compressed),
         task=rank,
         homes=context.served.homes,
+        held=held_bytes(graph, item.variables, devices),
     )
     layout = Layout(
         graph, common, placements, context.aliases, plan.replicas_each, feeds, partial=context.processes > 1
     )
     inputs = own_inputs(item, plan, state, task)
-    return item.with_(graph=None, data=data, report=report, layout=layout, inputs=inputs)
+    return item.with_(graph=None, data=data, report=report, layout=layout, inputs=inputs, variables=sharded.variables)
+
+
+def _in_shards(run: _Run, item: GraphItem, plan: Plan) -> tuple[GraphItem, Plan]:
+    """Cut the variables of which the plan wants it; mostly that is none."""
+    if not any(request.sizes for request in plan.variables):
+        return item, plan
+    with run.step("partition"):
+        return partition(run.graph, item, plan)
 
 
 def _roots(graph: Graph, item: GraphItem) -> list[Node]:
@@ -313,6 +329,9 @@ def resolve(item: GraphItem, plan: Plan) -> Plan:
             graph.anchors[f"output {name}"] = graph.value(info.tensor)
         prune(graph, _roots(graph, item))
         own = plan.alone(0) if plan.is_asynchronous and len(plan.processes) > 1 else plan
-        state, outputs = analyse(graph, item, own)
+        run = _Run(graph, None, ())
+        sharded, own = _in_shards(run, item, own)
+        item = sharded.with_(variables=shard_variables(sharded.variables))
+        state, outputs = analyse(graph, item, own, run)
         resolved = edge_list.resolve(own, state, outputs, item.variables)
-        return replace(resolved, devices=plan.devices, mode=plan.mode, mesh=plan.mesh)
+        return replace(resolved, devices=plan.devices, mode=plan.mode, mesh=plan.mesh, variables=plan.variables)

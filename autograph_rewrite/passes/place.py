@@ -8,10 +8,12 @@ them would only cost (measured: 2 to 5 % of a step), and no device has to be mad
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from autograph_rewrite.analysis.propagate import is_pinned
 from autograph_rewrite.ir.graph import Graph, Node, Span
 from autograph_rewrite.plan.devices import parse, process_of
+from autograph_rewrite.plan.parts import SINGLE, VariableRequest
 from autograph_rewrite.plan.plan import Plan
 
 HOST = "/device:CPU:0"
@@ -30,6 +32,21 @@ def needed_devices(plan: Plan, task: int = 0) -> tuple[str, ...]:
     devices = run_devices(plan, task)
     own = process_of(devices[0]) if devices else ""
     return tuple(dict.fromkeys((*devices, *(home for home in plan.homes.values() if process_of(home) == own))))
+
+
+def within_reach(plan: Plan, task: int = 0) -> Plan:
+    """Return the plan for a function: its variables are where its user made them, shards where a replica runs.
+
+    What a function captures is in this process; a device that no replica runs on may not even be there.
+    """
+    devices = run_devices(plan, task)
+
+    def near(request: VariableRequest) -> tuple[str, ...]:
+        if request.placement == SINGLE:
+            return devices[:1]
+        return tuple(server if server in devices else devices[0] for server in request.servers)
+
+    return replace(plan, variables=tuple(replace(request, servers=near(request)) for request in plan.variables))
 
 
 def place(graph: Graph, devices: Sequence[str], elsewhere: Mapping[Node, str]) -> None:

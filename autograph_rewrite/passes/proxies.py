@@ -29,7 +29,7 @@ def add_proxies(context: Context, item: GraphItem) -> None:
     """Make the copies that the plan asks for; a variable that the process does not read needs none."""
     servers = {request.name: request.server for request in context.plan.variables if request.server is not None}
     asked = [name for name, server in servers.items() if server.proxy]
-    if len(asked) == len(servers):
+    if asked and len(asked) == len(servers):
         asked = list(context.served.homes)  # what goes with the variables, too
     proxies: dict[str, Node] = {}
     for name in asked:

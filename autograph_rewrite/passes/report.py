@@ -48,6 +48,7 @@ class Report:
         member: that process's place in the job, None where there is only one or it is not known.
         compressed: sums of which less was sent than there was.
         homes: the devices of variables that live on one, the state of optimizers included, by name.
+        held: bytes of variables on each device of this process, shards and copies counted.
         contents: of one of several processes, what its graph must have in common with the others'.
     """
 
@@ -63,6 +64,7 @@ class Report:
     member: Membership | None = None
     contents: bytes = b""
     homes: Mapping[str, str] = field(default_factory=dict)
+    held: Mapping[str, int] = field(default_factory=dict)
     extra: dict[str, object] = field(default_factory=dict)
 
     @property
@@ -94,6 +96,7 @@ class Report:
             f"{sum(reduced.values())} gradient reductions for {len(reduced)} variables, "
             f"{self.reductions[STEP]} of the step, {sum(self.gathers.values())} gathers",
         ]
+        lines.append(f"variables: {', '.join(f'{size:,} B on {device}' for device, size in self.held.items())}")
         lines += [f"  {r.name:<12} {r.seconds * 1e3:7.1f} ms  +{r.added} -{r.removed}" for r in self.passes]
         lines += [f"note: {note.op} '{note.node}': {note.text}" for note in self.notes]
         return "\n".join(lines)

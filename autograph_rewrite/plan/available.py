@@ -6,17 +6,19 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from autograph_rewrite.plan.builder_names import own_builder
-from autograph_rewrite.plan.located import KeyPath, dotted
+from autograph_rewrite.plan.located import KeyPath
 
 if TYPE_CHECKING:
     from autograph_rewrite.plan.config import Config
-    from autograph_rewrite.plan.sections import Override
 
 
-# Of variables; the other that a plan may ask for (split) is to come.
-PLACEMENTS = frozenset(("replicated", "single"))
 # Builders whose plans can be carried out; one of the user's own is judged by its plan.
-STRATEGIES = frozenset(("AllReduce", "PS", "PSLoadBalancing", "Parallax"))
+STRATEGIES = frozenset(
+    (
+        "AllReduce", "PS", "PSLoadBalancing", "PartitionedPS", "UnevenPartitionedPS", "PartitionedAR",
+        "RandomAxisPartitionAR", "Parallax", "FSDP",
+    )
+)  # fmt: skip
 
 
 def unavailable(config: Config) -> Iterator[tuple[KeyPath, str]]:
@@ -24,8 +26,6 @@ def unavailable(config: Config) -> Iterator[tuple[KeyPath, str]]:
     name = config.strategy.name
     if name not in STRATEGIES and name != "Auto" and own_builder(name) is None:  # Auto chooses among those
         yield ("strategy", "name"), f"strategy.name {config.strategy.name}"
-    for i, override in enumerate(config.variables):
-        yield from _of_override(("variables", i), override)
     if config.pipeline is not None:
         yield ("pipeline",), "pipeline"
     if config.microbatches > 1:
@@ -38,9 +38,3 @@ def unavailable(config: Config) -> Iterator[tuple[KeyPath, str]]:
         yield ("sharding",), "sharding"
     if config.steps_per_run > 1:
         yield ("steps_per_run",), "steps_per_run above 1"
-
-
-def _of_override(path: KeyPath, override: Override) -> Iterator[tuple[KeyPath, str]]:
-    where = dotted(path)
-    if override.partition is not None:
-        yield (*path, "partition"), f"{where}.partition"

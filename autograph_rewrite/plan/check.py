@@ -9,7 +9,6 @@ from itertools import chain
 
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.plan import devices as device_names
-from autograph_rewrite.plan.available import PLACEMENTS
 from autograph_rewrite.plan.check_edges import EDGE_CHECKS, Finding
 from autograph_rewrite.plan.check_variables import VARIABLE_CHECKS
 from autograph_rewrite.plan.devices import DeviceNameError
@@ -162,14 +161,6 @@ def variables_exist_once(setting: Setting) -> Iterator[Finding]:
         yield Finding(("variables",), f"the variable '{name}' stands twice in variables")
 
 
-def placements_are_available(setting: Setting) -> Iterator[Finding]:
-    """Only what some pass can do is asked of a variable."""
-    for i, request in enumerate(setting.plan.variables):
-        if request.placement not in PLACEMENTS:
-            message = f"the placement '{request.placement}' ('{request.name}') is not available yet in this version"
-            yield Finding(("variables", i, "placement"), message, "write replicated")
-
-
 CHECKS: tuple[Callable[[Setting], Iterator[Finding]], ...] = (
     header_is_complete,
     devices_are_named_canonically,
@@ -179,7 +170,6 @@ CHECKS: tuple[Callable[[Setting], Iterator[Finding]], ...] = (
     mesh_covers_the_devices,
     batch_inputs_fit,
     variables_exist_once,
-    placements_are_available,
 )
 
 

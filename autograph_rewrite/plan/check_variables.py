@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 
 from autograph_rewrite.plan import devices as device_names
@@ -13,16 +12,10 @@ from autograph_rewrite.plan.items import ItemLike
 from autograph_rewrite.plan.located import KeyPath
 from autograph_rewrite.plan.parts import VariableRequest
 from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.plan.shards import axis_of
 
 KINDS = ("replicated", "single", "split")
 SERVERS = "ps"
-_SPLIT = re.compile(r"split\((\d{1,3})\)")
-
-
-def axis_of(placement: str) -> int | None:
-    """Return the axis of `split(axis)`; None for another placement."""
-    match = _SPLIT.fullmatch(placement)
-    return int(match[1]) if match else None
 
 
 def placements_mean_something(plan: Plan, item: ItemLike) -> Iterator[Finding]:

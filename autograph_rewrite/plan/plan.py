@@ -30,6 +30,7 @@ from autograph_rewrite.plan.parts import (
     Semantics,
     VariableRequest,
 )
+from autograph_rewrite.plan.shards import shard_name
 
 VERSION = 1
 
@@ -95,8 +96,12 @@ class Plan:
 
     @cached_property
     def homes(self) -> dict[str, str]:
-        """The device of each variable that lives on one, by name."""
-        return {request.name: request.servers[0] for request in self.variables if request.placement == SINGLE}
+        """The device of each variable, or shard of one, that lives on one, by name."""
+        homes = {request.name: request.servers[0] for request in self.variables if request.placement == SINGLE}
+        for request in self.variables:
+            if request.placement != SINGLE:
+                homes |= {shard_name(request.name, k): server for k, server in enumerate(request.servers)}
+        return homes
 
     @property
     def is_asynchronous(self) -> bool:

@@ -27,7 +27,7 @@ from autograph_rewrite.runtime.devices import ensure_devices, present_devices
 from autograph_rewrite.runtime.function import DistributedFunction
 from autograph_rewrite.runtime.keras_job import KerasJob
 from autograph_rewrite.runtime.serve import serve
-from autograph_rewrite.runtime.served_step import stand_alone, with_proxies, without_servers
+from autograph_rewrite.runtime.served_step import stand_alone, with_proxies, without_servers, without_shards
 
 ConfigLike = Config | Mapping[str, Any] | str | Path
 
@@ -125,6 +125,8 @@ class Rewriter:
                 assert self._config is not None
                 plan = builder_for(self._config).build(flat, self._config)
                 check.require(plan, flat)
+            if self.member is not None:
+                plan = without_shards(plan)
             if plan.homes and self.member is not None:
                 flat, plan = _served(flat, plan) if training else (flat, without_servers(plan))
             common = contents(flat) if self.member is not None else b""

@@ -12,13 +12,16 @@ so that updates happen in place.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from autograph_rewrite.item import Shards, Variable
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime import calls, function_def
 from autograph_rewrite.runtime.extra_state import ExtraState
+from autograph_rewrite.runtime.shards import Sharded
 
 
 class Mirrored:
@@ -38,6 +41,7 @@ class Mirrored:
         self.seen: Any = None
         self.adopts = True  # in a job of several processes: what it holds is still this one's own
         self._shape = self._tf.TensorShape(shape)
+        self.parts = 1  # tensors that tell its value after a step
         # Scalars of any type can be compared, strings cannot be watched.
         self.watchable = self.dtype.is_numpy_compatible and self.dtype != self._tf.string and "CPU" in handle.device
 
@@ -68,6 +72,13 @@ class Mirrored:
                 ops.append(self._tf.raw_ops.AssignVariableOp(resource=copy.handle, value=value))
         return ops
 
+    def after(self, values: Sequence[Any]) -> None:
+        """Keep the value that the variable has after a step."""
+        (self.seen,) = values
+
+    def after_in_graph(self, values: Sequence[Any]) -> None:
+        """Do nothing: the step has updated the user's variable, and nothing can be kept."""
+
 
 class Mirrors:
     """The mirrored variables of one distributed function or model, shared by all its traces.
@@ -78,6 +89,7 @@ class Mirrors:
 
     def __init__(self) -> None:
         self._known: dict[int, Mirrored] = {}
+        self._cut: dict[tuple[int, Shards], Sharded] = {}
         self.extra = ExtraState()
 
     def of(self, handle: Any, dtype: str, shape: Sequence[int | None] | None) -> Mirrored:
@@ -86,12 +98,20 @@ class Mirrors:
             self._known[id(handle)] = Mirrored(handle, dtype, shape)
         return self._known[id(handle)]
 
+    def in_shards(self, handle: Any, variable: Variable, shards: Shards) -> Sharded:
+        """Return the variable with this handle as it is cut into shards."""
+        key = id(handle), replace(shards, handles=())
+        if key not in self._cut:
+            self._cut[key] = Sharded(handle, variable.dtype, variable.shape, shards)
+        return self._cut[key]
+
 
 class Guard:
     """Refreshes the mirrors of the variables of one step when they were written outside it."""
 
-    def __init__(self, variables: Iterable[Mirrored]) -> None:
+    def __init__(self, variables: Iterable[Mirrored | Sharded]) -> None:
         self.variables = tuple(variables)
+        self._told = tuple(v for v in self.variables if v.watchable or isinstance(v, Sharded))
         self.watched = tuple(v for v in self.variables if v.watchable)
         self._unwatched = tuple(v for v in self.variables if not v.watchable)
         self._handles = [v.handle for v in self.watched]
@@ -111,9 +131,14 @@ class Guard:
             mirrored.refresh(mirrored.value())
 
     def after(self, values: Iterable[Any]) -> None:
-        """Keep the values that the watched variables have after a step."""
-        for mirrored, value in zip(self.watched, values, strict=True):
-            mirrored.seen = value
+        """Take the values that the variables have after a step."""
+        rest = iter(values)
+        for variable in self._told:
+            tensors = [next(rest) for _ in range(variable.parts)]
+            (variable.after if self._eager() else variable.after_in_graph)(tensors)
+
+    def _eager(self) -> bool:
+        return bool(tensorflow().executing_eagerly())
 
     def in_graph(self) -> list[Any]:
         """Copy every variable to its mirrors, in the function that is being traced; return the ops."""

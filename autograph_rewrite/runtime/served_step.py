@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from autograph_rewrite.errors import GraphError
+from autograph_rewrite.errors import GraphError, PlanError
 from autograph_rewrite.item import GraphItem, Variable
 from autograph_rewrite.load.binding import FunctionBinding
 from autograph_rewrite.passes.proxies import proxy_name
+from autograph_rewrite.plan.parts import VariableRequest
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.agreement import adopt, common_name
@@ -49,17 +50,29 @@ def with_proxies(plan: Plan) -> Plan:
 
 def without_servers(plan: Plan) -> Plan:
     """Return the plan for a step that only reads variables: each worker has them all."""
-    requests = [
-        replace(
-            request,
-            placement="replicated",
-            servers=(),
-            server=None,
-            options=replace(request.options, synchronizer="all_reduce"),
-        )
-        for request in plan.variables
-    ]
-    return replace(plan, variables=tuple(requests))
+    return replace(plan, variables=tuple(_on_every_worker(request) for request in plan.variables))
+
+
+def _on_every_worker(request: VariableRequest) -> VariableRequest:
+    options = replace(request.options, synchronizer="all_reduce")
+    return replace(request, placement="replicated", servers=(), sizes=(), stage=0, server=None, options=options)
+
+
+def without_shards(plan: Plan) -> Plan:
+    """Return the plan in which variables whose shards would be in several processes are whole on every worker.
+
+    Raises:
+        PlanError: their servers do not wait for all workers, which would compute something else.
+    """
+    found = {request.name for request in plan.variables if request.sizes and request.servers}
+    if not found:
+        return plan
+    if plan.is_asynchronous:
+        problem = f"a function cannot train '{min(found)}' in shards on servers that do not wait for all workers"
+        raise PlanError(problem, hint="leave it whole, or train the graph in a session")
+    requests = [_on_every_worker(request) if request.name in found else request for request in plan.variables]
+    notes = [f"'{name}' is whole on every worker: a function reaches no shards of other processes" for name in found]
+    return replace(plan, variables=tuple(requests), notes=(*plan.notes, *sorted(notes)))
 
 
 class ServedStep:

@@ -21,6 +21,7 @@ from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.agreement import CARRY_ON, require_the_same
 from autograph_rewrite.runtime.clock import Clock
 from autograph_rewrite.runtime.connect import connected, graph_of, joined, require_devices
+from autograph_rewrite.runtime.handles import Copy, copies_of
 from autograph_rewrite.runtime.missing import is_of_the_job, missing
 from autograph_rewrite.runtime.peers import Lookout
 from autograph_rewrite.runtime.watchdog import Closing, Watchdog, may_wait, users_may_wait
@@ -225,17 +226,15 @@ class DistributedSession:
         }
         check_batch_sizes(sizes)
 
-    def _variable(self, name: str) -> tuple[Any, ...]:
-        """Return the handles of a variable's copies."""
+    def _variable(self, name: str) -> tuple[Copy, ...]:
+        """Return the copies of a variable."""
         variable = self.item.variables.get(name) or self.item.state.get(name)
         if variable is None:
             import difflib
 
             close = difflib.get_close_matches(name, [*self.item.variables, *self.item.state], n=3)
             raise GraphError(f"there is no variable '{name}'", hint=f"closest: {', '.join(close)}" if close else None)
-        layout = self.item.layout
-        handles = (layout.instances(variable.handle) if layout is not None else ()) or (variable.handle,)
-        return tuple(self.graph.get_tensor_by_name(f"{handle}:0") for handle in handles)
+        return tuple(Copy(self.graph, handles, variable) for handles in copies_of(self.item, variable))
 
     def _dtype(self, name: str) -> Any:
         variable = self.item.variables.get(name) or self.item.state[name]
@@ -245,13 +244,9 @@ class DistributedSession:
         """Return what reads the copies of a variable; of one that is equal everywhere, the first."""
         key = f"read {name}"
         if key not in self._reads:
-            handles = self._variable(name)
-            reads = []
+            copies = self._variable(name)
             with self.graph.as_default():
-                for handle in handles if name in self.item.state else handles[:1]:
-                    with self.graph.device(handle.device):
-                        reads.append(self._tf.raw_ops.ReadVariableOp(resource=handle, dtype=self._dtype(name)))
-            self._reads[key] = reads
+                self._reads[key] = [copy.read() for copy in (copies if name in self.item.state else copies[:1])]
         found: list[Any] = self._reads[key]
         return found
 
@@ -268,15 +263,14 @@ class DistributedSession:
         """
         key = f"write {name}"
         if key not in self._reads:
-            handles = self._variable(name)
+            copies = self._variable(name)
             with self.graph.as_default():
                 sources: list[Any] = []
                 writes: list[Any] = []
-                for handle in handles:
+                for copy in copies:
                     if not sources or name in self.item.state:
                         sources.append(self._tf.compat.v1.placeholder(self._dtype(name)))
-                    with self.graph.device(handle.device):
-                        writes.append(self._tf.raw_ops.AssignVariableOp(resource=handle, value=sources[-1]))
+                    writes.append(copy.write(sources[-1]))
             self._reads[key] = sources, writes
         sources, writes = self._reads[key]
         rows = value if name in self.item.state else [value]

@@ -20,6 +20,7 @@ from autograph_rewrite.passes.place import run_devices
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime import calls, cluster, function_def
 from autograph_rewrite.runtime.agreement import CARRY_ON, COMPARE, adopt, require_the_same
+from autograph_rewrite.runtime.handles import copies_of
 from autograph_rewrite.runtime.mirrors import Guard, Mirrors
 from autograph_rewrite.runtime.missing import is_of_the_job, missing
 from autograph_rewrite.runtime.peers import Lookout
@@ -52,12 +53,19 @@ class Step:
             for capture, names in captured
             if capture.name is not None and len(names) > 1
         }
-        self._guard = Guard(copied.values()) if copied else None
+        cut = [
+            (mirrors.in_shards(capture.value, variable, variable.shards), copies_of(item, variable))
+            for capture, _ in captured
+            if capture.name is not None and (variable := item.variables[capture.name]).shards is not None
+        ]
+        self._guard = Guard([*copied.values(), *(sharded for sharded, _ in cut)]) if copied or cut else None
         watched = {node: m.dtype.as_datatype_enum for node, m in copied.items() if m.watchable}
+        watched |= {node: sharded.dtype.as_datatype_enum for sharded, copies in cut for node in copies[0]}
         nodes = [name for names in instances.values() for name in names]
         nodes += [name for _, names in captured for name in names]
         added = [(v, self._instances(v.handle)) for v in item.state.values()]
         nodes += [name for _, names in added for name in names]
+        nodes += [name for _, copies in cut for names in copies for name in names]
         data = serde.to_bytes(item.graph) if item.report is None else item.graph_bytes
         function = function_def.build(
             data,
@@ -80,6 +88,9 @@ class Step:
             for replica, name in enumerate(names):
                 index = item.report.first_replica + replica
                 fixed[name] = mirrors.extra.of(variable, index, devices[replica]).handle
+        for sharded, copies in cut:
+            for replica, names in enumerate(copies):
+                fixed |= dict(zip(names, sharded.copy_on(devices[replica]), strict=True))
         self._fixed = [fixed.get(name) for name in function.arguments]
         position = {name: index for index, names in enumerate(instances.values()) for name in names}
         self._inputs = [(at, position[name]) for at, name in enumerate(function.arguments) if name in position]
@@ -153,7 +164,9 @@ class Step:
         count = len(self.binding.outputs)
         if not self._tf.executing_eagerly():
             with self._tf.control_dependencies(self._guard.in_graph()):
-                return self._call(args)[:count]
+                results = self._call(args)
+            self._guard.after(results[count:])
+            return results[:count]
         self._guard.before()
         results = self._run(args)
         self._guard.after(results[count:])

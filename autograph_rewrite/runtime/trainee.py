@@ -9,6 +9,7 @@ import numpy as np
 
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime.handles import Copy, copies_of
 from autograph_rewrite.runtime.session import open_session
 
 Array = np.ndarray[Any, Any]
@@ -50,33 +51,12 @@ class Trainee:
 
     def _add_variable(self, name: str) -> None:
         """Add what reads, writes and tests one variable, in all its copies."""
-        raw, graph = self._tf.raw_ops, self._session.graph
-        handles = [graph.get_tensor_by_name(f"{node}:0") for node in self._copies(name)]
-        dtype = self._tf.as_dtype(self.item.variables[name].dtype)
-        reads, writes = [], []
-        source = self._tf.compat.v1.placeholder(dtype)
-        for handle in handles:
-            is_reference = handle.dtype != self._tf.resource
-            with graph.device(handle.device):
-                if is_reference:  # a legacy variable
-                    reads.append(raw.Identity(input=handle))
-                    writes.append(raw.Assign(ref=handle, value=source, validate_shape=False).op)
-                else:
-                    reads.append(raw.ReadVariableOp(resource=handle, dtype=dtype))
-                    writes.append(raw.AssignVariableOp(resource=handle, value=source))
-        with graph.device(handles[0].device):
-            self._are_set[name] = (
-                raw.IsVariableInitialized(ref=handles[0])
-                if handles[0].dtype != self._tf.resource
-                else raw.VarIsInitializedOp(resource=handles[0])
-            )
-        self._reads[name] = tuple(reads)
-        self._writes[name] = source, tuple(writes)
-
-    def _copies(self, name: str) -> Sequence[str]:
-        handle = self.item.variables[name].handle
-        layout = self.item.layout
-        return (layout.instances(handle) if layout is not None else ()) or (handle,)
+        variable, graph = self.item.variables[name], self._session.graph
+        copies = [Copy(graph, handles, variable) for handles in copies_of(self.item, variable)]
+        source = self._tf.compat.v1.placeholder(self._tf.as_dtype(variable.dtype))
+        self._are_set[name] = copies[0].is_initialized()
+        self._reads[name] = tuple(copy.read() for copy in copies)
+        self._writes[name] = source, tuple(copy.write(source) for copy in copies)
 
     def _run(self, fetches: Any, feeds: Mapping[Any, Any] | None = None) -> Any:
         return self._session.run(fetches, feeds, timeout_ms=int(self.timeout * 1e3))

@@ -1,0 +1,80 @@
+"""Gather a variable's shards where the whole is used, and anew for what uses it later, so that it can be freed.
+
+    before   read ──► ConcatV2 ──► MatMul(x, .) ──► ... ──► dy ──► MatMul(dy, ConcatV2)      alive all the time
+    after    x ─^─► read ──► ConcatV2 ──► MatMul ──► ... ──► dy ───────────► MatMul
+                                                              └─^─► read ──► ConcatV2 ──┘
+
+A reader is later if it depends on another reader of the same whole: in training, the backward pass. What is gathered
+for one reader waits for the reader's other operands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from autograph_rewrite.ir.build import provenance
+from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.walk import marks_before, topological_order
+
+
+def gather_on_use(graph: Graph, handles: Iterable[Node]) -> int:
+    """Delay the gathers of variables until they are used, and give later readers their own; return how many these are.
+
+    Args:
+        graph: the graph.
+        handles: those of the first shard of each variable.
+    """
+    wholes = [whole for handle in handles for whole in _wholes(handle)]
+    readers = {reader: None for whole in wholes for reader, _ in whole.output().uses}
+    marks = {reader: 1 << i for i, reader in enumerate(readers)}
+    before = marks_before(topological_order(graph), marks)
+    count = 0
+    for whole in wholes:
+        uses = whole.output().uses
+        mine = sum({marks[reader] for reader, _ in uses})
+        later = [use for use in uses if any((before[n] | marks.get(n, 0)) & mine for n in _operands(use.node, whole))]
+        for reader, index in later:
+            reader.set_input(index, _copied(graph, whole, _operands(reader, whole)))
+            count += 1
+        first = {reader for reader, _ in uses} - {reader for reader, _ in later}
+        if len(first) == 1 and not _is_anchored(graph, whole):  # with one reader, no cycle can come of it
+            _delay([value.node for value in whole.inputs[:-1]], _operands(first.pop(), whole))
+    return count
+
+
+def _operands(reader: Node, whole: Node) -> list[Node]:
+    """Return the nodes of which the other operands of a reader are, those that are always there left out."""
+    nodes = dict.fromkeys(value.node for value in reader.inputs)
+    return [node for node in nodes if node is not whole and node.op not in ("Const", "VarHandleOp", "Placeholder")]
+
+
+def _is_anchored(graph: Graph, node: Node) -> bool:
+    return any(value.node is node for value in graph.anchors.values())
+
+
+def _delay(reads: Iterable[Node], awaited: Iterable[Node]) -> None:
+    for read in reads:
+        for node in awaited:
+            read.add_control(node)
+
+
+def _wholes(handle: Node) -> Iterator[Node]:
+    """Yield the nodes that join what is read from the shards of a variable."""
+    for read, _ in handle.output().uses:
+        if read.op == "ReadVariableOp":
+            yield from (node for node, index in read.output().uses if node.op == "ConcatV2" and index == 0)
+
+
+def _copied(graph: Graph, whole: Node, awaited: Iterable[Node]) -> Value:
+    """Return the same whole, gathered after other nodes have run."""
+    reads = [_copy(graph, value.node, value.node.inputs) for value in whole.inputs[:-1]]
+    for read, value in zip(reads, whole.inputs, strict=False):
+        _delay([read], (*value.node.controls, *awaited))
+    return _copy(graph, whole, [*(read.output() for read in reads), whole.inputs[-1]]).output()
+
+
+def _copy(graph: Graph, node: Node, inputs: Iterable[Value]) -> Node:
+    attrs = {**node._attrs, **provenance(graph.current_pass, node.name)}
+    return graph.insert(
+        Node(graph, graph.unique_name(f"{node.name}/again"), node.op, node.device, attrs, node.rest), inputs
+    )
