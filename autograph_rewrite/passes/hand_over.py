@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from autograph_rewrite.analysis.roles import PASSES_HANDLES, is_update
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.frames import unconditional
@@ -21,7 +22,6 @@ from autograph_rewrite.ir.rename import take_name
 from autograph_rewrite.ir.walk import ancestors, dependencies, marks_before, topological_order
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes.context import Context
-from autograph_rewrite.passes.edges import PASSES_HANDLES, is_update
 from autograph_rewrite.passes.stores import Home
 
 SUFFIX = "/served"

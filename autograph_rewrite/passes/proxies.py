@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from autograph_rewrite.analysis.roles import PASSES_HANDLES, handle_of, is_update
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.frames import unconditional
 from autograph_rewrite.ir.graph import Node, Span, Use
 from autograph_rewrite.ir.walk import dependencies, topological_order
 from autograph_rewrite.item import GraphItem, Variable
 from autograph_rewrite.passes.context import Context
-from autograph_rewrite.passes.edges import PASSES_HANDLES, handle_of, is_update
 from autograph_rewrite.passes.stores import Home
 
 

@@ -14,12 +14,13 @@ from collections.abc import Collection, Iterator, Mapping
 
 from autograph_rewrite.analysis.fact import REPLICATED
 from autograph_rewrite.analysis.propagate import Propagation
+from autograph_rewrite.analysis.roles import handle_of, is_update
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.frames import unconditional
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.walk import ancestors
 from autograph_rewrite.item import Variable
-from autograph_rewrite.passes.edges import handle_of, is_update, static_bytes
+from autograph_rewrite.passes.edges import static_bytes
 from autograph_rewrite.passes.homes import Served
 from autograph_rewrite.plan.lowerings import PUSHED
 from autograph_rewrite.plan.parts import EdgePlan
