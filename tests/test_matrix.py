@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.matrix.cases import MatrixCase, cases_full, cases_pairwise
+from tests.matrix.cases import MatrixCase, cases_builders, cases_builders_full, cases_full, cases_pairwise
 from tests.matrix.run import distributed, relative_error, run_case, truth
 from tests.matrix.summary import record
 from tests.matrix.table import lines
@@ -23,6 +23,23 @@ def test_training_equals_one_device(case: MatrixCase, request: pytest.FixtureReq
 @pytest.mark.parametrize("case", REST, ids=str)
 def test_training_equals_one_device_in_every_combination(case: MatrixCase, request: pytest.FixtureRequest):
     check(case, request)
+
+
+@pytest.mark.parametrize("case", cases_builders(), ids=str)
+def test_training_under_every_strategy_equals_one_device(case: MatrixCase) -> None:
+    check_numbers(case)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", cases_builders_full(), ids=str)
+def test_training_under_every_strategy_with_every_optimizer_equals_one_device(case: MatrixCase) -> None:
+    check_numbers(case)
+
+
+def check_numbers(case: MatrixCase) -> None:
+    result = run_case(case)
+
+    assert result.ok, result.explain()
 
 
 def check(case: MatrixCase, request: pytest.FixtureRequest) -> None:

@@ -61,6 +61,17 @@ VARIABLES = ("mirrored", "shared")
 BATCHES = ("even", "prime", "few", "changing")
 OPEN_ONLY = ("few", "changing")  # a static batch cannot change, and one below the number of replicas is refused
 REDUCTIONS = ("mean", "sum")
+STRATEGIES = (
+    "PS",
+    "PSLoadBalancing",
+    "PartitionedPS",
+    "UnevenPartitionedPS",
+    "PartitionedAR",
+    "RandomAxisPartitionAR",
+    "Parallax",
+    "FSDP",
+    "Auto",
+)
 
 
 def cases_pairwise() -> list[MatrixCase]:
@@ -72,6 +83,36 @@ def cases_pairwise() -> list[MatrixCase]:
 def cases_full() -> list[MatrixCase]:
     """Return all cases: the pairwise ones first, then every model with every optimizer in both modes."""
     return list(dict.fromkeys([*cases_pairwise(), *_every_optimizer_on_every_model()]))
+
+
+def cases_builders() -> list[MatrixCase]:
+    """Return a case for every strategy on every fourth model, so that optimizers and models take turns."""
+    wanted = {}
+    for case in _by_strategy():
+        place = STRATEGIES.index(case.strategy) + list(ZOO).index(case.model)
+        turn = optimizers_for(ZOO[case.model].kind).index(case.optimizer)
+        if place % 4 == 0 and turn == 5 * place % 9:
+            wanted[case] = None
+    return list(wanted)
+
+
+def cases_builders_full() -> list[MatrixCase]:
+    """Return every strategy with every optimizer on every model."""
+    return list(_by_strategy())
+
+
+def _by_strategy() -> Iterator[MatrixCase]:
+    everything = ((case, o) for case in ZOO.values() for o in optimizers_for(case.kind))
+    for i, ((case, optimizer), strategy) in enumerate(product(everything, STRATEGIES)):
+        yield MatrixCase(
+            model=case.name,
+            optimizer=optimizer,
+            replicas=REPLICAS[i % 3],
+            variables=VARIABLES[i % 2],
+            batches=BATCHES[i % 4],
+            dtype=case.dtypes[0],
+            strategy=strategy,
+        )
 
 
 def _cover(entries: tuple[Case, ...]) -> Iterator[MatrixCase]:
