@@ -12,12 +12,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: help install demo test test-full bench bench-dist bench-cost lint format types wheel clean distclean
+.PHONY: help install demo test test-full bench bench-dist bench-pipeline bench-cost lint format types wheel clean distclean
 
 help:
 	@echo "make demo        train a Keras CNN on one device and over two replicas, and compare"
 	@echo "make test        run the tests;  make test-full: the whole matrix too (about an hour)"
 	@echo "make bench       measure rewrite throughput, step time, start-up time and memory"
+	@echo "make bench-pipeline  measure two stages in two processes against one process"
 	@echo "make bench-dist  measure two processes: exchanges, buckets, compressors on a slow link"
 	@echo "make bench-cost  compare the cost model's predictions with what this machine does"
 	@echo "make lint types  check the style and the types;  make format: repair the style"
@@ -47,6 +48,9 @@ test-full: $(VENV)/.ok
 
 bench: $(VENV)/.ok
 	$(BIN)/python -m benchmarks $(ARGS)
+
+bench-pipeline: $(VENV)/.ok
+	$(BIN)/python -m benchmarks pipeline $(ARGS)
 
 bench-dist: $(VENV)/.ok
 	$(BIN)/python -m benchmarks dist $(ARGS)

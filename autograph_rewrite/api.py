@@ -108,7 +108,7 @@ def _checker(plan: Plan) -> Any:
     from autograph_rewrite.ir.verify import check_folded
 
     def run(graph: Graph) -> None:
-        check_folded(graph, plan.replicas_each, (*plan.devices, *plan.homes.values()))
+        check_folded(graph, plan.instances_each, plan.all_devices)
 
     return run
 

@@ -156,11 +156,15 @@ class GraphItem:
         kept = ("inputs", "outputs", "targets", "init_op", "variables", "keep", "report", "binding", "layout", "state")
         return GraphItem(**({name: getattr(self, name) for name in kept} | changes))
 
-    def session(self) -> Any:
-        """Return a Session on the devices that the graph needs (graph mode)."""
+    def session(self, target: str = "") -> Any:
+        """Return a Session on the devices that the graph needs (graph mode).
+
+        Args:
+            target: a server of the caller's own (grpc://host:port) whose cluster has the devices, as those of stages.
+        """
         from autograph_rewrite.runtime import session
 
-        return session.open_session(self)
+        return session.open_session(self, target=target)
 
     def save(self, path: str | Path) -> None:
         """Write the item as one self-contained file (graph, signature, variables; no pickle)."""

@@ -66,7 +66,7 @@ def _job(what: str, arguments: Mapping[str, Any], bits_per_second: float = 0.0) 
 
     With a rate, each finds the other behind a link of that rate.
     """
-    ports = _free_ports(2)
+    ports = free_ports(2)
     links = [Link(port, bits_per_second) for port in ports] if bits_per_second else []
     meters = {"meters": [link.meter for link in links]} if links else {}
 
@@ -84,7 +84,8 @@ def _job(what: str, arguments: Mapping[str, Any], bits_per_second: float = 0.0) 
     return results[0]
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Return ports of this machine that nobody listens at."""
     held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [listener.getsockname()[1] for listener in held]
     for listener in held:
@@ -94,7 +95,7 @@ def _free_ports(count: int) -> list[int]:
 
 def gradients(counts: Sequence[int], rounds: int, core: int) -> dict[str, float]:
     """Time steps that exchange many small gradients and do next to nothing else (in both processes)."""
-    _pin(core)
+    pin(core)
     import tensorflow as tf
 
     import autograph_rewrite as ar
@@ -126,7 +127,7 @@ def _sum_of_layers(weights: Sequence[Any]) -> Callable[[Any], Any]:
 
 def step(tiny: bool, rounds: int, core: int, compressor: str = "none", meters: Sequence[int] = ()) -> dict[str, float]:
     """Time a training step of an MLP; as one of two processes, with half of the batch."""
-    _pin(core)
+    pin(core)
     import tensorflow as tf
 
     import autograph_rewrite as ar
@@ -163,6 +164,7 @@ def _time(run: Callable[[], Any], rounds: int, warm_up: int = 3) -> float:
     return median(found)
 
 
-def _pin(core: int) -> None:
+def pin(core: int) -> None:
+    """Run this process on one core."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[core % len(cores)]})

@@ -19,6 +19,7 @@ from autograph_rewrite.strategies.own import load_own
 from autograph_rewrite.strategies.parallax import Parallax
 from autograph_rewrite.strategies.partitioned_ar import PartitionedAR
 from autograph_rewrite.strategies.partitioned_ps import PartitionedPS
+from autograph_rewrite.strategies.pipeline import Pipeline
 from autograph_rewrite.strategies.ps import PS
 from autograph_rewrite.strategies.ps_load_balancing import PSLoadBalancing
 from autograph_rewrite.strategies.random_axis_partition_ar import RandomAxisPartitionAR
@@ -37,7 +38,7 @@ _SINGLE: Mapping[str, StrategyBuilder] = MappingProxyType(
         "FSDP": FSDP(),
     }
 )
-STRATEGIES: Mapping[str, StrategyBuilder] = MappingProxyType({**_SINGLE, "Auto": Auto(_SINGLE)})
+STRATEGIES: Mapping[str, StrategyBuilder] = MappingProxyType({**_SINGLE, "Pipeline": Pipeline(), "Auto": Auto(_SINGLE)})
 
 __all__ = [
     "FSDP",
@@ -49,6 +50,7 @@ __all__ = [
     "Parallax",
     "PartitionedAR",
     "PartitionedPS",
+    "Pipeline",
     "RandomAxisPartitionAR",
     "StrategyBuilder",
     "UnevenPartitionedPS",

@@ -24,6 +24,8 @@ MIRRORS = {
     "Options": parts.Options,
     "VariableRequest": parts.VariableRequest,
     "Server": parts.Server,
+    "Micro": parts.Micro,
+    "Pipeline": parts.Pipeline,
     "Edge": parts.EdgePlan,
 }
 DECLARATION = re.compile(r"(?:(repeated|optional) )?(\w+) (\w+) = (\d+);|(\w+) = (\d+);|(message|enum) (\w+) \{|\}")

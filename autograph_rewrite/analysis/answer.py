@@ -13,9 +13,12 @@ from typing import NamedTuple
 import numpy as np
 
 from autograph_rewrite.analysis.dims import Dim, any_local, is_local, local_symbol, to_global
-from autograph_rewrite.analysis.fact import ANY, LOCAL, REPLICATED, UNKNOWN, Fact, Placement, Shape
+from autograph_rewrite.analysis.fact import ANY, LOCAL, PARTIAL, REPLICATED, UNKNOWN, Fact, Placement, Shape
 from autograph_rewrite.analysis.rules import TABLE
 from autograph_rewrite.analysis.rules.base import (
+    OF_BLOCK,
+    OWN,
+    OWN_VALUE,
     PINNED,
     WHOLE,
     LocalEntry,
@@ -86,12 +89,33 @@ def answer(node: Node, inputs: tuple[Fact, ...], cells: Mapping[int, Fact], sema
     if any(f.placement == UNKNOWN for f in inputs) and node.op not in ("Merge", "RefMerge"):
         return Answer(tuple(Fact(UNKNOWN, dtype) for dtype in dtypes_out))
     n = Op(node.op, node.attr, inputs, dtypes_out, _static_shapes(node, len(dtypes_out)), semantics, cells)
+    if OF_BLOCK in node.attrs:
+        return _of_block(node, n, rule)
     try:
         measured = _measured(n, rule) if rule is not None and rule.value is not None else None
         return measured or _conclude(node, n, rule, *_place(n, rule))
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         # A malformed or unforeseen node must not make the graph unusable: whole is always right.
         return _conclude(node, n, None, whole(n), f"the rule of {node.op} failed ({error!r})")
+
+
+def _of_block(node: Node, n: Op, rule: Rule | None) -> Answer:
+    """Answer for a node that takes its block for the whole batch: a block's own values are all there is of them."""
+    seen = n._replace(inputs=tuple(_as_all_there_is(fact, n.op) for fact in n.inputs))
+    found = _conclude(node, seen, rule, *_place(seen, rule))
+    differs = any(fact.placement.differs for fact in n.inputs)
+    kind = OWN_VALUE if n.attr(OF_BLOCK).decode() == OWN else PARTIAL
+    outputs = [
+        fact if fact.placement.is_split or not differs else fact._replace(placement=kind, value=None, zero=False)
+        for fact in found.outputs
+    ]
+    return found._replace(outputs=tuple(outputs), decompose=False, inputs=n.inputs)
+
+
+def _as_all_there_is(fact: Fact, op: str) -> Fact:
+    if fact.placement.is_partial or (op == "Cast" and fact.is_local):
+        return fact._replace(placement=REPLICATED, value=None)
+    return fact
 
 
 def _measured(n: Op, rule: Rule) -> Answer | None:

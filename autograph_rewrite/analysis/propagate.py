@@ -19,7 +19,7 @@ from autograph_rewrite.analysis.dims import local_symbol
 from autograph_rewrite.analysis.fact import ANY, REPLICATED, UNKNOWN, Fact, Placement
 from autograph_rewrite.analysis.rules import TABLE
 from autograph_rewrite.analysis.rules.arrays import element
-from autograph_rewrite.analysis.rules.base import PINNED, WHOLE, Semantics, Want
+from autograph_rewrite.analysis.rules.base import OF_BLOCK, PINNED, WHOLE, Semantics, Want
 from autograph_rewrite.analysis.rules.blockwise import BLOCKWISE
 from autograph_rewrite.analysis.rules.joining import join
 from autograph_rewrite.analysis.rules.normalisation import BLOCK_STATISTICS
@@ -244,7 +244,7 @@ def batch_fact(value: Value, fact: Fact, axis: int) -> Fact:
 
 
 _UNKNOWN_FACT = Fact(UNKNOWN, 0)
-_OWN_ATTRS = (BLOCK_STATISTICS, BLOCKWISE, PINNED, WHOLE)  # what passes have marked nodes with
+_OWN_ATTRS = (BLOCK_STATISTICS, BLOCKWISE, OF_BLOCK, PINNED, WHOLE)  # what passes have marked nodes with
 
 
 def _visit(state: Propagation, node: Node, optimistic: bool) -> Answer:

@@ -64,6 +64,7 @@ class Account:
         before: nodes of the original.
         after: nodes of the rewritten graph.
         seconds: of the whole rewrite; None when it is not known any more.
+        micro: micro-batches of each replica.
     """
 
     replicas: int
@@ -74,6 +75,7 @@ class Account:
     before: int
     after: int
     seconds: float | None
+    micro: int = 1
 
 
 def account_of(item: GraphItem) -> Account:
@@ -98,6 +100,7 @@ def account_of(item: GraphItem) -> Account:
         before=report.nodes_before,
         after=report.nodes_after,
         seconds=report.seconds,
+        micro=plan.microbatches,
     )
 
 

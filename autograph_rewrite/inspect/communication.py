@@ -22,7 +22,7 @@ from autograph_rewrite.passes.keys import salted
 from autograph_rewrite.plan.plan import Plan
 
 STORES = frozenset(("ResourceConditionalAccumulator", "FIFOQueueV2"))
-_INSTANCE = re.compile(r"replica_(\d+)/(.+)", re.DOTALL)
+_INSTANCE = re.compile(r"replica_(\d+(?:/micro_\d+)?)/(.+)", re.DOTALL)
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,9 @@ from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Graph, Node
 from autograph_rewrite.ir.text import functions, line, shown_attrs
 
 SHOWN = 20  # lines per section of the text
-_INSTANCE = re.compile(r"replica_(\d+)/(.+)", re.DOTALL)
+_INSTANCE = re.compile(r"replica_(\d+(?:/micro_\d+)?)/(.+)", re.DOTALL)
 _COLOCATION = "_class"  # follows the device, and is dropped when a graph is expanded
+FIRST = frozenset(("0", "0/micro_0"))
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,8 @@ def _origin(name: str, original: Graph) -> str | None:
 
 def _merges(node: Node, origin: str, second: Graph) -> bool:
     """Tell whether a node only has the name of an original one, whose copies it merges."""
-    return node.name == origin and PASS_ATTR in node.attrs and f"replica_0/{origin}" in second
+    copied = f"replica_0/{origin}" in second or f"replica_0/micro_0/{origin}" in second
+    return node.name == origin and PASS_ATTR in node.attrs and copied
 
 
 def _bare(name: str, reader: Node, original: Graph) -> str:
@@ -170,7 +172,7 @@ def _bare(name: str, reader: Node, original: Graph) -> str:
     if match is None:
         return name
     own = _INSTANCE.fullmatch(reader.name)
-    same = match[1] == (own[1] if own is not None else "0")
+    same = match[1] == (own[1] if own is not None else match[1] if match[1] in FIRST else "0")
     return match[2] if same or match[2].partition(":")[0] in original else name
 
 

@@ -27,10 +27,11 @@ def explain(new: GraphItem) -> str:
 
 def _overview(account: Account) -> str:
     where = "one copy of each variable" if account.mode == "shared" else "a copy of each variable per replica"
+    parts = f" of {account.micro} micro-batches" if account.micro > 1 else ""
     spent = f" in {account.seconds:.2f} s" if account.seconds is not None else ""
     return (
         f"The graph of {several(account.before, 'node')} became one of {several(account.after, 'node')}{spent}: "
-        f"{several(account.replicas, 'replica')}, {where} ({account.mode})."
+        f"{several(account.replicas, 'replica')}{parts}, {where} ({account.mode})."
     )
 
 

@@ -11,7 +11,7 @@ class Span(Enum):
     """How often the expanded graph runs a node."""
 
     ONCE = "once"
-    EACH = "each"  # once per replica
+    EACH = "each"  # once per replica, or per micro-batch of each
 
 
 class Select(Enum):
@@ -28,9 +28,15 @@ class PerInstance:
     raws: tuple[bytes, ...]
 
 
-_REPLICA = re.compile(r"replica_\d+/")
+_INSTANCE = re.compile(r"replica_\d+/(micro_\d+/)?")
+
+
+def prefix(instance: int, micro: int = 1) -> str:
+    """Return the name prefix of an instance, where each replica has `micro` micro-batches."""
+    replica, part = divmod(instance, micro)
+    return f"replica_{replica}/" if micro == 1 else f"replica_{replica}/micro_{part}/"
 
 
 def common_name(name: str) -> str:
-    """Return the name of an instance without its replica: what all instances of a node have in common."""
-    return _REPLICA.sub("", name, count=1) if name.startswith("replica_") else name
+    """Return the name of an instance without its prefix: what all instances of a node have in common."""
+    return _INSTANCE.sub("", name, count=1) if name.startswith("replica_") else name

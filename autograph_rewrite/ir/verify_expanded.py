@@ -84,9 +84,12 @@ class Finished:
     graph: Graph
     original: Original
     devices: tuple[str, ...]
+    micro: int = 1
 
 
-def check_expanded(data: bytes | Graph, original: Original, devices: Sequence[str] = (), processes: int = 1) -> None:
+def check_expanded(
+    data: bytes | Graph, original: Original, devices: Sequence[str] = (), processes: int = 1, micro: int = 1
+) -> None:
     """Check every invariant of a finished graph.
 
     Args:
@@ -94,16 +97,17 @@ def check_expanded(data: bytes | Graph, original: Original, devices: Sequence[st
         original: the item that was expanded (normalised, before the first pass).
         devices: the devices of the plan; empty to accept any.
         processes: how many processes share each collective; this graph holds one process's members.
+        micro: how many micro-batches may each update a moving average.
 
     Raises:
         VerifyError: names every broken invariant.
         GraphError: the bytes are not a GraphDef.
     """
-    raise_for(expanded_faults(data, original, devices, processes))
+    raise_for(expanded_faults(data, original, devices, processes, micro))
 
 
 def expanded_faults(
-    data: bytes | Graph, original: Original, devices: Sequence[str] = (), processes: int = 1
+    data: bytes | Graph, original: Original, devices: Sequence[str] = (), processes: int = 1, micro: int = 1
 ) -> list[Fault]:
     """Return every broken invariant of a finished graph."""
     graph = data if isinstance(data, Graph) else serde.from_bytes(data)
@@ -111,7 +115,7 @@ def expanded_faults(
     faults += [Fault(f"'{node.name}' is still folded", node) for node in graph if node.span is Span.EACH]
     if faults:
         return faults  # what follows relies on edges that are true
-    finished = Finished(graph, original, tuple(devices))
+    finished = Finished(graph, original, tuple(devices), micro)
     faults = list(names_resolve(finished))
     faults += no_storage_is_shared_by_accident(finished)
     faults += devices_are_the_plans(finished)
@@ -189,7 +193,7 @@ def variables_are_written_as_often(finished: Finished) -> Iterator[Fault]:
             if handle.name not in copies:
                 yield Fault(f"the {what} writes '{handle.name}' {count} times, now never", handle)
             for copy, found in copies.get(handle.name, ()):
-                if found != count:
+                if found not in (count, count * finished.micro):
                     yield Fault(f"the {what} writes '{copy.name}' {found} times; the original {count} times", copy)
         for name in sorted(copies.keys() - {handle.name for handle in before}):
             if name in original.graph:

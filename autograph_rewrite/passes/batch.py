@@ -47,12 +47,30 @@ def batch_values(graph: Graph, item: GraphItem, plan: Plan) -> tuple[dict[Value,
             hint="give None as the axis of the inputs that all replicas share: batch_inputs={'name': None}",
         )
     static = next(iter(sizes.values()), None)
-    if static is not None and static < plan.replicas:
-        raise GraphError(
-            f"the batch has {static} examples, fewer than the {plan.replicas} replicas",
-            hint=f"use at most {static} devices, or leave the batch dimension of the inputs open (None)",
-        )
+    if static is not None:
+        _require_enough(static, plan)
     return values, static
+
+
+def _require_enough(batch: int, plan: Plan) -> None:
+    """Refuse a batch of static size that cannot be cut as asked.
+
+    Raises:
+        GraphError: there are blocks without an example, or of different sizes where they must be equal.
+    """
+    replicas, micro = plan.replicas, plan.microbatches
+    if batch < plan.instances:
+        parts = f"{replicas} replicas" if micro == 1 else f"{replicas} x {micro} micro-batches"
+        use = f"{batch} devices" if micro == 1 else f"{max(1, batch // replicas)} micro-batches"
+        raise GraphError(
+            f"the batch has {batch} examples, fewer than the {parts}",
+            hint=f"use at most {use}, or leave the batch dimension of the inputs open (None)",
+        )
+    if plan.micro is not None and not plan.micro.uneven and batch % plan.instances:
+        raise GraphError(
+            f"the batch of {batch} examples cannot be divided among {replicas} x {micro} micro-batches",
+            hint="choose another number of them, or set accumulation.uneven to allow",
+        )
 
 
 def _checked_axis(info: TensorInfo, axis: int) -> int:

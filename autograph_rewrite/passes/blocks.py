@@ -8,6 +8,9 @@ Of several processes each is given its own part, of any size, and divides that a
 exchanged once per step:
 
     parts = all processes' shape(x)[0]      B = sum(parts)      this process's part begins at the sum of those before
+
+The micro-batches of a replica divide its examples again; of M that are interleaved, number m has every M-th example,
+the first of which is the m-th of the replica. They are as many as in the m-th of M parts that follow each other.
 """
 
 from __future__ import annotations
@@ -58,6 +61,7 @@ class Blocks:
         self._axis = axis
         self._keys = keys
         self._scaled: dict[tuple[str, int], Value] = {}
+        self.interleaved = context.plan.microbatches > 1 and context.plan.interleaved
 
     @property
     def static(self) -> int | None:
@@ -181,14 +185,15 @@ class Blocks:
         """Return each replica's entry of a list that has one for every replica of all processes."""
         return self._context.const_each(entries, np.int32, name=f"{SCOPE}/{name}", near=self.source)
 
-    def _limit(self, name: str, offset: int) -> Value:
-        """Return r -> start of block r + offset within this process's part."""
+    def _limit(self, name: str, offset: int, micro: int = 1) -> Value:
+        """Return r -> start of block r + offset within this process's part; of blocks of `micro` blocks each."""
         context = self._context
+        places = [r // micro * micro + offset * micro for r in range(context.replicas)]
         if self.static is not None:
-            starts = [self._limits[task * context.local] for task in range(context.processes)]
-            ends = self._limits[offset : offset + context.replicas]
-            return self._own(name, [end - starts[r // context.local] for r, end in enumerate(ends)])
-        index = self._own(f"{name}_index", [r % context.local + offset for r in range(context.replicas)])
+            starts = [self._limits[r // context.local * context.local] for r in range(context.replicas)]
+            return self._own(name, [self._limits[at] - start for at, start in zip(places, starts, strict=True)])
+        firsts = [r // context.local * context.local for r in range(context.replicas)]
+        index = self._own(f"{name}_index", [at - first for at, first in zip(places, firsts, strict=True)])
         whole = self._each("Mul", f"{name}_whole", index, self._quotient)
         extra = self._each("Minimum", f"{name}_extra", index, self._remainder)
         return self._each("AddV2", f"{name}_limit", whole, extra)
@@ -210,6 +215,63 @@ class Blocks:
     def part_end(self) -> Value:
         """The example after this replica's block within this process's part (scalar, each)."""
         return self._limit("end", 1)
+
+    @cached_property
+    def part_first(self) -> Value:
+        """The first of the interleaved examples of this micro-batch within this process's part (scalar, each)."""
+        context = self._context
+        own = self._own("micro", [r % context.micro for r in range(context.replicas)])
+        first = self._each("AddV2", "first", self._limit("replica_begin", 0, context.micro), own)
+        return self._each("Minimum", "first_or_none", first, self.part_last)
+
+    @cached_property
+    def part_last(self) -> Value:
+        """The example after all micro-batches of this replica within this process's part (scalar, each)."""
+        return self._limit("replica_end", 1, self._context.micro)
+
+    @cached_property
+    def examples(self) -> Value:
+        """The examples of this micro-batch within this process's part (vector, each)."""
+        return self._each(
+            "Range", "examples", self.part_first, self.part_last, self._const("stride", self._context.micro)
+        )
+
+    @cached_property
+    def whole_examples(self) -> Value:
+        """The examples of this micro-batch within the whole batch (vector, each)."""
+        if self._context.processes == 1:
+            return self.examples
+        return self._each("AddV2", "whole_examples", self.examples, self.offset)
+
+    @cached_property
+    def restored(self) -> Value:
+        """Where each example of this process's part stands once its micro-batches are joined (vector, runs once)."""
+        joined = self._context.add(
+            "ConcatV2",
+            [self.examples, self._const("line_of_examples", 0)],
+            name=f"{SCOPE}/joined",
+            span=Span.ONCE,
+            origin=self.source.node,
+            gather=(0,),
+            attrs={"N": self._context.local},
+        )
+        return self._once("InvertPermutation", "restored", joined.output())
+
+    def all_rows(self, what: str, per_example: int) -> Value:
+        """Return one of the vectors above in rows, where one example covers `per_example` of them."""
+        value: Value = getattr(self, what)
+        if per_example == 1:
+            return value
+        key = (f"rows of {what}", per_example)
+        if key not in self._scaled:
+            span = value.node.span
+            column, unit = self._const(f"{what}_axis", 1), self._const(f"{what}_unit", per_example)
+            rows = self._add(span, "ExpandDims", f"{what}_column", [value, column], {})
+            rows = self._add(span, "Mul", f"{what}_begins", [rows, unit], {})
+            offsets, line = self._vector(f"{what}_next", range(per_example)), self._vector(f"{what}_line", [-1])
+            rows = self._add(span, "AddV2", f"{what}_table", [rows, offsets], {})
+            self._scaled[key] = self._add(span, "Reshape", f"{what}_all", [rows, line], {})
+        return self._scaled[key]
 
     @cached_property
     def begin(self) -> Value:

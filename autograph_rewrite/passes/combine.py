@@ -149,6 +149,40 @@ def decode(context: Context, value: Value, dtype: int, name: str) -> Value:
     return cast(context, value, dtype, f"{name}/code")
 
 
+def rows_at(context: Context, value: Value, which: Value, dim: int, what: str, span: Span) -> Value:
+    """Return the rows of a value that a vector of numbers says, along dimension `dim`."""
+    name = value.node.name
+    axis = context.const(dim, np.int32, name=f"{name}/{what}_axis", near=value)
+    inputs = [value, context.bring(which, value), axis]
+    return context.add("GatherV2", inputs, name=f"{name}/{what}", span=span, origin=value.node).output()
+
+
+def rows_between(context: Context, source: Value, name: str, dim: int, limits: tuple[Value, Value]) -> Value:
+    """Return the rows of a value between two limits of each block (scalars), along dimension `dim`."""
+
+    def vector(scalar: Value, what: str) -> Value:
+        position = np.zeros(dim + 1, np.int32)
+        position[dim] = 1
+        at = context.const(position, np.int32, name=f"{name}/{what}_at", near=source)
+        node = context.add(
+            "Mul", [context.bring(scalar, source), at], name=f"{name}/{what}", span=Span.EACH, origin=source.node
+        )
+        return node.output()
+
+    begin, end = vector(limits[0], "begin"), vector(limits[1], "end")
+    step = context.const(np.ones(dim + 1, np.int32), np.int32, name=f"{name}/step", near=source)
+    before = (1 << dim) - 1
+    node = context.add(
+        "StridedSlice",
+        [source, begin, end, step],
+        name=f"{name}/block",
+        span=Span.EACH,
+        origin=source.node,
+        attrs={"begin_mask": before, "end_mask": before},
+    )
+    return node.output()
+
+
 def flat(context: Context, value: Value) -> Value:
     """Return a vector: its length then says everything about its shape (see `Keys`)."""
     line = context.const([-1], np.int32, name=f"{value.node.name}/line", near=value)

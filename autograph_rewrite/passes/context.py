@@ -56,6 +56,7 @@ class Context:
     edges: dict[tuple[str, str], EdgePlan] = field(default_factory=dict)
     future_splits: dict[Value, int] = field(default_factory=dict)  # empty lists that will hold blocks
     aliases: dict[Value, Value] = field(default_factory=dict)  # original values whose place another one took
+    slices: dict[Value, Value] = field(default_factory=dict)  # by block, what it was cut out of
     added: list[Added] = field(default_factory=list)  # variables that a pass made
     compressed: list[CompressedSum] = field(default_factory=list)  # sums of which less is sent than there is
     served: Served = field(default_factory=Served)  # what runs where a variable lives
@@ -64,13 +65,18 @@ class Context:
 
     @property
     def replicas(self) -> int:
-        """Number of replicas of all processes."""
-        return self.plan.replicas
+        """How many instances an EACH node has in all processes: replicas, times micro-batches."""
+        return self.plan.instances
 
     @property
     def local(self) -> int:
-        """Number of replicas of this process: how many instances an EACH node has."""
-        return self.plan.replicas_each
+        """How many instances an EACH node has in this process."""
+        return self.plan.instances_each
+
+    @property
+    def micro(self) -> int:
+        """How many of them follow each other on the device of one replica."""
+        return self.plan.microbatches
 
     @property
     def processes(self) -> int:

@@ -39,7 +39,6 @@ class _Builder:
             inputs,
             name=f"{self._node.name}/{name or op}",
             attrs=attrs or None,
-            device=self._node.device,
             origin=self._node,
         )
         return made.output()

@@ -7,18 +7,28 @@
 Replicas differ in name prefix and device only, so their bytes are written once with placeholders that are then
 replaced for each replica: the cost hardly grows with their number. Nodes that hold the same value on every replica
 keep their name on replica 0, so variables are found under their own names.
+
+A sum over micro-batches is written as a running one, so that each gradient is added when it is there, and gone:
+
+    folded     dw/add_n = AddN(all(%dw))
+    expanded   dw/add_n/with_1 = AddV2(replica_0/micro_0/dw, replica_0/micro_1/dw)
+               dw/add_n = AddV2(dw/add_n/with_1, replica_0/micro_2/dw)
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
 from autograph_rewrite.ir import wire
+from autograph_rewrite.ir.attrs import encode
+from autograph_rewrite.ir.fold import prefix
 from autograph_rewrite.ir.graph import PASS_ATTR, Graph, Node, PerInstance, Select, Span, Value
 from autograph_rewrite.ir.serde import frame
+from autograph_rewrite.passes.order_micro import NO_ORDER, Order, is_running_sum
 
 _MARK = wire.delimited(wire.ATTR, wire.delimited(1, PASS_ATTR.encode()) + wire.delimited(2, b"\x12\x06expand"))
 
@@ -31,14 +41,14 @@ class Instance(NamedTuple):
     device: bytes
 
 
-def prefix(replica: int) -> str:
-    """Return the name prefix of a replica."""
-    return f"replica_{replica}/"
+def instance_name(node: Node, instance: int, common: frozenset[Node] | set[Node], micro: int = 1) -> str:
+    """Return the name of one instance of an EACH node; nodes in `common` keep theirs for the first."""
+    return node.name if instance == 0 and node in common else prefix(instance, micro) + node.name
 
 
-def instance_name(node: Node, replica: int, common: frozenset[Node] | set[Node]) -> str:
-    """Return the name of one instance of an EACH node; nodes in `common` keep theirs on replica 0."""
-    return node.name if replica == 0 and node in common else prefix(replica) + node.name
+def sum_name(node: Node, instance: int, instances: int, micro: int) -> str:
+    """Return the name of a running sum once it has an instance, which is not the first of its replica."""
+    return node.name if instances == micro == instance + 1 else f"{node.name}/with_{instance}"
 
 
 class _Record(NamedTuple):
@@ -55,36 +65,92 @@ class _Record(NamedTuple):
 _ONCE, _COMMON, _OWN = 0, 1, 2  # kinds of name prefix
 
 
-def expand(
-    graph: Graph, devices: Sequence[str], common: set[Node], elsewhere: Mapping[Node, str] = MappingProxyType({})
-) -> bytes:
+@dataclass(frozen=True)
+class Instances:
+    """How EACH nodes are run: on which devices, and in which order.
+
+    Attributes:
+        devices: by stage, the device of each instance; one entry where there are no stages.
+        micro: how many instances belong to one replica.
+        order: in which they follow each other.
+        stages: of the nodes that are not in the first one.
+        elsewhere: the devices of nodes that are not where their replica is.
+    """
+
+    devices: tuple[tuple[str, ...], ...]
+    micro: int = 1
+    order: Order = NO_ORDER
+    stages: Mapping[Node, int] = field(default_factory=dict)
+    elsewhere: Mapping[Node, str] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.devices[0])
+
+    def of(self, node: Node) -> tuple[str, ...]:
+        """Return the device of each instance of a node."""
+        return self.devices[self.stages.get(node, 0)]
+
+
+def expand(graph: Graph, run: Instances, common: set[Node]) -> bytes:
     """Return the GraphDef bytes of a folded graph.
 
     Args:
         graph: the folded graph.
-        devices: one per replica.
+        run: how its EACH nodes are run.
         common: the EACH nodes that hold the same value on every replica.
-        elsewhere: the devices of nodes that are not where their replica is.
 
     Raises:
         GraphError: the result is over 2 GiB.
     """
     tails = _Tails()
-    each = [node for node in graph if node.span is Span.EACH]
-    special = {node: None for node in each if any(isinstance(raw, PerInstance) for raw in node._attrs.values())}
-    instances = [
-        Instance(b"" if r == 0 else prefix(r).encode(), prefix(r).encode(), device.encode())
-        for r, device in enumerate(devices)
-    ]
-    parts = [_once(node, devices, common, tails) for node in graph if node.span is Span.ONCE]
-    for is_own in (False, True):
-        alike = _Records(
-            common, [node for node in each if node not in special and (node not in common) is is_own], tails, elsewhere
-        )
-        parts += _copies(alike, instances)
-    for replica, instance in enumerate(instances):
-        parts.append(_block(_Records(common, special, tails, elsewhere, replica), instance))
+    parts: list[bytes] = []
+    special: list[list[Node]] = [[] for _ in run.devices]
+    alike: list[tuple[list[Node], list[Node]]] = [([], []) for _ in run.devices]
+    for node in graph:
+        stage = run.stages.get(node, 0)
+        if node.span is Span.ONCE:
+            parts.append(_once(node, run, common, tails))
+        elif node in run.order.roots or node in run.order.sums or _differs(node):
+            special[stage].append(node)
+        else:
+            alike[stage][node not in common].append(node)
+    prefixes = [prefix(i, run.micro).encode() for i in range(len(run))]
+    for devices, of_stage in zip(run.devices, alike, strict=True):
+        instances = _instances(prefixes, devices)
+        for nodes in of_stage:
+            parts += _copies(_Records(common, nodes, tails, run.elsewhere), instances)
+    for i in range(len(run)):
+        waits = _waits(run, i, common)
+        for devices, nodes in zip(run.devices, special, strict=True):
+            parts.append(
+                _block(_Records(common, nodes, tails, run.elsewhere, i, waits), _instances(prefixes, devices)[i])
+            )
     return frame(parts, graph)
+
+
+def _differs(node: Node) -> bool:
+    return any(isinstance(raw, PerInstance) for raw in node._attrs.values())
+
+
+def _instances(prefixes: Sequence[bytes], devices: Sequence[str]) -> list[Instance]:
+    named = zip(prefixes, devices, strict=True)
+    return [Instance(name if i else b"", name, device.encode()) for i, (name, device) in enumerate(named)]
+
+
+def _waits(run: Instances, instance: int, common: set[Node]) -> dict[Node, list[str]]:
+    """Return the names that one instance of each ordered node waits for, besides those of its own micro-batch."""
+    waits: dict[Node, list[str]] = {}
+    own = instance % run.micro
+    for node, by_micro in run.order.roots.items():
+        wait = by_micro[own]
+        if wait is not None:
+            waits[node] = [instance_name(wait.node, instance - own + wait.micro, common, run.micro)]
+    for gate, sums in run.order.sums.items():
+        if own:
+            waits[gate] = [sum_name(total, instance, len(run), run.micro) for total in sums]
+        else:
+            waits[gate] = [instance_name(total.inputs[0].node, instance, common, run.micro) for total in sums]
+    return waits
 
 
 class _Tails:
@@ -134,6 +200,7 @@ class _Records:
         tails: encodes their attributes.
         elsewhere: the devices of nodes that are not where their replica is.
         replica: the one whose attributes count, where they differ.
+        waits: full names that nodes wait for besides their controls.
     """
 
     def __init__(
@@ -143,11 +210,13 @@ class _Records:
         tails: _Tails,
         elsewhere: Mapping[Node, str],
         replica: int = 0,
+        waits: Mapping[Node, list[str]] = MappingProxyType({}),
     ) -> None:
         self.references: list[tuple[int, bytes, bytes]] = []  # kind of prefix; mark (`^` or nothing); rest of the name
         self._common = common
         self._elsewhere = elsewhere
-        self._places: dict[Value | Node, int] = {}
+        self._places: dict[Value | Node | str, int] = {}
+        self._waits = waits
         self.all = [self._record(node, tails(node, replica, copied=True)) for node in nodes]
         kinds = {kind for kind, _, _ in self.references} | {record.own for record in self.all}
         self.uses_common = _COMMON in kinds
@@ -156,14 +225,18 @@ class _Records:
         places = self._places
         inputs = [places[value] if value in places else self._add(value) for value in node._inputs]
         inputs += [places[control] if control in places else self._add(control) for control in node._controls]
+        if node in self._waits:
+            inputs += [places[name] if name in places else self._add(name) for name in self._waits[node]]
         op = node.op.encode()
         head = b"\x12" + wire.varint(len(op)) + op
         device = _device(self._elsewhere[node].encode()) if node in self._elsewhere else None
         return _Record(_kind(node, self._common), node.name.encode(), head, tuple(inputs), device, tail)
 
-    def _add(self, read: Value | Node) -> int:
+    def _add(self, read: Value | Node | str) -> int:
         self._places[read] = place = len(self.references)
-        if isinstance(read, Node):
+        if isinstance(read, str):
+            self.references.append((_ONCE, b"^", read.encode()))
+        elif isinstance(read, Node):
             self.references.append((_kind(read, self._common), b"^", read.name.encode()))
         else:
             self.references.append((_kind(read.node, self._common), b"", read.name.encode()))
@@ -232,9 +305,11 @@ def _device(name: bytes) -> bytes:
     return b"\x22" + wire.varint(len(name)) + name if name else b""
 
 
-def _once(node: Node, devices: Sequence[str], common: set[Node], tails: _Tails) -> bytes:
+def _once(node: Node, run: Instances, common: set[Node], tails: _Tails) -> bytes:
     """Encode a node that runs once; it may read all instances of others."""
-    count = len(devices)
+    if run.micro > 1 and is_running_sum(node):
+        return _running_sum(node, run, common)
+    count = len(run)
     inputs: list[bytes] = []
     for index, value in enumerate(node._inputs):
         producer = value.node
@@ -243,12 +318,37 @@ def _once(node: Node, devices: Sequence[str], common: set[Node], tails: _Tails) 
             inputs.append((producer.name + suffix).encode())
             continue
         wanted = range(count) if node.selects.get(index) is Select.ALL else range(1)
-        inputs += [(instance_name(producer, r, common) + suffix).encode() for r in wanted]
+        inputs += [(instance_name(producer, r, common, run.micro) + suffix).encode() for r in wanted]
     for control in node._controls:
         if control.span is Span.ONCE:
             inputs.append(b"^" + control.name.encode())
         else:
-            inputs += [b"^" + instance_name(control, r, common).encode() for r in range(count)]
+            inputs += [b"^" + instance_name(control, r, common, run.micro).encode() for r in range(count)]
     return wire.write_node(
         node.name.encode(), node.op.encode(), inputs, node.device.encode(), tails(node, copied=False)
     )
+
+
+def _running_sum(node: Node, run: Instances, common: set[Node]) -> bytes:
+    """Encode a sum over all instances: those of each replica are added one by one, and then the replicas."""
+    value = node.inputs[0]
+    suffix = f":{value.index}" if value.index else ""
+    controls = [b"^" + control.name.encode() for control in node.controls]
+    kept = {key: raw for key, raw in node._attrs.items() if key != "N" and isinstance(raw, bytes)}
+    parts: list[bytes] = []
+    totals: list[bytes] = []
+    for instance, device in enumerate(run.of(value.node)):
+        term = (instance_name(value.node, instance, common, run.micro) + suffix).encode()
+        if instance % run.micro == 0:
+            totals.append(term)
+            continue
+        name = sum_name(node, instance, len(run), run.micro).encode()
+        place = (node.device if name == node.name.encode() else device).encode()
+        inputs = [totals[-1], term, *controls]
+        parts.append(wire.write_node(name, b"AddV2", inputs, place, wire.write_attrs(kept)))
+        totals[-1] = name
+    if len(totals) > 1:
+        attrs = wire.write_attrs(kept | {"N": encode("int", len(totals))})
+        inputs = [*totals, *controls]
+        parts.append(wire.write_node(node.name.encode(), b"AddN", inputs, node.device.encode(), attrs))
+    return b"".join(parts)

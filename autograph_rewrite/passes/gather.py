@@ -21,13 +21,13 @@ from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.graph import Span, Value
 from autograph_rewrite.passes.blocks import Blocks
-from autograph_rewrite.passes.combine import REAL_PARTS, decode, encode, flat, may_change_inside
+from autograph_rewrite.passes.combine import REAL_PARTS, decode, encode, flat, may_change_inside, rows_at
 from autograph_rewrite.passes.context import Context
 from autograph_rewrite.passes.keys import Keys, collective_attrs
 from autograph_rewrite.passes.stores import gather_at_server
 from autograph_rewrite.plan.devices import parse
 from autograph_rewrite.plan.lowerings import CROSSING, PUSHED
-from autograph_rewrite.plan.parts import SIZES, EdgePlan
+from autograph_rewrite.plan.parts import SIZES, STEP, EdgePlan
 
 GATHER_TYPES = frozenset((dtypes.FLOAT, dtypes.DOUBLE, dtypes.HALF, dtypes.INT32, dtypes.INT64))
 
@@ -60,6 +60,8 @@ def gather_once(
 ) -> Value:
     """Join the blocks on the first device of each process, and then those of the processes."""
     whole = join_local(context, value, fact)
+    if blocks.interleaved:
+        whole = _restored(context, whole, fact, edge, blocks, per_example)
     if edge is None or edge.lowering not in CROSSING:
         return whole
     return gather_parts(context, whole, fact, edge, keys, blocks, per_example)
@@ -80,6 +82,26 @@ def join_local(context: Context, value: Value, fact: Fact) -> Value:
         gather=(0,),
         attrs={"N": context.local},
     ).output()
+
+
+def _restored(
+    context: Context, joined: Value, fact: Fact, edge: EdgePlan | None, blocks: Blocks, per_example: int | None
+) -> Value:
+    """Put the rows of joined micro-batches back in the order of their examples.
+
+    Raises:
+        PassError: nobody knows which row belongs to which example.
+    """
+    if per_example is not None:
+        where = blocks.all_rows("restored", per_example)
+        return rows_at(context, joined, where, fact.placement.dim, "restored", Span.ONCE)
+    if edge is not None and edge.owner != STEP:
+        return joined  # the rows of a sparse gradient may come in any order
+    raise PassError(
+        f"the rows of '{joined.node.name}' do not follow from the number of examples, so they have no order to restore",
+        node=joined.node,
+        hint="set accumulation.layout to contiguous",
+    )
 
 
 def gather_parts(

@@ -17,6 +17,7 @@ import numpy as np
 from autograph_rewrite.analysis.answer import convert
 from autograph_rewrite.analysis.dims import unit
 from autograph_rewrite.analysis.fact import PARTIAL, Fact
+from autograph_rewrite.analysis.rules.base import AVERAGE, OF_BLOCK, SUM
 from autograph_rewrite.analysis.rules.empty import UNDEFINED_WHEN_EMPTY
 from autograph_rewrite.analysis.rules.normalisation import BLOCK_STATISTICS
 from autograph_rewrite.ir import dtypes
@@ -59,6 +60,10 @@ def guard_empty_blocks(context: Context, blocks: Blocks) -> None:
         elif node.op.startswith("FusedBatchNorm") and "Grad" not in node.op and node.attr(BLOCK_STATISTICS, False):
             for index in (1, 2):
                 guard.average_of_filled(node.output(index))
+        elif node.attr(OF_BLOCK, b"") == SUM.encode():
+            guard.zeros_when_empty(node.output())
+        elif node.attr(OF_BLOCK, b"") == AVERAGE.encode():
+            guard.average_of_filled(node.inputs[0], only=node)
         elif node.op in UNDEFINED_WHEN_EMPTY:
             for index, fact in enumerate(context.state.answers[node].outputs):
                 if fact.placement == PARTIAL:
@@ -152,8 +157,13 @@ class _Guard:
         value.replace_all_uses_with(chosen, keep={chosen.node, zeros.node})
         self._context.aliases[value] = chosen
 
-    def average_of_filled(self, value: Value) -> None:
-        """Let a statistic of blocks, which is averaged over all replicas, count those that have examples only."""
+    def average_of_filled(self, value: Value, only: Node | None = None) -> None:
+        """Let a statistic of blocks, which is averaged over all replicas, count those that have examples only.
+
+        Args:
+            value: the statistic.
+            only: what averages it; left out, that is whatever reads it but its own gradient.
+        """
         chosen, zeros = self._or_zeros(value)
         context, name = self._context, value.node.name
         replicas = context.const(context.replicas, np.int32, name=f"{name}/replicas", near=self._blocks.batch)
@@ -172,6 +182,9 @@ class _Guard:
         numbers = [once("Cast", n, what="number", DstT=value.dtype) for n in (replicas, filled)]
         share = context.bring(once("RealDiv", *numbers, what="share"), value)
         scaled = self._add("Mul", [chosen, share], value, "of_filled")
+        if only is not None:
+            only.set_input(0, scaled)
+            return
         gradients = {use.node for use in value.uses if use.node.op.startswith("FusedBatchNormGrad")}
         value.replace_all_uses_with(scaled, keep={chosen.node, zeros.node, *gradients})
         context.aliases[value] = scaled

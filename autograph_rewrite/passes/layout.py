@@ -29,9 +29,12 @@ class Layout:
         common: nodes whose instances hold the same value.
         placements: of the original values, where instances differ.
         aliases: what took the place of original values.
-        replicas: how many there are.
+        replicas: how many instances there are.
         feeds: placeholders of the original graph, also those that no step needs.
         partial: whether there are replicas in other processes, so that values that differ are not all here.
+        micro: how many of them belong to one replica.
+        interleaved: whether blocks hold examples that do not follow each other.
+        hidden: whether instances are iterations of a loop, out of which nothing can be fetched.
     """
 
     def __init__(
@@ -44,12 +47,18 @@ class Layout:
         feeds: frozenset[str] = frozenset(),
         *,
         partial: bool = False,
+        micro: int = 1,
+        interleaved: bool = False,
+        hidden: bool = False,
     ) -> None:
         self._graph = graph
         self._common = common
         self._placements = {value.name: placement for value, placement in placements.items()}
         self._aliases = {value.name: new.name for value, new in aliases.items()}
         self.replicas = replicas
+        self._micro = micro
+        self._interleaved = interleaved
+        self._hidden = hidden
         self.feeds = feeds
         self._partial = partial
 
@@ -63,9 +72,12 @@ class Layout:
         suffix = f":{index or 0}"
         if node.span is Span.ONCE:
             return View((name + suffix,), REPLICATED)
-        names = tuple(instance_name(node, r, self._common) + suffix for r in range(self.replicas))
+        if self._hidden:
+            return None
+        names = tuple(instance_name(node, r, self._common, self._micro) + suffix for r in range(self.replicas))
         placement = self._placements.get(original, REPLICATED)
-        return None if self._partial and placement.differs else View(names, placement)
+        scattered = (self._partial and placement.differs) or (self._interleaved and placement.is_split)
+        return None if scattered else View(names, placement)
 
     def instances(self, node_name: str) -> tuple[str, ...]:
         """Return the instances of a node."""
@@ -74,4 +86,4 @@ class Layout:
             return ()
         if node.span is Span.ONCE:
             return (node_name,)
-        return tuple(instance_name(node, r, self._common) for r in range(self.replicas))
+        return tuple(instance_name(node, r, self._common, self._micro) for r in range(self.replicas))

@@ -9,9 +9,9 @@ All copies are assigned the one initial value, since whatever draws it runs once
 from __future__ import annotations
 
 from autograph_rewrite.ir.attrs import encode
+from autograph_rewrite.ir.fold import prefix
 from autograph_rewrite.ir.graph import PerInstance, Span
 from autograph_rewrite.passes.context import Context
-from autograph_rewrite.passes.expand import prefix
 
 NAMED_RESOURCES = {"VarHandleOp": "shared_name", "StackV2": "stack_name", "TensorArrayV3": "tensor_array_name"}
 
@@ -23,5 +23,5 @@ def name_resources(context: Context) -> None:
         if attr is None or node.span is not Span.EACH:
             continue
         own = (node.attr(attr, b"") or b"").decode() or node.name
-        names = [own if r == 0 else prefix(r) + own for r in range(context.local)]
+        names = [own if r == 0 else prefix(r, context.micro) + own for r in range(context.local)]
         node.set_raw_attr(attr, PerInstance(tuple(encode("string", name) for name in names)))

@@ -15,14 +15,16 @@ from dataclasses import dataclass, field, replace
 from autograph_rewrite.analysis import cut
 from autograph_rewrite.analysis.fact import LOCAL, Placement
 from autograph_rewrite.analysis.once import mark_whole
+from autograph_rewrite.analysis.own import mark_statistics
 from autograph_rewrite.analysis.propagate import Propagation, notes, propagate, revise
 from autograph_rewrite.analysis.roles import is_update
 from autograph_rewrite.analysis.rows import choose_gathers
-from autograph_rewrite.analysis.rules.base import Semantics
-from autograph_rewrite.errors import GraphError, PassError
+from autograph_rewrite.analysis.rules.base import OWN_VALUE, Semantics
+from autograph_rewrite.errors import GraphError, PassError, PlanError
 from autograph_rewrite.ir.frames import frames_of
 from autograph_rewrite.ir.graph import Graph, Node, Span, Value
 from autograph_rewrite.ir.quiet import no_garbage_collection
+from autograph_rewrite.ir.verify import check_folded
 from autograph_rewrite.ir.walk import ancestors, depends_on_any
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes import compress_choice
@@ -39,22 +41,27 @@ from autograph_rewrite.passes.expand import expand
 from autograph_rewrite.passes.guard import guard_empty_blocks
 from autograph_rewrite.passes.hand_over import hand_over, lock_updates, name_served_roots
 from autograph_rewrite.passes.held import held_bytes
+from autograph_rewrite.passes.in_turn import averages_of, update_in_turn
 from autograph_rewrite.passes.keys import Keys
 from autograph_rewrite.passes.layout import Layout
+from autograph_rewrite.passes.loop_micro import loop_micro
 from autograph_rewrite.passes.merge import merge_kept, merge_outputs, merge_targets
 from autograph_rewrite.passes.mirror import name_resources
 from autograph_rewrite.passes.order_reads import order_reads
 from autograph_rewrite.passes.own_parts import take_own_parts
 from autograph_rewrite.passes.partition import by_shards, partition, shard_variables
-from autograph_rewrite.passes.place import place, run_devices, within_reach
+from autograph_rewrite.passes.place import run_devices, within_reach
+from autograph_rewrite.passes.place_instances import place_instances
 from autograph_rewrite.passes.proxies import add_proxies
 from autograph_rewrite.passes.prune import prune
 from autograph_rewrite.passes.report import Note, PassRecord, Report
 from autograph_rewrite.passes.reshard import Reshard, assign_spans
 from autograph_rewrite.passes.served import served_by
+from autograph_rewrite.passes.stages import assign_stages
 from autograph_rewrite.plan.plan import Plan
 
 MAX_DECOMPOSITIONS = 8
+MEETING = "all micro-batches meet before it, and what each has made so far is kept until then"
 Observer = Callable[[str, Graph], None]
 """Called after each pass with its name and the folded graph."""
 
@@ -125,6 +132,8 @@ def analyse(graph: Graph, item: GraphItem, plan: Plan, run: _Run | None = None) 
     semantics = Semantics(plan.semantics.random, plan.semantics.batch_norm, static)
     with run.step("propagate"):
         state = propagate(graph, batch, semantics)
+    if semantics.batch_norm == "local" and plan.microbatches > 1:
+        state = mark_statistics(state, plan.instances)
     for attempt in range(MAX_DECOMPOSITIONS + 1):
         marked = [node for node, answer in state.answers.items() if answer.decompose]
         if not marked:
@@ -137,7 +146,7 @@ def analyse(graph: Graph, item: GraphItem, plan: Plan, run: _Run | None = None) 
                 marked,
                 looped=frames_of(state.order),
                 local_batch_norm=semantics.batch_norm == "local",
-                replicas=plan.replicas,
+                replicas=plan.instances,
             )
             state = revise(state)
     outputs = [graph.anchors[f"output {name}"] for name in item.outputs]
@@ -146,7 +155,7 @@ def analyse(graph: Graph, item: GraphItem, plan: Plan, run: _Run | None = None) 
         reduced = by_shards(reduced, outputs)
         if reduced:
             state = revise(state, reduced=reduced)
-        if _share_a_device(plan) and not plan.compresses and mark_whole(state, plan.replicas):
+        if _share_a_device(plan) and not plan.compresses and mark_whole(state, plan.instances):
             state = revise(state)
         gathered = choose_gathers(state, outputs)
         if gathered:
@@ -156,6 +165,8 @@ def analyse(graph: Graph, item: GraphItem, plan: Plan, run: _Run | None = None) 
 
 def _share_a_device(plan: Plan) -> bool:
     """Return whether all replicas run on one device."""
+    if plan.microbatches > 1:  # a gradient of the whole batch would keep the activations of all micro-batches
+        return False
     return len(plan.processes) == 1 and plan.replicas > 1 and len(set(run_devices(plan))) == 1
 
 
@@ -169,6 +180,9 @@ def _rewrite(
     task: int,
 ) -> GraphItem:
     began = time.perf_counter()
+    if not training:  # there is nothing to accumulate, and no gradient that tells where stages are
+        plan = replace(plan, micro=None, pipeline=None)
+    _require_no_servers(plan)
     nodes_before = len(graph)
     job, rank = plan, task
     if plan.is_asynchronous and len(plan.processes) > 1:
@@ -210,6 +224,7 @@ def _rewrite(
     source = measured_input(state)
     with run.step("reshard"):
         assign_spans(context)
+        stages = assign_stages(context, outputs)
         keys = Keys(context)
         blocks = Blocks(context, source, state.whole_inputs[source], keys)
         reshard = Reshard(context, blocks, keys)
@@ -218,7 +233,9 @@ def _rewrite(
         state_block_shapes(context)
         item = attach(context, item)
     with run.step("guard"):
+        averages = averages_of(context)
         guard_empty_blocks(context, blocks)
+        update_in_turn(context, reshard, blocks, averages, outputs)
     common = {node for node in graph if node.span is Span.EACH and not _holds_own(context, node)}
     placements = _placements(state)
     with run.step("merge"):
@@ -239,12 +256,16 @@ def _rewrite(
         with run.step("hand over"):
             hand_over(context, item)
             prune(graph, _roots(graph, item))
+    if plan.looped:
+        run.verify = verify and (lambda folded: check_folded(folded, plan.replicas_each, plan.all_devices))
+        with run.step("loop"):
+            loop_micro(graph, plan.replicas_each, plan.microbatches, context.slices, _roots(graph, item))
     with run.step("place"):
-        devices = run_devices(plan, task)
-        place(graph, devices, context.served.devices)
+        instances = place_instances(graph, plan, task, stages, context.served.devices, captured=context.captures)
+    found += [Note(node.name, node.op, MEETING) for node in instances.order.meetings]
     common &= set(graph)
     began_expand = time.perf_counter()
-    data = expand(graph, devices, common, context.served.devices)
+    data = expand(graph, instances, common)
     run.records.append(PassRecord("expand", time.perf_counter() - began_expand, 0, 0))
     each = sum(1 for node in graph if node.span is Span.EACH)
     report = Report(
@@ -253,15 +274,24 @@ def _rewrite(
         tuple(found),
         nodes_before,
         len(graph),
-        len(graph) + each * (plan.replicas_each - 1),
+        len(graph) + each * (len(instances) - 1),
         time.perf_counter() - began,
         tuple(one.named() for one in context.compressed),
         task=rank,
         homes=context.served.homes,
-        held=held_bytes(graph, item.variables, devices),
+        held=held_bytes(graph, item.variables, run_devices(plan, task)),
     )
     layout = Layout(
-        graph, common, placements, context.aliases, plan.replicas_each, feeds, partial=context.processes > 1
+        graph,
+        common,
+        placements,
+        context.aliases,
+        len(instances),
+        feeds,
+        partial=context.processes > 1,
+        micro=instances.micro,
+        hidden=plan.looped,
+        interleaved=plan.interleaved,
     )
     inputs = own_inputs(item, plan, state, task)
     return item.with_(graph=None, data=data, report=report, layout=layout, inputs=inputs, variables=sharded.variables)
@@ -296,7 +326,25 @@ def _holds_own(context: Context, node: Node) -> bool:
 
 def _placements(state: Propagation) -> dict[Value, Placement]:
     placements = ((value, state.source(value).placement) for value in state.facts)
-    return {value: placement for value, placement in placements if placement.differs and placement != LOCAL}
+    return {
+        value: placement for value, placement in placements if placement.differs and placement not in (LOCAL, OWN_VALUE)
+    }
+
+
+def _require_no_servers(plan: Plan) -> None:
+    """Refuse stages, and micro-batches in several processes, of variables that are on servers.
+
+    Raises:
+        PlanError: a variable, or a shard of one, lives on one device.
+    """
+    several = plan.microbatches > 1 and len(plan.processes) > 1
+    if plan.homes and (several or plan.pipeline is not None):
+        name, home = next(iter(plan.homes.items()))
+        what = "stages" if plan.pipeline is not None else "micro-batches in several processes"
+        raise PlanError(
+            f"'{name}' lives on {home}, which does not go together with {what} yet",
+            hint="use the strategy AllReduce or PartitionedAR, or leave microbatches and pipeline out",
+        )
 
 
 def _require_training(graph: Graph, item: GraphItem, state: Propagation) -> None:

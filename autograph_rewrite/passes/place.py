@@ -20,8 +20,10 @@ HOST = "/device:CPU:0"
 
 
 def run_devices(plan: Plan, task: int = 0) -> tuple[str, ...]:
-    """Return the device that each replica of one process really runs on."""
+    """Return the devices that the replicas of one process really run on; with stages, those of the first one first."""
     devices = plan.devices_of(task)
+    if plan.pipeline is not None:
+        return plan.pipeline.devices
     if plan.mode == "shared" and all(parse(device).kind == "CPU" for device in devices):
         return (devices[0],) * len(devices)
     return devices

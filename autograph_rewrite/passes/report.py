@@ -70,7 +70,7 @@ class Report:
     @property
     def first_replica(self) -> int:
         """The place of this process's first replica among all."""
-        return self.task * self.plan.replicas_each
+        return self.task * self.plan.instances_each
 
     @property
     def edges(self) -> tuple[EdgePlan, ...]:
@@ -90,8 +90,9 @@ class Report:
 
     def __str__(self) -> str:
         reduced = {owner: n for owner, n in self.reductions.items() if owner != STEP}
+        micro = f" x {self.plan.microbatches} micro-batches" if self.plan.microbatches > 1 else ""
         lines = [
-            f"{self.nodes_before} nodes -> {self.nodes_after} for {self.plan.replicas} replicas "
+            f"{self.nodes_before} nodes -> {self.nodes_after} for {self.plan.replicas} replicas{micro} "
             f"({self.plan.mode}), {self.seconds:.2f} s",
             f"{sum(reduced.values())} gradient reductions for {len(reduced)} variables, "
             f"{self.reductions[STEP]} of the step, {sum(self.gathers.values())} gathers",

@@ -43,9 +43,9 @@ def assign_spans(context: Context) -> None:
 
 
 def _stands_between_instances(node: Node) -> bool:
-    """Return whether a NoOp only orders nodes that every replica runs: once, it would make the replicas wait."""
-    users = node.control_users
-    return bool(users) and all(n.span is Span.EACH for n in (*node.controls, *users)) and bool(node.controls)
+    """Return whether a NoOp lets nodes that every replica runs wait for some: once, it would make the replicas wait."""
+    users, each = node.control_users, Span.EACH
+    return bool(users) and all(n.span is each for n in users) and any(n.span is each for n in node.controls)
 
 
 def _span(context: Context, node: Node) -> Span:
@@ -316,8 +316,13 @@ class Reshard:
             fact = self._context.fact(value)
             combine.refuse_container(value, fact, reader)
             whole, part = (value, "part_") if is_input else (self.whole(value, reader), "")
-            limits = blocks.rows(f"{part}begin", rows), blocks.rows(f"{part}end", rows)
-            self._pieces[key] = self._slice(whole, value.node.name, dim, limits)
+            if blocks.interleaved:
+                which = blocks.all_rows("examples" if is_input else "whole_examples", rows)
+                self._pieces[key] = combine.rows_at(self._context, whole, which, dim, "block", Span.EACH)
+            else:
+                limits = blocks.rows(f"{part}begin", rows), blocks.rows(f"{part}end", rows)
+                self._pieces[key] = combine.rows_between(self._context, whole, value.node.name, dim, limits)
+            self._context.slices[self._pieces[key]] = whole
         return self._pieces[key]
 
     def _blocks_at(self, node: Node) -> Blocks:
@@ -333,31 +338,6 @@ class Reshard:
         if value not in self._blocks_of:
             self._blocks_of[value] = Blocks(self._context, value, axis, self._keys)
         return self._blocks_of[value]
-
-    def _slice(self, source: Value, name: str, dim: int, limits: tuple[Value, Value]) -> Value:
-        context = self._context
-
-        def vector(scalar: Value, what: str) -> Value:
-            position = np.zeros(dim + 1, np.int32)
-            position[dim] = 1
-            at = context.const(position, np.int32, name=f"{name}/{what}_at", near=source)
-            node = context.add(
-                "Mul", [context.bring(scalar, source), at], name=f"{name}/{what}", span=Span.EACH, origin=source.node
-            )
-            return node.output()
-
-        begin, end = vector(limits[0], "begin"), vector(limits[1], "end")
-        step = context.const(np.ones(dim + 1, np.int32), np.int32, name=f"{name}/step", near=source)
-        before = (1 << dim) - 1
-        node = context.add(
-            "StridedSlice",
-            [source, begin, end, step],
-            name=f"{name}/block",
-            span=Span.EACH,
-            origin=source.node,
-            attrs={"begin_mask": before, "end_mask": before},
-        )
-        return node.output()
 
     def _term(self, source: Value) -> Value:
         """Return the value on replica 0 and zeros elsewhere: a sum of one term."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 STRATEGIES = frozenset(
     (
         "AllReduce", "PS", "PSLoadBalancing", "PartitionedPS", "UnevenPartitionedPS", "PartitionedAR",
-        "RandomAxisPartitionAR", "Parallax", "FSDP",
+        "RandomAxisPartitionAR", "Parallax", "FSDP", "Pipeline",
     )
 )  # fmt: skip
 
@@ -26,10 +26,8 @@ def unavailable(config: Config) -> Iterator[tuple[KeyPath, str]]:
     name = config.strategy.name
     if name not in STRATEGIES and name != "Auto" and own_builder(name) is None:  # Auto chooses among those
         yield ("strategy", "name"), f"strategy.name {config.strategy.name}"
-    if config.pipeline is not None:
-        yield ("pipeline",), "pipeline"
-    if config.microbatches > 1:
-        yield ("microbatches",), "microbatches above 1"
+    if config.pipeline is not None and config.workers > 1:
+        yield ("pipeline",), "pipeline in a cluster"
     if config.remat.policy != "none":
         yield ("remat", "policy"), f"remat.policy {config.remat.policy}"
     if config.mesh is not None and config.mesh.model > 1:

@@ -52,6 +52,20 @@ def mirrored_devices_are_distinct(config: Config) -> Iterator[Clash]:
         )
 
 
+def micro_batches_share_variables(config: Config) -> Iterator[Clash]:
+    """The micro-batches of a device are instances beside each other, and would each have their own variables."""
+    if config.pipeline is not None and config.mode == "mirrored":
+        message = "stages hold one copy of each variable, and strategy.variables is mirrored"
+        yield Clash(("pipeline",), message, "set strategy.variables to shared")
+    if config.strategy.name == "Pipeline" and config.pipeline is None:
+        yield Clash(("strategy", "name"), "strategy.name is Pipeline, and there is no pipeline section", "add one")
+    if config.microbatches > 1 and config.mode == "mirrored":
+        message = (
+            f"microbatches is {config.microbatches}, and strategy.variables is mirrored: that is not available yet"
+        )
+        yield Clash(("microbatches",), message, "set strategy.variables to shared")
+
+
 def mesh_covers_the_devices(config: Config) -> Iterator[Clash]:
     """The axes of the mesh multiply to the number of devices."""
     if config.mesh is None or not config.devices:
@@ -70,6 +84,22 @@ def schedules_come_out_even(config: Config) -> Iterator[Clash]:
     pipeline = config.pipeline
     if pipeline is None:
         return
+    if pipeline.circular_repeat > 1 and pipeline.schedule in ("gpipe", "1f1b"):
+        message = (
+            f"pipeline.circular_repeat is {pipeline.circular_repeat}, but {pipeline.schedule} has one stage per device"
+        )
+        yield Clash(("pipeline", "circular_repeat"), message, "use the schedule interleaved or circular")
+    if pipeline.microbatches is not None and pipeline.microbatch_size is not None:
+        message = "pipeline.microbatches and pipeline.microbatch_size say the same thing twice"
+        yield Clash(("pipeline", "microbatch_size"), message, "leave one of them out")
+    for key, wanted in (("boundaries", pipeline.chunks - 1), ("names", pipeline.chunks)):
+        given = getattr(pipeline, key)
+        if given is not None and len(given) != wanted:
+            message = f"pipeline.{key} has {len(given)} entries; {pipeline.chunks} stages need {wanted}"
+            yield Clash(("pipeline", key), message, "change either")
+    if pipeline.boundaries is not None and pipeline.names is not None:
+        message = "pipeline.boundaries and pipeline.names both say where stages begin"
+        yield Clash(("pipeline", "names"), message, "leave one of them out")
     if pipeline.schedule == "interleaved" and (pipeline.microbatches or 0) % pipeline.stages:
         message = (
             f"pipeline.microbatches ({pipeline.microbatches}) must be a multiple of pipeline.stages "
@@ -135,6 +165,7 @@ CHECKS: tuple[tuple[frozenset[str], Callable[[Config], Iterator[Clash]]], ...] =
     (frozenset({"devices"}), replicas_have_a_device),
     (frozenset({"cluster"}), workers_are_there_once),
     (frozenset({"devices", "strategy", "cluster"}), mirrored_devices_are_distinct),
+    (frozenset({"microbatches", "strategy", "cluster", "pipeline"}), micro_batches_share_variables),
     (frozenset({"devices", "mesh", "cluster"}), mesh_covers_the_devices),
     (frozenset({"pipeline"}), schedules_come_out_even),
     (frozenset({"variables"}), overrides_fit_their_synchronizer),

@@ -21,6 +21,7 @@ from autograph_rewrite.plan.faults import Fault, raise_if_any
 from autograph_rewrite.plan.fields import Count, DeviceName, Positive
 from autograph_rewrite.plan.located import KeyPath, Located, Source, load_yaml
 from autograph_rewrite.plan.sections import (
+    Accumulation,
     Cluster,
     Mesh,
     Mode,
@@ -50,6 +51,8 @@ class Config(Section):
     """Cut the model into stages."""
     microbatches: Count = 1
     """Gradient accumulation: into how many parts a replica's batch is cut."""
+    accumulation: Accumulation = Accumulation()
+    """How these parts are cut, and run."""
     remat: Remat = Remat()
     """Recompute activations instead of keeping them."""
     mesh: Mesh | None = None
@@ -105,8 +108,21 @@ class Config(Section):
 
     @property
     def mode(self) -> Mode:
-        """Where variables live: as `strategy.variables` says, else by the number of processes."""
-        return self.strategy.variables or ("mirrored" if self.workers > 1 else "shared")
+        """Where variables live: as `strategy.variables` says, else by the number of processes; micro-batches share."""
+        several = self.workers > 1 and self.microbatches == 1 and self.pipeline is None
+        return self.strategy.variables or ("mirrored" if several else "shared")
+
+    @property
+    def replicas(self) -> tuple[str, ...]:
+        """The first device of each of this process's replicas; with stages, each has several devices in a row.
+
+        Raises:
+            ConfigError: they are left to be filled in.
+        """
+        devices = self.replica_devices()
+        if self.pipeline is None or self.pipeline.devices is not None or len(devices) % self.pipeline.stages:
+            return devices
+        return devices[:: self.pipeline.stages]
 
     def where(self, *path: str | int) -> str:
         """The place of a key, as `file:line`; "config" for one that was made of a dict."""

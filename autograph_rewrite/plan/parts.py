@@ -34,6 +34,44 @@ class Semantics:
 
 
 @dataclass(frozen=True)
+class Micro:
+    """How each replica's block is cut into micro-batches, which run one after another on its device.
+
+    Attributes:
+        count: how many.
+        layout: "contiguous" (a part of the rows each) or "interleaved" (every count-th row).
+        uneven: whether they may differ in size, by one example.
+        loop: whether one loop in the graph runs them, instead of a copy of each.
+    """
+
+    count: int = 1
+    layout: str = "contiguous"
+    uneven: bool = True
+    loop: bool = False
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """How the model is cut into stages, which work on different micro-batches at the same time.
+
+    Attributes:
+        stages: of the model; of D devices, device d has the stages d, d + D, d + 2D, ...
+        devices: those of the first replica, then of the second, ...
+        schedule: "gpipe", "one_f_one_b", "interleaved" or "circular".
+        boundaries: tensors behind which a new stage begins.
+        names: patterns of the names of each stage's nodes.
+        assign: where neither says it: "auto" (balanced by cost) or "device" (as the devices in the graph say).
+    """
+
+    stages: int = 1
+    devices: tuple[str, ...] = ()
+    schedule: str = "one_f_one_b"
+    boundaries: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    assign: str = "auto"
+
+
+@dataclass(frozen=True)
 class BatchInput:
     """An input of the step and the axis of it that counts examples.
 

@@ -26,7 +26,9 @@ from autograph_rewrite.plan.parts import (
     Axis,
     BatchInput,
     EdgePlan,
+    Micro,
     Options,
+    Pipeline,
     Semantics,
     VariableRequest,
 )
@@ -46,6 +48,8 @@ class Plan:
         devices: one per replica, canonical, in order; those of one process stand together.
         mode: "shared" (one copy of each variable per process) or "mirrored" (one per device).
         default: options of the step's own edges, and of variables not listed.
+        micro: how each replica's part is cut in time; None: not at all.
+        pipeline: how the model is cut into stages; None: not at all.
         edges: empty in a request; resolved by propagation.
         source: the file that it came from, for error messages; no part of its value.
     """
@@ -64,6 +68,8 @@ class Plan:
     variables: tuple[VariableRequest, ...] = ()
     edges: tuple[EdgePlan, ...] = ()
     notes: tuple[str, ...] = ()
+    micro: Micro | None = None
+    pipeline: Pipeline | None = None
     source: Source = field(default_factory=lambda: Source("plan"), compare=False, repr=False)
 
     @property
@@ -81,9 +87,40 @@ class Plan:
         """How many replicas each process runs."""
         return len(self.devices) // max(1, len(self.processes))
 
+    @property
+    def microbatches(self) -> int:
+        """How many micro-batches each replica runs one after another."""
+        return self.micro.count if self.micro is not None else 1
+
+    @property
+    def interleaved(self) -> bool:
+        """Whether of M micro-batches each has every M-th example."""
+        return self.micro is not None and self.micro.layout == "interleaved"
+
+    @property
+    def looped(self) -> bool:
+        """Whether one loop in the graph runs the micro-batches."""
+        return self.micro is not None and self.micro.loop and self.micro.count > 1
+
+    @property
+    def instances(self) -> int:
+        """How many instances all processes together run of what every replica runs for every micro-batch."""
+        return self.replicas * self.microbatches
+
+    @property
+    def instances_each(self) -> int:
+        """How many of them each process runs: the micro-batches of its first replica, then of its second, ..."""
+        return self.replicas_each * self.microbatches
+
     def devices_of(self, task: int) -> tuple[str, ...]:
         """The devices of one process's replicas."""
         return self.devices[task * self.replicas_each : (task + 1) * self.replicas_each]
+
+    @property
+    def all_devices(self) -> tuple[str, ...]:
+        """The devices of all replicas, of their stages, and of variables that live on one."""
+        stages = self.pipeline.devices if self.pipeline is not None else ()
+        return tuple(dict.fromkeys((*self.devices, *stages, *self.homes.values())))
 
     @property
     def hosts(self) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!autograph_rewrite/plan/plan.proto\x12\x16\x61utograph_rewrite.plan\"\xb2\x04\n\x04Plan\x12\x0f\n\x07version\x18\x01 \x01(\x05\x12\n\n\x02id\x18\x02 \x01(\t\x12\x10\n\x08strategy\x18\x03 \x01(\t\x12\x14\n\x0cgraph_digest\x18\x04 \x01(\t\x12*\n\x04mesh\x18\x05 \x03(\x0b\x32\x1c.autograph_rewrite.plan.Axis\x12\x0f\n\x07\x64\x65vices\x18\x06 \x03(\t\x12/\n\x04mode\x18\x07 \x01(\x0e\x32!.autograph_rewrite.plan.Plan.Mode\x12\x34\n\tsemantics\x18\x08 \x01(\x0b\x32!.autograph_rewrite.plan.Semantics\x12\x1c\n\x0ftimeout_seconds\x18\t \x01(\x01H\x00\x88\x01\x01\x12\x38\n\x0c\x62\x61tch_inputs\x18\n \x03(\x0b\x32\".autograph_rewrite.plan.BatchInput\x12\x30\n\x07\x64\x65\x66\x61ult\x18\x0b \x01(\x0b\x32\x1f.autograph_rewrite.plan.Options\x12:\n\tvariables\x18\x0c \x03(\x0b\x32\'.autograph_rewrite.plan.VariableRequest\x12+\n\x05\x65\x64ges\x18\r \x03(\x0b\x32\x1c.autograph_rewrite.plan.Edge\x12\r\n\x05notes\x18\x0e \x03(\t\"+\n\x04Mode\x12\t\n\x05unset\x10\x00\x12\n\n\x06shared\x10\x01\x12\x0c\n\x08mirrored\x10\x02\x42\x12\n\x10_timeout_seconds\"\"\n\x04\x41xis\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x05\"\x92\x02\n\tSemantics\x12\x44\n\nbatch_norm\x18\x01 \x01(\x0e\x32+.autograph_rewrite.plan.Semantics.BatchNormH\x00\x88\x01\x01\x12=\n\x06random\x18\x02 \x01(\x0e\x32(.autograph_rewrite.plan.Semantics.RandomH\x01\x88\x01\x01\x12\x13\n\x06strict\x18\x03 \x01(\x08H\x02\x88\x01\x01\" \n\tBatchNorm\x12\x08\n\x04sync\x10\x00\x12\t\n\x05local\x10\x01\"$\n\x06Random\x12\t\n\x05\x65xact\x10\x00\x12\x0f\n\x0bindependent\x10\x01\x42\r\n\x0b_batch_normB\t\n\x07_randomB\t\n\x07_strict\"E\n\nBatchInput\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\x04\x61xis\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\r\n\x05whole\x18\x03 \x01(\x08\x42\x07\n\x05_axis\"\xd1\x03\n\x07Options\x12G\n\x0csynchronizer\x18\x01 \x01(\x0e\x32,.autograph_rewrite.plan.Options.SynchronizerH\x00\x88\x01\x01\x12\x37\n\x04hint\x18\x02 \x01(\x0e\x32$.autograph_rewrite.plan.Options.HintH\x01\x88\x01\x01\x12\x43\n\ncompressor\x18\x03 \x01(\x0e\x32*.autograph_rewrite.plan.Options.CompressorH\x02\x88\x01\x01\x12\x19\n\x0c\x62ucket_bytes\x18\x04 \x01(\x03H\x03\x88\x01\x01\"&\n\x0cSynchronizer\x12\x0e\n\nall_reduce\x10\x00\x12\x06\n\x02ps\x10\x01\"$\n\x04Hint\x12\x08\n\x04\x61uto\x10\x00\x12\x08\n\x04ring\x10\x01\x12\x08\n\x04nccl\x10\x02\"\\\n\nCompressor\x12\x08\n\x04none\x10\x00\x12\x08\n\x04\x66p16\x10\x01\x12\x08\n\x04\x62\x66\x31\x36\x10\x02\x12\x0b\n\x07\x66p16_ef\x10\x03\x12\x0b\n\x07\x62\x66\x31\x36_ef\x10\x04\x12\x08\n\x04topk\x10\x05\x12\x0c\n\x08powersgd\x10\x06\x42\x0f\n\r_synchronizerB\x07\n\x05_hintB\r\n\x0b_compressorB\x0f\n\r_bucket_bytes\"h\n\x06Server\x12\x11\n\x04sync\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\x16\n\tstaleness\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x12\n\x05proxy\x18\x03 \x01(\x08H\x02\x88\x01\x01\x42\x07\n\x05_syncB\x0c\n\n_stalenessB\x08\n\x06_proxy\"\xd6\x01\n\x0fVariableRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\tplacement\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x30\n\x07options\x18\x03 \x01(\x0b\x32\x1f.autograph_rewrite.plan.Options\x12\x0f\n\x07servers\x18\x04 \x03(\t\x12\r\n\x05sizes\x18\x05 \x03(\x03\x12.\n\x06server\x18\x06 \x01(\x0b\x32\x1e.autograph_rewrite.plan.Server\x12\r\n\x05stage\x18\x07 \x01(\x05\x42\x0c\n\n_placement\"\xb2\x02\n\x04\x45\x64ge\x12\r\n\x05value\x18\x01 \x01(\t\x12\x0c\n\x04\x66rom\x18\x02 \x01(\t\x12\n\n\x02to\x18\x03 \x01(\t\x12\x12\n\x05owner\x18\x04 \x01(\tH\x00\x88\x01\x01\x12\x0c\n\x04role\x18\x05 \x01(\t\x12\x10\n\x08lowering\x18\x06 \x01(\t\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\r\n\x05\x62ytes\x18\x08 \x01(\x03\x12\x11\n\tgroup_key\x18\t \x01(\x05\x12\x14\n\x0cinstance_key\x18\n \x01(\x05\x12\x12\n\x05order\x18\x0b \x01(\x05H\x01\x88\x01\x01\x12\x0e\n\x06\x62ucket\x18\x0c \x01(\x05\x12\x0e\n\x06reason\x18\r \x01(\t\x12>\n\ncompressor\x18\x0e \x01(\x0e\x32*.autograph_rewrite.plan.Options.CompressorB\x08\n\x06_ownerB\x08\n\x06_orderb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!autograph_rewrite/plan/plan.proto\x12\x16\x61utograph_rewrite.plan\"\x94\x05\n\x04Plan\x12\x0f\n\x07version\x18\x01 \x01(\x05\x12\n\n\x02id\x18\x02 \x01(\t\x12\x10\n\x08strategy\x18\x03 \x01(\t\x12\x14\n\x0cgraph_digest\x18\x04 \x01(\t\x12*\n\x04mesh\x18\x05 \x03(\x0b\x32\x1c.autograph_rewrite.plan.Axis\x12\x0f\n\x07\x64\x65vices\x18\x06 \x03(\t\x12/\n\x04mode\x18\x07 \x01(\x0e\x32!.autograph_rewrite.plan.Plan.Mode\x12\x34\n\tsemantics\x18\x08 \x01(\x0b\x32!.autograph_rewrite.plan.Semantics\x12\x1c\n\x0ftimeout_seconds\x18\t \x01(\x01H\x00\x88\x01\x01\x12\x38\n\x0c\x62\x61tch_inputs\x18\n \x03(\x0b\x32\".autograph_rewrite.plan.BatchInput\x12\x30\n\x07\x64\x65\x66\x61ult\x18\x0b \x01(\x0b\x32\x1f.autograph_rewrite.plan.Options\x12:\n\tvariables\x18\x0c \x03(\x0b\x32\'.autograph_rewrite.plan.VariableRequest\x12+\n\x05\x65\x64ges\x18\r \x03(\x0b\x32\x1c.autograph_rewrite.plan.Edge\x12\r\n\x05notes\x18\x0e \x03(\t\x12,\n\x05micro\x18\x0f \x01(\x0b\x32\x1d.autograph_rewrite.plan.Micro\x12\x32\n\x08pipeline\x18\x10 \x01(\x0b\x32 .autograph_rewrite.plan.Pipeline\"+\n\x04Mode\x12\t\n\x05unset\x10\x00\x12\n\n\x06shared\x10\x01\x12\x0c\n\x08mirrored\x10\x02\x42\x12\n\x10_timeout_seconds\"\xdd\x02\n\x08Pipeline\x12\x13\n\x06stages\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x0f\n\x07\x64\x65vices\x18\x02 \x03(\t\x12@\n\x08schedule\x18\x03 \x01(\x0e\x32).autograph_rewrite.plan.Pipeline.ScheduleH\x01\x88\x01\x01\x12\x12\n\nboundaries\x18\x04 \x03(\t\x12\r\n\x05names\x18\x05 \x03(\t\x12<\n\x06\x61ssign\x18\x06 \x01(\x0e\x32\'.autograph_rewrite.plan.Pipeline.AssignH\x02\x88\x01\x01\"E\n\x08Schedule\x12\t\n\x05gpipe\x10\x00\x12\x0f\n\x0bone_f_one_b\x10\x01\x12\x0f\n\x0binterleaved\x10\x02\x12\x0c\n\x08\x63ircular\x10\x03\"\x1e\n\x06\x41ssign\x12\x08\n\x04\x61uto\x10\x00\x12\n\n\x06\x64\x65vice\x10\x01\x42\t\n\x07_stagesB\x0b\n\t_scheduleB\t\n\x07_assign\"\xd2\x01\n\x05Micro\x12\x12\n\x05\x63ount\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x39\n\x06layout\x18\x02 \x01(\x0e\x32$.autograph_rewrite.plan.Micro.LayoutH\x01\x88\x01\x01\x12\x13\n\x06uneven\x18\x03 \x01(\x08H\x02\x88\x01\x01\x12\x11\n\x04loop\x18\x04 \x01(\x08H\x03\x88\x01\x01\")\n\x06Layout\x12\x0e\n\ncontiguous\x10\x00\x12\x0f\n\x0binterleaved\x10\x01\x42\x08\n\x06_countB\t\n\x07_layoutB\t\n\x07_unevenB\x07\n\x05_loop\"\"\n\x04\x41xis\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x05\"\x92\x02\n\tSemantics\x12\x44\n\nbatch_norm\x18\x01 \x01(\x0e\x32+.autograph_rewrite.plan.Semantics.BatchNormH\x00\x88\x01\x01\x12=\n\x06random\x18\x02 \x01(\x0e\x32(.autograph_rewrite.plan.Semantics.RandomH\x01\x88\x01\x01\x12\x13\n\x06strict\x18\x03 \x01(\x08H\x02\x88\x01\x01\" \n\tBatchNorm\x12\x08\n\x04sync\x10\x00\x12\t\n\x05local\x10\x01\"$\n\x06Random\x12\t\n\x05\x65xact\x10\x00\x12\x0f\n\x0bindependent\x10\x01\x42\r\n\x0b_batch_normB\t\n\x07_randomB\t\n\x07_strict\"E\n\nBatchInput\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\x04\x61xis\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\r\n\x05whole\x18\x03 \x01(\x08\x42\x07\n\x05_axis\"\xd1\x03\n\x07Options\x12G\n\x0csynchronizer\x18\x01 \x01(\x0e\x32,.autograph_rewrite.plan.Options.SynchronizerH\x00\x88\x01\x01\x12\x37\n\x04hint\x18\x02 \x01(\x0e\x32$.autograph_rewrite.plan.Options.HintH\x01\x88\x01\x01\x12\x43\n\ncompressor\x18\x03 \x01(\x0e\x32*.autograph_rewrite.plan.Options.CompressorH\x02\x88\x01\x01\x12\x19\n\x0c\x62ucket_bytes\x18\x04 \x01(\x03H\x03\x88\x01\x01\"&\n\x0cSynchronizer\x12\x0e\n\nall_reduce\x10\x00\x12\x06\n\x02ps\x10\x01\"$\n\x04Hint\x12\x08\n\x04\x61uto\x10\x00\x12\x08\n\x04ring\x10\x01\x12\x08\n\x04nccl\x10\x02\"\\\n\nCompressor\x12\x08\n\x04none\x10\x00\x12\x08\n\x04\x66p16\x10\x01\x12\x08\n\x04\x62\x66\x31\x36\x10\x02\x12\x0b\n\x07\x66p16_ef\x10\x03\x12\x0b\n\x07\x62\x66\x31\x36_ef\x10\x04\x12\x08\n\x04topk\x10\x05\x12\x0c\n\x08powersgd\x10\x06\x42\x0f\n\r_synchronizerB\x07\n\x05_hintB\r\n\x0b_compressorB\x0f\n\r_bucket_bytes\"h\n\x06Server\x12\x11\n\x04sync\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\x16\n\tstaleness\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x12\n\x05proxy\x18\x03 \x01(\x08H\x02\x88\x01\x01\x42\x07\n\x05_syncB\x0c\n\n_stalenessB\x08\n\x06_proxy\"\xd6\x01\n\x0fVariableRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\tplacement\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x30\n\x07options\x18\x03 \x01(\x0b\x32\x1f.autograph_rewrite.plan.Options\x12\x0f\n\x07servers\x18\x04 \x03(\t\x12\r\n\x05sizes\x18\x05 \x03(\x03\x12.\n\x06server\x18\x06 \x01(\x0b\x32\x1e.autograph_rewrite.plan.Server\x12\r\n\x05stage\x18\x07 \x01(\x05\x42\x0c\n\n_placement\"\xb2\x02\n\x04\x45\x64ge\x12\r\n\x05value\x18\x01 \x01(\t\x12\x0c\n\x04\x66rom\x18\x02 \x01(\t\x12\n\n\x02to\x18\x03 \x01(\t\x12\x12\n\x05owner\x18\x04 \x01(\tH\x00\x88\x01\x01\x12\x0c\n\x04role\x18\x05 \x01(\t\x12\x10\n\x08lowering\x18\x06 \x01(\t\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\r\n\x05\x62ytes\x18\x08 \x01(\x03\x12\x11\n\tgroup_key\x18\t \x01(\x05\x12\x14\n\x0cinstance_key\x18\n \x01(\x05\x12\x12\n\x05order\x18\x0b \x01(\x05H\x01\x88\x01\x01\x12\x0e\n\x06\x62ucket\x18\x0c \x01(\x05\x12\x0e\n\x06reason\x18\r \x01(\t\x12>\n\ncompressor\x18\x0e \x01(\x0e\x32*.autograph_rewrite.plan.Options.CompressorB\x08\n\x06_ownerB\x08\n\x06_orderb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,31 +32,41 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'autograph_rewrite.plan.plan
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PLAN']._serialized_start=62
-  _globals['_PLAN']._serialized_end=624
-  _globals['_PLAN_MODE']._serialized_start=561
-  _globals['_PLAN_MODE']._serialized_end=604
-  _globals['_AXIS']._serialized_start=626
-  _globals['_AXIS']._serialized_end=660
-  _globals['_SEMANTICS']._serialized_start=663
-  _globals['_SEMANTICS']._serialized_end=937
-  _globals['_SEMANTICS_BATCHNORM']._serialized_start=830
-  _globals['_SEMANTICS_BATCHNORM']._serialized_end=862
-  _globals['_SEMANTICS_RANDOM']._serialized_start=864
-  _globals['_SEMANTICS_RANDOM']._serialized_end=900
-  _globals['_BATCHINPUT']._serialized_start=939
-  _globals['_BATCHINPUT']._serialized_end=1008
-  _globals['_OPTIONS']._serialized_start=1011
-  _globals['_OPTIONS']._serialized_end=1476
-  _globals['_OPTIONS_SYNCHRONIZER']._serialized_start=1248
-  _globals['_OPTIONS_SYNCHRONIZER']._serialized_end=1286
-  _globals['_OPTIONS_HINT']._serialized_start=1288
-  _globals['_OPTIONS_HINT']._serialized_end=1324
-  _globals['_OPTIONS_COMPRESSOR']._serialized_start=1326
-  _globals['_OPTIONS_COMPRESSOR']._serialized_end=1418
-  _globals['_SERVER']._serialized_start=1478
-  _globals['_SERVER']._serialized_end=1582
-  _globals['_VARIABLEREQUEST']._serialized_start=1585
-  _globals['_VARIABLEREQUEST']._serialized_end=1799
-  _globals['_EDGE']._serialized_start=1802
-  _globals['_EDGE']._serialized_end=2108
+  _globals['_PLAN']._serialized_end=722
+  _globals['_PLAN_MODE']._serialized_start=659
+  _globals['_PLAN_MODE']._serialized_end=702
+  _globals['_PIPELINE']._serialized_start=725
+  _globals['_PIPELINE']._serialized_end=1074
+  _globals['_PIPELINE_SCHEDULE']._serialized_start=938
+  _globals['_PIPELINE_SCHEDULE']._serialized_end=1007
+  _globals['_PIPELINE_ASSIGN']._serialized_start=1009
+  _globals['_PIPELINE_ASSIGN']._serialized_end=1039
+  _globals['_MICRO']._serialized_start=1077
+  _globals['_MICRO']._serialized_end=1287
+  _globals['_MICRO_LAYOUT']._serialized_start=1205
+  _globals['_MICRO_LAYOUT']._serialized_end=1246
+  _globals['_AXIS']._serialized_start=1289
+  _globals['_AXIS']._serialized_end=1323
+  _globals['_SEMANTICS']._serialized_start=1326
+  _globals['_SEMANTICS']._serialized_end=1600
+  _globals['_SEMANTICS_BATCHNORM']._serialized_start=1493
+  _globals['_SEMANTICS_BATCHNORM']._serialized_end=1525
+  _globals['_SEMANTICS_RANDOM']._serialized_start=1527
+  _globals['_SEMANTICS_RANDOM']._serialized_end=1563
+  _globals['_BATCHINPUT']._serialized_start=1602
+  _globals['_BATCHINPUT']._serialized_end=1671
+  _globals['_OPTIONS']._serialized_start=1674
+  _globals['_OPTIONS']._serialized_end=2139
+  _globals['_OPTIONS_SYNCHRONIZER']._serialized_start=1911
+  _globals['_OPTIONS_SYNCHRONIZER']._serialized_end=1949
+  _globals['_OPTIONS_HINT']._serialized_start=1951
+  _globals['_OPTIONS_HINT']._serialized_end=1987
+  _globals['_OPTIONS_COMPRESSOR']._serialized_start=1989
+  _globals['_OPTIONS_COMPRESSOR']._serialized_end=2081
+  _globals['_SERVER']._serialized_start=2141
+  _globals['_SERVER']._serialized_end=2245
+  _globals['_VARIABLEREQUEST']._serialized_start=2248
+  _globals['_VARIABLEREQUEST']._serialized_end=2462
+  _globals['_EDGE']._serialized_start=2465
+  _globals['_EDGE']._serialized_end=2771
 # @@protoc_insertion_point(module_scope)

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Plan(_message.Message):
-    __slots__ = ("version", "id", "strategy", "graph_digest", "mesh", "devices", "mode", "semantics", "timeout_seconds", "batch_inputs", "default", "variables", "edges", "notes")
+    __slots__ = ("version", "id", "strategy", "graph_digest", "mesh", "devices", "mode", "semantics", "timeout_seconds", "batch_inputs", "default", "variables", "edges", "notes", "micro", "pipeline")
     class Mode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         unset: _ClassVar[Plan.Mode]
@@ -31,6 +31,8 @@ class Plan(_message.Message):
     VARIABLES_FIELD_NUMBER: _ClassVar[int]
     EDGES_FIELD_NUMBER: _ClassVar[int]
     NOTES_FIELD_NUMBER: _ClassVar[int]
+    MICRO_FIELD_NUMBER: _ClassVar[int]
+    PIPELINE_FIELD_NUMBER: _ClassVar[int]
     version: int
     id: str
     strategy: str
@@ -45,7 +47,59 @@ class Plan(_message.Message):
     variables: _containers.RepeatedCompositeFieldContainer[VariableRequest]
     edges: _containers.RepeatedCompositeFieldContainer[Edge]
     notes: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, version: _Optional[int] = ..., id: _Optional[str] = ..., strategy: _Optional[str] = ..., graph_digest: _Optional[str] = ..., mesh: _Optional[_Iterable[_Union[Axis, _Mapping]]] = ..., devices: _Optional[_Iterable[str]] = ..., mode: _Optional[_Union[Plan.Mode, str]] = ..., semantics: _Optional[_Union[Semantics, _Mapping]] = ..., timeout_seconds: _Optional[float] = ..., batch_inputs: _Optional[_Iterable[_Union[BatchInput, _Mapping]]] = ..., default: _Optional[_Union[Options, _Mapping]] = ..., variables: _Optional[_Iterable[_Union[VariableRequest, _Mapping]]] = ..., edges: _Optional[_Iterable[_Union[Edge, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
+    micro: Micro
+    pipeline: Pipeline
+    def __init__(self, version: _Optional[int] = ..., id: _Optional[str] = ..., strategy: _Optional[str] = ..., graph_digest: _Optional[str] = ..., mesh: _Optional[_Iterable[_Union[Axis, _Mapping]]] = ..., devices: _Optional[_Iterable[str]] = ..., mode: _Optional[_Union[Plan.Mode, str]] = ..., semantics: _Optional[_Union[Semantics, _Mapping]] = ..., timeout_seconds: _Optional[float] = ..., batch_inputs: _Optional[_Iterable[_Union[BatchInput, _Mapping]]] = ..., default: _Optional[_Union[Options, _Mapping]] = ..., variables: _Optional[_Iterable[_Union[VariableRequest, _Mapping]]] = ..., edges: _Optional[_Iterable[_Union[Edge, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., micro: _Optional[_Union[Micro, _Mapping]] = ..., pipeline: _Optional[_Union[Pipeline, _Mapping]] = ...) -> None: ...
+
+class Pipeline(_message.Message):
+    __slots__ = ("stages", "devices", "schedule", "boundaries", "names", "assign")
+    class Schedule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        gpipe: _ClassVar[Pipeline.Schedule]
+        one_f_one_b: _ClassVar[Pipeline.Schedule]
+        interleaved: _ClassVar[Pipeline.Schedule]
+        circular: _ClassVar[Pipeline.Schedule]
+    gpipe: Pipeline.Schedule
+    one_f_one_b: Pipeline.Schedule
+    interleaved: Pipeline.Schedule
+    circular: Pipeline.Schedule
+    class Assign(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        auto: _ClassVar[Pipeline.Assign]
+        device: _ClassVar[Pipeline.Assign]
+    auto: Pipeline.Assign
+    device: Pipeline.Assign
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULE_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARIES_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    ASSIGN_FIELD_NUMBER: _ClassVar[int]
+    stages: int
+    devices: _containers.RepeatedScalarFieldContainer[str]
+    schedule: Pipeline.Schedule
+    boundaries: _containers.RepeatedScalarFieldContainer[str]
+    names: _containers.RepeatedScalarFieldContainer[str]
+    assign: Pipeline.Assign
+    def __init__(self, stages: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ..., schedule: _Optional[_Union[Pipeline.Schedule, str]] = ..., boundaries: _Optional[_Iterable[str]] = ..., names: _Optional[_Iterable[str]] = ..., assign: _Optional[_Union[Pipeline.Assign, str]] = ...) -> None: ...
+
+class Micro(_message.Message):
+    __slots__ = ("count", "layout", "uneven", "loop")
+    class Layout(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        contiguous: _ClassVar[Micro.Layout]
+        interleaved: _ClassVar[Micro.Layout]
+    contiguous: Micro.Layout
+    interleaved: Micro.Layout
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    UNEVEN_FIELD_NUMBER: _ClassVar[int]
+    LOOP_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    layout: Micro.Layout
+    uneven: bool
+    loop: bool
+    def __init__(self, count: _Optional[int] = ..., layout: _Optional[_Union[Micro.Layout, str]] = ..., uneven: bool = ..., loop: bool = ...) -> None: ...
 
 class Axis(_message.Message):
     __slots__ = ("name", "size")

@@ -9,11 +9,11 @@ from dataclasses import replace
 from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.plan import parts
 from autograph_rewrite.plan.config import Config
-from autograph_rewrite.plan.devices import on_task
+from autograph_rewrite.plan.devices import canonical, on_task
 from autograph_rewrite.plan.faults import Fault, did_you_mean, raise_if_any
 from autograph_rewrite.plan.items import InputLike, ItemLike, graph_digest
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.plan.sections import Override
+from autograph_rewrite.plan.sections import Override, Pipeline
 
 
 def request(item: ItemLike, config: Config, *, strategy: str) -> Plan:
@@ -30,7 +30,7 @@ def request(item: ItemLike, config: Config, *, strategy: str) -> Plan:
         strategy=strategy,
         graph_digest=graph_digest(item.graph),
         mesh=(parts.Axis("data", len(devices)),),
-        semantics=parts.Semantics(**config.semantics.model_dump()),
+        semantics=_semantics(config),
         timeout_seconds=config.timeout_seconds,
         batch_inputs=tuple(
             parts.BatchInput(name, tensor.batch_axis, whole=_is_made_alike(item, tensor, config))
@@ -39,8 +39,65 @@ def request(item: ItemLike, config: Config, *, strategy: str) -> Plan:
         ),
         default=default_options(config),
         variables=tuple(_variable_requests(item, config)),
+        micro=_micro(item, config),
+        pipeline=_pipeline(config, len(devices)),
     )
     return replace(plan, id=f"{strategy}-{plan.digest()[:12]}")
+
+
+def _semantics(config: Config) -> parts.Semantics:
+    """What the configuration says; statistics of the whole batch would keep micro-batches waiting for each other."""
+    said = config.semantics
+    if (config.microbatches > 1 or config.pipeline is not None) and "batch_norm" not in said.model_fields_set:
+        said = said.model_copy(update={"batch_norm": "local"})
+    return parts.Semantics(**said.model_dump())
+
+
+def _micro(item: ItemLike, config: Config) -> parts.Micro | None:
+    if config.pipeline is not None:
+        count = _microbatches(item, config, config.pipeline)
+        return parts.Micro(count, config.pipeline.layout)
+    if config.microbatches == 1:
+        return None
+    how = config.accumulation
+    return parts.Micro(config.microbatches, how.layout, how.uneven == "allow", how.form == "loop")
+
+
+def _microbatches(item: ItemLike, config: Config, pipeline: Pipeline) -> int:
+    """How many micro-batches go through the stages.
+
+    Raises:
+        ConfigError: only their size is given, and the batch cannot be divided by it.
+    """
+    if pipeline.microbatch_size is None:
+        return pipeline.microbatches or config.microbatches
+    axes = [(info.shape, info.batch_axis) for info in item.inputs.values()]
+    batch = next((shape[axis] for shape, axis in axes if shape is not None and axis is not None and shape[axis]), None)
+    if batch is None or batch % (pipeline.microbatch_size * len(config.replicas)):
+        size = "not known before a step" if batch is None else str(batch)
+        message = f"pipeline.microbatch_size is {pipeline.microbatch_size}, but the size of the batch is {size}"
+        fault = config.fault(("pipeline", "microbatch_size"), message, "say how many there are: pipeline.microbatches")
+        raise_if_any([fault], error=ConfigError, title=config.where())
+    return (batch or 0) // (pipeline.microbatch_size * len(config.replicas))
+
+
+def _pipeline(config: Config, replicas: int) -> parts.Pipeline | None:
+    section = config.pipeline
+    if section is None:
+        return None
+    given, devices = config.replica_devices(), section.devices or ()
+    if not devices:
+        defaults = tuple(canonical(f"CPU:{stage}") for stage in range(section.stages))
+        devices = defaults if len(given) % section.stages else given
+    schedule = "one_f_one_b" if section.schedule == "1f1b" else section.schedule
+    return parts.Pipeline(
+        section.chunks,
+        devices if len(devices) > section.stages else devices * replicas,
+        schedule,
+        section.boundaries or (),
+        section.names or (),
+        section.assign,
+    )
 
 
 def job_devices(config: Config) -> tuple[str, ...]:
@@ -49,7 +106,7 @@ def job_devices(config: Config) -> tuple[str, ...]:
     Raises:
         ConfigError: the configuration names no devices.
     """
-    own = config.replica_devices()
+    own = config.replicas
     if config.workers == 1 and not (config.cluster is not None and config.cluster.ps):
         return own
     return tuple(on_task(device, "worker", task) for task in range(config.workers) for device in own)

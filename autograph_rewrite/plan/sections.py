@@ -67,7 +67,7 @@ class Strategy(Section):
     """The builder: one of these, or a class of yours, as in path/to/file.py:Class."""
     variables: Mode | None = None
     """One copy of each variable per process (shared) or per device (mirrored); left out: shared in one
-    process, mirrored across processes."""
+    process and with micro-batches, mirrored across processes."""
     bucket_bytes: Size = 4 * 1024**2
     """Gradients of one type are reduced together up to this size (4MiB, or a number); 0: each alone."""
     compressor: Compressor = "none"
@@ -128,16 +128,36 @@ class Pipeline(Section):
     """Into how many parts the batch is cut."""
     microbatch_size: Count | None = None
     """The other way to say it: examples in one micro-batch."""
-    schedule: Literal["gpipe", "1f1b", "interleaved"] = "1f1b"
-    """In which order a stage runs forwards and backwards."""
+    schedule: Literal["gpipe", "1f1b", "interleaved", "circular"] = "1f1b"
+    """In which order a device runs forwards and backwards: all forwards first (gpipe, circular), or in turn."""
     circular_repeat: Count = 1
-    """How many stages each device holds, in rounds."""
+    """How many stages each device holds, in rounds (interleaved, circular): the model has `stages` times as many."""
     boundaries: tuple[Text, ...] | None = None
     """Tensors after which a new stage begins; left out: balanced by cost."""
+    names: tuple[Pattern, ...] | None = None
+    """Another way to say it: one regular expression per stage, which the whole names of its nodes match."""
+    assign: Literal["auto", "device"] = "auto"
+    """Where neither is given: balanced by cost (auto), or as the devices that the graph itself names (device)."""
     devices: tuple[DeviceName, ...] | None = None
-    """The device of each stage."""
+    """The device of each stage; left out: those of the configuration if they are as many, else CPU:0, CPU:1, ..."""
     layout: Literal["contiguous", "interleaved"] = "contiguous"
     """Which rows of the batch make up a micro-batch."""
+
+    @property
+    def chunks(self) -> int:
+        """How many stages the model has in all."""
+        return self.stages * self.circular_repeat
+
+
+class Accumulation(Section):
+    """How micro-batches without stages are cut, and run."""
+
+    form: Literal["unrolled", "loop"] = "unrolled"
+    """A copy of the graph for each micro-batch (unrolled), or one loop over them."""
+    layout: Literal["contiguous", "interleaved"] = "contiguous"
+    """Which rows make up micro-batch m of M: the m-th part of them, or rows m, m + M, m + 2M, ..."""
+    uneven: Literal["allow", "error"] = "allow"
+    """What to do where the batch cannot be divided by M: let sizes differ by one, or refuse."""
 
 
 class Remat(Section):
@@ -175,7 +195,8 @@ class Semantics(Section):
     """What must come out exactly as on one device."""
 
     batch_norm: Literal["sync", "local"] = "sync"
-    """Statistics over the whole batch (sync, exact) or over each replica's part (local)."""
+    """Statistics over the whole batch (sync, exact) or over each replica's or micro-batch's part (local); left out:
+    sync, with micro-batches local."""
     random: Literal["exact", "independent"] = "exact"
     """One random mask for the whole batch (exact), or one per replica with seeds of its own (independent)."""
     strict: Flag = False

@@ -19,6 +19,8 @@ Part = TypeVar("Part")
 _PARTS: dict[str, type[Any]] = {
     "Axis": parts.Axis,
     "Semantics": parts.Semantics,
+    "Micro": parts.Micro,
+    "Pipeline": parts.Pipeline,
     "BatchInput": parts.BatchInput,
     "Options": parts.Options,
     "VariableRequest": parts.VariableRequest,

@@ -79,7 +79,7 @@ def verify(
 
     def rewrite(with_plan: Plan) -> GraphItem:
         rewritten = pipeline.rewrite(flat, with_plan, verify=_checker(plan))
-        check_expanded(rewritten.graph_bytes, flat, plan.devices)
+        check_expanded(rewritten.graph_bytes, flat, plan.all_devices, micro=plan.microbatches)
         return rewritten
 
     exact = without(plan)
@@ -87,7 +87,7 @@ def verify(
     compressed = rewrite(plan) if exact is not plan else None
     size = None
     if feeds is None:
-        size = batch_size(flat, plan.replicas, batch)
+        size = batch_size(flat, plan.instances, batch)
         feeds = random_feeds(flat, steps=steps, batch=size, seed=seed)
     report = compare(original, rewritten, feeds=feeds, steps=steps, rtol=rtol, atol=atol, seed=seed, values=values)
     if compressed is not None:
@@ -99,7 +99,7 @@ def verify(
 
 def _checker(plan: Plan) -> Callable[[Graph], None]:
     def check(graph: Graph) -> None:
-        check_folded(graph, plan.replicas_each, plan.devices)
+        check_folded(graph, plan.instances_each, plan.all_devices)
 
     return check
 

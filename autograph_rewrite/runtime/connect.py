@@ -35,11 +35,11 @@ def joined(item: GraphItem) -> Membership | None:
     return member
 
 
-def connected(tf: Any, item: GraphItem, graph: Any, config: Any) -> Any:
-    """Return a session on this process's devices, or on the server of its job once all are about to run the same."""
+def connected(tf: Any, item: GraphItem, graph: Any, config: Any, own: str = "") -> Any:
+    """Return a session on this process's devices, on `own` server, or on that of its job once all run the same."""
     result, report = _config(tf, item, config), item.report
     if report is None or report.member is None:
-        return tf.compat.v1.Session(graph=graph, config=result)
+        return tf.compat.v1.Session(own, graph=graph, config=result)
     configure(result, report.member, report.plan.homes.values())
     # As sessions of one process, each has its own variables; those on servers are told apart by their container.
     result.isolate_session_state = not report.plan.homes

@@ -19,8 +19,10 @@ from autograph_rewrite.passes.layout import View
 from autograph_rewrite.plan.membership import Membership
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.agreement import CARRY_ON, require_the_same
+from autograph_rewrite.runtime.batch_sizes import check_batch_sizes
 from autograph_rewrite.runtime.clock import Clock
 from autograph_rewrite.runtime.connect import connected, graph_of, joined, require_devices
+from autograph_rewrite.runtime.gates import Gates
 from autograph_rewrite.runtime.handles import Copy, copies_of
 from autograph_rewrite.runtime.missing import is_of_the_job, missing
 from autograph_rewrite.runtime.peers import Lookout
@@ -43,20 +45,21 @@ class _Fetch(NamedTuple):
     placement: Placement | None  # None for an operation, which has no value
 
 
-def open_session(item: GraphItem, *, config: Any = None) -> DistributedSession:
+def open_session(item: GraphItem, *, config: Any = None, target: str = "") -> DistributedSession:
     """Return a session that holds the item's graph.
 
     Args:
         item: an original or rewritten item.
         config: a tf.compat.v1.ConfigProto to start from.
+        target: a server of the caller's own that has the devices.
     """
-    return DistributedSession(item, config)
+    return DistributedSession(item, config, target)
 
 
 class DistributedSession:
     """A tf.compat.v1.Session behind the original names. Use it as a context manager."""
 
-    def __init__(self, item: GraphItem, config: Any = None) -> None:
+    def __init__(self, item: GraphItem, config: Any = None, target: str = "") -> None:
         tf = tensorflow()
         self._tf = tf
         self._member = joined(item)
@@ -68,8 +71,9 @@ class DistributedSession:
         opened = graph_of(item, self._member)
         with self.graph.as_default():
             tf.graph_util.import_graph_def(opened.graph, name="")
-        self._session = connected(tf, item, self.graph, config)
+        self._session = connected(tf, item, self.graph, config, target)
         self._targets: set[Any] = set()
+        self._gates = Gates(self.graph, item.targets)
         self._fetches: dict[str, tuple[tuple[Any, ...], Placement | None]] = {}
         self._reads: dict[str, Any] = {}
         limit = plan.timeout_seconds if plan is not None and (plan.mode == "mirrored" or self._member) else 0.0
@@ -121,6 +125,7 @@ class DistributedSession:
         given = {self._feed_key(key): value for key, value in (feed_dict or {}).items()}
         feeds = {key: value for key, value in given.items() if key is not None}
         self._check_batch(feeds)
+        feeds |= self._gates.feeds(wanted)
         limit = self._timeout_ms if timeout_ms is None else timeout_ms
         options = self._tf.compat.v1.RunOptions(timeout_in_ms=limit)
         self._steps += 1
@@ -224,7 +229,7 @@ class DistributedSession:
             for info, axis in self._batches
             if info.tensor in feeds and np.ndim(feeds[info.tensor]) > axis
         }
-        check_batch_sizes(sizes)
+        check_batch_sizes(sizes, self.item.report.plan if self.item.report is not None else None)
 
     def _variable(self, name: str) -> tuple[Copy, ...]:
         """Return the copies of a variable."""
@@ -304,20 +309,6 @@ def _watchdog(member: Membership | None, item: GraphItem, session: Any, seconds:
     lookout, closing = functools.partial(Lookout, member, seconds, servers=servers), functools.partial(Closing, session)
     waits = users_may_wait(item.graph) if servers else may_wait(item.graph_bytes)
     return Watchdog(seconds, lookout, closing, may_idle=waits)
-
-
-def check_batch_sizes(sizes: Mapping[str, int]) -> None:
-    """Refuse inputs of one step that hold different numbers of examples.
-
-    Raises:
-        GraphError: the sizes differ.
-    """
-    if len(set(sizes.values())) > 1:
-        listed = ", ".join(f"{name}: {size}" for name, size in sizes.items())
-        raise GraphError(
-            f"the batch inputs of one step have different sizes ({listed})",
-            hint="give None as the axis of the inputs that all replicas share: batch_inputs={'name': None}",
-        )
 
 
 def _name(thing: Any) -> str:

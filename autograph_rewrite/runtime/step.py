@@ -20,11 +20,11 @@ from autograph_rewrite.passes.place import run_devices
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime import calls, cluster, function_def
 from autograph_rewrite.runtime.agreement import CARRY_ON, COMPARE, adopt, require_the_same
+from autograph_rewrite.runtime.batch_sizes import check_batch_sizes
 from autograph_rewrite.runtime.handles import copies_of
 from autograph_rewrite.runtime.mirrors import Guard, Mirrors
 from autograph_rewrite.runtime.missing import is_of_the_job, missing
 from autograph_rewrite.runtime.peers import Lookout
-from autograph_rewrite.runtime.session import check_batch_sizes
 from autograph_rewrite.runtime.watchdog import Watchdog, may_wait
 
 
@@ -199,8 +199,9 @@ class Step:
 
     def _check_batch(self, flat: Sequence[Any]) -> None:
         sizes = {name: flat[index].shape[axis] for name, index, axis in self._batches}
-        if len({size for size in sizes.values() if size is not None}) > 1:
-            check_batch_sizes(sizes)
+        known = {name: size for name, size in sizes.items() if size is not None}
+        if len(set(known.values())) > 1 or (self._plan is not None and self._plan.micro is not None):
+            check_batch_sizes(known, self._plan)
 
 
 def _binding(item: GraphItem) -> FunctionBinding:

@@ -17,6 +17,13 @@ from typing import Any, NamedTuple
 from autograph_rewrite.analysis.dims import Dim
 from autograph_rewrite.analysis.fact import REPLICATED, Fact, Placement, Shape
 
+OF_BLOCK = "_of_block"
+"""Attribute of a node that computes for its own block as if that were the whole batch (`analysis.own`), or lets a value
+out: `OWN`, `SUM` or `AVERAGE`."""
+OWN, SUM, AVERAGE = "own", "sum", "average"
+OWN_VALUE = Placement("partial", op=OWN)
+"""The placement of a value that each block has of its own, and that nobody adds up."""
+
 
 class Semantics(NamedTuple):
     """The choices of the config that rules depend on, and the batch.

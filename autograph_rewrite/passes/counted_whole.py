@@ -1,0 +1,66 @@
+"""Compute of the whole batch what micro-batches need of each other before they begin: how many examples a mask keeps.
+
+    before   %block ──► Greater ──► Sum each ──► AddN(all) ──► each
+    after    %batch ──► Greater ──► Sum once ─────────────────► each
+
+It needs no variable, so there is no gradient, and nothing to keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autograph_rewrite.errors import PassError
+from autograph_rewrite.ir.build import provenance
+from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Select, Span, Value
+from autograph_rewrite.ir.walk import descendants, topological_order
+from autograph_rewrite.passes.order_micro import learnt_nodes
+
+
+def count_whole(graph: Graph, slices: Mapping[Value, Value]) -> None:
+    """Rewrite what joins values of all blocks for the blocks themselves.
+
+    Args:
+        graph: the folded graph.
+        slices: by block, what it was cut out of.
+
+    Raises:
+        PassError: such a value depends on the number of the block.
+    """
+    order = topological_order(graph)
+    learnt = learnt_nodes(order)
+    made: dict[Value, Value] = {}
+    for node in order:
+        if node in learnt or Select.ALL not in node.selects.values():
+            continue
+        if not any(user.span is Span.EACH for user in descendants([node], controls=False)):
+            continue
+        if node.op not in ("AddN", "ConcatV2"):
+            raise PassError(
+                f"{node.op} '{node.name}' reads all micro-batches before they begin",
+                node=node,
+                hint="set accumulation.form to unrolled",
+            )
+        node.output().replace_all_uses_with(_whole(graph, node.inputs[0], slices, made))
+
+
+def _whole(graph: Graph, value: Value, slices: Mapping[Value, Value], made: dict[Value, Value]) -> Value:
+    """Return a value as it is of the whole batch."""
+    if value in slices:
+        return slices[value]
+    if value.node.span is Span.ONCE:
+        return value
+    if value not in made:
+        node = value.node
+        if any(isinstance(raw, PerInstance) for raw in node.attrs.values()):
+            raise PassError(
+                f"'{node.name}' differs between micro-batches, and all of them need it before they begin",
+                node=node,
+                hint="set accumulation.form to unrolled",
+            )
+        inputs = [_whole(graph, one, slices, made) for one in node.inputs]
+        attrs = dict(node.attrs) | provenance(graph.current_pass, node.name)
+        copy = Node(graph, graph.unique_name(f"{node.name}/whole"), node.op, node.device, attrs, node.rest)
+        graph.insert(copy, inputs, [control for control in node.controls if control.span is Span.ONCE])
+        made |= {other: copy.output(other.index) for other in node.read_outputs}
+    return made[value]

@@ -1,0 +1,185 @@
+"""Let each micro-batch update moving averages in turn, by the statistics of its own examples.
+
+    before   average = mean of all micro-batches' statistics        v += rate * (average - v)       once
+    after    v += rate * (statistic_0 - v);  v += rate * (statistic_1 - v);  ...                    in their order
+
+That is what training on small batches one after another does. Statistics of several replicas are averaged first. Where
+a statistic serves something else than an update, all read the one average.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autograph_rewrite.analysis.roles import handle_of, is_update
+from autograph_rewrite.analysis.rules.base import AVERAGE, OF_BLOCK
+from autograph_rewrite.analysis.rules.normalisation import BLOCK_STATISTICS
+from autograph_rewrite.ir import dtypes
+from autograph_rewrite.ir.build import provenance
+from autograph_rewrite.ir.graph import Node, Span, Value
+from autograph_rewrite.ir.walk import ancestors, descendants
+from autograph_rewrite.passes.blocks import Blocks
+from autograph_rewrite.passes.context import Context
+from autograph_rewrite.passes.reshard import Reshard
+from autograph_rewrite.passes.scope import Scope
+
+
+@dataclass(frozen=True)
+class Update:
+    """How one statistic gets into a variable.
+
+    Attributes:
+        total: what is read for the average statistic.
+        writes: the nodes that write variables.
+        chain: the nodes between the variables' values, the statistic and the writes; in order.
+        reads: those that read the written variables for them.
+    """
+
+    total: Value
+    writes: tuple[Node, ...]
+    chain: tuple[Node, ...]
+    reads: tuple[Node, ...]
+
+
+def averages_of(context: Context) -> dict[Node, Value]:
+    """Return the averages of the blocks' own statistics, each with the statistic."""
+    found: dict[Node, Value] = {}
+    for node in context.state.order:
+        if node.attr(OF_BLOCK, b"") == AVERAGE.encode():
+            found[node] = node.inputs[0]
+        elif node.op.startswith("FusedBatchNorm") and node.attr(BLOCK_STATISTICS, False) and "Grad" not in node.op:
+            names = [(index, f"{node.name}/average_{index}") for index in (1, 2)]
+            found |= {context.graph.nodes[name]: node.output(i) for i, name in names if name in context.graph.nodes}
+    return found
+
+
+def update_in_turn(
+    context: Context, reshard: Reshard, blocks: Blocks, averages: Mapping[Node, Value], outputs: Iterable[Value]
+) -> int:
+    """Rewrite the updates of moving averages; return how many micro-batches now do by themselves.
+
+    Args:
+        context: the rewrite.
+        reshard: what has made averages of the statistics.
+        blocks: sizes of the micro-batches.
+        averages: from `averages_of`.
+        outputs: values that the outside reads.
+    """
+    if context.micro == 1 or context.processes > 1:
+        return 0
+    kept, done = {value.node for value in outputs}, 0
+    for average, statistic in averages.items():
+        made = average.output()
+        update = _update_by(made if average.span is Span.ONCE else reshard.whole(made, average), kept)
+        if update is not None:
+            _unroll(context, update, _statistics(context, blocks, statistic))
+            done += 1
+    return done
+
+
+def _update_by(total: Value, kept: set[Node]) -> Update | None:
+    """Return what a statistic updates; None where it serves anything else."""
+    after = descendants([use.node for use in total.uses], controls=False)
+    writes = [node for node in after if is_update(node)]
+    if not writes or any(node.span is Span.EACH or node in kept for node in after):
+        return None
+    before = ancestors(writes, controls=False)
+    if any(node not in before for node in after):
+        return None
+    handles = {handle_of(value).node for node in writes for value in node.inputs if value.dtype == dtypes.RESOURCE}
+    reads = [n for n in before if n.op == "ReadVariableOp" and handle_of(n.inputs[0]).node in handles]
+    reads.sort(key=lambda node: node.name)  # the same in every process
+    chain = (after | descendants(reads, controls=False)) & before - set(reads)
+    order = _in_order(chain)
+    if any(node.span is Span.EACH for node in order) or len(handles) != len(writes):
+        return None
+    return Update(
+        total, tuple(n for n in order if is_update(n)), tuple(n for n in order if not is_update(n)), tuple(reads)
+    )
+
+
+def _in_order(nodes: set[Node]) -> list[Node]:
+    """Return the nodes, producers first, by name where nothing decides."""
+    order: dict[Node, None] = {}
+    stack = sorted(nodes, key=lambda node: node.name, reverse=True)
+    while stack:
+        waiting = [v.node for v in stack[-1].inputs if v.node in nodes and v.node not in order]
+        stack.extend(waiting)
+        if not waiting:
+            order.setdefault(stack.pop())
+    return list(order)
+
+
+def _statistics(context: Context, blocks: Blocks, value: Value) -> list[tuple[Value, Value | None]]:
+    """Return the statistic of each micro-batch, with whether it has examples; None where all certainly have."""
+    scope = Scope(context, value, f"{value.node.name}/in_turn_{value.index}")
+    replicas, micro = context.local // context.micro, context.micro
+    axis = scope.const(0, dtypes.INT32, "axis")
+    certain = blocks.static is not None
+    if not certain:
+        own = scope.each("Greater", context.bring(blocks.count, value), axis, what="has_examples")
+        value = scope.each("SelectV2", own, value, scope.each("ZerosLike", value, what="zeros"), what="or_zeros")
+    table = scope.gather("Pack", value, what="all", axis=0)
+    shape = scope.const([replicas, micro, -1], dtypes.INT32, "shape")
+    sums = scope.common("Sum", scope.common("Reshape", table, shape, what="by_replica"), axis, what="sums")
+    numbers: Value = scope.const(np.full((micro, 1), replicas), value.dtype, "replicas")
+    filled = None
+    if not certain:
+        one = scope.const(1, dtypes.INT32, "one")
+        flags = scope.common("Minimum", context.bring(blocks.lengths, value), one, what="filled")
+        flags = scope.common(
+            "Reshape", flags, scope.const([replicas, micro, 1], dtypes.INT32, "flags"), what="flags_of"
+        )
+        count = scope.common("Sum", flags, axis, what="count")
+        filled = scope.common("Greater", count, axis, what="is_filled")
+        numbers = scope.common("Cast", scope.common("Maximum", count, one, what="at_least"), what="n", DstT=value.dtype)
+    means = scope.common("RealDiv", sums, numbers, what="means")
+    parts = _unpacked(scope, means, "parts", micro)
+    flags_of = _unpacked(scope, filled, "is_there", micro) if filled is not None else [None] * micro
+    return list(zip(parts, flags_of, strict=True))
+
+
+def _unpacked(scope: Scope, table: Value, what: str, count: int) -> list[Value]:
+    node = scope.common("Unpack", table, what=what, num=count, axis=0).node
+    return [node.output(i) for i in range(count)]
+
+
+def _unroll(context: Context, update: Update, statistics: Sequence[tuple[Value, Value | None]]) -> None:
+    """Copy an update for each micro-batch but the last, which keeps the original's nodes."""
+    before: list[Node] = []
+    for number, (statistic, is_there) in enumerate(statistics):
+        last = number == len(statistics) - 1
+        made: dict[Node, Node] = {}
+        for read in update.reads:
+            made[read] = _copy(context, read, read.inputs, number, [*read.controls, *before])
+        if is_there is not None:
+            old = made[update.reads[0]].output() if update.reads else statistic
+            name = f"{update.total.node.name}/or_old_{number}"
+            inputs = [is_there, statistic, old]
+            statistic = context.add("SelectV2", inputs, name=name, span=Span.ONCE, origin=update.total.node).output()
+        for node in (*update.chain, *update.writes):
+            inputs = [_moved(value, update.total, statistic, made) for value in node.inputs]
+            if last and node in update.writes:
+                node.set_inputs(inputs)
+                for control in before:
+                    node.add_control(control)
+            else:
+                made[node] = _copy(
+                    context, node, inputs, number, [*node.controls, *(before if is_update(node) else ())]
+                )
+        before = [made[node] for node in update.writes if node in made]
+
+
+def _moved(value: Value, total: Value, statistic: Value, made: dict[Node, Node]) -> Value:
+    if value is total:
+        return statistic
+    return made[value.node].output(value.index) if value.node in made else value
+
+
+def _copy(context: Context, node: Node, inputs: Iterable[Value], number: int, controls: Iterable[Node]) -> Node:
+    attrs = dict(node.attrs) | provenance(context.graph.current_pass, node.name)
+    name = context.graph.unique_name(f"{node.name}/micro_{number}")
+    return context.graph.insert(Node(context.graph, name, node.op, node.device, attrs, node.rest), inputs, controls)

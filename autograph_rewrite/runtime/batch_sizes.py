@@ -1,0 +1,35 @@
+"""What must hold of the sizes of the batches that one step is given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autograph_rewrite.errors import GraphError
+from autograph_rewrite.plan.plan import Plan
+
+
+def check_batch_sizes(sizes: Mapping[str, int], plan: Plan | None = None) -> None:
+    """Refuse inputs of one step that hold different numbers of examples, or one that cannot be divided as asked.
+
+    Args:
+        sizes: by input name.
+        plan: under which they were distributed.
+
+    Raises:
+        GraphError: the sizes differ, or micro-batches would.
+    """
+    if len(set(sizes.values())) > 1:
+        listed = ", ".join(f"{name}: {size}" for name, size in sizes.items())
+        raise GraphError(
+            f"the batch inputs of one step have different sizes ({listed})",
+            hint="give None as the axis of the inputs that all replicas share: batch_inputs={'name': None}",
+        )
+    if plan is None or plan.micro is None or plan.micro.uneven:
+        return
+    for name, size in sizes.items():
+        if size % plan.instances_each:
+            raise GraphError(
+                f"the batch of {size} examples in '{name}' cannot be divided among "
+                f"{plan.replicas_each} x {plan.microbatches} micro-batches",
+                hint="feed another number of them, or set accumulation.uneven to allow",
+            )
