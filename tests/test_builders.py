@@ -167,7 +167,7 @@ def test_fsdp_gives_each_replica_a_shard_where_there_are_enough_rows() -> None:
     assert found["scale"].placement == found["branched"].placement == "replicated"
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "Pipeline"])  # which has a section
 def test_overrides_win_over_every_builder(name: str) -> None:
     overrides = [
         {"match": "kernel", "synchronizer": "ps", "sync": False, "proxy": True},
