@@ -14,8 +14,10 @@ import tensorflow as tf
 import autograph_rewrite as ar
 from autograph_rewrite import ConfigError, GraphError, GraphItem
 from autograph_rewrite.ir.graph import Graph
+from autograph_rewrite.load.normal import normalise
 from autograph_rewrite.passes import partition_emit
 from autograph_rewrite.passes.partition import partition
+from autograph_rewrite.plan import check
 from tests.golden_text import check_golden
 from tests.matrix.run import compare, distributed, truth
 from tests.small_items import regression
@@ -74,6 +76,16 @@ def test_elementwise_optimizers_train_bit_for_bit_as_on_whole_variables(name: st
 @pytest.mark.parametrize("name", ["mlp", "language_model"])
 def test_replicas_of_partitioned_variables_train_as_one_device(name: str, mode: str):
     assert worst(name, "adam", config(cut(".*(w|words|topics)", 0, 3), mode=mode, replicas=2)) < 1e-12
+
+
+@pytest.mark.parametrize("options", [{"ref_variables": True}, {"batch": 12}, {"reduction": "sum"}], ids=str)
+@pytest.mark.parametrize("name", ["mlp", "language_model"])
+def test_legacy_variables_and_static_batches_make_no_difference(name: str, options: dict[str, Any]):
+    given = Options(optimizer="adam", **options)
+    settings = config(cut(".*(w|words|topics)", 0, 3), mode="mirrored", replicas=2)
+    trace, _ = distributed(ZOO[name].build(given), settings, (12, 12))
+
+    assert max(error for _, error in compare(trace, truth(name, given, (12, 12)), 1e-6)) < 1e-12
 
 
 def test_each_shard_is_reduced_by_itself_and_each_replica_looks_up_its_own_rows():
@@ -288,6 +300,7 @@ def test_the_plan_with_shards_round_trips_and_is_taken_again():
     again = ar.Plan.from_yaml(plan.to_yaml())
 
     assert again == plan
+    assert check.check(again, normalise(item)) == []
     assert ar.rewrite(item, again).graph_bytes == ar.rewrite(item, plan).graph_bytes
 
 

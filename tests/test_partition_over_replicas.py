@@ -46,6 +46,13 @@ def test_fsdp_trains_as_one_device(name: str, optimizer: str, replicas: int):
     assert max(error for _, error in compare(trace, truth(name, options, SIZES), 1e-6)) < 1e-12
 
 
+def test_shards_that_are_looked_up_and_multiplied_are_not_delayed():
+    options = Options(optimizer="sgd", ref_variables=True)
+    trace, _ = distributed(ZOO["language_model"].build(options), config("FSDP"), SIZES[:2])
+
+    assert max(error for _, error in compare(trace, truth("language_model", options, SIZES[:2]), 1e-6)) < 1e-12
+
+
 @pytest.mark.parametrize("mode", ["shared", "mirrored"])
 @pytest.mark.parametrize("strategy", ["PartitionedPS", "UnevenPartitionedPS", "PartitionedAR", "RandomAxisPartitionAR"])
 @pytest.mark.parametrize("name", ["mlp", "language_model"])

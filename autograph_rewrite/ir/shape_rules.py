@@ -325,6 +325,17 @@ _SHAPED_BY = {
     "Reshape": 1, "Fill": 0, "BroadcastTo": 1, "RandomUniform": 0, "RandomStandardNormal": 0, "TruncatedNormal": 0,
     "StatelessRandomUniformV2": 0, "StatelessRandomNormalV2": 0, "Conv2DBackpropFilter": 1, "Conv2DBackpropInput": 0,
 }  # fmt: skip
+
+
+def _cut(node: Node, index: int, given: Sequence[Shape]) -> Shape | None:
+    """Return the shape of one of the pieces that SplitV makes."""
+    shape, sizes, axis = given[0], constant(node.inputs[1]), constant(node.inputs[2])
+    if isinstance(shape, str) or sizes is None or axis is None or sizes[index] < 0:
+        return None
+    at = int(axis) % len(shape)
+    return (*shape[:at], int(sizes[index]), *shape[at + 1 :])
+
+
 RULES: dict[str, Rule] = {
     **dict.fromkeys(_UNARY.split(), _first),
     **dict.fromkeys(_BINARY.split(), _broadcast),
@@ -350,6 +361,7 @@ RULES: dict[str, Rule] = {
     "StridedSlice": _strided,
     "Squeeze": _squeeze,
     "Unpack": _unpack,
+    "SplitV": _cut,
     "Select": _second,
     "BiasAddGrad": _last,
     "UnsortedSegmentSum": _segments,

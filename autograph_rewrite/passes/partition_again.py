@@ -37,7 +37,8 @@ def gather_on_use(graph: Graph, handles: Iterable[Node]) -> int:
             reader.set_input(index, _copied(graph, whole, _operands(reader, whole)))
             count += 1
         first = {reader for reader, _ in uses} - {reader for reader, _ in later}
-        if len(first) == 1 and not _is_anchored(graph, whole):  # with one reader, no cycle can come of it
+        alone = all(len(value.uses) == 1 for value in whole.inputs[:-1])  # no lookup reads the shards
+        if len(first) == 1 and alone and not _is_anchored(graph, whole):  # with one reader, no cycle can come of it
             _delay([value.node for value in whole.inputs[:-1]], _operands(first.pop(), whole))
     return count
 

@@ -195,7 +195,7 @@ class Emitter:
         erased, clones = set(gone), {clone for made in self.clones.values() for clone in made}
         named: dict[str, Node] = {}
         for node in gone:
-            for value in node.read_outputs:
+            for value in node.outputs:
                 if not is_handle(value) and self._is_read(value, erased):
                     value.replace_all_uses_with(self.whole(value), keep=erased)
             first = self.instead.get(node.output()) if node.output_dtypes else None

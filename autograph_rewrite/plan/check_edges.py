@@ -17,8 +17,10 @@ from autograph_rewrite.plan.located import KeyPath
 from autograph_rewrite.plan.lowerings import BUCKETED, HOST, LOWERINGS
 from autograph_rewrite.plan.parts import SIZES, STEP, EdgePlan
 from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.plan.shards import shard_name
 
 _PLACEMENT = re.compile(r"[a-z_]+(\([^()]+\))?")
+_OF_SHARDS = re.compile(r"/(part_\d+|shards(_\d+)?)(/|$)")  # nodes that partitioning makes
 _INT32 = 2**31
 
 
@@ -38,16 +40,19 @@ def edges_are_of_this_graph(plan: Plan, item: ItemLike) -> Iterator[Finding]:
 
 
 def edges_name_what_is_there(plan: Plan, item: ItemLike) -> Iterator[Finding]:
-    """The value and the owner of an edge exist."""
+    """The value and the owner of an edge exist; where variables are cut into shards, a pass will make some of them."""
+    shards = {shard_name(request.name, k) for request in plan.variables for k in range(len(request.sizes))}
     for i, edge in enumerate(plan.edges):
         node = item.graph.nodes.get(edge.node)
+        if node is None and shards and _OF_SHARDS.search(edge.node):
+            continue
         if node is None:
             hint = did_you_mean(edge.node, list(item.graph.nodes)) if len(item.graph.nodes) < 1000 else None
             close = hint if hint and hint.startswith("did you mean") else None
             yield Finding(("edges", i, "value"), f"the graph has no value '{edge.value}'", close)
         else:
             yield from _fits_node(i, edge, node)
-        if edge.owner != STEP and edge.owner not in item.variables:
+        if edge.owner != STEP and edge.owner not in item.variables and edge.owner not in shards:
             hint = did_you_mean(edge.owner, [STEP, *item.variables], noun="known owners")
             yield Finding(("edges", i, "owner"), f"no variable '{edge.owner}' can own '{edge.value}'", hint)
 
