@@ -82,6 +82,17 @@ def neutral(plan: Plan) -> Plan:
     return replace(plan, variables=tuple(requests), default=plain(plan.default))
 
 
+def _homed(plan: Plan) -> Plan:
+    """Return the plan with whole variables, those with servers on the first: what propagation has to know of them."""
+    plain = neutral(replace(plan, edges=()))
+    served = {one.name: one.servers[:1] for one in plan.variables if one.servers}
+    requests = (
+        replace(one, placement="single", servers=served[one.name]) if one.name in served else one
+        for one in plain.variables
+    )
+    return replace(plain, variables=tuple(requests))
+
+
 def fold(item: GraphItem, plan: Plan) -> Folded:
     """Analyse a normalised item under a plan.
 
@@ -92,8 +103,8 @@ def fold(item: GraphItem, plan: Plan) -> Folded:
     for name, info in item.outputs.items():
         graph.anchors[f"output {name}"] = graph.value(info.tensor)
     prune(graph, _step_roots(graph, item))
+    state, outputs = pipeline.analyse(graph, item, _homed(plan))
     plan = neutral(replace(plan, edges=()))
-    state, outputs = pipeline.analyse(graph, item, plan)
     frames = frames_of(state.order)
     handles = {variable.handle: name for name, variable in item.variables.items()}
     assign_spans(Context(graph, plan, state, frames, frozenset(handles)))

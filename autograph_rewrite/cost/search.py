@@ -48,7 +48,8 @@ class Evaluator:
 
     def simulate(self, plan: Plan) -> Simulation:
         """Return what one step of a plan takes."""
-        kind = (plan.devices, plan.mode, plan.semantics, plan.batch_inputs, plan.compresses)
+        served = any(request.servers for request in plan.variables)
+        kind = (plan.devices, plan.mode, plan.semantics, plan.batch_inputs, plan.compresses, served)
         if kind not in self._folds:
             folded = fold(self.item, plan)
             self._folds[kind] = folded, count(folded, sizes_of(folded, plan))
