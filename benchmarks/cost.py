@@ -35,11 +35,11 @@ def run(effort: Effort) -> tuple[list[Figure], dict[str, Any]]:
             "model": model,
             "size": "tiny" if effort.tiny else size,
             "batch": 4 if effort.tiny else batch,
-            "rounds": effort.rounds(9),
-            "seconds": effort.seconds(0.3),
+            "rounds": effort.rounds(7),
+            "seconds": effort.seconds(0.2),
             "few": effort.tiny,
         }
-        details[model] = found = call("benchmarks.cost:measure", arguments, timeout=400)
+        details[model] = found = call("benchmarks.cost:measure", arguments, timeout=900)
         figures += model_figures(model, found)
     taus = [tau(found) for found in details.values()]
     clear = [value for value in taus if value is not None]

@@ -183,6 +183,16 @@ def test_the_buckets_of_a_job_have_the_bytes_of_all_their_gradients(variables: s
     assert found.exchanged_bytes == sum(nbytes or 0 for nbytes in reported.values()) > 300
 
 
+def test_what_goes_through_servers_has_the_bytes_that_comm_reports() -> None:
+    job = {**JOB, "cluster": {**JOB["cluster"], "ps": ["c:1"]}}  # type: ignore[dict-item]
+    plan, config = planned(regression(), "PS", **job)
+    new = ar.rewrite(regression(), config, task=0)
+    tokens = sum(meeting.bytes or 0 for meeting in meetings(new) if "token" in meeting.value)
+    reported = sum(meeting.bytes or 0 for meeting in meetings(new)) - tokens
+    assert ar.simulate(regression(), new.report.plan, config, batch=2).exchanged_bytes == reported > 0
+    assert ar.simulate(regression(), plan, config, batch=2).exchanged_bytes == reported
+
+
 def test_what_cannot_be_simulated_is_told() -> None:
     plan, config = planned(regression())
     with pytest.raises(GraphError, match="this item is distributed already"):

@@ -93,6 +93,12 @@ class Group:
         return self.first.lowering
 
     @property
+    def handed_over(self) -> int:
+        """The bytes that worker 0, which has taken the sum, gives to each of the others."""
+        served = self.holder is not None and self.holder.is_served
+        return self.sent if self.first.lowering in TAKEN and not served else 0
+
+    @property
     def residual(self) -> int:
         """The bytes that error feedback keeps on each replica from step to step."""
         return sum(
@@ -163,14 +169,16 @@ def tasks_of(group: Group, topology: Topology) -> Iterator[Task]:
         yield _pass(group, topology, passes * whole, local, "encode", serial=edge.compressor == "topk")
     elif len(group.members) > 1:
         yield _pass(group, topology, 4.0 * nbytes, local, "pack")
-    if edge.lowering in LOCAL_OPS or edge.lowering in HOST or served:
+    if edge.lowering in LOCAL_OPS | HOST | TAKEN or served:
         yield from _meet_in_process(group, topology, nbytes)
     if served and group.holder is not None:
         yield from _push(group, group.holder, topology, nbytes)
     elif group.kind == "reduce_scatter":
         yield exchange_task(group.name, group.kind, topology.ring_gather(nbytes / topology.plan.replicas))
     elif edge.lowering in TAKEN:
-        yield exchange_task(group.name, group.kind, topology.push(nbytes * local, topology.plan.hosts[0]))
+        first = topology.plan.hosts[0]
+        yield exchange_task(group.name, group.kind, topology.push(nbytes, first))
+        yield exchange_task(f"hand over {group.first.value}", "hand_over", topology.pull(group.handed_over, first))
     elif edge.lowering == "collective_reduce":
         yield exchange_task(group.name, group.kind, topology.ring_reduce(nbytes))
     elif edge.lowering == "collective_gather":

@@ -59,10 +59,10 @@ class Folded:
     handles: dict[str, str]
 
     def resolve(self, plan: Plan) -> Plan:
-        """Return the plan with its edges, as if all variables were whole and replicated: `cost` places them itself."""
-        if plan.edges and all(axis_of(request.placement) is None for request in plan.variables):
+        """Return the plan with its edges: those of whole variables, where some are split; `cost` splits them itself."""
+        if plan.edges and not splits(plan):
             return plan
-        edges = edge_list.resolve(replace(neutral(plan), edges=()), self.state, self.outputs, self.item.variables).edges
+        edges = edge_list.resolve(whole(plan), self.state, self.outputs, self.item.variables).edges
         return replace(plan, edges=edges)
 
     def variable_of(self, node: Node) -> str | None:
@@ -70,6 +70,16 @@ class Folded:
         if not node.inputs or node.op in PASSES_HANDLES:
             return None
         return self.handles.get(handle_of(node.inputs[0]).node.name)
+
+
+def splits(plan: Plan) -> bool:
+    """Return whether some variable is split."""
+    return any(axis_of(request.placement) is not None for request in plan.variables)
+
+
+def whole(plan: Plan) -> Plan:
+    """Return the request whose edges are those of the graph without any shards."""
+    return neutral(replace(plan, edges=())) if splits(plan) else replace(plan, edges=())
 
 
 def neutral(plan: Plan) -> Plan:
