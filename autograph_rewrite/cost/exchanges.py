@@ -207,19 +207,8 @@ def _meet_in_process(group: Group, topology: Topology, nbytes: float) -> Iterato
 
 def _push(group: Group, holder: Holder, topology: Topology, nbytes: float) -> Iterator[Task]:
     """Yield the pushes to the servers of all shards, side by side, and the sums there."""
-    share = nbytes / len(holder.servers)
-    holds: dict[str, float] = {}
-    traffic: dict[str, float] = {}
-    seconds = 0.0
-    for server in holder.servers:
-        one = topology.push(share, server)
-        for lane, held in one.holds.items():
-            holds[lane] = holds.get(lane, 0.0) + held
-        for link, moved in one.traffic.items():
-            traffic[link] = traffic.get(link, 0.0) + moved
-        seconds = max([seconds, one.seconds, *holds.values()])
-    yield Task(group.name, EXCHANGE, "push", holds, seconds, traffic=traffic)
-    work = Work("elementwise", 0.0, share * (topology.processes + 1))
+    yield exchange_task(group.name, "push", topology.push(nbytes, *holder.servers))
+    work = Work("elementwise", 0.0, nbytes / len(holder.servers) * (topology.processes + 1))
     if topology.processes > 1:
         lanes = dict.fromkeys(topology.compute_lane(server) for server in holder.servers)
         seconds = compute_seconds(work, topology.machine.core) + topology.machine.core.op_seconds
