@@ -95,8 +95,7 @@ class Group:
     @property
     def handed_over(self) -> int:
         """The bytes that worker 0, which has taken the sum, gives to each of the others."""
-        served = self.holder is not None and self.holder.is_served
-        return self.sent if self.first.lowering in TAKEN and not served else 0
+        return self.sent if self.first.lowering in TAKEN and self.holder is None else 0
 
     @property
     def residual(self) -> int:

@@ -78,8 +78,14 @@ def splits(plan: Plan) -> bool:
 
 
 def whole(plan: Plan) -> Plan:
-    """Return the request whose edges are those of the graph without any shards."""
-    return neutral(replace(plan, edges=())) if splits(plan) else replace(plan, edges=())
+    """Return the request without shards: a variable that is split over servers is on the first of them."""
+    requests = (
+        replace(one, placement="single" if one.servers else "replicated", servers=one.servers[:1], sizes=(), stage=0)
+        if axis_of(one.placement) is not None
+        else one
+        for one in plan.variables
+    )
+    return replace(plan, variables=tuple(requests), edges=())
 
 
 def neutral(plan: Plan) -> Plan:
@@ -93,11 +99,17 @@ def neutral(plan: Plan) -> Plan:
 
 
 def _homed(plan: Plan) -> Plan:
-    """Return the plan with whole variables, those with servers on the first: what propagation has to know of them."""
-    plain = neutral(replace(plan, edges=()))
-    served = {one.name: one.servers[:1] for one in plan.variables if one.servers}
+    """Return the request without shards, as propagation has to see it.
+
+    Shards in one process have gradients of their own, so that none of them is computed of the whole batch: as if their
+    variable were on a server.
+    """
+    plain = whole(plan)
+    if len(plan.processes) > 1:
+        return plain
+    split = {one.name for one in plan.variables if axis_of(one.placement) is not None}
     requests = (
-        replace(one, placement="single", servers=served[one.name]) if one.name in served else one
+        replace(one, placement="single", servers=plan.devices[:1]) if one.name in split else one
         for one in plain.variables
     )
     return replace(plain, variables=tuple(requests))
