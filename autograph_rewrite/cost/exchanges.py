@@ -18,6 +18,7 @@ from autograph_rewrite.cost.sizes import Sizes
 from autograph_rewrite.cost.tasks import COMPUTE, EXCHANGE, Task, compute_seconds, on_cores
 from autograph_rewrite.cost.topology import Exchange, Topology
 from autograph_rewrite.cost.work import Work
+from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.graph import Value
 from autograph_rewrite.passes import combine
 from autograph_rewrite.passes.compress_choice import FEEDBACK
@@ -30,8 +31,8 @@ TAKEN = frozenset(("accumulator", "server_reduce", "server_gather"))
 """Lowerings that push to a variable's server; what serves no single variable is pushed to worker 0."""
 BY_SIZE = frozenset(("host_gather", "collective_gather", "global_size", "global_index", "local_size"))
 """Lowerings that depend on the sizes of all parts."""
-ENCODING = {"topk": 100.0, "powersgd": 24.0}
-"""What encoding and decoding take, in times that a gradient could be read; halves take four. Measured: top-k sorts."""
+ENCODING = {"powersgd": 24.0}
+"""What encoding and decoding take, in times that a gradient could be read; the others take four, and topk sorts."""
 ENCODING_MEMORY = {"topk": 2, "powersgd": 1}
 """Copies of a gradient that are alive meanwhile."""
 
@@ -163,11 +164,9 @@ def tasks_of(group: Group, topology: Topology) -> Iterator[Task]:
     edge, nbytes, local = group.first, float(group.sent), topology.local
     served = group.holder is not None and group.holder.is_served
     if edge.compressor != "none":
-        passes = ENCODING.get(edge.compressor, 4.0)
-        whole = sum(member.whole for member in group.members)
-        yield _pass(group, topology, passes * whole, local, "encode", serial=edge.compressor == "topk")
+        yield _pass(group, topology, _encoding(group), local, "encode")
     elif len(group.members) > 1:
-        yield _pass(group, topology, 4.0 * nbytes, local, "pack")
+        yield _pass(group, topology, Work("elementwise", 0.0, 4.0 * nbytes), local, "pack")
     if edge.lowering in LOCAL_OPS | HOST | TAKEN or served:
         yield from _meet_in_process(group, topology, nbytes)
     if served and group.holder is not None:
@@ -201,7 +200,7 @@ def _meet_in_process(group: Group, topology: Topology, nbytes: float) -> Iterato
     moved = topology.within(nbytes * (local - 1))
     if moved.seconds:
         yield exchange_task(group.name, group.kind, moved)
-    yield _pass(group, topology, nbytes * (local + 1), 1, group.first.lowering)
+    yield _pass(group, topology, Work("elementwise", 0.0, nbytes * (local + 1)), 1, group.first.lowering)
 
 
 def _push(group: Group, holder: Holder, topology: Topology, nbytes: float) -> Iterator[Task]:
@@ -214,12 +213,20 @@ def _push(group: Group, holder: Holder, topology: Topology, nbytes: float) -> It
         yield Task(group.name, COMPUTE, "AddN", dict.fromkeys(lanes, seconds), seconds)
 
 
-def _pass(group: Group, topology: Topology, nbytes: float, instances: int, op: str, *, serial: bool = False) -> Task:
-    """Return the task of an op that reads and writes so many bytes, on every replica or on the first device."""
-    work = Work("elementwise", 0.0, nbytes)
+def _encoding(group: Group) -> Work:
+    """Return what making gradients smaller takes on each replica."""
+    whole = sum(member.whole for member in group.members)
+    passes = ENCODING.get(group.first.compressor, 4.0)
+    if group.first.compressor == "topk":
+        return Work("sort", whole / dtypes.width(group.members[0].value.dtype), passes * whole)
+    return Work("elementwise", 0.0, passes * whole)
+
+
+def _pass(group: Group, topology: Topology, work: Work, instances: int, op: str) -> Task:
+    """Return the task of an op on what a group exchanges, on every replica or on the first device."""
     name = f"{op} {group.first.value}"
     if topology.on_cpu:
-        seconds, width = on_cores(work, instances, topology.machine, serial=serial)
+        seconds, width = on_cores(work, instances, topology.machine)
         return Task(name, COMPUTE, op, {topology.lanes[0]: seconds}, seconds, width)
     seconds = compute_seconds(work, topology.machine.accelerator) + topology.machine.accelerator.op_seconds
     lanes = topology.lanes if instances > 1 else topology.lanes[:1]
