@@ -150,9 +150,9 @@ def test_a_faster_network_shortens_a_step_that_waits_for_it() -> None:
 
 def test_a_thousand_devices_take_no_longer_than_two() -> None:
     config = {"devices": [f"GPU:{i}" for i in range(8)], "cluster": {"workers": [f"h{i}:1" for i in range(128)]}}
-    began = time.perf_counter()
+    began = time.process_time()  # whatever else the machine does
     found = simulated(tables(), **config)
-    assert time.perf_counter() - began < 2.0
+    assert time.process_time() - began < 2.0
     assert found.replicas == 1024
     assert sum(device.count for device in found.devices) == 1024
     assert {link.name: link.count for link in found.links}[OUT] == 128
