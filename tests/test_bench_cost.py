@@ -16,6 +16,7 @@ def test_tau_counts_pairs_that_differ_clearly() -> None:
     assert cost.tau(times(a=(1.0, 1.0), b=(2.0, 3.0), c=(3.0, 2.0))) == pytest.approx(1 / 3)
     assert cost.tau(times(a=(1.0, 2.0), b=(1.05, 1.0), c=(2.0, 3.0))) == 1.0
     assert cost.tau(times(a=(1.0, 1.0), b=(1.01, 2.0))) is None
+    assert cost.tau(times(a=(1.0, 1.0), b=(2.0, 1.0))) == 0.0
 
 
 def test_a_tiny_run_finds_the_bytes_that_were_predicted() -> None:

@@ -150,9 +150,9 @@ def test_a_faster_network_shortens_a_step_that_waits_for_it() -> None:
 
 def test_a_thousand_devices_take_no_longer_than_two() -> None:
     config = {"devices": [f"GPU:{i}" for i in range(8)], "cluster": {"workers": [f"h{i}:1" for i in range(128)]}}
-    began = time.perf_counter()
+    began = time.process_time()  # whatever else the machine does
     found = simulated(tables(), **config)
-    assert time.perf_counter() - began < 2.0
+    assert time.process_time() - began < 2.0
     assert found.replicas == 1024
     assert sum(device.count for device in found.devices) == 1024
     assert {link.name: link.count for link in found.links}[OUT] == 128
@@ -181,6 +181,16 @@ def test_the_buckets_of_a_job_have_the_bytes_of_all_their_gradients(variables: s
     assert None not in reported.values()
     found = ar.simulate(item, new.report.plan, batch=2)
     assert found.exchanged_bytes == sum(nbytes or 0 for nbytes in reported.values()) > 300
+
+
+def test_what_goes_through_servers_has_the_bytes_that_comm_reports() -> None:
+    job = {**JOB, "cluster": {**JOB["cluster"], "ps": ["c:1"]}}  # type: ignore[dict-item]
+    plan, config = planned(regression(), "PS", **job)
+    new = ar.rewrite(regression(), config, task=0)
+    tokens = sum(meeting.bytes or 0 for meeting in meetings(new) if "token" in meeting.value)
+    reported = sum(meeting.bytes or 0 for meeting in meetings(new)) - tokens
+    assert ar.simulate(regression(), new.report.plan, config, batch=2).exchanged_bytes == reported > 0
+    assert ar.simulate(regression(), plan, config, batch=2).exchanged_bytes == reported
 
 
 def test_what_cannot_be_simulated_is_told() -> None:

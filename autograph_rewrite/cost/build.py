@@ -1,7 +1,9 @@
 """From a folded step and a plan to tasks: nodes on the lanes where they run, exchanges between them, their buffers.
 
-node ──► (value) ──► exchange of the plan's edge ──► node           pull ──► read of a served variable
-push to a server                   ──► its update, on the server
+    node ──► (value) ──► exchange of the plan's edge ──► node          pull ──► read of a served variable
+                         push to a server ──► its update, there
+
+Exchanges are made first, so that nodes find what they wait for; at the end they are told which nodes feed them.
 """
 
 from __future__ import annotations

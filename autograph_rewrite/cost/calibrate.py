@@ -19,12 +19,14 @@ from autograph_rewrite.cost.machine import CORE, Machine
 Op = Callable[[Any, Any], Any]
 """An op of a chain: it is given the result of the one before, and a value of the same shape that never changes."""
 CHAIN = 8
+QUICKEST = 1e-6
+"""No op takes less: in a chain, TensorFlow starts each in the thread that ran the one before."""
 SECONDS = 0.04
 """For how long each chain is repeated."""
 
 
 def calibrate(machine: Machine | None = None) -> Machine:
-    """Return a machine with the CPU of this process measured; what is no CPU stays as it is.
+    """Return a machine with the CPU of this process measured; what is no CPU, and how fast it sorts, stays as it is.
 
     Args:
         machine: what is known of the rest; left out, round figures.
@@ -32,17 +34,15 @@ def calibrate(machine: Machine | None = None) -> Machine:
     tf = requires.tensorflow()
     machine = machine or Machine()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    run, op_seconds = _call(tf, _multiply, (8,), 1), _seconds(tf, _multiply, (8,))
+    run, op_seconds = _call(tf, _multiply, (8,), 1), _small(tf, _multiply, (8,))
     rates = {}
     for family, (make, shape, flops) in _families(tf).items():
-        alone = _seconds(tf, make, shape) - op_seconds
-        rates[family] = flops / max(alone, 1e-9) / cores
+        rates[family] = flops / _large(tf, make, shape) / cores
     streamed = 1 << 22
-    alone = _seconds(tf, _multiply, (streamed,)) - op_seconds
     core = replace(
         CORE,
         flops=MappingProxyType({**CORE.flops, **rates}),
-        bytes_per_second=2 * 4 * streamed / max(alone, 1e-9) / cores,
+        bytes_per_second=2 * 4 * streamed / _large(tf, _multiply, (streamed,)) / cores,
         op_seconds=op_seconds,
     )
     return replace(machine, core=core, cores=cores, run_seconds=run)
@@ -69,10 +69,15 @@ def _families(tf: Any) -> Mapping[str, tuple[Op, tuple[int, ...], float]]:
     }
 
 
-def _seconds(tf: Any, make: Op, shape: tuple[int, ...]) -> float:
+def _small(tf: Any, make: Op, shape: tuple[int, ...]) -> float:
     """Return the seconds of one op of a chain: what a longer chain takes more than a shorter one."""
-    short, long = (_call(tf, make, shape, chain) for chain in (CHAIN, 3 * CHAIN))
-    return max((long - short) / (2 * CHAIN), 1e-8)
+    short, long = (_call(tf, make, shape, chain) for chain in (4 * CHAIN, 20 * CHAIN))
+    return max((long - short) / (16 * CHAIN), QUICKEST)
+
+
+def _large(tf: Any, make: Op, shape: tuple[int, ...]) -> float:
+    """Return the seconds of one op of a chain, beside which the call counts for nothing."""
+    return _call(tf, make, shape, CHAIN) / CHAIN
 
 
 def _call(tf: Any, make: Op, shape: tuple[int, ...], chain: int) -> float:

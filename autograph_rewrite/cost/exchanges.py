@@ -18,6 +18,7 @@ from autograph_rewrite.cost.sizes import Sizes
 from autograph_rewrite.cost.tasks import COMPUTE, EXCHANGE, Task, compute_seconds, on_cores
 from autograph_rewrite.cost.topology import Exchange, Topology
 from autograph_rewrite.cost.work import Work
+from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.graph import Value
 from autograph_rewrite.passes import combine
 from autograph_rewrite.passes.compress_choice import FEEDBACK
@@ -30,8 +31,8 @@ TAKEN = frozenset(("accumulator", "server_reduce", "server_gather"))
 """Lowerings that push to a variable's server; what serves no single variable is pushed to worker 0."""
 BY_SIZE = frozenset(("host_gather", "collective_gather", "global_size", "global_index", "local_size"))
 """Lowerings that depend on the sizes of all parts."""
-ENCODING = {"topk": 100.0, "powersgd": 24.0}
-"""What encoding and decoding take, in times that a gradient could be read; halves take four. Measured: top-k sorts."""
+ENCODING = {"powersgd": 24.0}
+"""What encoding and decoding take, in times that a gradient could be read; the others take four, and topk sorts."""
 ENCODING_MEMORY = {"topk": 2, "powersgd": 1}
 """Copies of a gradient that are alive meanwhile."""
 
@@ -91,6 +92,11 @@ class Group:
         if self.holder is not None and self.holder.stage >= 2:
             return "reduce_scatter"
         return self.first.lowering
+
+    @property
+    def handed_over(self) -> int:
+        """The bytes that worker 0, which has taken the sum, gives to each of the others."""
+        return self.sent if self.first.lowering in TAKEN and self.holder is None else 0
 
     @property
     def residual(self) -> int:
@@ -158,19 +164,19 @@ def tasks_of(group: Group, topology: Topology) -> Iterator[Task]:
     edge, nbytes, local = group.first, float(group.sent), topology.local
     served = group.holder is not None and group.holder.is_served
     if edge.compressor != "none":
-        passes = ENCODING.get(edge.compressor, 4.0)
-        whole = sum(member.whole for member in group.members)
-        yield _pass(group, topology, passes * whole, local, "encode", serial=edge.compressor == "topk")
+        yield _pass(group, topology, _encoding(group), local, "encode")
     elif len(group.members) > 1:
-        yield _pass(group, topology, 4.0 * nbytes, local, "pack")
-    if edge.lowering in LOCAL_OPS or edge.lowering in HOST or served:
+        yield _pass(group, topology, Work("elementwise", 0.0, 4.0 * nbytes), local, "pack")
+    if edge.lowering in LOCAL_OPS | HOST | TAKEN or served:
         yield from _meet_in_process(group, topology, nbytes)
     if served and group.holder is not None:
         yield from _push(group, group.holder, topology, nbytes)
     elif group.kind == "reduce_scatter":
         yield exchange_task(group.name, group.kind, topology.ring_gather(nbytes / topology.plan.replicas))
     elif edge.lowering in TAKEN:
-        yield exchange_task(group.name, group.kind, topology.push(nbytes * local, topology.plan.hosts[0]))
+        first = topology.plan.hosts[0]
+        yield exchange_task(group.name, group.kind, topology.push(nbytes, first))
+        yield exchange_task(f"hand over {group.first.value}", "hand_over", topology.pull(group.handed_over, first))
     elif edge.lowering == "collective_reduce":
         yield exchange_task(group.name, group.kind, topology.ring_reduce(nbytes))
     elif edge.lowering == "collective_gather":
@@ -194,36 +200,33 @@ def _meet_in_process(group: Group, topology: Topology, nbytes: float) -> Iterato
     moved = topology.within(nbytes * (local - 1))
     if moved.seconds:
         yield exchange_task(group.name, group.kind, moved)
-    yield _pass(group, topology, nbytes * (local + 1), 1, group.first.lowering)
+    yield _pass(group, topology, Work("elementwise", 0.0, nbytes * (local + 1)), 1, group.first.lowering)
 
 
 def _push(group: Group, holder: Holder, topology: Topology, nbytes: float) -> Iterator[Task]:
     """Yield the pushes to the servers of all shards, side by side, and the sums there."""
-    share = nbytes / len(holder.servers)
-    holds: dict[str, float] = {}
-    traffic: dict[str, float] = {}
-    seconds = 0.0
-    for server in holder.servers:
-        one = topology.push(share, server)
-        for lane, held in one.holds.items():
-            holds[lane] = holds.get(lane, 0.0) + held
-        for link, moved in one.traffic.items():
-            traffic[link] = traffic.get(link, 0.0) + moved
-        seconds = max([seconds, one.seconds, *holds.values()])
-    yield Task(group.name, EXCHANGE, "push", holds, seconds, traffic=traffic)
-    work = Work("elementwise", 0.0, share * (topology.processes + 1))
+    yield exchange_task(group.name, "push", topology.push(nbytes, *holder.servers))
+    work = Work("elementwise", 0.0, nbytes / len(holder.servers) * (topology.processes + 1))
     if topology.processes > 1:
         lanes = dict.fromkeys(topology.compute_lane(server) for server in holder.servers)
         seconds = compute_seconds(work, topology.machine.core) + topology.machine.core.op_seconds
         yield Task(group.name, COMPUTE, "AddN", dict.fromkeys(lanes, seconds), seconds)
 
 
-def _pass(group: Group, topology: Topology, nbytes: float, instances: int, op: str, *, serial: bool = False) -> Task:
-    """Return the task of an op that reads and writes so many bytes, on every replica or on the first device."""
-    work = Work("elementwise", 0.0, nbytes)
+def _encoding(group: Group) -> Work:
+    """Return what making gradients smaller takes on each replica."""
+    whole = sum(member.whole for member in group.members)
+    passes = ENCODING.get(group.first.compressor, 4.0)
+    if group.first.compressor == "topk":
+        return Work("sort", whole / dtypes.width(group.members[0].value.dtype), passes * whole)
+    return Work("elementwise", 0.0, passes * whole)
+
+
+def _pass(group: Group, topology: Topology, work: Work, instances: int, op: str) -> Task:
+    """Return the task of an op on what a group exchanges, on every replica or on the first device."""
     name = f"{op} {group.first.value}"
     if topology.on_cpu:
-        seconds, width = on_cores(work, instances, topology.machine, serial=serial)
+        seconds, width = on_cores(work, instances, topology.machine)
         return Task(name, COMPUTE, op, {topology.lanes[0]: seconds}, seconds, width)
     seconds = compute_seconds(work, topology.machine.accelerator) + topology.machine.accelerator.op_seconds
     lanes = topology.lanes if instances > 1 else topology.lanes[:1]

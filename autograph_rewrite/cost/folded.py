@@ -59,10 +59,10 @@ class Folded:
     handles: dict[str, str]
 
     def resolve(self, plan: Plan) -> Plan:
-        """Return the plan with its edges, as if all variables were whole and replicated: `cost` places them itself."""
-        if plan.edges and all(axis_of(request.placement) is None for request in plan.variables):
+        """Return the plan with its edges: those of whole variables, where some are split; `cost` splits them itself."""
+        if plan.edges and not splits(plan):
             return plan
-        edges = edge_list.resolve(replace(neutral(plan), edges=()), self.state, self.outputs, self.item.variables).edges
+        edges = edge_list.resolve(whole(plan), self.state, self.outputs, self.item.variables).edges
         return replace(plan, edges=edges)
 
     def variable_of(self, node: Node) -> str | None:
@@ -70,6 +70,22 @@ class Folded:
         if not node.inputs or node.op in PASSES_HANDLES:
             return None
         return self.handles.get(handle_of(node.inputs[0]).node.name)
+
+
+def splits(plan: Plan) -> bool:
+    """Return whether some variable is split."""
+    return any(axis_of(request.placement) is not None for request in plan.variables)
+
+
+def whole(plan: Plan) -> Plan:
+    """Return the request without shards: a variable that is split over servers is on the first of them."""
+    requests = (
+        replace(one, placement="single" if one.servers else "replicated", servers=one.servers[:1], sizes=(), stage=0)
+        if axis_of(one.placement) is not None
+        else one
+        for one in plan.variables
+    )
+    return replace(plan, variables=tuple(requests), edges=())
 
 
 def neutral(plan: Plan) -> Plan:
@@ -82,6 +98,23 @@ def neutral(plan: Plan) -> Plan:
     return replace(plan, variables=tuple(requests), default=plain(plan.default))
 
 
+def _homed(plan: Plan) -> Plan:
+    """Return the request without shards, as propagation has to see it.
+
+    Shards in one process have gradients of their own, so that none of them is computed of the whole batch: as if their
+    variable were on a server.
+    """
+    plain = whole(plan)
+    if len(plan.processes) > 1:
+        return plain
+    split = {one.name for one in plan.variables if axis_of(one.placement) is not None}
+    requests = (
+        replace(one, placement="single", servers=plan.devices[:1]) if one.name in split else one
+        for one in plain.variables
+    )
+    return replace(plain, variables=tuple(requests))
+
+
 def fold(item: GraphItem, plan: Plan) -> Folded:
     """Analyse a normalised item under a plan.
 
@@ -92,8 +125,8 @@ def fold(item: GraphItem, plan: Plan) -> Folded:
     for name, info in item.outputs.items():
         graph.anchors[f"output {name}"] = graph.value(info.tensor)
     prune(graph, _step_roots(graph, item))
+    state, outputs = pipeline.analyse(graph, item, _homed(plan))
     plan = neutral(replace(plan, edges=()))
-    state, outputs = pipeline.analyse(graph, item, plan)
     frames = frames_of(state.order)
     handles = {variable.handle: name for name, variable in item.variables.items()}
     assign_spans(Context(graph, plan, state, frames, frozenset(handles)))

@@ -14,8 +14,10 @@ from types import MappingProxyType
 
 from autograph_rewrite.plan.sections import Network
 
-FAMILIES = ("matmul", "conv", "elementwise", "transcendental", "reduce", "gather", "random")
+FAMILIES = ("matmul", "conv", "elementwise", "transcendental", "reduce", "gather", "random", "sort")
 """Ops whose arithmetic is measured apart."""
+SERIAL = frozenset(("sort",))
+"""They are not shared out among cores."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ CORE = Compute(
             "reduce": 2e9,
             "gather": 1e9,
             "random": 2e8,
+            "sort": 3e7,
         }
     ),
     bytes_per_second=6e9,
@@ -76,6 +79,7 @@ ACCELERATOR = Compute(
             "reduce": 3e12,
             "gather": 1e12,
             "random": 1e12,
+            "sort": 1e10,
         }
     ),
     bytes_per_second=1e12,

@@ -14,7 +14,7 @@ from autograph_rewrite.cost.exchanges import exchange_task
 from autograph_rewrite.cost.folded import Folded
 from autograph_rewrite.cost.holders import Holder, variable_bytes
 from autograph_rewrite.cost.sizes import Sizes
-from autograph_rewrite.cost.tasks import EXCHANGE, Buffer, Task
+from autograph_rewrite.cost.tasks import Buffer, Task
 from autograph_rewrite.cost.topology import Topology
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.walk import ancestors
@@ -90,7 +90,8 @@ class Reads:
             rows = self._sizes.nbytes(self._folded.state.source(node.output()))
             nbytes = rows * (self._topology.local if node in self._folded.each else 1)
         if (name, what) not in self._tasks:
-            self._tasks[name, what] = self._pulling(name, self._held[name], nbytes)
+            exchange = self._topology.pull(nbytes, *self._held[name].servers)
+            self._tasks[name, what] = exchange_task(f"pull {name}", "pull", exchange)
         is_there = node.op in ROWS or not self._tasks[name, what].seconds
         return self._held_on(name, what, lane, 0 if is_there else nbytes, each=False)
 
@@ -111,17 +112,3 @@ class Reads:
     def buffers(self) -> list[Buffer]:
         """What they bring."""
         return list(self._buffers.values())
-
-    def _pulling(self, name: str, holder: Holder, nbytes: float) -> Task:
-        """Return the task that brings all shards of a variable to every process."""
-        holds: dict[str, float] = {}
-        traffic: dict[str, float] = {}
-        seconds = 0.0
-        for server in holder.servers:
-            one = self._topology.pull(nbytes / len(holder.servers), server)
-            for key, held in one.holds.items():
-                holds[key] = holds.get(key, 0.0) + held
-            for link, moved in one.traffic.items():
-                traffic[link] = traffic.get(link, 0.0) + moved
-            seconds = max([seconds, one.seconds, *holds.values()])
-        return Task(f"pull {name}", EXCHANGE, "pull", holds, seconds, traffic=traffic)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from autograph_rewrite.cost.counted import Counted, count
-from autograph_rewrite.cost.folded import Folded, fold, neutral
+from autograph_rewrite.cost.folded import Folded, fold, whole
 from autograph_rewrite.cost.machine import Machine
 from autograph_rewrite.cost.result import Simulation
 from autograph_rewrite.cost.simulate import simulated, sizes_of
@@ -48,12 +48,13 @@ class Evaluator:
 
     def simulate(self, plan: Plan) -> Simulation:
         """Return what one step of a plan takes."""
-        kind = (plan.devices, plan.mode, plan.semantics, plan.batch_inputs, plan.compresses)
+        served = any(request.servers for request in plan.variables)
+        kind = (plan.devices, plan.mode, plan.semantics, plan.batch_inputs, plan.compresses, served)
         if kind not in self._folds:
             folded = fold(self.item, plan)
             self._folds[kind] = folded, count(folded, sizes_of(folded, plan))
         folded, counts = self._folds[kind]
-        plain = neutral(plan)
+        plain = whole(plan)
         options = (kind, plain.default, plain.variables)
         if options not in self._edges:
             self._edges[options] = folded.resolve(replace(plan, edges=())).edges

@@ -8,12 +8,13 @@ Identical devices and processes are folded into one, so that a thousand of them 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from autograph_rewrite.cost import memory
 from autograph_rewrite.cost.build import Built, build
 from autograph_rewrite.cost.counted import Counted
+from autograph_rewrite.cost.exchanges import Group
 from autograph_rewrite.cost.folded import Folded, fold, neutral
 from autograph_rewrite.cost.machine import Machine, network_link
 from autograph_rewrite.cost.play import play
@@ -92,15 +93,7 @@ def simulated(
         bubble=0.0,
         devices=tuple(_devices(built, topology, seconds)),
         links=tuple(_links(built.tasks, topology)),
-        exchanges=tuple(
-            ExchangeUse(
-                group.first.value,
-                group.kind,
-                tuple(dict.fromkeys(member.edge.owner for member in group.members)),
-                group.sent,
-            )
-            for group in built.groups
-        ),
+        exchanges=tuple(_exchanges(built.groups)),
         replicas=plan.replicas,
         batch=sizes.batch,
         events=tuple(_events(built.tasks)) if events else (),
@@ -127,6 +120,14 @@ def network_of(cluster: ConfigLike | Cluster | Network | None) -> Network | None
         return Network(**cluster)
     section = Config.of(cluster).cluster
     return section.network if section is not None else None
+
+
+def _exchanges(groups: Iterable[Group]) -> Iterator[ExchangeUse]:
+    for group in groups:
+        owners = tuple(dict.fromkeys(member.edge.owner for member in group.members))
+        yield ExchangeUse(group.first.value, group.kind, owners, group.sent)
+        if group.handed_over:
+            yield ExchangeUse(group.first.value, "hand_over", owners, group.handed_over)
 
 
 def _devices(built: Built, topology: Topology, seconds: float) -> list[DeviceUse]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from autograph_rewrite.cost.machine import Compute, Machine
+from autograph_rewrite.cost.machine import SERIAL, Compute, Machine
 from autograph_rewrite.cost.work import Work
 
 COMPUTE, EXCHANGE = "compute", "exchange"
@@ -78,7 +78,7 @@ def compute_seconds(work: Work, compute: Compute) -> float:
     return max(work.flops / rate, work.nbytes / compute.bytes_per_second)
 
 
-def on_cores(work: Work, instances: int, machine: Machine, runs: int = 1, *, serial: bool = False) -> tuple[float, int]:
+def on_cores(work: Work, instances: int, machine: Machine, runs: int = 1) -> tuple[float, int]:
     """Return the seconds of some instances of an op on the cores of one CPU, and how many cores they keep busy.
 
     Args:
@@ -86,11 +86,10 @@ def on_cores(work: Work, instances: int, machine: Machine, runs: int = 1, *, ser
         instances: how many run side by side.
         machine: what has the cores.
         runs: how often all of it is done.
-        serial: whether the op cannot be shared out among cores.
     """
     core = machine.core
     alone = compute_seconds(work, core)
-    each = 1 if serial else max(1, min(machine.cores, int(alone / GRAIN_SECONDS)))
+    each = 1 if work.family in SERIAL else max(1, min(machine.cores, int(alone / GRAIN_SECONDS)))
     width = min(machine.cores, each * instances)
     rounds = -(-instances // width)
     seconds = core.op_seconds * rounds + alone * instances / width

@@ -9,7 +9,7 @@ All processes do the same, so one stands for them; so does one of the replicas t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -104,13 +104,13 @@ class Topology:
         seconds = self.machine.local.time(nbytes)
         return Exchange(seconds, {LOCAL: seconds}, {LOCAL: nbytes})
 
-    def push(self, nbytes: float, server: str) -> Exchange:
-        """Return what it takes until the contributions of all processes have come to a server."""
-        return self._served(nbytes, server, OUT, "in")
+    def push(self, nbytes: float, *servers: str) -> Exchange:
+        """Return what it takes until the contributions of all processes, equal parts of them, have come to servers."""
+        return _together([self._served(nbytes / len(servers), server, OUT, "in") for server in servers])
 
-    def pull(self, nbytes: float, server: str) -> Exchange:
-        """Return what it takes until all processes have what a server holds."""
-        return self._served(nbytes, server, IN, "out")
+    def pull(self, nbytes: float, *servers: str) -> Exchange:
+        """Return what it takes until all processes have what servers hold equal parts of."""
+        return _together([self._served(nbytes / len(servers), server, IN, "out") for server in servers])
 
     def _served(self, nbytes: float, server: str, own: str, theirs: str) -> Exchange:
         home = process_of(server)
@@ -138,3 +138,16 @@ class Topology:
         """Return the name of a lane of a server."""
         task = process_of(server).replace("/replica:0", "").removeprefix("/") or "server"
         return f"{task} {what}"
+
+
+def _together(exchanges: Sequence[Exchange]) -> Exchange:
+    """Return exchanges side by side: each lane carries the parts that are its own one after another."""
+    holds: dict[str, float] = {}
+    traffic: dict[str, float] = {}
+    for one in exchanges:
+        for lane, held in one.holds.items():
+            holds[lane] = holds.get(lane, 0.0) + held
+        for link, moved in one.traffic.items():
+            traffic[link] = traffic.get(link, 0.0) + moved
+    seconds = max([*(one.seconds for one in exchanges), *holds.values()], default=0.0)
+    return Exchange(seconds, holds, traffic)

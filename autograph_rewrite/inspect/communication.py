@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from autograph_rewrite.errors import GraphError
@@ -16,9 +16,7 @@ from autograph_rewrite.ir import devices, dtypes
 from autograph_rewrite.ir.collectives import collect, contracted_order
 from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Graph, Node, Value
 from autograph_rewrite.ir.text import static_shape
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes.exchange import ROLE_ATTR
-from autograph_rewrite.passes.keys import salted
 from autograph_rewrite.plan.plan import Plan
 
 STORES = frozenset(("ResourceConditionalAccumulator", "FIFOQueueV2"))
@@ -75,7 +73,7 @@ def meetings(source: Source, plan: Plan | None = None) -> list[Meeting]:
         plan: the plan of the rewrite, for owners and sizes; a rewritten item in memory knows its own.
     """
     item = as_item(source)
-    edges = [edge for edge in _as_in_graph(item, plan) if edge.kind != "local"]
+    edges = [edge for edge in edges_of(item, plan) if edge.kind != "local"]
     groups, _ = collect(item.graph)
     order, _ = contracted_order(item.graph, groups)
     position = {node: index for index, node in enumerate(order)}
@@ -86,13 +84,6 @@ def meetings(source: Source, plan: Plan | None = None) -> list[Meeting]:
     ]
     found += _stores_of(item.graph, edges)
     return found + [_meeting((node,), edges) for node in item.graph if _merges(node)]
-
-
-def _as_in_graph(item: GraphItem, plan: Plan | None) -> list[Edge]:
-    """Return the reshards with the group keys that they have in the graph: several processes have keys of their own."""
-    plan = plan or (item.report.plan if item.report is not None else None)
-    salt = plan.digest() if plan is not None and len(plan.processes) > 1 else ""
-    return [replace(edge, group_key=salted(edge.group_key, salt)) for edge in edges_of(item, plan)]
 
 
 def report(found: list[Meeting]) -> str:
@@ -127,7 +118,8 @@ def _meeting(
 ) -> Meeting:
     node = members[0]
     value = served(node)
-    known = [edge for edge in edges if keys is not None and (edge.group_key, edge.instance_key) == keys]
+    # A plan gives no instance key twice. Its group keys are not those of the graph where there are several processes.
+    known = [edge for edge in edges if keys is not None and edge.instance_key == keys[1] != 0]
     role = node.attr(ROLE_ATTR, b"").decode()
     known = known or [edge for edge in edges if edge.node == value and edge.role == role]
     if known:

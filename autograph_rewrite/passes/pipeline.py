@@ -155,7 +155,7 @@ def analyse(graph: Graph, item: GraphItem, plan: Plan, run: _Run | None = None) 
         reduced = by_shards(reduced, outputs)
         if reduced:
             state = revise(state, reduced=reduced)
-        if _share_a_device(plan) and not plan.compresses and mark_whole(state, plan.instances):
+        if _share_a_device(plan) and not plan.compresses and not plan.homes and mark_whole(state, plan.instances):
             state = revise(state)
         gathered = choose_gathers(state, outputs)
         if gathered:
