@@ -1,8 +1,8 @@
 """Rewrite an unmodified single-device training graph into an exact distributed one.
 
 Importing this package costs nothing: each public name is loaded at first use, and TensorFlow only by what
-runs a graph. The exception is a process that is one worker of several, as TF_CONFIG or its like say: it has to join
-them before TensorFlow starts (`runtime.cluster`).
+runs a graph. A process that is one worker of several, as TF_CONFIG or its like say, has to join them before TensorFlow
+starts: it does when it imports TensorFlow (`runtime.join_on_import`).
 """
 
 from __future__ import annotations
@@ -85,9 +85,9 @@ if not TYPE_CHECKING:  # a type checker that saw this function would accept any 
 
 _RANKS = ("TF_CONFIG", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_PROCID")
 if any(os.environ.get(name, "") not in ("", "1") for name in _RANKS):
-    from autograph_rewrite.runtime.cluster import join_early
+    from autograph_rewrite.runtime.join_on_import import join_on_import
 
-    join_early()
+    join_on_import()
 
 
 def __dir__() -> list[str]:

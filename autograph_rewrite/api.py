@@ -134,9 +134,10 @@ def distribute(target: Any, config: ConfigLike | Plan, *specs: Any, **options: A
 def join(config: ConfigLike | None = None) -> None:
     """Make this process a worker of the job that the configuration and the environment describe.
 
-    Importing the package does so where TF_CONFIG or its like say it all. A program whose configuration gives the
-    addresses calls this before its first TensorFlow operation. One process alone: nothing happens. A parameter server
-    serves here until all workers have ended, and then ends the program; so it does in `rewrite` and `distribute`.
+    Importing the package and TensorFlow does so where TF_CONFIG or its like say it all. A program whose configuration
+    gives the addresses calls this before its first TensorFlow operation. One process alone: nothing happens. A
+    parameter server serves here until all workers have ended, and then ends the program; so it does in `rewrite` and
+    `distribute`.
 
     Raises:
         ConfigError: nothing says which process this is.

@@ -265,7 +265,14 @@ def test_why_and_comm_read_a_plan_for_lines_and_sizes(call: Call) -> None:
     assert "no node 'ghost'" in err
 
 
-def test_reading_verbs_do_not_import_tensorflow(folder: Path, fresh_python: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("workers", [0, 2])
+def test_reading_verbs_do_not_import_tensorflow(
+    workers: int, folder: Path, fresh_python: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if workers:  # in a pod that is part of a job
+        addresses = [f"127.0.0.1:{1 + task}" for task in range(workers)]
+        task = {"type": "worker", "index": 1}
+        monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": addresses}, "task": task}))
     lines = [line.split() for line in READING_VERBS]
     lines.append(["rewrite", "item.ar", "--config", "config.yaml", "-o", "new.pb"])
     code = (

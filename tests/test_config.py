@@ -11,6 +11,7 @@ import pytest
 from autograph_rewrite.errors import ConfigError, RewriteError
 from autograph_rewrite.plan.config import Config
 from autograph_rewrite.plan.fields import read_size
+from autograph_rewrite.plan.membership import in_job
 from autograph_rewrite.plan.schema import schema_text
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -118,6 +119,18 @@ def test_what_asks_for_nothing_new_is_usable() -> None:
         "sharding": [],
     }
     Config.of({**TWO, **harmless}).require_usable()
+
+
+def test_a_mesh_covers_the_devices_of_all_workers_whoever_names_them() -> None:
+    config = Config.of({**TWO, "mesh": {"data": 4}})
+    workers = {"worker": ["a:1", "b:1"]}
+    tf_config = json.dumps({"cluster": workers, "task": {"type": "worker", "index": 1}})
+    in_job(config, {"TF_CONFIG": tf_config})[0].require_usable()
+    with pytest.raises(ConfigError, match="mesh has data 4 x model 1, but there are 2 devices"):
+        in_job(config, {})[0].require_usable()
+    in_job(Config.of({**TWO, "mesh": {"data": 2}}), {})[0].require_usable()
+    with pytest.raises(ConfigError, match="mesh has data 2 x model 1, but there are 4 devices"):
+        in_job(Config.of({**TWO, "mesh": {"data": 2}}), {"TF_CONFIG": tf_config})[0].require_usable()
 
 
 def test_a_dict_a_path_and_a_config_are_all_configurations(tmp_path: Path) -> None:
@@ -235,6 +248,10 @@ def test_a_wrong_value_is_told_with_its_key_path(setting: dict[Any, Any], said: 
         (
             {"devices": ["CPU:0", "CPU:0"], "cluster": {"workers": ["a:1", "b:1"]}},
             "CPU:0 stands twice in devices, but mirrored variables live on distinct devices",
+        ),
+        (
+            {**TWO, "cluster": {"workers": ["a:1"]}, "mesh": {"data": 4}},
+            "mesh has data 4 x model 1, but there are 2 devices",
         ),
         ({**TWO, "mesh": {"data": 3}}, "mesh has data 3 x model 1, but there are 2 devices"),
         ({**TWO, "mesh": {"model": 3}}, "mesh.model is 3, which 2 devices cannot be divided by"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -52,6 +53,53 @@ def test_the_help_of_the_command_does_not_start_tensorflow(fresh_python: Run) ->
         "    print('code', end.code, 'tensorflow' in sys.modules)\n"
     )
     assert done.stdout.endswith("code 0 False\n")
+
+
+TWO_WORKERS = '{"cluster": {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}, "task": {"type": "worker", "index": 1}}'
+
+
+@pytest.mark.parametrize("environ", [{"TF_CONFIG": TWO_WORKERS}, {"TF_CONFIG": "{"}, {"WORLD_SIZE": "2", "RANK": "0"}])
+def test_importing_the_package_in_a_job_loads_no_heavy_module(
+    environ: dict[str, str], fresh_python: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    done = fresh_python("import sys, autograph_rewrite; print(*sys.modules)")
+    assert done.stderr == ""
+    assert HEAVY & set(done.stdout.split()) == set()
+
+
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import autograph_rewrite; import tensorflow",
+        "import tensorflow; import autograph_rewrite",
+        "import autograph_rewrite; import tensorflow.python.eager.context; import tensorflow",
+        "import autograph_rewrite, keras",
+    ],
+)
+def test_a_process_of_a_job_joins_when_tensorflow_is_imported(
+    imports: str, fresh_python: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TF_CONFIG", TWO_WORKERS)
+    done = fresh_python(
+        f"{imports}\n"
+        "import inspect, sys, tensorflow\n"
+        "from tensorflow.python.eager import context\n"
+        "print(context.context()._collective_ops_server_def.member.name, 'join_on_import' in str(sys.meta_path))\n"
+        "print(inspect.getsource(tensorflow)[:1], type(tensorflow.__spec__.loader).__name__)\n"
+    )
+    assert done.stdout == "worker 1 False\n# SourceFileLoader\n", done.stderr[-2000:]
+
+
+def test_an_import_of_tensorflow_that_fails_says_what_it_says_without_us(
+    tmp_path: Path, fresh_python: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TF_CONFIG", TWO_WORKERS)
+    (tmp_path / "tensorflow.py").write_text("import missing_part")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    done = fresh_python("import autograph_rewrite; import tensorflow")
+    assert "ModuleNotFoundError: No module named 'missing_part'" in done.stderr
 
 
 def test_a_missing_tensorflow_is_explained_at_first_use(fresh_python: Run) -> None:

@@ -66,8 +66,21 @@ def micro_batches_share_variables(config: Config) -> Iterator[Clash]:
         yield Clash(("microbatches",), message, "set strategy.variables to shared")
 
 
+def mesh_may_cover_the_devices(config: Config) -> Iterator[Clash]:
+    """The axes of the mesh multiply to the number of devices; where no workers are named, to that of a job of any size.
+
+    How many workers there are is for TF_CONFIG to say, when the configuration is used.
+    """
+    if config.mesh is None or not config.devices:
+        return
+    mesh, own = config.mesh, len(config.devices)
+    is_multiple = mesh.data is not None and mesh.data * mesh.model % own == 0
+    if config.cluster is not None or not is_multiple:
+        yield from mesh_covers_the_devices(config)
+
+
 def mesh_covers_the_devices(config: Config) -> Iterator[Clash]:
-    """The axes of the mesh multiply to the number of devices."""
+    """The axes of the mesh multiply to the number of devices, of all workers together."""
     if config.mesh is None or not config.devices:
         return
     mesh, devices = config.mesh, len(config.devices) * config.workers
@@ -166,10 +179,13 @@ CHECKS: tuple[tuple[frozenset[str], Callable[[Config], Iterator[Clash]]], ...] =
     (frozenset({"cluster"}), workers_are_there_once),
     (frozenset({"devices", "strategy", "cluster"}), mirrored_devices_are_distinct),
     (frozenset({"microbatches", "strategy", "cluster", "pipeline"}), micro_batches_share_variables),
-    (frozenset({"devices", "mesh", "cluster"}), mesh_covers_the_devices),
+    (frozenset({"devices", "mesh", "cluster"}), mesh_may_cover_the_devices),
     (frozenset({"pipeline"}), schedules_come_out_even),
     (frozenset({"variables"}), overrides_fit_their_synchronizer),
     (frozenset({"variables"}), partitions_count_their_parts),
     (frozenset({"sharding"}), shardings_say_one_thing),
     (frozenset({"remat"}), remat_names_go_with_their_policy),
 )
+
+# What can be told only once the job is known.
+IN_JOB: tuple[Callable[[Config], Iterator[Clash]], ...] = (mesh_covers_the_devices,)

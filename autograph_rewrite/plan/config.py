@@ -16,7 +16,7 @@ from pydantic import PrivateAttr, ValidationError
 from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.plan import devices as device_names
 from autograph_rewrite.plan.available import unavailable
-from autograph_rewrite.plan.combinations import CHECKS
+from autograph_rewrite.plan.combinations import CHECKS, IN_JOB
 from autograph_rewrite.plan.faults import Fault, raise_if_any
 from autograph_rewrite.plan.fields import Count, DeviceName, Positive
 from autograph_rewrite.plan.located import KeyPath, Located, Source, load_yaml
@@ -160,12 +160,15 @@ class Config(Section):
         return self.devices or ()
 
     def require_usable(self) -> None:
-        """Refuse what this version cannot do, and combinations that nothing can.
+        """Refuse what this version cannot do, and combinations that nothing can, now that the job is known.
 
         Raises:
             ConfigError: with every such setting, at its line.
         """
         faults = [*_clashes(self, broken=())]
+        if not faults:
+            clashes = (clash for check in IN_JOB for clash in check(self))
+            faults += [self.fault(clash.path, clash.message, clash.hint) for clash in clashes]
         for path, feature in unavailable(self):
             faults.append(self.fault(path, f"{feature} is not available yet in this version", "leave it out"))
         raise_if_any(faults, error=ConfigError, title=self._source.name)

@@ -5,8 +5,8 @@
                                └─ sessions: target grpc://<this worker>, the same server
 
 TensorFlow fixes its devices when the first op runs, and variables made before could not be read any more after a server
-took over. So a worker joins when the package is imported, which only says how to start: no port is opened, and nothing
-waits for anybody, before the program runs its first op.
+took over. So a worker joins when TensorFlow is imported (`join_on_import`), which only says how to start: no port is
+opened, and nothing waits for anybody, before the program runs its first op.
 
 TensorFlow's server is not authenticated, and it listens on all interfaces whatever address it is given; `listening`
 confines it to the configured one.
