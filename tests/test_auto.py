@@ -20,7 +20,7 @@ from autograph_rewrite.strategies.auto import Auto
 from tests.plan_tables import tables
 from tests.small_items import regression
 
-SINGLE = {name: builder for name, builder in STRATEGIES.items() if name != "Auto"}
+SINGLE = {name: builder for name, builder in STRATEGIES.items() if name not in ("Auto", "Pipeline")}
 WORKERS = [f"h{i}:1" for i in range(8)]
 SLOW = {"workers": WORKERS, "ps": ["p:1", "q:1"], "network": {"bandwidth_gbps": 1, "latency_us": 200}}
 FAST = {"workers": WORKERS, "network": {"bandwidth_gbps": 100, "latency_us": 5}}

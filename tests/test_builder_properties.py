@@ -28,7 +28,7 @@ CLUSTERS = st.sampled_from(
         {"devices": ["GPU:0", "GPU:1"], "cluster": {"workers": ["a:1", "b:1"], "ps": ["c:1", "d:1"]}},
     ]
 )
-SINGLE = [name for name in STRATEGIES if name != "Auto"]
+SINGLE = [name for name in STRATEGIES if name not in ("Auto", "Pipeline")]
 
 
 def item_of(shapes: list[tuple[int, ...]]) -> GraphItem:
