@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from autograph_rewrite.errors import ClusterError
+from autograph_rewrite.ir.devices import parse as specification
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes.place import needed_devices
 from autograph_rewrite.plan.devices import parse
@@ -95,8 +96,14 @@ def _config(tf: Any, item: GraphItem, config: Any) -> Any:
     result = tf.compat.v1.ConfigProto()
     if config is not None:
         result.CopyFrom(config)
+    result.device_count["CPU"] = max(result.device_count["CPU"], max(_cpus(item), default=0) + 1)
+    return result
+
+
+def _cpus(item: GraphItem) -> list[int]:
+    """Return the numbers of the CPU devices that the graph names."""
     if item.report is not None:
         devices = map(parse, needed_devices(item.report.plan, item.report.task))
-        cpus = [d.index for d in devices if d.kind == "CPU"]
-        result.device_count["CPU"] = max(result.device_count["CPU"], max(cpus, default=0) + 1)
-    return result
+        return [device.index for device in devices if device.kind == "CPU"]
+    specs = [spec for name in {node.device for node in item.graph} if (spec := specification(name)) is not None]
+    return [int(spec.number) for spec in specs if spec.kind == "CPU" and spec.number]
