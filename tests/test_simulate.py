@@ -23,6 +23,7 @@ from autograph_rewrite.cost.topology import IN, MESSAGE, OUT, Topology
 from autograph_rewrite.cost.work import work_of
 from autograph_rewrite.errors import GraphError, PlanError
 from autograph_rewrite.inspect.communication import meetings
+from autograph_rewrite.load.normal import normalise
 from autograph_rewrite.plan.config import Config
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.sections import Network
@@ -191,6 +192,26 @@ def test_what_goes_through_servers_has_the_bytes_that_comm_reports() -> None:
     reported = sum(meeting.bytes or 0 for meeting in meetings(new)) - tokens
     assert ar.simulate(regression(), new.report.plan, config, batch=2).exchanged_bytes == reported > 0
     assert ar.simulate(regression(), plan, config, batch=2).exchanged_bytes == reported
+
+
+def test_micro_batches_need_less_memory_and_exchange_once() -> None:
+    from tests.zoo import ZOO
+
+    built = ZOO["cnn"].build(optimizer="sgd", dtype="float32")
+    inputs = dict(built.batch_inputs)
+    item = ar.GraphItem.from_graph(
+        built.graph, train_op=built.train_op, outputs=list(built.outputs), batch_inputs=inputs
+    )
+    found = {}
+    for count in (1, 4):
+        local = {"batch_norm": "local"}
+        config = Config.of({"devices": ["CPU:0", "CPU:1"], "microbatches": count, "semantics": local})
+        plan = named_builder(config).build(normalise(item), config)
+        found[count] = ar.simulate(item, plan, config, batch=64)
+    assert found[4].peak_bytes < 0.6 * found[1].peak_bytes
+    assert found[4].step_seconds > found[1].step_seconds  # as many ops start four times
+    sent = [sum(one.bytes for one in each.exchanges if "step" not in one.owners) for each in found.values()]
+    assert sent[0] == sent[1] > 0
 
 
 def test_what_cannot_be_simulated_is_told() -> None:

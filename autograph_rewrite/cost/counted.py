@@ -56,7 +56,7 @@ def count(folded: Folded, sizes: Sizes) -> dict[Node, Counted]:
             tuple(wanted(state, node, index) for index in range(len(node.inputs))),
             is_view(node, inputs, outputs),
             node.op in TAKING_OVER or (rule is not None and rule.family in REUSING),
-            _runs(folded.frames.get(node, ()), trips),
+            _runs(folded.frames.get(node, ()), trips) * (sizes.micro if node in folded.each else 1),
         )
     return found
 

@@ -155,14 +155,18 @@ def _member(edge: EdgePlan, value: Value, folded: Folded, sizes: Sizes) -> Membe
         return Member(edge, value, edge.bytes, whole, whole)
     placement = fact.placement
     wire = fact._replace(dtype=combine.wire_type(fact.dtype, placement.op)) if placement.is_partial else fact
-    result = whole * sizes.replicas if placement.is_split else whole
-    return Member(edge, value, sizes.nbytes(wire), whole, result)
+    if not placement.is_split:
+        return Member(edge, value, sizes.nbytes(wire), whole, whole)
+    return Member(edge, value, sizes.nbytes(wire) * sizes.micro, whole, whole * sizes.micro * sizes.replicas)
 
 
 def tasks_of(group: Group, topology: Topology) -> Iterator[Task]:
     """Yield the tasks of a group, one after another: each needs the one before."""
     edge, nbytes, local = group.first, float(group.sent), topology.local
     served = group.holder is not None and group.holder.is_served
+    micro = topology.plan.microbatches
+    if micro > 1 and edge.from_.startswith("partial"):
+        yield _pass(group, topology, Work("elementwise", 0.0, (micro + 1) * nbytes), local, "accumulate")
     if edge.compressor != "none":
         yield _pass(group, topology, _encoding(group), local, "encode")
     elif len(group.members) > 1:

@@ -49,7 +49,7 @@ class Evaluator:
     def simulate(self, plan: Plan) -> Simulation:
         """Return what one step of a plan takes."""
         served = any(request.servers for request in plan.variables)
-        kind = (plan.devices, plan.mode, plan.semantics, plan.batch_inputs, plan.compresses, served)
+        kind = (plan.devices, plan.mode, plan.semantics, plan.batch_inputs, plan.compresses, plan.micro, served)
         if kind not in self._folds:
             folded = fold(self.item, plan)
             self._folds[kind] = folded, count(folded, sizes_of(folded, plan))

@@ -61,6 +61,8 @@ def simulate(
     """
     if item.report is not None:
         raise GraphError("this item is distributed already", hint="simulate the original one, with new.report.plan")
+    if plan.pipeline is not None:
+        raise PlanError("stages cannot be simulated yet", hint="docs/micro_batches.md says how long their bubble is")
     flat = normalise(item)
     require(replace(neutral(plan), edges=()), flat)
     wrong = [plan.source.fault(*finding) for one in VARIABLE_CHECKS for finding in one(plan, flat)]
@@ -103,7 +105,8 @@ def simulated(
 
 def sizes_of(folded: Folded, plan: Plan, batch: int | None = None) -> Sizes:
     """Return how large the batch is: as the graph says, as somebody says, or as is assumed."""
-    return Sizes(folded.state.semantics.batch or batch or EXAMPLES * plan.replicas, plan.replicas)
+    examples = folded.state.semantics.batch or batch or EXAMPLES * plan.replicas
+    return Sizes(examples, plan.replicas, plan.microbatches)
 
 
 def network_of(cluster: ConfigLike | Cluster | Network | None) -> Network | None:

@@ -22,15 +22,17 @@ class Sizes:
     Attributes:
         batch: examples of all replicas together.
         replicas: how many share them.
+        micro: into how many parts, one after another, each of them cuts its own.
     """
 
     batch: int
     replicas: int
+    micro: int = 1
 
     @property
     def block(self) -> int:
-        """Examples of one replica: of the largest share, where they differ by one."""
-        return max(1, -(-self.batch // self.replicas))
+        """Examples that a replica works on at a time: of the largest share, where they differ by one."""
+        return max(1, -(-self.batch // (self.replicas * self.micro)))
 
     def number(self, dim: Dim) -> int:
         """Return a size as a number."""
