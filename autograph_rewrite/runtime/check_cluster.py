@@ -36,7 +36,8 @@ def fit_together(item: GraphItem, plan: Plan, checker: Callable[[Graph], None]) 
     graphs = []
     for task in range(count):
         graph = serde.from_bytes(pipeline.rewrite(item, plan, verify=checker, task=task).graph_bytes)
-        check_expanded(graph, item, plan.devices, count)
+        if task == 0 or not plan.homes:  # others leave the updates of servers to worker 0
+            check_expanded(graph, item, plan.all_devices, count)
         graphs.append(graph)
     check_ranks(graphs, item)
     meeting, _ = collect(node for graph in graphs for node in graph)
@@ -52,4 +53,16 @@ def in_one_process(plan: Plan) -> Plan:
     if len(plan.processes) <= 1:
         return plan
     devices = tuple(f"/device:CPU:{replica}" for replica in range(plan.replicas))
-    return replace(plan, devices=devices, edges=(), graph_digest="")
+    known = {device: here for device, here in zip(plan.devices, devices, strict=True)}
+    for request in plan.variables:
+        for server in request.servers:
+            known.setdefault(server, devices[len(known) % len(devices)])
+    variables = tuple(
+        replace(
+            request,
+            servers=tuple(known[server] for server in request.servers),
+            server=replace(request.server, sync=True, staleness=0) if request.server is not None else None,
+        )
+        for request in plan.variables
+    )
+    return replace(plan, devices=devices, variables=variables, edges=(), graph_digest="")
