@@ -152,7 +152,8 @@ class DistributedSession:
         Raises:
             ClusterError: somebody is missing, or was in an earlier run.
         """
-        if self._failed:  # the program goes on after an error: so must all, and each may have updated something else
+        if self._failed and self._member is not None:
+            # The program goes on after an error: so must all, and each may have updated something else.
             values = [self.read_variable(name) for name in self.item.variables]
             require_the_same(self._member, self.item.report.plan, captured=values, what=CARRY_ON)
             self._failed = False
