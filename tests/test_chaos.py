@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.jobs.fixtures import Jobs, Once, ended, free_ports, tf_config
+from tests.jobs.fixtures import Jobs, Once, ended, free_ports, tf_config, until
 from tests.jobs.nursery import ROOT, Nursery, Worker
 from tests.jobs.proxy import Link
 
@@ -94,14 +94,6 @@ def assert_right(folder: Path, task: int, mode: str, expected: Mapping[str, np.n
     for name, value in expected.items():
         scale = np.max(np.abs(value), initial=0.0) or 1.0
         assert np.max(np.abs(found[name] - value), initial=0.0) <= TOLERANCES[mode] * scale, name
-
-
-def until(reached: Callable[[], bool], seconds: float) -> None:
-    """Wait for something."""
-    end = time.monotonic() + seconds
-    while not reached():
-        assert time.monotonic() < end, "it never happens"
-        time.sleep(0.01)
 
 
 class Network:

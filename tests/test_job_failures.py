@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -11,7 +12,7 @@ import time
 
 import pytest
 
-from tests.jobs.fixtures import Jobs, ended
+from tests.jobs.fixtures import Jobs, ended, until
 from tests.jobs.nursery import ROOT, Worker
 
 TROUBLE = "tests/jobs/trouble.py"
@@ -134,6 +135,90 @@ def test_all_workers_together_can_carry_on_after_an_error(jobs: Jobs, mode: str)
     workers = run(jobs, "all_fail", mode)
     assert ended(workers, LIMIT) == [0, 0]
     assert all("caught" in worker.output and "did step 6" in worker.output for worker in workers)
+
+
+def run_with_server(
+    jobs: Jobs, kind: str, mode: str, signal_to_server: int | None = None, **options: object
+) -> tuple[Worker, Worker, Worker]:
+    """Run a job of two workers and a parameter server; return when those have ended of whom it is to be expected."""
+    environ = {"JOB_TIMEOUT": str(PATIENCE), "SLOW_EXIT": "1"}
+    if options:
+        environ["JOB_CONFIG"] = json.dumps({"variables": [{"match": ".*", "synchronizer": "ps", **options}]})
+    (first, second), (server,) = jobs.job_with_servers(2, 1, TROUBLE, kind, mode, jobs.folder, environ=environ)
+    if signal_to_server is not None:
+        until(lambda: all("did step 2" in w.output or w.code is not None for w in (first, second)), LIMIT)
+        server.kill(signal_to_server)
+    awaited = [first] if kind in ("killed", "stopped", "hangs") else [first, second]
+    assert None not in ended(awaited, LIMIT), "\n".join(worker.output[-3000:] for worker in (first, second, server))
+    return first, second, server
+
+
+@pytest.mark.parametrize("mode", ["session", pytest.param("function", marks=full), pytest.param("keras", marks=full)])
+def test_a_parameter_server_that_is_killed_is_named_by_all_workers(jobs: Jobs, mode: str) -> None:
+    *workers, _ = run_with_server(jobs, "none", mode, signal.SIGKILL)
+    for task, worker in enumerate(workers):
+        problem = rf"ClusterError: worker {task} waited for ps 0 \(127\.0\.0\.1:\d+\).* to finish run \d of the session"
+        assert re.search(problem, worker.output), worker.output[-3000:]
+        assert worker.code == 1
+
+
+@pytest.mark.parametrize("mode", [pytest.param("session", marks=full), "function"])
+def test_a_parameter_server_that_is_stopped_is_named_by_all_workers(jobs: Jobs, mode: str) -> None:
+    *workers, _ = run_with_server(jobs, "none", mode, signal.SIGSTOP)
+    for task, worker in enumerate(workers):
+        assert re.search(rf"ClusterError: worker {task} waited for .*ps 0 \(", worker.output), worker.output[-3000:]
+
+
+@pytest.mark.parametrize("mode", ["session", pytest.param("function", marks=full), pytest.param("keras", marks=full)])
+def test_a_killed_worker_is_named_though_the_other_waits_at_the_server_which_ends(jobs: Jobs, mode: str) -> None:
+    first, _, server = run_with_server(jobs, "killed", mode)
+    problem = (
+        r"ClusterError: worker 0 waited for worker 1 \(127\.0\.0\.1:\d+\) to finish run \d of the session: no answer"
+    )
+    assert re.search(problem, first.output), first.output[-3000:]
+    assert server.wait(LIMIT) == 0, server.output
+
+
+@pytest.mark.full
+def test_a_stopped_worker_is_named_though_the_other_waits_at_the_server(jobs: Jobs) -> None:
+    first, _, _ = run_with_server(jobs, "stopped", "function")
+    assert re.search(r"ClusterError: worker 0 waited for worker 1 \(", first.output), first.output[-3000:]
+
+
+def test_a_worker_that_does_something_else_holds_nobody_up_for_ever_at_the_server(jobs: Jobs) -> None:
+    first, _, _ = run_with_server(jobs, "hangs", "function")
+    problem = f"worker 0 waited {PATIENCE} s for the other workers to finish run 3 of the session; all processes answer"
+    assert problem in first.output, first.output[-3000:]
+
+
+@pytest.mark.parametrize("mode", ["session", pytest.param("function", marks=full)])
+def test_a_parameter_server_that_never_comes_is_named(jobs: Jobs, mode: str) -> None:
+    environ = {"JOB_TIMEOUT": "3"}
+    workers, servers = jobs.job_with_servers(2, 2, TROUBLE, "none", mode, jobs.folder, environ=environ, absent=1)
+    assert ended([*workers, *servers], LIMIT) == [1, 1, 0]
+    for task, worker in enumerate(workers):
+        problem = rf"ClusterError: worker {task} waited .*for ps 1 \(127\.0\.0\.1:\d+\)"
+        assert re.search(problem, worker.output), worker.output[-3000:]
+
+
+def test_a_killed_worker_that_others_may_not_leave_behind_is_named_soon(jobs: Jobs) -> None:
+    first, _, server = run_with_server(jobs, "killed", "session", staleness=1)
+    problem = r"ClusterError: worker 0 waited for worker 1 \(127\.0\.0\.1:\d+\) to do step 3: no answer"
+    assert re.search(problem, first.output), first.output[-3000:]
+    assert server.wait(LIMIT) == 0, server.output
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("leaves", {"staleness": 1}), ("killed", {"sync": False}), pytest.param("leaves", {"sync": False}, marks=full)],
+)
+@pytest.mark.parametrize("mode", [pytest.param("session", marks=full), "function"])
+def test_workers_carry_on_without_one_that_they_do_not_wait_for(
+    jobs: Jobs, mode: str, kind: str, options: dict[str, object]
+) -> None:
+    first, _, server = run_with_server(jobs, kind, mode, **options)
+    assert (first.code, server.wait(LIMIT)) == (0, 0), first.output[-3000:]
+    assert "did step 6" in first.output
 
 
 def test_the_launcher_ends_the_job_and_leaves_nobody_behind(jobs: Jobs) -> None:

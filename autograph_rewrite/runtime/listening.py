@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import ctypes
 import ipaddress
-import os
 import socket
 import struct
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+
+from autograph_rewrite.runtime.connections import sockets
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _Instruction = tuple[int, int, int, int]
@@ -61,15 +62,11 @@ def _own_addresses(host: str) -> list[_Address]:
 
 def _listeners(port: int) -> Iterator[socket.socket]:
     """The sockets of this process that listen at a port, opened a second time."""
-    for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):
-            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                continue
-            found = socket.socket(fileno=os.dup(int(name)))
-            if _listens(found, port):
-                yield found
-            else:
-                found.close()
+    for found in sockets():
+        if _listens(found, port):
+            yield found
+        else:
+            found.close()
 
 
 def _listens(found: socket.socket, port: int) -> bool:

@@ -71,13 +71,18 @@ def require_there(member: Membership, plan: Plan) -> None:
         ClusterError: one of them is not there in time.
     """
     wanted = {process_of(home) for home in plan.homes.values()} - {""}
-    tasks = {f"/job:{job}/replica:0/task:{i}": a for job, found in member.cluster.items() for i, a in enumerate(found)}
-    addresses = {tasks[process]: process for process in wanted if tasks.get(process, member.address) != member.address}
+    tasks = {
+        f"/job:{job}/replica:0/task:{task}": (address, peers.name_of(job, task, address))
+        for job, addresses in member.cluster.items()
+        for task, address in enumerate(addresses)
+    }
+    others = dict(tasks[process] for process in wanted if process in tasks)
+    others.pop(member.address, None)
     deadline = time.monotonic() + plan.timeout_seconds
-    presence = peers.Presence(addresses)
-    while absent := sorted(addresses.keys() - presence.there()):
+    presence = peers.Presence(others)
+    while absent := others.keys() - presence.there():
         if time.monotonic() > deadline:
-            names = peers.listed(f"{addresses[address].removeprefix('/job:')} ({address})" for address in absent)
+            names = peers.listed(sorted(others[address] for address in absent))
             problem = f"{member.name} waited {plan.timeout_seconds:g} s for {names}, which hold variables: no answer"
             raise ClusterError(problem, hint="start the parameter servers, too: the same program, as TF_CONFIG's ps")
         time.sleep(_ASK)

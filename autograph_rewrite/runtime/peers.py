@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from autograph_rewrite.plan.membership import Membership
+from autograph_rewrite.runtime.connections import break_connections
 
 STATUS = "/tensorflow.WorkerService/GetStatus"
 PATIENCE = 3.0
@@ -25,16 +26,17 @@ def silent(member: Membership, patience: float = PATIENCE) -> list[str]:
 
 
 class Lookout:
-    """Looks again and again, while a step waits, whether the other workers are still there.
+    """Looks again and again, while a step waits, whether the other processes are still there.
 
     Args:
         member: this process.
-        seconds: how long a worker that is there may stay silent.
-        servers: look for the parameter servers, too.
+        seconds: how long one that is there may stay silent.
+        workers: look for the other workers.
+        servers: look for the parameter servers.
     """
 
-    def __init__(self, member: Membership, seconds: float, *, servers: bool = False) -> None:
-        jobs = {"worker": member.workers, "ps": member.ps if servers else ()}
+    def __init__(self, member: Membership, seconds: float, *, workers: bool = True, servers: bool = False) -> None:
+        jobs = {"worker": member.workers if workers else (), "ps": member.ps if servers else ()}
         self._others = _others(member, jobs)
         self._seconds = seconds
         self._silent_since: dict[str, float] = {}
@@ -50,6 +52,10 @@ class Lookout:
         mute = {name for name, status in answers.items() if status != "OK"}
         self._silent_since = {name: self._silent_since.get(name, now) for name in mute}
         return [name for name in mute if name in gone or time.monotonic() - self._silent_since[name] >= self._seconds]
+
+    def break_off(self, names: Iterable[str]) -> bool:
+        """Break the connections to those who were lost, so that TensorFlow does not wait for them; tell if any were."""
+        return break_connections(self._others[name] for name in names)
 
 
 class Presence:
@@ -69,7 +75,7 @@ class Presence:
 
 def _others(member: Membership, jobs: Mapping[str, Iterable[str]]) -> dict[str, str]:
     """Return the addresses of the other processes by name."""
-    found = {f"{job} {task} ({a})": a for job, addresses in jobs.items() for task, a in enumerate(addresses)}
+    found = {name_of(job, task, a): a for job, addresses in jobs.items() for task, a in enumerate(addresses)}
     return {name: address for name, address in found.items() if address != member.address}
 
 
@@ -93,6 +99,11 @@ def _status(address: str, patience: float) -> str:
         except grpc.RpcError as error:
             return str(error.code().name)
     return "OK"
+
+
+def name_of(job: str, task: int, address: str) -> str:
+    """Return what messages call a process."""
+    return f"{job} {task} ({address})"
 
 
 def listed(names: Iterable[str]) -> str:

@@ -169,7 +169,7 @@ class ServedStep:
                     writes += ops
                 self._seen[name] = now
         if writes:
-            self._session.tf_session.run(writes, feeds)
+            self._session.run_ops(writes, feeds)
 
     def __call__(self, flat: Sequence[Any]) -> list[Any]:
         """Run the step.

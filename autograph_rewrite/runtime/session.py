@@ -79,15 +79,15 @@ class DistributedSession:
         limit = plan.timeout_seconds if plan is not None and (plan.mode == "mirrored" or self._member) else 0.0
         self._watchdog = _watchdog(self._member, item, self._session, limit)
         self._timeout_ms = int(limit * 1e3) if self._watchdog is None else 0
-        self._clock: Clock | None = None
-        if self._member is not None and plan is not None and plan.is_asynchronous and plan.staleness:
-            self._clock = Clock(self._session, plan, self._member, opened.container)
-            self._targets = {self.graph.get_operation_by_name(name) for name in item.targets}
         self._problem: ClusterError | None = None
         self._failed = False
+        self._clock: Clock | None = None
+        if self._member is not None and plan is not None and plan.is_asynchronous and plan.staleness:
+            self._clock = Clock(self._session, self.run_ops, plan, self._member, opened.container)
+            self._targets = {self.graph.get_operation_by_name(name) for name in item.targets}
         added = [v.initializer for v in item.state.values() if v.initializer is not None]
         if added:  # restoring a checkpoint of the original would leave these without a value
-            self._session.run([self.graph.get_operation_by_name(name) for name in added])
+            self.run_ops([self.graph.get_operation_by_name(name) for name in added])
         self._batches = [(info, i.batch_axis) for i in item.inputs.values() if (info := i) and i.batch_axis is not None]
 
     def __enter__(self) -> DistributedSession:
@@ -147,29 +147,47 @@ class DistributedSession:
         return self._tf.nest.pack_sequence_as(fetches, values)
 
     def _run(self, wanted: list[Any], feeds: Mapping[str, Any], options: Any) -> Any:
-        """Run the graph; of several processes, watch the others meanwhile.
+        """Run the step.
+
+        Raises:
+            ClusterError: somebody is missing, or was in an earlier run.
+        """
+        if self._failed and self._member is not None:
+            # The program goes on after an error: so must all, and each may have updated something else.
+            values = [self.read_variable(name) for name in self.item.variables]
+            require_the_same(self._member, self.item.report.plan, captured=values, what=CARRY_ON)
+            self._failed = False
+        try:
+            return self.run_ops(wanted, feeds, options)
+        except self._tf.errors.OpError:
+            self._failed = self._member is not None and not self.item.report.plan.is_asynchronous
+            raise
+
+    def run_ops(self, fetches: Any, feeds: Mapping[Any, Any] | None = None, options: Any = None) -> Any:
+        """Run something of the graph; of several processes, watch the others meanwhile.
+
+        Args:
+            fetches: tensors and operations of `graph`, as for a tf.compat.v1.Session.
+            feeds: values by tensor.
+            options: a RunOptions.
 
         Raises:
             ClusterError: somebody is missing, or was in an earlier run.
         """
         watchdog = self._watchdog
         if watchdog is None or self._member is None:
-            return self._session.run(wanted, feeds, options=options)
+            return self._session.run(fetches, feeds, options=options)
         if self._problem is not None:
             raise self._problem
-        if self._failed:  # the program goes on after an error: so must all, and each may have updated something else
-            values = [self.read_variable(name) for name in self.item.variables]
-            require_the_same(self._member, self.item.report.plan, captured=values, what=CARRY_ON)
-            self._failed = False
         watchdog.start()
         try:
-            return self._session.run(wanted, feeds, options=options)
+            return self._session.run(fetches, feeds, options=options)
         except self._tf.errors.OpError as error:
             if not watchdog.expired and not is_of_the_job(error):
-                self._failed = True
                 raise
             what = f"finish run {self._steps} of the session"
             self._problem = missing(self._member, what, watchdog.seconds, error, watchdog.lost)
+            _abandon(self._session)
             raise self._problem from error
         finally:
             watchdog.stop()
@@ -257,7 +275,7 @@ class DistributedSession:
 
     def read_variable(self, name: str) -> np.ndarray[Any, Any]:
         """Return the value of a variable by its original name; of one in `item.state`, one row per replica."""
-        values: list[np.ndarray[Any, Any]] = self._session.run(self._read(name))
+        values: list[np.ndarray[Any, Any]] = self.run_ops(self._read(name))
         return np.stack(values) if name in self.item.state else values[0]
 
     def write_variable(self, name: str, value: Any) -> None:
@@ -284,7 +302,7 @@ class DistributedSession:
                 f"'{name}' has a value for each of {len(sources)} replicas, not {len(rows)}",
                 hint="pass zeros of the shape that read_variable returns to start anew",
             )
-        self._session.run(writes, dict(zip(sources, rows, strict=True)))
+        self.run_ops(writes, dict(zip(sources, rows, strict=True)))
 
     @property
     def state(self) -> dict[str, Any]:
@@ -305,10 +323,16 @@ def _watchdog(member: Membership | None, item: GraphItem, session: Any, seconds:
     """Return what watches over the runs of one of several processes."""
     if member is None:
         return None
-    servers = bool(item.report.plan.homes)
-    lookout, closing = functools.partial(Lookout, member, seconds, servers=servers), functools.partial(Closing, session)
+    plan = item.report.plan
+    servers = bool(plan.homes)
+    lookout = functools.partial(Lookout, member, seconds, workers=not plan.is_asynchronous, servers=servers)
     waits = users_may_wait(item.graph) if servers else may_wait(item.graph_bytes)
-    return Watchdog(seconds, lookout, closing, may_idle=waits)
+    return Watchdog(seconds, lookout, functools.partial(Closing, session), may_idle=waits)
+
+
+def _abandon(session: Any) -> None:
+    """Leave a session as it is until the process ends: to close it would wait for who is not there."""
+    session._closed, session._session = True, None
 
 
 def _name(thing: Any) -> str:

@@ -26,6 +26,9 @@ _ASK = 1.0
 _BUSY = 0.05
 """Share of one processor below which a process counts as idle."""
 
+_FAILS, _GLANCE = 2.0, 0.02
+"""Seconds that a step has to fail after its connections were broken, and between two looks whether it has."""
+
 _WAITS = frozenset(("IteratorGetNext", "IteratorGetNextSync", "PyFunc", "EagerPyFunc", "QueueDequeueV2"))
 
 
@@ -136,7 +139,16 @@ class Watchdog:
         stands_still = self._idle >= self.seconds and not self._may_idle
         if (lost or stands_still) and self._running == step and not self.expired and self._canceller is not None:
             self.lost, self.expired = lost, True
-            self._canceller.start_cancel()
+            self._end(step, self._canceller)
+
+    def _end(self, step: int, canceller: Canceller) -> None:
+        """End a step: let it fail by itself first, for a step that is cancelled may wait for who does not answer."""
+        if self._lookout is not None and self._lookout.break_off(self.lost):
+            end = time.monotonic() + _FAILS
+            while self._running == step and time.monotonic() < end:
+                time.sleep(_GLANCE)
+        if self._running == step:
+            canceller.start_cancel()
 
 
 def _processor_time(caller: int) -> dict[int, float]:

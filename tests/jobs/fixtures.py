@@ -33,9 +33,10 @@ def free_ports(count: int) -> list[int]:
     return found
 
 
-def tf_config(addresses: Sequence[str], task: int) -> str:
-    """Return TF_CONFIG of one worker."""
-    return json.dumps({"cluster": {"worker": list(addresses)}, "task": {"type": "worker", "index": task}})
+def tf_config(addresses: Sequence[str], task: int, servers: Sequence[str] = (), job: str = "worker") -> str:
+    """Return TF_CONFIG of one worker, or of one parameter server."""
+    cluster = {"worker": list(addresses), **({"ps": list(servers)} if servers else {})}
+    return json.dumps({"cluster": cluster, "task": {"type": job, "index": task}})
 
 
 class Jobs:
@@ -64,6 +65,18 @@ class Jobs:
         environs = [{**(environ or {}), "TF_CONFIG": tf_config(addresses, task)} for task in range(count)]
         return [self.start(*argv, environ=each) for each in environs]
 
+    def job_with_servers(
+        self, workers: int, servers: int, *argv: object, environ: Mapping[str, str] | None = None, absent: int = 0
+    ) -> tuple[list[Worker], list[Worker]]:
+        """Start the workers and the parameter servers of one job, of which the last ones never come."""
+        addresses = [f"127.0.0.1:{port}" for port in free_ports(workers + servers)]
+        each = addresses[:workers], range(workers), addresses[workers:]
+        trains = [tf_config(each[0], task, each[2]) for task in each[1]]
+        serves = [tf_config(each[0], task, each[2], "ps") for task in range(servers - absent)]
+        environ = {"JOB_STRATEGY": "PSLoadBalancing", **(environ or {})}
+        started = [self.start(*argv, environ={**environ, "TF_CONFIG": said}) for said in (*serves, *trains)]
+        return started[len(serves) :], started[: len(serves)]
+
     def end(self) -> None:
         """Kill whoever is left."""
         for worker in self._workers:
@@ -76,6 +89,14 @@ def ended(workers: Sequence[Worker], seconds: float) -> list[int | None]:
     """Wait until all have ended; return how they did, None for one that still runs."""
     deadline = time.monotonic() + seconds
     return [worker.wait(max(0.0, deadline - time.monotonic())) for worker in workers]
+
+
+def until(reached: Callable[[], bool], seconds: float) -> None:
+    """Wait for something."""
+    end = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < end, "it never happens"
+        time.sleep(0.01)
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ What `KIND` says happens to worker 1 before step 3; the others carry on until th
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -77,7 +78,7 @@ def _is_odd(job: Any, kind: str) -> bool:
 
 
 def _config(job: Any) -> Mapping[str, Any]:
-    config = {**job.config(), "timeout_seconds": TIMEOUT}
+    config = {**job.config(**json.loads(os.environ.get("JOB_CONFIG", "{}"))), "timeout_seconds": TIMEOUT}
     if _is_odd(job, "other_config"):
         config["semantics"] = {"batch_norm": "local"}
     return config
