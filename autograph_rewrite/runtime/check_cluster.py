@@ -38,7 +38,7 @@ def fit_together(item: GraphItem, plan: Plan, checker: Callable[[Graph], None]) 
         graph = serde.from_bytes(pipeline.rewrite(item, plan, verify=checker, task=task).graph_bytes)
         check_expanded(graph, item, plan.devices, count)
         graphs.append(graph)
-    check_ranks(graphs, item)
+    check_ranks(graphs, item, plan.homes.values())
     meeting, _ = collect(node for graph in graphs for node in graph)
     members = sum(len(group.members) for group in meeting)
     return (
