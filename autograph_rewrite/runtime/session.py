@@ -16,6 +16,7 @@ from autograph_rewrite.analysis.fact import Placement
 from autograph_rewrite.errors import ClusterError, GraphError, RewriteError
 from autograph_rewrite.item import GraphItem, TensorInfo
 from autograph_rewrite.passes.layout import View
+from autograph_rewrite.passes.proxies import proxy_of
 from autograph_rewrite.plan.membership import Membership
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.agreement import CARRY_ON, require_the_same
@@ -239,7 +240,16 @@ class DistributedSession:
 
             close = difflib.get_close_matches(name, [*self.item.variables, *self.item.state], n=3)
             raise GraphError(f"there is no variable '{name}'", hint=f"closest: {', '.join(close)}" if close else None)
-        return tuple(Copy(self.graph, handles, variable) for handles in copies_of(self.item, variable))
+        copies = [*copies_of(self.item, variable)]
+        if copies:  # of a variable on a server, what this worker reads instead
+            copies += [names for names in [tuple(map(proxy_of, copies[0]))] if all(map(self._has, names))]
+        return tuple(Copy(self.graph, handles, variable) for handles in copies)
+
+    def _has(self, name: str) -> bool:
+        try:
+            return bool(self.graph.get_operation_by_name(name))
+        except KeyError:
+            return False
 
     def _dtype(self, name: str) -> Any:
         variable = self.item.variables.get(name) or self.item.state[name]

@@ -76,9 +76,9 @@ def item_of(build: Callable[[], tuple[Sequence[str], Sequence[str]]], version: i
     with graph.as_default(), control_flow(version):
         v1.set_random_seed(1)
         targets, outputs = build()
-        tf.group(v1.global_variables_initializer(), v1.tables_initializer(), name="init")
+        tf.group(v1.global_variables_initializer(), v1.tables_initializer(), name="begin")
     return GraphItem.from_graph(
-        graph, train_op=list(targets), outputs=list(outputs), init_op="init", batch_inputs={"x": 0}
+        graph, train_op=list(targets), outputs=list(outputs), init_op="begin", batch_inputs={"x": 0}
     )
 
 
@@ -95,7 +95,7 @@ def named(**tensors: Any) -> list[str]:
 
 def train(opened: Opened, *fetches: str, sizes: Sequence[int] = (8, 7, 1, 5)) -> None:
     """Initialise and train."""
-    opened.run("init")
+    opened.run("begin")
     for size in sizes:
         opened.run(*(fetches or (*opened.item.outputs, *opened.item.targets)), size=size)
 
@@ -149,7 +149,7 @@ def two_players() -> tuple[Sequence[str], Sequence[str]]:
 
 def play(opened: Opened) -> None:
     """Run the two train ops by themselves, in turn, and together."""
-    opened.run("init")
+    opened.run("begin")
     opened.run("one", "score", size=8)
     opened.run("two", size=6)
     opened.run("two", size=5)
@@ -160,7 +160,7 @@ def play(opened: Opened) -> None:
 
 def looks_between(opened: Opened) -> None:
     """Fetch the loss without training, in between, and the fetches in another order on each worker."""
-    opened.run("init")
+    opened.run("begin")
     opened.run("loss", size=5)
     for size in (8, 7):
         names = ["train", "loss", "norm"]
@@ -177,7 +177,7 @@ def initialised_one_by_one(opened: Opened) -> None:
     train_on(opened)
     opened.session.write_variable("w", np.full((WIDTH, 3), 0.25))
     train_on(opened)
-    opened.run("init")
+    opened.run("begin")
     train_on(opened)
 
 
@@ -319,7 +319,7 @@ def two_sessions(job: Job) -> Results:
     with item.session() as one, item.session() as two, other.session() as three:
         several = [Opened(job, each.item, each) for each in (one, two, three)]
         for opened in several:
-            opened.run("init")
+            opened.run("begin")
         for at in (0, 1, 0, 2, 1, 2, 0):
             several[at].run("loss", "train", size=4 + at)
         for at, opened in enumerate(several):
