@@ -19,12 +19,13 @@ from autograph_rewrite.passes.layout import View
 from autograph_rewrite.passes.proxies import proxy_of
 from autograph_rewrite.plan.membership import Membership
 from autograph_rewrite.requires import tensorflow
-from autograph_rewrite.runtime.agreement import CARRY_ON, require_the_same
+from autograph_rewrite.runtime.agreement import CARRY_ON, common_name, require_the_same
 from autograph_rewrite.runtime.batch_sizes import check_batch_sizes
 from autograph_rewrite.runtime.clock import Clock
 from autograph_rewrite.runtime.connect import connected, graph_of, joined, require_devices
 from autograph_rewrite.runtime.gates import Gates
 from autograph_rewrite.runtime.handles import Copy, copies_of
+from autograph_rewrite.runtime.leftovers import Leftovers
 from autograph_rewrite.runtime.missing import is_of_the_job, missing
 from autograph_rewrite.runtime.peers import Lookout
 from autograph_rewrite.runtime.watchdog import Closing, Watchdog, may_wait, users_may_wait
@@ -161,6 +162,7 @@ class DistributedSession:
         if self._failed:  # the program goes on after an error: so must all, and each may have updated something else
             values = [self.read_variable(name) for name in self.item.variables]
             require_the_same(self._member, self.item.report.plan, captured=values, what=CARRY_ON)
+            self._clear_servers()
             self._failed = False
         watchdog.start()
         try:
@@ -174,6 +176,15 @@ class DistributedSession:
             raise self._problem from error
         finally:
             watchdog.stop()
+
+    def _clear_servers(self) -> None:
+        """Let all workers go on with empty servers; all have come here."""
+        plan = self.item.report.plan
+        if self._member is None or not plan.homes or plan.is_asynchronous:
+            return
+        if self._member.is_chief:
+            Leftovers(self._session).remove()
+        common_name(self._member, plan.timeout_seconds)  # nobody begins before worker 0 is done
 
     def _resolve(self, name: str) -> tuple[tuple[Any, ...], Placement | None]:
         if name not in self._fetches:

@@ -324,8 +324,44 @@ def two_sessions(job: Job) -> Results:
             several[at].run("loss", "train", size=4 + at)
         for at, opened in enumerate(several):
             opened.look()
-            results |= {f"{name} in session {at}".replace("variable", "variable of"): v for name, v in opened.results.items()}
+            results |= {
+                f"{name} in session {at}".replace("variable", "variable of"): v for name, v in opened.results.items()
+            }
     return {name.replace("variable of", "variable"): value for name, value in results.items()}
+
+
+def checked() -> tuple[Sequence[str], Sequence[str]]:
+    """Refuse large inputs, in one of two gradients that are clipped together."""
+    x = placeholder("x", None, WIDTH)
+    w, v = (
+        variable("w", np.linspace(-1, 1, 12).reshape(WIDTH, 3)),
+        variable("v", np.linspace(1, -1, 12).reshape(WIDTH, 3)),
+    )
+    with tf.control_dependencies([v1.assert_less(tf.reduce_max(tf.abs(x)), np.float64(50.0))]):
+        y = tf.identity(x) @ w
+    losses = [tf.reduce_sum(tf.square(y - 1)), tf.reduce_sum(tf.square(x @ v - 1))]
+    optimizer = v1.train.GradientDescentOptimizer(0.1)
+    slopes = tf.clip_by_global_norm([tf.gradients(loss, [u])[0] for loss, u in zip(losses, (w, v), strict=True)], 1.0)[
+        0
+    ]
+    optimizer.apply_gradients(zip(slopes, (w, v), strict=True), name="train")
+    return ["train"], named(loss=losses[0])
+
+
+def goes_on(opened: Opened) -> None:
+    """Fail in one step, on all workers, and carry on; one of them had pushed a gradient by then."""
+    opened.run("begin")
+    opened.run("loss", "train", size=6)
+    for _ in range(2):
+        try:
+            opened.session.run(["train"], {"x": np.full((2, WIDTH), 99.0)})
+        except tf.errors.InvalidArgumentError:
+            opened.look()
+        if opened.job.task == 1 and opened.job.is_rewritten:
+            operations = opened.session.graph.get_operations()
+            pushes = [op for op in operations if op.type == "ResourceAccumulatorApplyGradient"]
+            opened.session.tf_session.run(pushes[-1:], {"x:0": np.full((2, WIDTH), 7.0)})
+        opened.run("loss", "train", size=5)
 
 
 PROXIES: Mapping[str, Any] = {"variables": [{"match": ".*", "synchronizer": "ps", "proxy": True}]}
@@ -364,5 +400,6 @@ CASES: dict[str, Case] = {
     "drawn": case(drawn, train),
     "looped": case(looped, train),
     "looped_v1": case(looped, train, version=1),
+    "checked": case(checked, goes_on),
     "two_sessions": two_sessions,
 }

@@ -17,8 +17,6 @@ from tests.zoo import ZOO
 def several_shapes(job: Job) -> Results:
     """Call one function with inputs of two shapes, which makes two graphs of the same variables, by turns."""
     w, b = (tf.Variable(value, dtype=tf.float64) for value in (np.linspace(-1, 1, 12).reshape(4, 3), np.zeros(3)))
-    optimizer = keras.optimizers.Adam(0.1)
-    optimizer.build([w, b]) if hasattr(w, "path") else None
     slots = [tf.Variable(tf.zeros_like(v)) for v in (w, b)]
 
     def step(x: Any) -> Any:
