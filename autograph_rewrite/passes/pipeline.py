@@ -32,8 +32,8 @@ from autograph_rewrite.passes import edges as edge_list
 from autograph_rewrite.passes.added import attach
 from autograph_rewrite.passes.agreed import agreed
 from autograph_rewrite.passes.batch import batch_values, measured_input, own_inputs
-from autograph_rewrite.passes.block_shapes import state_block_shapes
 from autograph_rewrite.passes.before_branches import copy_before_branches
+from autograph_rewrite.passes.block_shapes import state_block_shapes
 from autograph_rewrite.passes.blocks import Blocks
 from autograph_rewrite.passes.context import Context
 from autograph_rewrite.passes.decompose import decompose

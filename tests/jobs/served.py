@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite import GraphItem
-from tests.jobs.job import Array, Case, Job, Results
+from tests.jobs.job import Case, Job, Results
 from tests.training import control_flow, placeholder, v1, variable
 
 WIDTH = 4
@@ -348,6 +348,24 @@ def checked() -> tuple[Sequence[str], Sequence[str]]:
     return ["train"], named(loss=losses[0])
 
 
+def leave(session: Any) -> None:
+    """Push a contribution to each gradient, as a worker does whose step fails later on."""
+    raw = tf.raw_ops
+    with session.graph.as_default():
+        sums = [op for op in session.graph.get_operations() if op.type == "ResourceConditionalAccumulator"]
+        handles = [op.outputs[0] for op in sums if "MatMul" in op.name]
+        pushes = []
+        for handle in handles:
+            with session.graph.device(handle.device):
+                pushes.append(
+                    raw.ResourceAccumulatorApplyGradient(
+                        handle=handle, local_step=np.int64(2**62), gradient=np.full((WIDTH, 3), 7.0)
+                    )
+                )
+    assert pushes
+    session.tf_session.run(pushes)
+
+
 def goes_on(opened: Opened) -> None:
     """Fail in one step, on all workers, and carry on; one of them had pushed a gradient by then."""
     opened.run("begin")
@@ -358,9 +376,7 @@ def goes_on(opened: Opened) -> None:
         except tf.errors.InvalidArgumentError:
             opened.look()
         if opened.job.task == 1 and opened.job.is_rewritten:
-            operations = opened.session.graph.get_operations()
-            pushes = [op for op in operations if op.type == "ResourceAccumulatorApplyGradient"]
-            opened.session.tf_session.run(pushes[-1:], {"x:0": np.full((2, WIDTH), 7.0)})
+            leave(opened.session)
         opened.run("loss", "train", size=5)
 
 
