@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite import GraphItem
+from autograph_rewrite.runtime.agreement import common_name
 from tests.jobs.job import Case, Job, Results
 from tests.training import control_flow, placeholder, v1, variable
 
@@ -380,6 +382,43 @@ def goes_on(opened: Opened) -> None:
         opened.run("loss", "train", size=5)
 
 
+def by_themselves(staleness: int | None) -> Case:
+    """Return the case of workers that do not wait for each other, or only for who is some steps behind.
+
+    The gradients do not depend on the weights, so whatever the order of the updates, all have to be in the sum.
+    """
+    steps = 12
+    how = {"sync": False} if staleness is None else {"staleness": staleness}
+
+    def run(job: Job) -> Results:
+        item = item_of(summed)
+        requests = [{"match": "w", "synchronizer": "ps", **how}]
+        new = ar.rewrite(item, job.config(variables=requests)) if job.is_rewritten else item
+        ahead = 0
+        with new.session() as session:
+            session.run("begin")
+            for at in range(steps):
+                x = np.random.default_rng(at).normal(size=(4, WIDTH))
+                session.run("train", {"x": job.part(x)})
+                if job.is_rewritten and staleness is not None:
+                    clock = session._clock
+                    ahead = max(ahead, at + 1 - int(clock._session.run(clock._read).min()))
+                time.sleep(0.01 * job.task)
+            if job.is_rewritten:
+                assert ahead <= (staleness or 0), "who is ahead has to wait"
+                common_name(new.report.member, 30)  # all have ended
+            return {"variable w": np.asarray(session.read_variable("w"))}
+
+    return run
+
+
+def summed() -> tuple[Sequence[str], Sequence[str]]:
+    """Add up what the examples hold."""
+    loss = tf.reduce_sum(predicted())
+    v1.train.GradientDescentOptimizer(1.0).minimize(loss, name="train")
+    return ["train"], named(loss=loss)
+
+
 PROXIES: Mapping[str, Any] = {"variables": [{"match": ".*", "synchronizer": "ps", "proxy": True}]}
 PARALLAX = "Parallax"
 
@@ -418,4 +457,6 @@ CASES: dict[str, Case] = {
     "looped_v1": case(looped, train, version=1),
     "checked": case(checked, goes_on),
     "two_sessions": two_sessions,
+    "asynchronous": by_themselves(None),
+    "stale": by_themselves(2),
 }
