@@ -53,7 +53,9 @@ def served_jobs(name: str, **options: Any) -> Iterator[Job]:
 
 def served_job(name: str, flat: GraphItem, ranks: int, servers: int, devices: int = 1, **more: Any) -> Job:
     """Rewrite a normalised item for every rank of a job with parameter servers."""
-    cluster = {job: [f"127.0.0.1:{at}{i}" for i in range(n)] for job, at, n in (("workers", 1, ranks), ("ps", 2, servers))}
+    cluster = {
+        job: [f"127.0.0.1:{at}{i}" for i in range(n)] for job, at, n in (("workers", 1, ranks), ("ps", 2, servers))
+    }
     each = [f"CPU:{i}" for i in range(devices)]
     config = Config.of({"devices": each, "cluster": cluster, "strategy": {"name": "PS"}, **more})
     plan = builder_for(config).build(flat, config)

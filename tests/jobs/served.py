@@ -252,7 +252,7 @@ def with_words() -> tuple[Sequence[str], Sequence[str]]:
     v1.train.AdagradOptimizer(0.1).minimize(loss, name="train")
     v1.summary.scalar("loss_of_step", tf.cast(loss, tf.float32))
     summary = v1.summary.merge_all()
-    return ["train"], [*named(loss=loss), summary.op.name]
+    return ["train"], [*named(loss=loss, words=tf.where(y > 0, "high", "low")), summary.op.name]
 
 
 def by_reference() -> tuple[Sequence[str], Sequence[str]]:
