@@ -17,6 +17,7 @@ from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.normal import normalise
 from autograph_rewrite.passes import pipeline
 from autograph_rewrite.plan.config import Config
+from autograph_rewrite.runtime.served_step import stand_alone
 from autograph_rewrite.strategies import builder_for
 from tests.zoo import ZOO
 from tests.zoo.training import control_flow
@@ -24,6 +25,8 @@ from tests.zoo.training import control_flow
 v1 = tf.compat.v1
 LAYOUTS = (("mirrored", 1), ("mirrored", 2), ("shared", 2))
 RANKS = (2, 3)
+SERVED = (("PS", 1, 2, 1), ("PSLoadBalancing", 2, 3, 2), ("Parallax", 1, 3, 2))
+"""Strategies, with the devices of each rank, the ranks, and the servers."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,27 @@ class Job:
         """Return a copy whose graphs may be changed."""
         with no_garbage_collection():
             return replace(self, graphs=tuple(graph.clone() for graph in self.graphs))
+
+
+def served_jobs(name: str, **options: Any) -> Iterator[Job]:
+    """Yield an entry in jobs with parameter servers."""
+    item = item_of(name, **options)
+    flat = normalise(stand_alone(item) if item.binding is not None else item)
+    for strategy, devices, ranks, servers in SERVED:
+        yield served_job(name, flat, ranks, servers, devices, strategy={"name": strategy})
+
+
+def served_job(name: str, flat: GraphItem, ranks: int, servers: int, devices: int = 1, **more: Any) -> Job:
+    """Rewrite a normalised item for every rank of a job with parameter servers."""
+    cluster = {
+        job: [f"127.0.0.1:{at}{i}" for i in range(n)] for job, at, n in (("workers", 1, ranks), ("ps", 2, servers))
+    }
+    each = [f"CPU:{i}" for i in range(devices)]
+    config = Config.of({"devices": each, "cluster": cluster, "strategy": {"name": "PS"}, **more})
+    plan = builder_for(config).build(flat, config)
+    items = [pipeline.rewrite(flat, plan, task=rank) for rank in range(ranks)]
+    graphs = tuple(serde.from_bytes(one.graph_bytes) for one in items)
+    return Job(f"{name}, {config.strategy.name} x {devices}, {ranks} ranks, {servers} servers", flat, graphs)
 
 
 def item_of(name: str, **options: Any) -> GraphItem:

@@ -19,15 +19,18 @@ LIMIT = 120
 KINDS = {"weights": 1e-5, "whole": 1e-5, "checkpoint": 1e-9, "saver": 1e-9}
 """Of each kind of checkpoint, the error that single and double precision leave."""
 REPLICAS = "two devices"
+SERVED = "two processes whose variables live on the first"
 RESUMED: Mapping[str, tuple[str, int | str]] = {
     "by the program itself": ("job", 1),
     "by one process with two devices": ("job", REPLICAS),
     "by three processes": ("job", 3),
     "of the program by two processes": ("program", 2),
     "of one process with two devices by two": (REPLICAS, 2),
+    "of parameter servers by the program itself": (SERVED, 1),
+    "of the program by parameter servers": ("program", SERVED),
 }
 """Who carries on: whose checkpoint it is, and in how many processes."""
-SAVED: Mapping[str, int | str] = {"program": 1, "job": 2, REPLICAS: REPLICAS}
+SAVED: Mapping[str, int | str] = {"program": 1, "job": 2, REPLICAS: REPLICAS, SERVED: SERVED}
 
 Run = Callable[[str], list[dict[str, np.ndarray]]]
 
@@ -50,7 +53,9 @@ def folder(once: Once, nursery: Nursery) -> Callable[[str], Path]:
 def start(nursery: Nursery, action: str, source: Path, out: Path, count: int | str) -> None:
     """Run the program in one process or several, and wait for it."""
     jobs = Jobs(nursery, out)
-    if isinstance(count, int) and count > 1:
+    if count == SERVED:
+        workers = jobs.job(2, SCRIPT, action, source, out, environ={"JOB_STRATEGY": "PS"})
+    elif isinstance(count, int) and count > 1:
         workers = jobs.job(count, SCRIPT, action, source, out)
     else:
         environ = {"REPLICAS": "2"} if count == REPLICAS else {}
@@ -92,7 +97,7 @@ def test_a_resumed_run_ends_like_one_that_was_never_interrupted(results: Run, ki
     expected = of_kind(results("through")[0], kind)
     found = results(resumed)
     count = RESUMED[resumed][1]
-    assert len(found) == (count if isinstance(count, int) else 1)
+    assert len(found) == (count if isinstance(count, int) else 2 if count == SERVED else 1)
     for process in found:
         assert worst(of_kind(process, kind), expected) < KINDS[kind]
     halfway = of_kind(results("program")[0], kind)
@@ -117,7 +122,7 @@ def contents(folder: Path) -> dict[str, dict[str, tuple[int, ...]]]:
     return found
 
 
-@pytest.mark.parametrize("whose", ["job", REPLICAS])
+@pytest.mark.parametrize("whose", ["job", REPLICAS, SERVED])
 def test_files_hold_the_names_and_shapes_of_one_device(folder: Callable[[str], Path], whose: str) -> None:
     found, expected = contents(folder(whose) / "saved"), contents(folder("program") / "saved")
     assert found == expected

@@ -59,6 +59,39 @@ SERVED_GRAPHS = (
 )
 SERVED_MODELS = ("fit", "callbacks", "dataset")
 
+PROGRAMS = (
+    "clipped",
+    "clipped_parallax",
+    "clipped_proxies",
+    "clipped_one_by_one",
+    "clipped_one_by_one_proxies",
+    "averaged",
+    "averaged_proxies",
+    "fetched_after",
+    "fetched_after_proxies",
+    "two_players",
+    "two_players_v1",
+    "accumulated",
+    "accumulated_v1",
+    "counted",
+    "looked_up_adam",
+    "looked_up_momentum",
+    "with_words",
+    "by_reference",
+    "low_precision",
+    "normalised",
+    "drawn",
+    "looped",
+    "looped_v1",
+    "checked",
+    "two_sessions",
+    "asynchronous",
+    "stale",
+    "several_shapes",
+    "without_updates",
+)
+MORE_PROGRAMS = ("clipped_proxies", "two_players", "accumulated", "looked_up_adam", "looped", "checked", "asynchronous")
+
 
 class Kind(NamedTuple):
     """The processes of a job, and what they run."""
@@ -82,6 +115,9 @@ JOBS = {
     "shards": Kind(2, ("mlp_adam_shared_two_devices", "function_sparse"), 0, "PartitionedAR"),
     "served shards": Kind(2, ("mlp_adam_mirrored", "language_model_mirrored", "function_sparse"), 1, "PartitionedPS"),
     "fsdp": Kind(2, ("mlp_adam_mirrored", "language_model_mirrored", "custom_loop", "fit"), 0, "FSDP"),
+    "programs": Kind(2, PROGRAMS, 1, "PS"),
+    "more_programs": Kind(3, MORE_PROGRAMS, 2, "PSLoadBalancing"),
+    "program_models": Kind(2, ("two_models", "keras_adagrad"), 1, "PS"),
     "pipelines": Kind(2, PIPELINES),
     "pipelines of three": Kind(3, PIPELINES),
 }
@@ -199,6 +235,21 @@ def test_jobs_with_several_servers_or_none_train_as_one_does(load: Load, job: st
 def test_what_is_drawn_without_a_seed_is_the_same_with_a_parameter_server(load: Load) -> None:
     first, second = (load("served")[worker]["unseeded"] for worker in ("worker0", "worker1"))
     assert set(errors(second, first).values()) == {0.0}
+
+
+@pytest.mark.parametrize("case", PROGRAMS)
+def test_programs_that_do_more_than_fetch_the_loss_go_as_without_servers(load: Load, case: str) -> None:
+    assert_trains_as_one(load("programs"), case, EXACT)
+
+
+@pytest.mark.parametrize("case", MORE_PROGRAMS)
+def test_programs_of_three_workers_and_two_servers_go_as_without(load: Load, case: str) -> None:
+    assert_trains_as_one(load("more_programs"), case, EXACT)
+
+
+@pytest.mark.parametrize("case", JOBS["program_models"].cases)
+def test_models_that_share_a_job_with_servers_train_as_one_does(load: Load, case: str) -> None:
+    assert_trains_as_one(load("program_models"), case, SINGLE_PRECISION)
 
 
 @pytest.mark.parametrize("job", ["pipelines", "pipelines of three"])

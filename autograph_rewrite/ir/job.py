@@ -35,12 +35,14 @@ class Job:
         processes: how many run.
         roots: what can be run.
         own_inputs: the placeholders that are fed on each rank with something of its own.
+        servers: devices on which variables live that all ranks use.
     """
 
     graphs: tuple[Graph, ...]
     processes: int = 1
     roots: tuple[Root, ...] = ()
     own_inputs: frozenset[str] = frozenset()
+    servers: frozenset[str] = frozenset()
 
     @property
     def each(self) -> int:

@@ -14,7 +14,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir import devices as device_specs
@@ -33,35 +34,40 @@ from autograph_rewrite.ir.walk import topological_order
 Invariant = Callable[[Job], Iterable[Fault]]
 
 
-def check_ranks(graphs: Sequence[bytes | Graph], original: Original | None = None) -> None:
+def check_ranks(
+    graphs: Sequence[bytes | Graph], original: Original | None = None, servers: Collection[str] = ()
+) -> None:
     """Check that the finished graphs of all ranks fit together.
 
     Args:
         graphs: one per rank, in order, or their encoded GraphDefs.
         original: the item that was expanded; without it, it is not known what will be run.
+        servers: devices on which variables live that all ranks use.
 
     Raises:
         VerifyError: names every broken invariant.
         GraphError: some bytes are not a GraphDef.
     """
-    raise_for(verify_ranks(graphs, original))
+    raise_for(verify_ranks(graphs, original, servers))
 
 
-def verify_ranks(graphs: Sequence[bytes | Graph], original: Original | None = None) -> list[Fault]:
+def verify_ranks(
+    graphs: Sequence[bytes | Graph], original: Original | None = None, servers: Collection[str] = ()
+) -> list[Fault]:
     """Return everything that keeps the finished graphs of all ranks from running together; see `check_ranks`."""
     with no_garbage_collection():
-        return _faults(graphs, original)
+        return _faults(graphs, original, frozenset(servers))
 
 
-def _faults(graphs: Sequence[bytes | Graph], original: Original | None) -> list[Fault]:
+def _faults(graphs: Sequence[bytes | Graph], original: Original | None, servers: frozenset[str]) -> list[Fault]:
     ranks = tuple(_own(graphs))
     faults = list(_unusable(ranks))
     if faults or not ranks:
         return faults  # what follows relies on orders
     if original is None:
-        job = Job(ranks, len(ranks))
+        job = Job(ranks, len(ranks), servers=servers)
     else:
-        job = job_of(ranks, original, len(ranks))
+        job = replace(job_of(ranks, original, len(ranks)), servers=servers)
         faults += [fault for name, root in roots_in(ranks, original) for fault in _lost(ranks, root.what, name)]
     return faults + [fault for invariant in INVARIANTS for fault in invariant(job)]
 
@@ -107,6 +113,8 @@ def processes_are_their_own(job: Job) -> Iterator[Fault]:
             spec = device_specs.parse(process)
             if not process or process == homes.get(rank) or spec is None or spec.job not in jobs:
                 continue  # other jobs are servers
+            if device_specs.canonical(text) in job.servers:
+                continue  # a worker may be one, too
             node = next(node for node in graph if node.device == text)
             owner = f"the process of rank {first[process]}" if process in first else "a process that no rank is for"
             problem = f"'{node.name}' of rank {rank} ({count} nodes) is on '{text}': {owner}"

@@ -26,11 +26,16 @@ Count = Callable[[Node], int | None]
 
 @dataclass
 class _Store:
-    """An accumulator or a queue: the nodes that declare it, on all ranks, and those that use it in a step."""
+    """An accumulator or a queue: the nodes that declare it, on all ranks, and those that use it."""
 
     declared: list[Node] = field(default_factory=list)
     puts: list[Node] = field(default_factory=list)
     takes: list[Node] = field(default_factory=list)
+
+    def used_in(self, step: set[Node]) -> _Store:
+        """Return the store with what a step uses; what passes made for something else, such as initialisers, whole."""
+        puts, takes = ([node for node in nodes if node in step] for nodes in (self.puts, self.takes))
+        return self if self.is_ours and not puts and not takes else _Store(self.declared, puts, takes)
 
     @property
     def is_ours(self) -> bool:
@@ -41,7 +46,8 @@ class _Store:
 
 def stores_come_out_even(job: Job) -> Iterator[Fault]:
     """One step of all ranks puts as much into every accumulator and token queue as it takes out."""
-    for name, store in _stores(job).items():
+    for name, every in _stores(job).items():
+        store = every.used_in(job.step)
         yield from _differently_declared(job, name, store)
         if not (store.puts and store.takes) and not (store.is_ours and (store.puts or store.takes)):
             continue
@@ -84,7 +90,6 @@ def _differently_declared(job: Job, name: str, store: _Store) -> Iterator[Fault]
 
 def _stores(job: Job) -> dict[str, _Store]:
     """Return the accumulators and queues of all ranks, by what messages call them."""
-    step = job.step
     found: dict[str, _Store] = {}
     for graph in job.graphs:
         for node in graph:
@@ -95,7 +100,7 @@ def _stores(job: Job) -> dict[str, _Store]:
             store = found.setdefault(_place(job, handle), _Store())
             if not role:
                 store.declared.append(node)
-            elif node in step:
+            else:
                 getattr(store, role).append(node)
     return found
 

@@ -11,7 +11,7 @@ collectives. Its reads of a variable come before it pushes a gradient for it, so
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from autograph_rewrite.analysis.roles import PASSES_HANDLES, is_update
 from autograph_rewrite.errors import PassError
@@ -32,7 +32,8 @@ def name_served_roots(context: Context, item: GraphItem) -> None:
     """Let a node that every process has stand for each served one that the outside runs or reads."""
     graph, served = context.graph, context.served.nodes
     served &= set(graph)
-    for name in item.targets:
+    alone = _initializers(item) if context.workers > 1 else ()
+    for name in dict.fromkeys((*item.targets, *alone)):
         node = graph.nodes.get(name)
         if node is not None and node in served:
             take_name(graph, node, graph.unique_name(name + SUFFIX))
@@ -48,6 +49,13 @@ def name_served_roots(context: Context, item: GraphItem) -> None:
         moved = {value: new.output(value.index) for value in outputs}
         for anchor, value in graph.anchors.items():
             graph.anchors[anchor] = moved.get(value, value)
+
+
+def _initializers(item: GraphItem) -> Iterator[str]:
+    """Yield the names of what initialises single variables: programs run them one by one, too."""
+    for variable in item.variables.values():
+        if variable.initializer is not None:
+            yield variable.initializer
 
 
 def lock_updates(nodes: Iterable[Node]) -> None:
@@ -261,7 +269,9 @@ def _with_branches(order: Sequence[Node], served: set[Node]) -> set[Node]:
         if node not in found and any(v.node in found and v.node not in certain for v in node.inputs):
             if node.span is Span.EACH:
                 raise PassError(
-                    f"'{node.name}' runs on every replica, and only if a parameter server decides so", node=node
+                    f"'{node.name}' runs on every replica, in a loop or branch that needs what all replicas hold",
+                    node=node,
+                    hint="use strategy AllReduce: parameter servers exchange values outside of loops and branches",
                 )
             if is_update(node):
                 raise PassError(

@@ -32,6 +32,7 @@ from autograph_rewrite.passes import edges as edge_list
 from autograph_rewrite.passes.added import attach
 from autograph_rewrite.passes.agreed import agreed
 from autograph_rewrite.passes.batch import batch_values, measured_input, own_inputs
+from autograph_rewrite.passes.before_branches import copy_before_branches
 from autograph_rewrite.passes.block_shapes import state_block_shapes
 from autograph_rewrite.passes.blocks import Blocks
 from autograph_rewrite.passes.context import Context
@@ -160,6 +161,9 @@ def analyse(graph: Graph, item: GraphItem, plan: Plan, run: _Run | None = None) 
         gathered = choose_gathers(state, outputs)
         if gathered:
             state = revise(state, reduced=gathered)
+        if plan.homes and len(plan.processes) > 1 and (copies := copy_before_branches(graph, state)):
+            state = revise(state)
+            state = revise(state, reduced=[graph.nodes[name].output() for name in copies])
     return state, outputs
 
 

@@ -22,7 +22,12 @@ from autograph_rewrite.passes.stores import Home
 
 def proxy_name(variable: Variable) -> str:
     """Return the name of the node that gives the handle of a variable's copy."""
-    return f"{variable.handle}/proxy"
+    return proxy_of(variable.handle)
+
+
+def proxy_of(handle: str) -> str:
+    """Return the name of the node that gives the handle of a copy, by that of the variable."""
+    return f"{handle}/proxy"
 
 
 def add_proxies(context: Context, item: GraphItem) -> None:

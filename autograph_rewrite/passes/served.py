@@ -132,13 +132,17 @@ def _states(
                 if written is not None:
                     learnt[written] |= mask
     found: dict[str, str] = {}
-    for name in variables:
-        if name in trained or not learnt[name] & grads:
-            continue
-        serves = [owner for owner in trained if learnt[owner] & bits[name]]
-        if len(serves) == 1 and serves[0] in homes:
-            found[name] = serves[0]
-    return found
+    while True:
+        new: dict[str, str] = {}
+        for name in variables.keys() - trained - found.keys():
+            serves = [owner for owner in trained if learnt[owner] & bits[name]] if learnt[name] & grads else []
+            if len(serves) == 1 and serves[0] in homes:
+                new[name] = serves[0]
+        if not new:
+            return found
+        found |= new
+        for name in new:  # what holds gradients back hands them on
+            grads |= bits[name]
 
 
 def _keep_branches_together(state: Propagation, nodes: set[Node]) -> None:

@@ -39,7 +39,7 @@ def fit_together(item: GraphItem, plan: Plan, checker: Callable[[Graph], None]) 
         if task == 0 or not plan.homes:  # others leave the updates of servers to worker 0
             check_expanded(graph, item, plan.all_devices, count)
         graphs.append(graph)
-    check_ranks(graphs, item)
+    check_ranks(graphs, item, plan.homes.values())
     meeting, _ = collect(node for graph in graphs for node in graph)
     members = sum(len(group.members) for group in meeting)
     return (

@@ -10,7 +10,7 @@ checkpoints, callbacks and `model.save` see them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from autograph_rewrite.passes.proxies import proxy_name
 from autograph_rewrite.plan.parts import VariableRequest
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime import calls, function_def
 from autograph_rewrite.runtime.agreement import adopt, common_name
 from autograph_rewrite.runtime.mirrors import Mirrored, Mirrors, is_same
 from autograph_rewrite.runtime.session import DistributedSession
@@ -97,6 +98,8 @@ class ServedStep:
         self._seen: dict[str, Any] = {}
         self._writes = {name: self._writer(item.variables[name]) for name in self._variables}
         self._reads = self._readers()
+        self._values = _reader(list(self._variables.values()))
+        self._written = _reader([self._variables[name] for name in self._reads])
         self._start()
 
     def _start(self) -> None:
@@ -160,8 +163,7 @@ class ServedStep:
         """Hand over what somebody else has written since the last step."""
         feeds: dict[Any, Any] = {}
         writes: list[Any] = []
-        for name, variable in self._variables.items():
-            now = variable.value()
+        for (name, variable), now in zip(self._variables.items(), self._values(), strict=True):
             if name not in self._seen or not _is_known(variable, self._seen[name], now):
                 source, ops = self._writes[name]
                 if ops:
@@ -194,10 +196,18 @@ class ServedStep:
         fetches = [list(self.binding.outputs), list(self._reads.values()), list(self.item.targets)]
         outputs, values, _ = self._session.run(fetches, feeds)
         for name, value in zip(self._reads, values, strict=True):
-            variable = self._variables[name]
-            variable.write(value)
-            self._seen[name] = variable.value()
+            self._variables[name].write(value)
+        self._seen.update(zip(self._reads, self._written(), strict=True))
         return [self._tf.constant(value) for value in outputs]
+
+
+def _reader(variables: Sequence[Mirrored]) -> Callable[[], Sequence[Any]]:
+    """Return what reads the user's variables, all in one call: one by one they would cost as much as a small step."""
+    if not variables:
+        return list
+    types = [variable.dtype.as_datatype_enum for variable in variables]
+    call = calls.Call(function_def.reader(calls.new_name("read"), types))
+    return lambda: call([variable.handle for variable in variables])
 
 
 def _is_known(variable: Mirrored, seen: Any, now: Any) -> bool:

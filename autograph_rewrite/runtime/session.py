@@ -16,14 +16,16 @@ from autograph_rewrite.analysis.fact import Placement
 from autograph_rewrite.errors import ClusterError, GraphError, RewriteError
 from autograph_rewrite.item import GraphItem, TensorInfo
 from autograph_rewrite.passes.layout import View
+from autograph_rewrite.passes.proxies import proxy_of
 from autograph_rewrite.plan.membership import Membership
 from autograph_rewrite.requires import tensorflow
-from autograph_rewrite.runtime.agreement import CARRY_ON, require_the_same
+from autograph_rewrite.runtime.agreement import CARRY_ON, common_name, require_the_same
 from autograph_rewrite.runtime.batch_sizes import check_batch_sizes
 from autograph_rewrite.runtime.clock import Clock
 from autograph_rewrite.runtime.connect import connected, graph_of, joined, require_devices
 from autograph_rewrite.runtime.gates import Gates
 from autograph_rewrite.runtime.handles import Copy, copies_of
+from autograph_rewrite.runtime.leftovers import Leftovers
 from autograph_rewrite.runtime.missing import is_of_the_job, missing
 from autograph_rewrite.runtime.peers import Lookout
 from autograph_rewrite.runtime.watchdog import Closing, Watchdog, may_wait, users_may_wait
@@ -156,6 +158,7 @@ class DistributedSession:
             # The program goes on after an error: so must all, and each may have updated something else.
             values = [self.read_variable(name) for name in self.item.variables]
             require_the_same(self._member, self.item.report.plan, captured=values, what=CARRY_ON)
+            self._clear_servers()
             self._failed = False
         try:
             return self.run_ops(wanted, feeds, options)
@@ -191,6 +194,15 @@ class DistributedSession:
             raise self._problem from error
         finally:
             watchdog.stop()
+
+    def _clear_servers(self) -> None:
+        """Let all workers go on with empty servers; all have come here."""
+        plan = self.item.report.plan
+        if self._member is None or not plan.homes or plan.is_asynchronous:
+            return
+        if self._member.is_chief:
+            Leftovers(self._session).remove()
+        common_name(self._member, plan.timeout_seconds)  # nobody begins before worker 0 is done
 
     def _resolve(self, name: str) -> tuple[tuple[Any, ...], Placement | None]:
         if name not in self._fetches:
@@ -257,7 +269,16 @@ class DistributedSession:
 
             close = difflib.get_close_matches(name, [*self.item.variables, *self.item.state], n=3)
             raise GraphError(f"there is no variable '{name}'", hint=f"closest: {', '.join(close)}" if close else None)
-        return tuple(Copy(self.graph, handles, variable) for handles in copies_of(self.item, variable))
+        copies = [*copies_of(self.item, variable)]
+        if copies:  # of a variable on a server, what this worker reads instead
+            copies += [names for names in [tuple(map(proxy_of, copies[0]))] if all(map(self._has, names))]
+        return tuple(Copy(self.graph, handles, variable) for handles in copies)
+
+    def _has(self, name: str) -> bool:
+        try:
+            return bool(self.graph.get_operation_by_name(name))
+        except KeyError:
+            return False
 
     def _dtype(self, name: str) -> Any:
         variable = self.item.variables.get(name) or self.item.state[name]

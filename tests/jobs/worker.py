@@ -19,9 +19,16 @@ from tests.jobs.job import Case, Job, Results
 
 def cases() -> dict[str, Case]:
     """Return all cases by name."""
-    from tests.jobs import functions, graphs, models, pipelines
+    from tests.jobs import functions, graphs, models, pipelines, served, served_models
 
-    return {**graphs.CASES, **functions.CASES, **models.CASES, **pipelines.CASES}
+    return {
+        **graphs.CASES,
+        **functions.CASES,
+        **models.CASES,
+        **pipelines.CASES,
+        **served.CASES,
+        **served_models.CASES,
+    }
 
 
 def run(names: list[str], job: Job) -> dict[str, Results]:

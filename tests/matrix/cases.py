@@ -76,7 +76,7 @@ STRATEGIES = (
 
 def cases_pairwise() -> list[MatrixCase]:
     """Return the cases of every test run."""
-    cases = [*_cover(GRAPHS), *_cover((*FUNCTIONS, *MODELS)), *_in_float32()]
+    cases = [*_cover(GRAPHS), *_cover((*FUNCTIONS, *MODELS)), *_in_float32(), *_on_servers()]
     return list(dict.fromkeys(cases))
 
 
@@ -149,6 +149,25 @@ def _in_float32() -> Iterator[MatrixCase]:
             batches=BATCHES[i % 4],
             dtype="float32",
         )
+
+
+def _on_servers() -> Iterator[MatrixCase]:
+    """Run models whose variables live on one device each, or on the replicas' first."""
+    rows = (
+        ("PS", "mlp", "adam", 3, "mirrored"),
+        ("PS", "lstm_v1", "rmsprop", 2, "shared"),
+        ("PS", "cond_v1", "ftrl", 2, "mirrored"),
+        ("PS", "loss_scaling", "adam", 2, "mirrored"),
+        ("PS", "keras_cnn", "adam", 2, "shared"),
+        ("PSLoadBalancing", "cnn", "momentum", 2, "mirrored"),
+        ("PSLoadBalancing", "language_model", "adagrad", 3, "mirrored"),
+        ("PSLoadBalancing", "function_sparse", "adam", 2, "shared"),
+        ("Parallax", "language_model", "adam", 3, "mirrored"),
+        ("Parallax", "keras_two_inputs", "adagrad", 2, "mirrored"),
+    )
+    for strategy, model, optimizer, replicas, variables in rows:
+        dtype = ZOO[model].dtypes[0]
+        yield MatrixCase(model, optimizer, replicas, variables, "changing", dtype=dtype, strategy=strategy)
 
 
 def _every_optimizer_on_every_model() -> Iterator[MatrixCase]:

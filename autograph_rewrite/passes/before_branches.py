@@ -1,0 +1,36 @@
+"""Let a branch be handed whole what it wants whole: servers exchange values outside of branches only.
+
+before   x ──► Switch ──► Assert(data)                  every worker has its part of x
+after    x ──► Identity, gathered ──► Switch ──► Assert(data)
+"""
+
+from __future__ import annotations
+
+from autograph_rewrite.analysis.fact import REPLICATED
+from autograph_rewrite.analysis.propagate import Propagation
+from autograph_rewrite.ir.graph import Graph, Node, Value
+
+
+def copy_before_branches(graph: Graph, state: Propagation) -> list[str]:
+    """Copy each value that is spread over the replicas and that some branch only wants whole.
+
+    Returns:
+        The names of the nodes that make the copies, which are to be gathered.
+    """
+    copies: dict[Value, Node] = {}
+    for node in state.order:
+        if node.op == "Switch" and _wants_whole(state, node):
+            value = node.inputs[0]
+            if value not in copies:
+                name = f"{value.node.name}/before_branch_{value.index}"
+                copies[value] = graph.add("Identity", [value], name=name, origin=value.node)
+            node.set_input(0, copies[value].output())
+    return [node.name for node in copies.values()]
+
+
+def _wants_whole(state: Propagation, switch: Node) -> bool:
+    """Return whether all readers in the branches want the whole of what is spread."""
+    if switch.inputs[1].node.op == "LoopCond" or not state.source(switch.inputs[0]).placement.differs:
+        return False
+    uses = [use for value in switch.outputs for use in value.uses]
+    return bool(uses) and all(state.answers[node].wants.get(index) == REPLICATED for node, index in uses)
