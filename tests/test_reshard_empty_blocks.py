@@ -162,3 +162,13 @@ def test_moving_averages_of_local_statistics_leave_empty_blocks_out(mode: str) -
         result = train(rewritten, [{"x": x}])
         np.testing.assert_allclose(result.fetched[0]["mean"], np.mean(means, 0), 1e-4, 1e-5)
         np.testing.assert_allclose(result.variables["moving"], [np.mean(means, 0), np.mean(variances, 0)], 1e-4, 1e-5)
+
+
+def test_a_step_without_any_example_gathers_nothing_and_goes_on() -> None:
+    def forward() -> dict[str, Any]:
+        ids = placeholder("ids", None, dtype=tf.int64)
+        rows = tf.gather(variable("table", np.linspace(-1, 1, 12).reshape(6, 2)), ids)
+        return {"loss": tf.reduce_sum(tf.square(rows)), "rows": rows}
+
+    item = make_item(forward, batch_inputs={"ids": 0})
+    assert_trains_alike(item, [{"ids": np.array(ids, np.int64)} for ids in ([3, 1, 3], [], [5])])

@@ -153,10 +153,14 @@ class Blocks:
 
     @cached_property
     def longest(self) -> Value:
-        """The number of examples of the longest block (scalar, runs once)."""
+        """The number of examples of the longest block, at least 1 (scalar, runs once).
+
+        Blocks are padded to it before they are gathered, and TensorFlow's gather of nothing at all ends the process.
+        """
         if self.static is not None:
-            return self._const("longest", max(b - a for a, b in pairwise(self._limits)))
-        return self._once("Max", "longest", self.lengths, self._const("axis_of_lengths", 0))
+            return self._const("longest", max(1, *(b - a for a, b in pairwise(self._limits))))
+        longest = self._once("Max", "longest", self.lengths, self._const("axis_of_lengths", 0))
+        return self._once("Maximum", "padded", longest, self._const("least", 1))
 
     def _vector(self, name: str, entries: Sequence[int]) -> Value:
         node = self._context.graph.add(

@@ -146,7 +146,7 @@ def _rows_of_parts(context: Context, part: Value, edge: EdgePlan, blocks: Blocks
     if per_example is not None:
         parts = blocks.rows("parts", per_example)
         axis = context.const(0, np.int32, name=f"{name}/parts_axis", near=blocks.source)
-        longest = context.add("Max", [parts, axis], name=f"{name}/longest", span=Span.ONCE, origin=part.node).output()
+        longest = _longest(context, parts, axis, part)
         return _Rows(*(context.bring(v, part) for v in (blocks.rows("part", per_example), parts, longest)))
     shape = context.add("Shape", [part], name=f"{name}/extent", span=Span.ONCE, origin=part.node).output()
     ends = [context.const([i], np.int32, name=f"{name}/{w}", near=part) for i, w in ((0, "from"), (1, "to"), (1, "by"))]
@@ -160,8 +160,15 @@ def _rows_of_parts(context: Context, part: Value, edge: EdgePlan, blocks: Blocks
     ).output()
     lengths = blocks.of_each_process(mine, context.edges[edge.value, SIZES], part)
     axis = context.const(0, np.int32, name=f"{name}/lengths_axis", near=part)
+    return _Rows(mine, lengths, _longest(context, lengths, axis, part))
+
+
+def _longest(context: Context, lengths: Value, axis: Value, part: Value) -> Value:
+    """Return how many rows are sent of each part: TensorFlow's gather of nothing at all ends the process."""
+    name = part.node.name
     longest = context.add("Max", [lengths, axis], name=f"{name}/longest", span=Span.ONCE, origin=part.node).output()
-    return _Rows(mine, lengths, longest)
+    one = context.const(1, np.int32, name=f"{name}/least", near=part)
+    return context.add("Maximum", [longest, one], name=f"{name}/padded", span=Span.ONCE, origin=part.node).output()
 
 
 def gather_collective(
