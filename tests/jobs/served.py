@@ -222,7 +222,7 @@ def by_themselves(staleness: int | None) -> Case:
                 session.run("train", {"x": job.part(x)})
                 if job.is_rewritten and staleness is not None:
                     clock = session._clock
-                    ahead = max(ahead, at + 1 - int(clock._session.run(clock._read).min()))
+                    ahead = max(ahead, at + 1 - int(clock._run(clock._read).min()))
                 time.sleep(0.01 * job.task)
             if job.is_rewritten:
                 assert ahead <= (staleness or 0), "who is ahead has to wait"
