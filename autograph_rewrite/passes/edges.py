@@ -62,16 +62,16 @@ def resolve(plan: Plan, state: Propagation, outputs: Iterable[Value], variables:
         if target != "replicated" and is_spread(value) and not is_cut:
             need(value, "replicated", reason)
         edge = _edge(plan, state, owners, value, target, reason)
-        if edge.lowering == "host_gather" and not _knows_rows(state, value):
-            found[value.name, SIZES] = _sizes_edge(plan, value, "the rows of each process are counted")
+        if edge.lowering == "host_gather" and not plan.homes and not _knows_rows(state, value):
+            found[value.name, SIZES] = _sizes_edge(value, "the rows of each process are counted")
         found[value.name, target] = edge
 
     if len(plan.processes) > 1:
         if state.semantics.batch is None:
             measured = measured_input(state)
-            found[measured.name, SIZES] = _sizes_edge(plan, measured, "each process is given a part of any size")
+            found[measured.name, SIZES] = _sizes_edge(measured, "each process is given a part of any size")
         for value in fresh_draws(state):
-            found[value.name, "replicated"] = _draw_edge(plan, value)
+            found[value.name, "replicated"] = _draw_edge(value)
     for node in state.order:
         wants = state.answers[node].wants
         for index, value in enumerate(node.inputs):
@@ -108,16 +108,14 @@ def fresh_draws(state: Propagation) -> list[Value]:
     return [value for value in values if not state.source(value).placement.differs]
 
 
-def _draw_edge(plan: Plan, value: Value) -> EdgePlan:
+def _draw_edge(value: Value) -> EdgePlan:
     reason = "drawn without a seed: all processes take what the first one drew"
     dtype = dtypes.dtype_name(value.dtype)
-    lowering = "server_reduce" if plan.homes else "host_reduce"
-    return EdgePlan(value.name, "single", "replicated", lowering=lowering, dtype=dtype, reason=reason)
+    return EdgePlan(value.name, "single", "replicated", lowering="host_reduce", dtype=dtype, reason=reason)
 
 
-def _sizes_edge(plan: Plan, value: Value, reason: str) -> EdgePlan:
-    lowering = "server_reduce" if plan.homes else "host_reduce"
-    return EdgePlan(value.name, "local", SIZES, lowering=lowering, dtype="int32", bytes=4, reason=reason)
+def _sizes_edge(value: Value, reason: str) -> EdgePlan:
+    return EdgePlan(value.name, "local", SIZES, lowering="host_reduce", dtype="int32", bytes=4, reason=reason)
 
 
 def _knows_rows(state: Propagation, value: Value) -> bool:
@@ -151,8 +149,7 @@ def _edge(plan: Plan, state: Propagation, owners: Owners, value: Value, target: 
     lowering = _lowering(plan, fact, target)
     if value in state.whole_inputs and len(plan.processes) > 1:
         placement = f"split({state.whole_inputs[value]})"
-        gathered = "server_gather" if plan.homes else "host_gather"
-        lowering = gathered if target == "replicated" else lowering
+        lowering = "host_gather" if target == "replicated" else lowering
     return EdgePlan(
         value=value.name,
         from_=placement,
@@ -168,19 +165,31 @@ def _edge(plan: Plan, state: Propagation, owners: Owners, value: Value, target: 
 def _homed(
     plan: Plan, state: Propagation, found: Mapping[tuple[str, str], EdgePlan]
 ) -> dict[tuple[str, str], EdgePlan]:
-    """Return the edges, those of variables that live on one device as they are lowered there."""
-    return {key: replace(edge, lowering=_lowering_at_home(plan, state, edge)) for key, edge in found.items()}
+    """Return the edges as they are lowered where variables live on single devices."""
+    if not plan.homes:
+        return dict(found)
+    lower = _at_home if len(plan.processes) == 1 else _through_servers
+    return {key: replace(edge, lowering=lower(plan, state, edge)) for key, edge in found.items()}
 
 
-def _lowering_at_home(plan: Plan, state: Propagation, edge: EdgePlan) -> str:
+def _at_home(plan: Plan, state: Propagation, edge: EdgePlan) -> str:
     """Return how values meet on the device of their owner, where one process has all replicas."""
-    if edge.owner not in plan.homes or edge.to != repr(REPLICATED) or len(plan.processes) > 1:
+    placement = state.source(state.graph.value(edge.value)).placement
+    if edge.owner not in plan.homes or edge.to != repr(REPLICATED):
         return edge.lowering
-    fact = state.source(state.graph.value(edge.value))
-    is_sum = fact.placement == PARTIAL
-    if fact.placement.is_split:
+    if placement.is_split:
         return "concat"
-    return ("add_n" if is_sum else "fold") if fact.placement.is_partial else edge.lowering
+    return ("add_n" if placement == PARTIAL else "fold") if placement.is_partial else edge.lowering
+
+
+def _through_servers(plan: Plan, state: Propagation, edge: EdgePlan) -> str:
+    """Return how a value crosses between the processes of a job with servers: none of them by a collective."""
+    fact = state.source(state.graph.value(edge.value))
+    if edge.lowering in ("collective_gather", "host_gather"):
+        return "server_gather"
+    if edge.lowering not in ("collective_reduce", "host_reduce"):
+        return edge.lowering
+    return "accumulator" if fact.placement == PARTIAL and _as_sent(fact).dtype in ACCUMULATED else "server_reduce"
 
 
 def _as_sent(fact: Fact) -> Fact:
@@ -190,18 +199,6 @@ def _as_sent(fact: Fact) -> Fact:
 
 
 def _lowering(plan: Plan, fact: Fact, target: str) -> str:
-    """Return how a value is converted; in a job with servers, what crosses between processes goes through those."""
-    lowering = _without_servers(plan, fact, target)
-    if len(plan.processes) == 1 or not plan.homes:
-        return lowering
-    is_sum = fact.placement == PARTIAL and _as_sent(fact).dtype in ACCUMULATED
-    reduced = "accumulator" if is_sum else "server_reduce"
-    through = {"collective_reduce": reduced, "host_reduce": reduced}
-    through |= dict.fromkeys(("collective_gather", "host_gather"), "server_gather")
-    return through.get(lowering, lowering)
-
-
-def _without_servers(plan: Plan, fact: Fact, target: str) -> str:
     if target.startswith("split"):
         return "slice"
     if target.startswith("partial"):

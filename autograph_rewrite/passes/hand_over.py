@@ -5,8 +5,8 @@
     after, on others     push ──^──► dequeue ──^──► train                 dequeue ──► a local reader
 
 A token goes to every worker for each node that waits for served ones, as soon as those are done; a value as soon as it
-is there. Before it waits, a worker hands over everything that served nodes need of it: its gradients, and its part in
-collectives. Its reads of a variable come before it pushes a gradient for it, so that nobody reads half a step's update.
+is there. Before it waits, a worker hands over everything that served nodes need of it. Its reads of a variable come
+before it pushes a gradient for it, so that nobody reads half a step's update.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def hand_over(context: Context, item: GraphItem) -> None:
     exchange = _Worker0(context) if context.rank == 0 else _Other(context, needs)
     handed = [(value, exchange.value(value)) for value in exports]
     for value, new in handed:
-        value.replace_all_uses_with(new, keep=served | {new.node, *_writers(new.node)})
+        value.replace_all_uses_with(new, keep=served | {new.node, *new.node.controls})  # who sends it
     certain = unconditional(order)
     for node in waiting:
         _wait(context, exchange, node, [control for control in node.controls if control in served], certain)
@@ -145,23 +145,15 @@ def _require_own_updates(context: Context, item: GraphItem, own: set[str]) -> No
         )
 
 
-def _writers(node: Node) -> tuple[Node, ...]:
-    """Return the nodes that send a value before worker 0 itself reads it."""
-    return node.controls
-
-
 class _Worker0:
     """Sends to all others."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
 
-    def _home(self, node: Node, name: str) -> Home:
-        return _home(self._context, node, name)
-
     def value(self, value: Value) -> Value:
         """Return a value as worker 0 itself reads it: once it is sent."""
-        home = self._home(value.node, f"{value.node.name}/handed_{value.index}")
+        home = _home(self._context, value.node, f"{value.node.name}/handed_{value.index}")
         sent = []
         for task in range(1, self._context.workers):
             queue = home.queue(value.dtype, f"to_{task}")
@@ -170,7 +162,7 @@ class _Worker0:
 
     def token(self, reader: Node, awaited: Sequence[Node], done: Sequence[Node]) -> list[Node]:
         """Return what `reader` waits for: tokens that are sent once `done` are."""
-        home = self._home(awaited[0], f"{reader.name}/token")
+        home = _home(self._context, awaited[0], f"{reader.name}/token")
         true = home.const(True, dtypes.BOOL, "true")
         return [
             home.add(
@@ -212,7 +204,7 @@ def _home(context: Context, node: Node, name: str) -> Home:
 
 
 class _Needs:
-    """What served nodes need of every process: pushes, collectives, and what it was handed before.
+    """What served nodes need of every process: pushes, and what it was handed before.
 
     Args:
         context: the rewrite.
@@ -222,7 +214,7 @@ class _Needs:
 
     def __init__(self, context: Context, order: Sequence[Node], served: set[Node]) -> None:
         pushes = {push for several in context.served.pushes.values() for push in several}
-        joint = {node for node in order if node in pushes}
+        joint = pushes.intersection(order)
         behind = marks_before(order, dict.fromkeys(joint, 1))
         certain = unconditional(order)
         _require_certain(joint, certain)

@@ -27,19 +27,18 @@ from autograph_rewrite.plan.parts import EdgePlan
 from autograph_rewrite.plan.plan import Plan
 
 
-def served_by(plan: Plan, state: Propagation, variables: Mapping[str, Variable], device: str | None = None) -> Served:
+def served_by(plan: Plan, state: Propagation, variables: Mapping[str, Variable]) -> Served:
     """Return what the servers of a resolved plan run.
 
     Args:
         plan: with its edges.
         state: the placements.
         variables: of the item.
-        device: the home of all variables, whatever the plan says: those of a function are where its user made them.
     """
     if not plan.homes:
         return Served()
     taken = {state.graph.value(edge.value): edge.owner for edge in plan.edges if is_taken(plan, edge)}
-    homes = {name: device or home for name, home in plan.homes.items()}
+    homes = dict(plan.homes)
     if plan.is_asynchronous:
         homes |= dict.fromkeys(_stepped(state, variables) - homes.keys(), min(homes.values()))
     homes |= {name: homes[owner] for name, owner in _states(state, variables, taken, homes).items()}
