@@ -46,6 +46,14 @@ def test_fsdp_trains_as_one_device(name: str, optimizer: str, replicas: int):
     assert max(error for _, error in compare(trace, truth(name, options, SIZES), 1e-6)) < 1e-12
 
 
+@pytest.mark.parametrize("optimizer", ["adagrad", "rmsprop"])
+def test_gathers_for_one_op_that_needs_two_wholes_do_not_wait_for_each_other(optimizer: str):
+    options = Options(optimizer=optimizer, dtype="float32")
+    trace, _ = distributed(ZOO["cnn_fused"].build(options), config("FSDP", replicas=3), SIZES[:2])
+
+    assert max(error for _, error in compare(trace, truth("cnn_fused", options, SIZES[:2]), 1e-6)) < 2e-4
+
+
 def test_shards_that_are_looked_up_and_multiplied_are_not_delayed():
     options = Options(optimizer="sgd", ref_variables=True)
     trace, _ = distributed(ZOO["language_model"].build(options), config("FSDP"), SIZES[:2])

@@ -100,8 +100,16 @@ class Builder:
     # Where things are.
 
     def _holder(self, node: Node) -> Holder | None:
+        """Return who computes the update that a node belongs to, where that is not every replica."""
         name = self.folded.region.get(node)
-        return self.holders.get(name) if name is not None else None
+        return self.holders.get(name) if name is not None and not self._is_once(node) else None
+
+    def _is_once(self, node: Node) -> bool:
+        """Return whether a node runs once though all replicas have the variable: what shards in one process are for."""
+        holder = self.holders.get(self.folded.region.get(node, ""))
+        return (
+            holder is not None and node in self.folded.beside and bool(holder.servers) and self.topology.processes == 1
+        )
 
     def _lanes(self, node: Node) -> tuple[str, ...]:
         holder, own = self._holder(node), self.topology.lanes
@@ -109,7 +117,10 @@ class Builder:
             return (self.topology.compute_lane(holder.servers[0]),)
         if holder is not None and holder.stage:
             return own
-        return own if node in self.folded.each else own[:1]
+        return own if self._is_each(node) else own[:1]
+
+    def _is_each(self, node: Node) -> bool:
+        return node in self.folded.each and not self._is_once(node)
 
     def _hold_variables(self) -> None:
         owners = {slot: name for name, slots in self.folded.slots.items() for slot in slots}
@@ -207,7 +218,7 @@ class Builder:
         work, runs, reuses = counted.work, counted.runs, counted.reuses
         if holder is not None and holder.is_served:
             return self._served(node, work, holder, reuses)
-        instances = self.topology.local if node in self.folded.each or (holder and holder.stage) else 1
+        instances = self.topology.local if self._is_each(node) or (holder and holder.stage) else 1
         if holder is not None and holder.stage:
             work = Work(work.family, work.flops / self.plan.replicas, work.nbytes / self.plan.replicas)
         shards = holder.shards if holder is not None and not holder.stage else 1
@@ -276,8 +287,7 @@ class Builder:
                 if own is not None:
                     self.values[value, lane] = own
                 continue
-            made = self._buffer(
-                nbytes // share, lane, task, each=node in self.folded.each or bool(holder and holder.stage)
-            )
+            each = self._is_each(node) or bool(holder and holder.stage)
+            made = self._buffer(nbytes // share, lane, task, each=each)
             made.kept = node.op in FED or value in self.folded.outputs
             self.values[value, lane] = made

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from autograph_rewrite import requires
-from autograph_rewrite.cost.machine import CORE, Machine
+from autograph_rewrite.cost.machine import CORE, SERIAL, Machine
 
 Op = Callable[[Any, Any], Any]
 """An op of a chain: it is given the result of the one before, and a value of the same shape that never changes."""
@@ -26,7 +26,7 @@ SECONDS = 0.04
 
 
 def calibrate(machine: Machine | None = None) -> Machine:
-    """Return a machine with the CPU of this process measured; what is no CPU, and how fast it sorts, stays as it is.
+    """Return a machine with the CPU of this process measured; what is no CPU stays as it is.
 
     Args:
         machine: what is known of the rest; left out, round figures.
@@ -37,7 +37,7 @@ def calibrate(machine: Machine | None = None) -> Machine:
     run, op_seconds = _call(tf, _multiply, (8,), 1), _small(tf, _multiply, (8,))
     rates = {}
     for family, (make, shape, flops) in _families(tf).items():
-        rates[family] = flops / _large(tf, make, shape) / cores
+        rates[family] = flops / _large(tf, make, shape) / (1 if family in SERIAL else cores)
     streamed = 1 << 22
     core = replace(
         CORE,
@@ -58,6 +58,7 @@ def _families(tf: Any) -> Mapping[str, tuple[Op, tuple[int, ...], float]]:
     kernel = tf.constant(0.01, shape=(3, 3, 32, 32))
     rows = tf.range(4096)[::-1]
     many = 1 << 18  # a mebibyte: it stays in the caches
+    noise = tf.random.stateless_uniform((many,), (1, 2))
     return {
         "matmul": (lambda x, _: tf.matmul(x, weight), (512, 512), 2 * 512.0**3),
         "conv": (lambda x, _: tf.nn.conv2d(x, kernel, 1, "SAME"), (16, 32, 32, 32), 2 * 16 * 32**2 * 9 * 32.0**2),
@@ -65,6 +66,7 @@ def _families(tf: Any) -> Mapping[str, tuple[Op, tuple[int, ...], float]]:
         "transcendental": (lambda x, _: tf.tanh(x), (many,), 2.0 * many),
         "reduce": (lambda x, _: x + tf.reduce_sum(x), (many,), 2.0 * many),
         "gather": (lambda x, _: tf.gather(x, rows), (4096, 64), 4096 * 64.0),
+        "sort": (lambda x, _: x + tf.math.top_k(x + noise, many // 100).values[0], (many,), float(many)),
         "random": (lambda x, _: tf.random.uniform(tf.shape(x), maxval=x[0]), (many,), float(many)),
     }
 

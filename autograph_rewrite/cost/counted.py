@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from autograph_rewrite.analysis.roles import handle_of
 from autograph_rewrite.analysis.rules import TABLE
 from autograph_rewrite.cost.folded import Folded, wanted
 from autograph_rewrite.cost.sizes import Sizes
@@ -15,7 +17,11 @@ from autograph_rewrite.ir.shape_rules import constant
 
 REUSING = frozenset(("elementwise", "layout"))
 """Families of ops that put their result into an input's memory where nobody else needs that."""
-TAKING_OVER = frozenset(("AddN", "BiasAdd", "Relu", "ReluGrad", "Softmax", "LogSoftmax", "CollectiveReduceV2"))
+_TAKING_OVER = """
+    AddN BiasAdd Relu ReluGrad Softmax LogSoftmax CollectiveReduceV2 SoftmaxCrossEntropyWithLogits
+    SparseSoftmaxCrossEntropyWithLogits
+"""
+TAKING_OVER = frozenset(_TAKING_OVER.split())
 """The same, by name."""
 
 
@@ -41,7 +47,7 @@ class Counted(NamedTuple):
 
 def count(folded: Folded, sizes: Sizes) -> dict[Node, Counted]:
     """Return what each node of a step does."""
-    trips = _trips(folded)
+    trips, copied = _trips(folded), _copied(folded)
     state, found = folded.state, {}
     for node in folded.order:
         values = [node.output(i) for i in range(len(state.answers[node].outputs))]
@@ -50,15 +56,26 @@ def count(folded: Folded, sizes: Sizes) -> dict[Node, Counted]:
         inputs, outputs = [sizes.shape(fact) for fact in facts], [sizes.shape(fact) for fact in made]
         nbytes = [sizes.nbytes(fact) for fact in made]
         rule = TABLE.get(node.op)
+        copies = node.op == "ReadVariableOp" and handle_of(node.inputs[0]).node in copied
+        work = work_of(node, inputs, outputs, float(sum(map(sizes.nbytes, facts)) + sum(nbytes)))
         found[node] = Counted(
-            work_of(node, inputs, outputs, float(sum(map(sizes.nbytes, facts)) + sum(nbytes))),
+            Work("elementwise", 0.0, 2.0 * sum(nbytes)) if copies else work,
             tuple(zip(values, nbytes, strict=True)),
             tuple(wanted(state, node, index) for index in range(len(node.inputs))),
-            is_view(node, inputs, outputs),
+            is_view(node, inputs, outputs) and not copies,
             node.op in TAKING_OVER or (rule is not None and rule.family in REUSING),
             _runs(folded.frames.get(node, ()), trips) * (sizes.micro if node in folded.each else 1),
         )
     return found
+
+
+def _copied(folded: Folded) -> set[Node]:
+    """Return the handles of variables that TensorFlow copies when they are read: those of which rows are used alone.
+
+    Its kernels for rows call EnsureSparseVariableAccess.
+    """
+    of_rows = (node for node in folded.order if re.match("Resource(Gather|Scatter|SparseApply)", node.op))
+    return {handle_of(node.inputs[0]).node for node in of_rows}
 
 
 def _runs(frame: Frame, trips: Mapping[Frame, int]) -> int:

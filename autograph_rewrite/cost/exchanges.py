@@ -31,10 +31,12 @@ TAKEN = frozenset(("accumulator", "server_reduce", "server_gather"))
 """Lowerings that push to a variable's server; what serves no single variable is pushed to worker 0."""
 BY_SIZE = frozenset(("host_gather", "collective_gather", "global_size", "global_index", "local_size"))
 """Lowerings that depend on the sizes of all parts."""
-ENCODING = {"powersgd": 24.0}
+ENCODING = {"powersgd": 12.0}
 """What encoding and decoding take, in times that a gradient could be read; the others take four, and topk sorts."""
-ENCODING_MEMORY = {"topk": 2, "powersgd": 1}
+ENCODING_MEMORY = {"topk": 2, "powersgd": 2}
 """Copies of a gradient that are alive meanwhile."""
+ENCODING_OPS = {"topk": 25, "powersgd": 60}
+"""Ops that each replica starts for each gradient."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,7 @@ def tasks_of(group: Group, topology: Topology) -> Iterator[Task]:
     if micro > 1 and edge.from_.startswith("partial"):
         yield _pass(group, topology, Work("elementwise", 0.0, (micro + 1) * nbytes), local, "accumulate")
     if edge.compressor != "none":
-        yield _pass(group, topology, _encoding(group), local, "encode")
+        yield _pass(group, topology, _encoding(group), local, "encode", ENCODING_OPS.get(edge.compressor, 1))
     elif len(group.members) > 1:
         yield _pass(group, topology, Work("elementwise", 0.0, 4.0 * nbytes), local, "pack")
     if edge.lowering in LOCAL_OPS | HOST | TAKEN or served:
@@ -226,12 +228,18 @@ def _encoding(group: Group) -> Work:
     return Work("elementwise", 0.0, passes * whole)
 
 
-def _pass(group: Group, topology: Topology, work: Work, instances: int, op: str) -> Task:
-    """Return the task of an op on what a group exchanges, on every replica or on the first device."""
-    name = f"{op} {group.first.value}"
+def _pass(group: Group, topology: Topology, work: Work, instances: int, op: str, ops: int = 1) -> Task:
+    """Return the task of ops on what a group exchanges, on every replica or on the first device."""
+    count = ops * len(group.members) if ops > 1 else 1
+    return pass_task(f"{op} {group.first.value}", op, work, instances, topology, count)
+
+
+def pass_task(name: str, op: str, work: Work, instances: int, topology: Topology, ops: int = 1) -> Task:
+    """Return the task of ops that no node stands for, on every replica of a process or on its first device."""
     if topology.on_cpu:
         seconds, width = on_cores(work, instances, topology.machine)
+        seconds += (ops - 1) * topology.machine.core.op_seconds
         return Task(name, COMPUTE, op, {topology.lanes[0]: seconds}, seconds, width)
-    seconds = compute_seconds(work, topology.machine.accelerator) + topology.machine.accelerator.op_seconds
+    seconds = compute_seconds(work, topology.machine.accelerator) + topology.machine.accelerator.op_seconds * ops
     lanes = topology.lanes if instances > 1 else topology.lanes[:1]
     return Task(name, COMPUTE, op, dict.fromkeys(lanes, seconds), seconds)

@@ -20,7 +20,7 @@ from autograph_rewrite.analysis.rules.base import LocalEntry, Slice
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.frames import Frame, frames_of
 from autograph_rewrite.ir.graph import Graph, Node, Span, Value
-from autograph_rewrite.ir.walk import ancestors
+from autograph_rewrite.ir.walk import ancestors, descendants
 from autograph_rewrite.item import GraphItem, Variable
 from autograph_rewrite.passes import edges as edge_list
 from autograph_rewrite.passes import pipeline
@@ -44,6 +44,7 @@ class Folded:
         each: those that run on every replica.
         frames: the loops of the nodes that are in one.
         region: the variable whose update a node belongs to, where it serves nothing else.
+        beside: those of them that do not depend on the gradient: what weight decay adds to it.
         slots: the state that an optimizer keeps for each trained variable.
         handles: variables by the name of the node that gives their handle.
     """
@@ -55,6 +56,7 @@ class Folded:
     each: frozenset[Node]
     frames: dict[Node, Frame]
     region: dict[Node, str]
+    beside: frozenset[Node]
     slots: dict[str, tuple[str, ...]]
     handles: dict[str, str]
 
@@ -132,6 +134,8 @@ def fold(item: GraphItem, plan: Plan) -> Folded:
     assign_spans(Context(graph, plan, state, frames, frozenset(handles)))
     resolved = edge_list.resolve(plan, state, outputs, item.variables)
     slots = find_slots(state.order, item.variables, handles)
+    region = _regions(state.order, resolved, graph, handles, slots, outputs)
+    gradients = {graph.nodes[edge.node] for edge in resolved.edges if edge.owner != STEP and edge.node in graph}
     return Folded(
         item,
         state,
@@ -139,7 +143,8 @@ def fold(item: GraphItem, plan: Plan) -> Folded:
         tuple(needed(state.order, outputs)),
         frozenset(node for node in state.order if node.span is Span.EACH),
         frames,
-        _regions(state.order, resolved, graph, handles, slots, outputs),
+        region,
+        frozenset(region.keys() - descendants(gradients, controls=False)),
         slots,
         handles,
     )

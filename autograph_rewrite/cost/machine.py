@@ -62,7 +62,7 @@ CORE = Compute(
             "reduce": 2e9,
             "gather": 1e9,
             "random": 2e8,
-            "sort": 3e7,
+            "sort": 1e8,
         }
     ),
     bytes_per_second=6e9,

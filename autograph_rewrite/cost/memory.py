@@ -1,4 +1,7 @@
-"""Memory by liveness: a buffer lives from the start of the task that makes it to the end of the last that reads it."""
+"""Memory by liveness: a buffer lives from when the task that makes it could start to the end of the last that reads it.
+
+TensorFlow allocates what an op makes as soon as its inputs are there, and lets all such ops share the cores.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ def peak(buffers: Iterable[Buffer], end: float) -> int:
             continue
         if buffer.maker is None or not buffer.nbytes:
             continue
-        changes.append((buffer.maker.start, buffer.nbytes))
+        changes.append((buffer.maker.ready, buffer.nbytes))
         changes.append((_freed(buffer), -buffer.nbytes))
     changes.sort()  # of what happens at one time, memory is given back first
     most = alive = 0
@@ -37,4 +40,4 @@ def _freed(buffer: Buffer) -> float:
     last: Task | None = max(buffer.readers, key=lambda task: task.end, default=None)
     if last is None:
         return buffer.maker.end if buffer.maker is not None else 0.0
-    return last.start if last.reuses else last.end
+    return last.ready if last.reuses else last.end

@@ -34,7 +34,7 @@ def play(tasks: Sequence[Task], cores: Mapping[str, int]) -> float:
     while ready:
         at, index = heapq.heappop(ready)
         task = tasks[index]
-        task.start = _start(task, at, free)
+        task.ready, task.start = at, _start(task, at, free)
         task.end = task.start + task.seconds
         last = max(last, task.end)
         for user in users[index]:

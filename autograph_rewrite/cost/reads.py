@@ -1,5 +1,6 @@
 """Reads of variables that a replica does not hold: pulled from servers, or gathered from the other replicas.
 
+shards here     ConcatV2 ──► ReadVariableOp
 served          pull ──► ReadVariableOp          rows: what a gather looks up is pulled, not the table
 stage 1, 2      gather of the updated shards ──► ReadVariableOp
 stage 3         gather ──► forward readers,  gather again ──► backward readers
@@ -10,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from autograph_rewrite.cost.exchanges import exchange_task
+from autograph_rewrite.cost.exchanges import exchange_task, pass_task
 from autograph_rewrite.cost.folded import Folded
 from autograph_rewrite.cost.holders import Holder, variable_bytes
 from autograph_rewrite.cost.sizes import Sizes
 from autograph_rewrite.cost.tasks import Buffer, Task
 from autograph_rewrite.cost.topology import Topology
+from autograph_rewrite.cost.work import Work
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.walk import ancestors
 
@@ -34,7 +36,7 @@ class Reads:
 
     def __init__(self, folded: Folded, held: Mapping[str, Holder], topology: Topology, sizes: Sizes) -> None:
         self._folded, self._held, self._topology, self._sizes = folded, held, topology, sizes
-        self._tasks: dict[tuple[str, str], Task] = {}
+        self._chains: dict[tuple[str, str], list[Task]] = {}  # each of them after the one before
         self._buffers: dict[tuple[str, str, str], Buffer] = {}
         self._gathered: dict[Buffer, str] = {}  # buffers that are given back between forward and backward
         self._forward: set[Node] = set()
@@ -48,9 +50,9 @@ class Reads:
         holder = self._held.get(name) if name is not None else None
         if holder is None or name is None or self._folded.region.get(node) == name or node.op == "VarHandleOp":
             return Pulled()
-        if not (holder.is_served or holder.stage):
-            return Pulled()
         what = node.name if node.op in ROWS else "whole"
+        if not (holder.is_served or holder.stage):
+            return self._join(name, lane) if holder.shards > 1 and node.op not in ROWS else Pulled()
         if holder.stage:
             pulled = self._gather(name, what, lane, kept=holder.stage < 3)
             if holder.stage == 3 and pulled.buffer is not None:
@@ -69,18 +71,21 @@ class Reads:
         name = self._gathered.get(made)
         if name is None or node in self._forward or self._folded.region.get(node) == name:
             return None
-        begins = (name, "again") not in self._tasks
+        begins = (name, "again") not in self._chains
         pulled = self._gather(name, "again", made.place)
         if begins:
-            pulled.tasks[0].after(task for task in waits if task is not None)
+            self._chains[name, "again"][0].after(waits)
         return pulled
 
     def _gather(self, name: str, what: str, lane: str, *, kept: bool = False) -> Pulled:
         """Return the gather of all shards; where replicas keep the whole, it is written in place."""
         whole = variable_bytes(self._folded.item.variables[name])
-        if (name, what) not in self._tasks:
+        if (name, what) not in self._chains:
             exchange = self._topology.ring_gather(whole / self._topology.plan.replicas)
-            self._tasks[name, what] = exchange_task(f"gather {name}", "all_gather", exchange)
+            sent = exchange_task(f"gather {name}", "all_gather", exchange)
+            join = self._joining(name, 1 if self._topology.on_cpu else self._topology.local)
+            join.after([sent])
+            self._chains[name, what] = [sent, join]
         return self._held_on(name, what, lane, 0 if kept else whole, each=True)
 
     def _pull(self, node: Node, name: str, what: str, lane: str) -> Pulled:
@@ -89,15 +94,31 @@ class Reads:
         if node.op in ROWS:
             rows = self._sizes.nbytes(self._folded.state.source(node.output()))
             nbytes = rows * (self._topology.local if node in self._folded.each else 1)
-        if (name, what) not in self._tasks:
+        if (name, what) not in self._chains:
             exchange = self._topology.pull(nbytes, *self._held[name].servers)
-            self._tasks[name, what] = exchange_task(f"pull {name}", "pull", exchange)
-        is_there = node.op in ROWS or not self._tasks[name, what].seconds
+            self._chains[name, what] = [exchange_task(f"pull {name}", "pull", exchange)]
+        is_there = node.op in ROWS or not self._chains[name, what][0].traffic
+        if is_there and self._held[name].shards > 1 and node.op not in ROWS:
+            joined = self._join(name, lane, each=False)
+            joined.tasks[0].after(self._chains[name, what])
+            return joined
         return self._held_on(name, what, lane, 0 if is_there else nbytes, each=False)
+
+    def _join(self, name: str, lane: str, *, each: bool = True) -> Pulled:
+        """Return what makes the whole of the shards that a process has itself."""
+        if (name, "joined") not in self._chains:
+            self._chains[name, "joined"] = [self._joining(name, self._topology.local if each else 1)]
+        nbytes = variable_bytes(self._folded.item.variables[name])
+        return self._held_on(name, "joined", lane, nbytes, each=each)
+
+    def _joining(self, name: str, instances: int) -> Task:
+        """Return the task that copies shards into the whole."""
+        work = Work("elementwise", 0.0, 2.0 * variable_bytes(self._folded.item.variables[name]))
+        return pass_task(f"join {name}", "ConcatV2", work, instances, self._topology)
 
     def _held_on(self, name: str, what: str, lane: str, nbytes: int, *, each: bool) -> Pulled:
         """Return the exchange with the memory on one lane."""
-        task = self._tasks[name, what]
+        task = self._chains[name, what][-1]
         key = (name, what, lane)
         if key not in self._buffers:
             self._buffers[key] = Buffer(nbytes, lane, each, task)
@@ -105,8 +126,8 @@ class Reads:
 
     @property
     def tasks(self) -> list[Task]:
-        """All exchanges."""
-        return list(self._tasks.values())
+        """All exchanges, and what joins what they bring."""
+        return [task for chain in self._chains.values() for task in chain]
 
     @property
     def buffers(self) -> list[Buffer]:

@@ -52,6 +52,7 @@ class Task:
         needs: the tasks that end before it starts.
         reuses: its output may take the place of an input of the same size that nobody else needs any more.
         traffic: bytes over one link of each kind.
+        ready: when what it needs has ended; set by `play`, as its start and end are.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Task:
     reuses: bool = False
     traffic: Mapping[str, float] = field(default_factory=dict)
     index: int = 0
+    ready: float = 0.0
     start: float = 0.0
     end: float = 0.0
 

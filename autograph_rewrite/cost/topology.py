@@ -98,9 +98,11 @@ class Topology:
         return Exchange(seconds, {LOCAL: seconds}, {LOCAL: chunk * steps * self.local})
 
     def within(self, nbytes: float) -> Exchange:
-        """Return what it takes to move bytes between the devices of one process; CPU devices share them."""
-        if self.local == 1 or self.on_cpu or not nbytes:
+        """Return what it takes to move bytes between the devices of one process; CPU devices hand them over."""
+        if self.local == 1 or not nbytes:
             return Exchange()
+        if self.on_cpu:
+            return Exchange(self.machine.memory.seconds)
         seconds = self.machine.local.time(nbytes)
         return Exchange(seconds, {LOCAL: seconds}, {LOCAL: nbytes})
 

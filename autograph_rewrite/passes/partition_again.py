@@ -10,7 +10,7 @@ for one reader waits for the reader's other operands.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from autograph_rewrite.ir.build import provenance
 from autograph_rewrite.ir.graph import Graph, Node, Value
@@ -25,6 +25,7 @@ def gather_on_use(graph: Graph, handles: Iterable[Node]) -> int:
         handles: those of the first shard of each variable.
     """
     wholes = [whole for handle in handles for whole in _wholes(handle)]
+    gathers = set(wholes)
     readers = {reader: None for whole in wholes for reader, _ in whole.output().uses}
     marks = {reader: 1 << i for i, reader in enumerate(readers)}
     before = marks_before(topological_order(graph), marks)
@@ -32,21 +33,26 @@ def gather_on_use(graph: Graph, handles: Iterable[Node]) -> int:
     for whole in wholes:
         uses = whole.output().uses
         mine = sum({marks[reader] for reader, _ in uses})
-        later = [use for use in uses if any((before[n] | marks.get(n, 0)) & mine for n in _operands(use.node, whole))]
+        later = [use for use in uses if any((before[n] | marks.get(n, 0)) & mine for n in _operands(use.node, gathers))]
         for reader, index in later:
-            reader.set_input(index, _copied(graph, whole, _operands(reader, whole)))
+            copy = _copied(graph, whole, _operands(reader, gathers))
+            gathers.add(copy.node)
+            reader.set_input(index, copy)
             count += 1
         first = {reader for reader, _ in uses} - {reader for reader, _ in later}
         alone = all(len(value.uses) == 1 for value in whole.inputs[:-1])  # no lookup reads the shards
         if len(first) == 1 and alone and not _is_anchored(graph, whole):  # with one reader, no cycle can come of it
-            _delay([value.node for value in whole.inputs[:-1]], _operands(first.pop(), whole))
+            _delay([value.node for value in whole.inputs[:-1]], _operands(first.pop(), gathers))
     return count
 
 
-def _operands(reader: Node, whole: Node) -> list[Node]:
-    """Return the nodes of which the other operands of a reader are, those that are always there left out."""
+def _operands(reader: Node, gathers: Collection[Node]) -> list[Node]:
+    """Return the nodes that a gather for a reader waits for: operands that are neither always there nor gathered.
+
+    Two variables of which one reader needs the wholes would wait for each other.
+    """
     nodes = dict.fromkeys(value.node for value in reader.inputs)
-    return [node for node in nodes if node is not whole and node.op not in ("Const", "VarHandleOp", "Placeholder")]
+    return [node for node in nodes if node not in gathers and node.op not in ("Const", "VarHandleOp", "Placeholder")]
 
 
 def _is_anchored(graph: Graph, node: Node) -> bool:
