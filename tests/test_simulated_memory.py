@@ -9,6 +9,7 @@ import pytest
 import autograph_rewrite as ar
 from autograph_rewrite.cost.counted import count
 from autograph_rewrite.cost.folded import fold
+from autograph_rewrite.cost.loops import held_in_lists, trips_of
 from autograph_rewrite.cost.memory import peak
 from autograph_rewrite.cost.play import play
 from autograph_rewrite.cost.sizes import Sizes
@@ -49,6 +50,20 @@ def test_a_variable_of_which_rows_are_looked_up_is_copied_when_it_is_read() -> N
     assert reads["words"].work.nbytes == 2 * sum(nbytes for _, nbytes in reads["words"].made) > 0
     assert reads["hidden/w"].hands_on
     assert reads["hidden/w"].work.nbytes == 0
+
+
+def test_lists_that_a_loop_fills_hold_what_all_its_iterations_put_there() -> None:
+    config = Config.of({"devices": DEVICES})
+    item = normalise(item_of(ZOO["lstm_v2"].build(Options(optimizer="adam"))))
+    folded = fold(item, named_builder(config).build(item, config))
+    trips = trips_of(folded.order, folded.frames)
+    assert len(trips) == 2  # the loop of the gradient runs as often as the one that fills its lists
+    assert len(set(trips.values())) == 1
+    sizes = Sizes(8, 2)
+    pushes = [node for node in folded.order if node.op == "TensorListPushBack"]
+    whole = sum(sizes.nbytes(folded.state.source(push.inputs[1])) for push in pushes) * max(trips.values())
+    held = held_in_lists(folded.state, folded.frames, trips, sizes)
+    assert 0.3 * whole < sum(held.values()) < whole  # less: what is in two lists, or a weight, counts once or not
 
 
 @pytest.mark.parametrize("strategy", ["AllReduce", "PSLoadBalancing", "PartitionedPS", "PartitionedAR", "FSDP"])

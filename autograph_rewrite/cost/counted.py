@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from autograph_rewrite.analysis.roles import handle_of
 from autograph_rewrite.analysis.rules import TABLE
 from autograph_rewrite.cost.folded import Folded, wanted
+from autograph_rewrite.cost.loops import LIST_VIEWS, held_in_lists, runs, trips_of
 from autograph_rewrite.cost.sizes import Sizes
 from autograph_rewrite.cost.work import Work, is_view, work_of
-from autograph_rewrite.ir.frames import Frame
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.shape_rules import constant
 
 REUSING = frozenset(("elementwise", "layout"))
 """Families of ops that put their result into an input's memory where nobody else needs that."""
@@ -47,14 +45,17 @@ class Counted(NamedTuple):
 
 def count(folded: Folded, sizes: Sizes) -> dict[Node, Counted]:
     """Return what each node of a step does."""
-    trips, copied = _trips(folded), _copied(folded)
-    state, found = folded.state, {}
+    state, frames, found = folded.state, folded.frames, {}
+    trips, copied = trips_of(folded.order, frames), _copied(folded)
+    lists = held_in_lists(state, frames, trips, sizes)
     for node in folded.order:
         values = [node.output(i) for i in range(len(state.answers[node].outputs))]
         facts = [state.facts[value] for value in node.inputs]
         made = [state.source(value) for value in values]
         inputs, outputs = [sizes.shape(fact) for fact in facts], [sizes.shape(fact) for fact in made]
         nbytes = [sizes.nbytes(fact) for fact in made]
+        if node in lists:
+            nbytes[0] = lists[node]
         rule = TABLE.get(node.op)
         copies = node.op == "ReadVariableOp" and handle_of(node.inputs[0]).node in copied
         work = work_of(node, inputs, outputs, float(sum(map(sizes.nbytes, facts)) + sum(nbytes)))
@@ -62,9 +63,9 @@ def count(folded: Folded, sizes: Sizes) -> dict[Node, Counted]:
             Work("elementwise", 0.0, 2.0 * sum(nbytes)) if copies else work,
             tuple(zip(values, nbytes, strict=True)),
             tuple(wanted(state, node, index) for index in range(len(node.inputs))),
-            is_view(node, inputs, outputs) and not copies,
+            (is_view(node, inputs, outputs) and not copies) or node.op in LIST_VIEWS,
             node.op in TAKING_OVER or (rule is not None and rule.family in REUSING),
-            _runs(folded.frames.get(node, ()), trips) * (sizes.micro if node in folded.each else 1),
+            runs(frames.get(node, ()), trips) * (sizes.micro if node in folded.each else 1),
         )
     return found
 
@@ -76,30 +77,3 @@ def _copied(folded: Folded) -> set[Node]:
     """
     of_rows = (node for node in folded.order if re.match("Resource(Gather|Scatter|SparseApply)", node.op))
     return {handle_of(node.inputs[0]).node for node in of_rows}
-
-
-def _runs(frame: Frame, trips: Mapping[Frame, int]) -> int:
-    """Return how often what is in a loop runs, as far as the bounds of loops are constants."""
-    runs = 1
-    for depth in range(1, len(frame) + 1):
-        runs *= trips.get(frame[:depth], 1)
-    return runs
-
-
-def _trips(folded: Folded) -> dict[Frame, int]:
-    """Return how often loops run whose condition compares with a constant."""
-    found: dict[Frame, int] = {}
-    for node in folded.order:
-        if node.op != "LoopCond":
-            continue
-        pending, bounds = [node.inputs[0].node], []
-        for _ in range(4):  # a condition may be the conjunction of several
-            for test in pending:
-                if test.op in ("Less", "LessEqual"):
-                    bound = constant(test.inputs[1])
-                    if bound is not None and bound.ndim == 0:
-                        bounds.append(int(bound) + (test.op == "LessEqual"))
-            pending = [value.node for test in pending if test.op in ("LogicalAnd", "Identity") for value in test.inputs]
-        if bounds:
-            found[folded.frames.get(node, ())] = max(min(bounds), 1)
-    return found
