@@ -150,14 +150,18 @@ class Reshard:
             self._read(node, index, new)
 
     def _common_predicate(self, value: Value) -> Value:
-        """Return replica 0's predicate for all: one rounding difference would send replicas down different branches."""
+        """Return replica 0's predicate for all: one rounding difference would send replicas down different branches.
+
+        Each replica still waits for what its own predicate waits for: the branches may write what is written before.
+        """
         if value.node.span is Span.ONCE:
             return value
         if value not in self._predicates:
-            once = self._context.add(
-                "Identity", [value], name=f"{value.node.name}/predicate", span=Span.ONCE, origin=value.node
-            )
-            self._predicates[value] = once.output()
+            made, name = value.node, f"{value.node.name}/predicate"
+            once = self._context.add("Identity", [value], name=name, span=Span.ONCE, origin=made).output()
+            each = self._context.add("Identity", [once], name=f"{name}/each", span=Span.EACH, origin=made)
+            each.add_control(made)
+            self._predicates[value] = each.output()
         return self._predicates[value]
 
     def _read(self, node: Node, index: int, value: Value) -> None:
