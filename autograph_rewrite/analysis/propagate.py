@@ -3,8 +3,10 @@
     x: split(0)  w: replicated            MatMul(x, w): split(0)
     MatMul(x^T, dy): partial(sum)   ──►   ResourceApplyAdam wants it replicated: one reshard edge
 
-Loops are walked until nothing changes. Values that arise as contributions are summed where `cut.choose` says; the walk
-is then repeated with those values seen as replicated. Equal nodes share one answer (`_answer` is cached by facts).
+Loops are walked until nothing changes, each before what comes behind it is looked at: a first guess about what a loop
+hands out could confirm itself in the next one. Values that arise as contributions are summed where `cut.choose` says;
+the walk is then repeated with those values seen as replicated. Equal nodes share one answer (`_answer` is cached by
+facts).
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from autograph_rewrite.analysis.rules.joining import join
 from autograph_rewrite.analysis.rules.normalisation import BLOCK_STATISTICS
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir import dtypes
+from autograph_rewrite.ir.frames import by_loops
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.opdefs import find_op
 from autograph_rewrite.ir.walk import BACK_EDGES, topological_order
@@ -61,6 +64,7 @@ class Propagation:
     cache: dict[Any, Answer] = field(default_factory=dict)
     visited: dict[Node, tuple[object, object]] = field(default_factory=dict)  # what each answer was given for
     loops: bool = False
+    runs: list[list[Node]] = field(default_factory=list)  # the order, with the nodes of each loop together
     edits: int = 0  # of the graph when `order` was made
 
     def wants(self, node: Node) -> Mapping[int, Want]:
@@ -104,6 +108,7 @@ def propagate(
     if cache is not None:
         state.cache = cache
     loops = state.loops = any(node.op in ("NextIteration", "RefNextIteration") for node in state.order)
+    state.runs = by_loops(state.order) if loops else [state.order]
     _settle(state, loops, optimistic=True)
     for _ in range(RESTARTS if loops else 0):
         before = dict(state.facts)
@@ -210,9 +215,20 @@ def _forget_totals(state: Propagation) -> None:
 
 
 def _walk(state: Propagation, *, optimistic: bool) -> bool:
-    """Visit every node once; return whether some fact or container changed."""
+    """Visit every node, those of a loop until it settles; return whether some fact or container changed."""
     changed = False
-    for node in state.order:
+    for nodes in state.runs:
+        for _ in range(MAX_ROUNDS):
+            moved = _walk_once(state, nodes, optimistic)
+            changed |= moved
+            if not moved or len(state.runs) == 1:
+                break
+    return changed
+
+
+def _walk_once(state: Propagation, nodes: Iterable[Node], optimistic: bool) -> bool:
+    changed = False
+    for node in nodes:
         answer = _visit(state, node, optimistic)
         if state.answers.get(node) is answer:
             continue

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from graphlib import CycleError, TopologicalSorter
 from typing import NamedTuple
 
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.walk import BACK_EDGES, EXITS
+from autograph_rewrite.ir.walk import BACK_EDGES, EXITS, dependencies
 
 OPENS = frozenset(("Enter", "RefEnter", "Switch", "RefSwitch"))
 Frame = tuple[str, ...]
@@ -48,6 +49,34 @@ def frames_of(order: Iterable[Node]) -> dict[Node, Frame]:
         if frame:
             frames[node] = frame
     return frames
+
+
+def by_loops(order: Iterable[Node]) -> list[list[Node]]:
+    """Return the nodes, producers first, in runs: those of one outermost loop together, and what lies between loops.
+
+    Args:
+        order: the nodes, producers first. Where a loop needs what another part of it makes outside, all are one run.
+    """
+    nodes = list(order)
+    frames = frames_of(nodes)
+    parts: dict[object, list[Node]] = {}
+    for node in nodes:
+        parts.setdefault(frames[node][0] if node in frames else node, []).append(node)
+    part_of = {node: key for key, members in parts.items() for node in members}
+    waits = {
+        key: list(dict.fromkeys(part_of[p] for node in members for p in dependencies(node) if part_of[p] != key))
+        for key, members in parts.items()
+    }
+    try:
+        keys = list(TopologicalSorter(waits).static_order())
+    except CycleError:
+        return [nodes]
+    runs: list[list[Node]] = []
+    for key in keys:
+        if isinstance(key, str) or not runs or runs[-1][0] in frames:
+            runs.append([])
+        runs[-1] += parts[key]
+    return runs
 
 
 def guards_of(order: Iterable[Node], frames: dict[Node, Frame]) -> dict[Node, Guards]:
