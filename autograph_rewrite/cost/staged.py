@@ -1,0 +1,107 @@
+"""The staged step: what each forward and backward part of a pipeline runs, and what runs once, beside which stage.
+
+    folded step ──► F@0 = [...]  F@1 = [...]  B@1 = [...]  B@0 = [...]      for each micro-batch
+                    before = reads, counts of masks                         once, before all of them
+                    after  = norms, updates                                 once, from the summed gradients
+
+Stages are those that the rewrite itself would choose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autograph_rewrite.cost.counted import Counted
+from autograph_rewrite.cost.folded import Folded
+from autograph_rewrite.errors import PlanError
+from autograph_rewrite.ir.graph import Node, Span
+from autograph_rewrite.ir.walk import ancestors, descendants
+from autograph_rewrite.passes.context import Context
+from autograph_rewrite.passes.order_micro import learnt_nodes
+from autograph_rewrite.passes.place_stages import stages_of_once
+from autograph_rewrite.passes.stages import assign_stages
+from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.plan.schedule import BACKWARD, FORWARD
+
+BEFORE, AFTER = "before", "after"
+Part = tuple[str, int]
+"""FORWARD, BACKWARD, BEFORE or AFTER, and a stage."""
+
+
+@dataclass(frozen=True)
+class Staged:
+    """One step in parts.
+
+    Attributes:
+        folded: the step.
+        counts: what its nodes do.
+        stages: how many there are.
+        devices: of one replica's stages, in turn, each by the number of the first with its name.
+        parts: the nodes of each part, producers first.
+        part_of: the part of each node.
+    """
+
+    folded: Folded
+    counts: Mapping[Node, Counted]
+    stages: int
+    devices: tuple[int, ...]
+    parts: Mapping[Part, tuple[Node, ...]]
+    part_of: Mapping[Node, Part]
+
+    def device(self, part: Part) -> int:
+        """Return the number of the device, within a replica, that runs a part."""
+        return self.devices[part[1] % len(self.devices)]
+
+    def rank(self, part: Part) -> int:
+        """Return a number that is higher for what runs later, of one micro-batch."""
+        kind, stage = part
+        return {BEFORE: -1, FORWARD: stage, BACKWARD: 2 * self.stages - stage, AFTER: 2 * self.stages + 1}[kind]
+
+
+def stage(folded: Folded, plan: Plan, counts: Mapping[Node, Counted]) -> Staged:
+    """Divide a folded step.
+
+    Args:
+        folded: the step.
+        plan: resolved, with a pipeline.
+        counts: what the nodes do.
+
+    Raises:
+        PlanError: the stages that the plan asks for are impossible on this graph.
+    """
+    state = folded.state
+    context = Context(state.graph, plan, state, folded.frames, frozenset(folded.handles))
+    stages = assign_stages(context, folded.outputs)
+    if stages is None or plan.pipeline is None:
+        raise PlanError("this plan has no stages", hint="give it a pipeline")
+    early = _early(folded, counts)
+    fed = descendants([node for node in folded.order if node.span is Span.EACH and node not in early], controls=False)
+    beside = stages_of_once(list(folded.order), stages, captured=False)
+    parts: dict[Part, list[Node]] = {}
+    part_of: dict[Node, Part] = {}
+    for node in folded.order:
+        if node.span is not Span.EACH:
+            part = (AFTER if node in fed else BEFORE, beside[node])
+        elif node in early:
+            part = (BEFORE, stages.of.get(node, 0))
+        else:
+            part = (BACKWARD if node in stages.backward else FORWARD, stages.of.get(node, 0))
+        part_of[node] = part
+        parts.setdefault(part, []).append(node)
+    names = plan.pipeline.devices[: len(plan.pipeline.devices) // plan.replicas]
+    devices = tuple(names.index(name) for name in names)
+    return Staged(folded, counts, stages.count, devices, {part: tuple(own) for part, own in parts.items()}, part_of)
+
+
+def _early(folded: Folded, counts: Mapping[Node, Counted]) -> set[Node]:
+    """Return the EACH nodes that run for all micro-batches first: a number that all make together needs them."""
+    state, learnt = folded.state, learnt_nodes(folded.order)
+    met = {
+        value.node
+        for node in folded.order
+        for value, target in zip(node.inputs, counts[node].targets, strict=True)
+        if target == "replicated" and value.node.span is Span.EACH and value.node not in learnt
+        if state.source(value).placement.kind != "local"  # of a size, the one of the whole batch is taken
+    }
+    return {node for node in ancestors(met) if node.span is Span.EACH}
