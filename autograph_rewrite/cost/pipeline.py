@@ -21,6 +21,7 @@ from autograph_rewrite.cost.play import play
 from autograph_rewrite.cost.staged import AFTER, BEFORE, Part, Staged
 from autograph_rewrite.cost.tasks import COMPUTE, EXCHANGE, Task, compute_seconds, on_cores
 from autograph_rewrite.cost.topology import Topology
+from autograph_rewrite.errors import PlanError
 from autograph_rewrite.plan import schedule
 from autograph_rewrite.plan.devices import parse, process_of, short
 from autograph_rewrite.plan.parts import Pipeline
@@ -96,7 +97,7 @@ class StagedStep:
         """Make all tasks and play them; return how long they take.
 
         Raises:
-            PlanError: there is no such schedule for so many micro-batches.
+            PlanError: there is no such schedule for so many micro-batches, or it would wait for itself.
         """
         orders = schedule.orders(*schedule_of(self.pipeline, self.staged, self.micro))
         for replica in range(len(self.devices)):
@@ -109,7 +110,14 @@ class StagedStep:
         for replica in range(len(self.devices)):
             self._connect(replica)
         lanes = {lane for task in self.tasks.values() for lane in task.holds if lane.endswith("cpu")}
-        return play(self.all_tasks, dict.fromkeys(lanes, self.topology.machine.cores))
+        seconds = play(self.all_tasks, dict.fromkeys(lanes, self.topology.machine.cores))
+        stuck = [task.name for task in self.tasks.values() if task.seconds and not task.end]
+        if stuck:
+            raise PlanError(
+                f"the schedule waits for itself: {', '.join(stuck[:4])} never begin",
+                hint="stages must follow each other; see boundaries",
+            )
+        return seconds
 
     # What runs.
 
@@ -239,7 +247,9 @@ class StagedStep:
         device, home = self.devices[replica][held.device], self.devices[0][held.device]
         reader = self.tasks[last]
         if home != device:
-            reader = self._send(last, home, nbytes) if (last, home) not in self.moves else self._more(last, home, nbytes)
+            reader = (
+                self._send(last, home, nbytes) if (last, home) not in self.moves else self._more(last, home, nbytes)
+            )
             self.alive.append(Alive(nbytes, home, reader, (update,)))
         update.after([reader])
         self.alive.append(Alive(nbytes, device, self.tasks[first], (reader if home != device else update,), held))

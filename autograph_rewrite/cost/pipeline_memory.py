@@ -21,6 +21,9 @@ from autograph_rewrite.cost.staged import AFTER, BEFORE, Part, Staged
 from autograph_rewrite.ir.graph import Node, Span, Value
 from autograph_rewrite.plan.schedule import BACKWARD, FORWARD
 
+_ALIGNED = 64
+"""TensorFlow wants the memory of a tensor to begin at a multiple of this."""
+
 
 class Held(NamedTuple):
     """Memory that outlives the part that made it.
@@ -83,16 +86,23 @@ class _Made:
     at: int
     last: dict[Part, int] = field(default_factory=dict)
     is_sum: bool = False
+    is_view: bool = False
+
+    def on(self, staged: Staged, device: int) -> int:
+        """Return the bytes that it has on a device."""
+        return 0 if self.is_view and staged.device(self.part) == device else self.nbytes
 
 
-def footprint(staged: Staged, sizes: Sizes) -> Footprint:
+def footprint(staged: Staged, sizes: Sizes, *, interleaved: bool = False, copies: bool = True) -> Footprint:
     """Return what one micro-batch holds where.
 
     Args:
         staged: the step in parts.
         sizes: the numbers behind symbols.
+        interleaved: of M micro-batches, each has every M-th example.
+        copies: each device has memory of its own; else what another device reads is counted where it was made.
     """
-    values, micro = _Values(staged, sizes), sizes.micro
+    values, micro = _Values(staged, sizes, interleaved=interleaved), sizes.micro
     held: Counter[Held] = Counter()
     crossing: Counter[tuple[Part, int]] = Counter()
     fed: Counter[int] = Counter(values.fed)
@@ -100,8 +110,13 @@ def footprint(staged: Staged, sizes: Sizes) -> Footprint:
     for made in values.made:
         own, by_device = staged.device(made.part), _by_device(staged, made)
         away = frozenset(device for device in by_device if device != own)
+        if made.part[0] != BEFORE:
+            for device in away:
+                crossing[made.part, device] += made.nbytes
+        if not copies:
+            by_device, away = {own: frozenset(made.last)}, frozenset()
         if made.part[0] == BEFORE:
-            fed[own] += made.nbytes * micro
+            fed[own] += made.on(staged, own) * micro
             for device in away:
                 crossing[made.part, device] += made.nbytes * micro
                 fed[device] += made.nbytes * micro
@@ -109,18 +124,17 @@ def footprint(staged: Staged, sizes: Sizes) -> Footprint:
         here[made.part].append(made)
         readers = by_device.get(own, frozenset()) - {made.part}
         if made.is_sum:
-            held[Held(own, made.part, readers | {(AFTER, made.part[1])}, is_sum=True)] += made.nbytes
+            held[Held(own, made.part, readers | {(AFTER, made.part[1])}, is_sum=True)] += made.on(staged, own)
             away = frozenset()
         elif readers or away:
-            held[Held(own, made.part, readers, away)] += made.nbytes
+            held[Held(own, made.part, readers, away)] += made.on(staged, own)
         for device in away:
             held[Held(device, made.part, by_device[device])] += made.nbytes
-            crossing[made.part, device] += made.nbytes
         for part in made.last:
-            if part != made.part:
+            if part != made.part and (copies or staged.device(part) == own):
                 here[part].append(made)
-    first = {part: _inside(staged, part, here[part], first=True) for part in staged.parts}
-    later = {part: _inside(staged, part, here[part], first=False) for part in staged.parts}
+    first = {part: _inside(staged, part, here[part], first=True, copies=copies) for part in staged.parts}
+    later = {part: _inside(staged, part, here[part], first=False, copies=copies) for part in staged.parts}
     for (part, device), nbytes in values.shared.items():
         crossing[part, device] += nbytes
         fed[device] += nbytes
@@ -137,8 +151,8 @@ def _by_device(staged: Staged, made: _Made) -> dict[int, frozenset[Part]]:
 class _Values:
     """Collects what parts make and read; views are the memory that they look at."""
 
-    def __init__(self, staged: Staged, sizes: Sizes) -> None:
-        self._staged, self._sizes = staged, sizes
+    def __init__(self, staged: Staged, sizes: Sizes, *, interleaved: bool) -> None:
+        self._staged, self._sizes, self._interleaved = staged, sizes, interleaved
         self.made: list[_Made] = []
         self.fed: Counter[int] = Counter()
         self.shared: Counter[tuple[Part, int]] = Counter()  # made once and read on other devices
@@ -150,6 +164,7 @@ class _Values:
         for node in staged.folded.order:
             self._read(node, places[node])
             self._make(node, places[node])
+        self._view_blocks()
 
     def _read(self, node: Node, at: int) -> None:
         part = self._staged.part_of[node]
@@ -184,9 +199,19 @@ class _Values:
                 nbytes = sizes.nbytes(state.facts[value])
                 home = self._staged.device(self._staged.part_of[value.node])
                 self.fed[home] += nbytes * sizes.micro * sizes.replicas
-            self._blocks[value] = made = _Made(nbytes, part, -1)
-            self.made.append(made)
-        return self._blocks[value]
+            self._blocks[value] = _Made(nbytes, part, -1)
+            self.made.append(self._blocks[value])
+        made = self._blocks[value]
+        if self._staged.rank(part) < self._staged.rank(made.part):
+            made.part = part
+        return made
+
+    def _view_blocks(self) -> None:
+        """Mark the blocks that TensorFlow cuts out without copying: rows that follow each other, if aligned."""
+        whole = self._staged.folded.state.whole_inputs
+        for value, made in self._blocks.items():
+            near = self._staged.device(made.part) == self._staged.device(self._staged.part_of[value.node])
+            made.is_view = near and whole.get(value) == 0 and not self._interleaved and made.nbytes % _ALIGNED == 0
 
     def _share(self, value: Value, part: Part) -> None:
         """Note that what is made once is read on another device."""
@@ -214,19 +239,19 @@ class _Values:
             self.made.append(made)
 
 
-def _inside(staged: Staged, part: Part, values: Iterable[_Made], *, first: bool) -> int:
+def _inside(staged: Staged, part: Part, values: Iterable[_Made], *, first: bool, copies: bool) -> int:
     """Return the most bytes of these values that are alive at a time while a part runs."""
     born: dict[int, list[int]] = defaultdict(list)
     dying: dict[int, list[int]] = defaultdict(list)
-    device, alive = staged.device(part), 0
+    alive = 0
     for made in values:
         if made.part == part:
-            born[made.at].append(made.nbytes)
+            born[made.at].append(made.on(staged, staged.device(part)))
         else:
-            alive += made.nbytes
-        end = _end(staged, made, part, device, first=first)
+            alive += made.on(staged, staged.device(part))
+        end = _end(staged, made, part, first=first, copies=copies)
         if end is not None:
-            dying[end].append(made.nbytes)
+            dying[end].append(made.on(staged, staged.device(part)))
     most = alive
     for at, node in enumerate((None, *staged.parts[part]), start=-1):
         new, old = born[at], dying[at]
@@ -236,14 +261,15 @@ def _inside(staged: Staged, part: Part, values: Iterable[_Made], *, first: bool)
     return most
 
 
-def _end(staged: Staged, made: _Made, part: Part, device: int, *, first: bool) -> int | None:
+def _end(staged: Staged, made: _Made, part: Part, *, first: bool, copies: bool) -> int | None:
     """Return the place in a part behind which nobody needs a value any more; None where somebody still does."""
     if made.is_sum:
         return None if first or made.part != part else max(made.at, made.last.get(part, -1))
+    device = staged.device(part)
     if made.part == part and any(staged.device(other) != device for other in made.last):
         return None
-    local = [other for other in made.last if staged.device(other) == device]
-    if not local:
+    readers = [other for other in made.last if not copies or staged.device(other) == device]
+    if not readers:
         return made.at
-    last = max(local, key=staged.rank)
+    last = max(readers, key=staged.rank)
     return made.last[last] if last == part else None

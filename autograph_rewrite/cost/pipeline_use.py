@@ -28,7 +28,7 @@ class PipelineUse(NamedTuple):
     Attributes:
         step: its tasks, played.
         seconds: that they take.
-        bubble: the share of the devices' time, from the first forward part to the last backward part, in which they wait.
+        bubble: the share of the time, from the first forward to the last backward part, in which devices wait.
         devices: with their memory.
         exchanges: what crosses between devices.
         lanes: where it computes.
@@ -59,7 +59,8 @@ def use_of_pipeline(
     """
     assert plan.pipeline is not None
     staged = stage(folded, plan, counts or count(folded, sizes))
-    step = StagedStep(staged, footprint(staged, sizes), plan.pipeline, plan.microbatches, topology)
+    held = footprint(staged, sizes, interleaved=plan.interleaved)
+    step = StagedStep(staged, held, plan.pipeline, plan.microbatches, topology)
     seconds = step.run()
     lanes = frozenset(lane for task in step.tasks.values() for lane in task.holds)
     return PipelineUse(step, seconds, _bubble(step), tuple(_devices(step)), tuple(_exchanges(step)), lanes)
