@@ -19,7 +19,7 @@ from autograph_rewrite.ir.graph import Node, Span
 from autograph_rewrite.ir.walk import ancestors, descendants
 from autograph_rewrite.passes.context import Context
 from autograph_rewrite.passes.order_micro import learnt_nodes
-from autograph_rewrite.passes.place_stages import stages_of_once
+from autograph_rewrite.passes.place_stages import place_stages
 from autograph_rewrite.passes.stages import assign_stages
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.schedule import BACKWARD, FORWARD
@@ -77,12 +77,14 @@ def stage(folded: Folded, plan: Plan, counts: Mapping[Node, Counted]) -> Staged:
         raise PlanError("this plan has no stages", hint="give it a pipeline")
     early = _early(folded, counts)
     fed = descendants([node for node in folded.order if node.span is Span.EACH and node not in early], controls=False)
-    beside = stages_of_once(list(folded.order), stages, captured=False)
+    marks = [f"/device:CPU:{number}" for number in range(stages.count)]
+    place_stages(state.graph, stages, marks, captured=False)  # the graph of a folded step is nobody else's
+    beside = {mark: number for number, mark in enumerate(marks)}
     parts: dict[Part, list[Node]] = {}
     part_of: dict[Node, Part] = {}
     for node in folded.order:
         if node.span is not Span.EACH:
-            part = (AFTER if node in fed else BEFORE, beside[node])
+            part = (AFTER if node in fed else BEFORE, beside[node.device])
         elif node in early:
             part = (BEFORE, stages.of.get(node, 0))
         else:

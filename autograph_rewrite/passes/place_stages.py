@@ -52,18 +52,7 @@ def place_stages(graph: Graph, stages: Stages, devices: Sequence[str], *, captur
         devices: of the stages, in turn.
         captured: variables live outside of the graph, on the first device.
     """
-    for node, stage in stages_of_once(topological_order(graph), stages, captured=captured).items():
-        node.set_device(devices[stage % len(devices)])
-
-
-def stages_of_once(order: Sequence[Node], stages: Stages, *, captured: bool) -> dict[Node, int]:
-    """Return the stage beside which each node is that runs once.
-
-    Args:
-        order: the nodes of a folded graph, producers first.
-        stages: of its EACH nodes.
-        captured: variables live outside of the graph, on the first device.
-    """
+    order = topological_order(graph)
     handles = _stages_of_handles(order, stages)
     found: dict[Node, int] = {}
     for node in order:
@@ -79,10 +68,12 @@ def stages_of_once(order: Sequence[Node], stages: Stages, *, captured: bool) -> 
         if captured and (touched or _gives_handle(node)):
             found[node] = 0
     for node in reversed(order):
-        if node.span is not Span.EACH and node not in found:
+        if node.span is Span.EACH:
+            continue
+        if node not in found:
             readers = [found[use.node] for value in node.read_outputs for use in value.uses if use.node in found]
             found[node] = min(readers, default=0)
-    return {node: stage for node, stage in found.items() if node.span is not Span.EACH}
+        node.set_device(devices[found[node] % len(devices)])
 
 
 def _gives_handle(node: Node) -> bool:
