@@ -18,6 +18,7 @@ from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.graph import Node, Span
 from autograph_rewrite.ir.walk import ancestors, descendants
 from autograph_rewrite.passes.context import Context
+from autograph_rewrite.passes.cross_stages import Devices, are_apart
 from autograph_rewrite.passes.order_micro import learnt_nodes
 from autograph_rewrite.passes.place_stages import place_stages
 from autograph_rewrite.passes.stages import assign_stages
@@ -93,7 +94,24 @@ def stage(folded: Folded, plan: Plan, counts: Mapping[Node, Counted]) -> Staged:
         parts.setdefault(part, []).append(node)
     names = plan.pipeline.devices[: len(plan.pipeline.devices) // plan.replicas]
     devices = tuple(names.index(name) for name in names)
-    return Staged(folded, counts, stages.count, devices, {part: tuple(own) for part, own in parts.items()}, part_of)
+    every = plan.pipeline.devices
+    replicas = [every[first : first + len(names)] for first in range(0, len(every), len(names))]
+    ordered = {part: tuple(_sent_first(own, part_of, replicas)) for part, own in parts.items()}
+    return Staged(folded, counts, stages.count, devices, ordered, part_of)
+
+
+def _sent_first(nodes: list[Node], part_of: Mapping[Node, Part], devices: Devices) -> list[Node]:
+    """Return the nodes of a part in the order in which they run: what other processes wait for comes first."""
+
+    def is_awaited(node: Node) -> bool:
+        readers = (use.node for value in node.read_outputs for use in value.uses if use.node in part_of)
+        return any(are_apart(part_of[node][1], part_of[reader][1], devices) for reader in readers)
+
+    awaited = [node for node in nodes if node.span is Span.EACH and is_awaited(node)]
+    if not awaited:
+        return nodes
+    needed = ancestors(awaited, controls=False)
+    return [node for node in nodes if node in needed] + [node for node in nodes if node not in needed]
 
 
 def _early(folded: Folded, counts: Mapping[Node, Counted]) -> set[Node]:
