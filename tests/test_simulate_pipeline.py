@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from fractions import Fraction
 from functools import lru_cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ from autograph_rewrite.cost.play import play
 from autograph_rewrite.cost.simulate import sizes_of
 from autograph_rewrite.cost.staged import stage
 from autograph_rewrite.cost.topology import Topology
+from autograph_rewrite.errors import PlanError
+from autograph_rewrite.ir.walk import topological_order
 from autograph_rewrite.load.normal import normalise
 from autograph_rewrite.plan import schedule
 from autograph_rewrite.plan.plan import Plan
@@ -30,6 +34,7 @@ from autograph_rewrite.plan.schedule import ideal_in_flight
 from autograph_rewrite.tools import cli
 from benchmarks.cost import allocated, traced
 from tests.staged import MODELS, inputs, staged_item, values, variable
+from tests.test_pipeline_stages import contrastive, looped
 
 WIDTH = 6 * 8
 """Bytes of one example's row in the perceptron."""
@@ -75,6 +80,40 @@ def test_activations_are_those_of_as_many_micro_batches_as_are_in_flight(given: 
         assert device.activation_bytes % in_flight == 0
         if number < stages - 1:  # the last also makes the loss
             assert device.activation_bytes == in_flight * (layers + (number > 0)) * output
+
+
+def held_at_most(item: GraphItem, device: str) -> int:
+    """Return how many layers' outputs a device of a rewritten graph holds at a time, if its nodes run in their order.
+
+    From where it makes or first reads one for as long as it reads it; edges leave no other order of its tasks.
+    """
+    order = [node for node in topological_order(item.graph) if node.device.endswith(device)]
+    places = {node: at for at, node in enumerate(order)}
+    change = [0] * (len(order) + 1)
+    for node in item.graph:
+        if re.fullmatch(r"replica_0/micro_\d+/h\d", node.name):
+            touching = [places[one] for one in (node, *(use.node for use in node.output().uses)) if one in places]
+            if touching:
+                change[min(touching)] += 1
+                change[max(touching) + 1] -= 1
+    return max(accumulate(change))
+
+
+@pytest.mark.parametrize(("stages", "micro"), [(2, 4), (2, 8), (4, 4), (4, 8)])
+@pytest.mark.parametrize("given", ["gpipe", "1f1b"])
+def test_the_rewritten_graph_holds_what_is_predicted(given: str, stages: int, micro: int) -> None:
+    item, plan = planned("mlp", stages, micro, given)
+    new = ar.rewrite(item, plan)
+    for device in ar.simulate(item, plan, batch=8 * micro).devices[:-1]:  # the last one also makes the loss
+        assert held_at_most(new, device.name) * 8 * WIDTH == device.activation_bytes
+
+
+@pytest.mark.parametrize(("forward", "why"), [(contrastive, "of the whole batch"), (looped, "is in a loop")])
+def test_what_no_pipeline_can_wait_for_is_refused(forward: Any, why: str) -> None:
+    item, cuts = staged_item(forward)
+    plan = ar.build_plan(item, {"devices": ["CPU:0"], "pipeline": {"stages": 2, "microbatches": 2, "boundaries": cuts}})
+    with pytest.raises(PlanError, match=why):
+        ar.simulate(item, plan)
 
 
 @pytest.mark.parametrize("name", list(MODELS))

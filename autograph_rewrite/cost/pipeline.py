@@ -58,7 +58,7 @@ class Alive(NamedTuple):
         return max([self.maker.end, *(reader.end for reader in self.readers)])
 
 
-@dataclass
+@dataclass(repr=False)
 class StagedStep:
     """Builds the tasks of a step in stages, and the memory between them; `run` plays them.
 

@@ -50,7 +50,7 @@ class Held(NamedTuple):
         return stages[0] if stages and self.maker[0] == FORWARD and not self.is_sum else None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Footprint:
     """What the parts of one micro-batch hold.
 
@@ -176,16 +176,20 @@ class _Values:
                 else:
                     self._share(value, part)
                     continue
-            if found is None or (node.span is not Span.EACH and self._is_size(value)):
+            if found is None or (node.span is not Span.EACH and self._is_not_read(value, part)):
                 continue
             if value.node.span is Span.EACH and node.span is not Span.EACH and self._is_sum(value):
                 found.is_sum = True
             else:
                 found.last[part] = max(at, found.last.get(part, -1))
 
-    def _is_size(self, value: Value) -> bool:
-        """Return whether a value counts a block: who wants a number of the whole batch does not read it."""
-        return value.node.span is Span.EACH and self._staged.folded.state.source(value).placement.kind == "local"
+    def _is_not_read(self, value: Value, part: Part) -> bool:
+        """Return whether something that runs once does not wait for the micro-batches' instances of a value.
+
+        Of sizes, those of the whole batch are taken, and what is equal in all micro-batches is no more than a size.
+        """
+        placement = self._staged.folded.state.source(value).placement
+        return value.node.span is Span.EACH and (part[0] == BEFORE or placement.kind == "local")
 
     def _is_sum(self, value: Value) -> bool:
         return self._staged.folded.state.source(value).placement.op == "sum"

@@ -9,14 +9,14 @@ Stages are those that the rewrite itself would choose.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from autograph_rewrite.cost.counted import Counted
 from autograph_rewrite.cost.folded import Folded
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.graph import Node, Span
-from autograph_rewrite.ir.walk import ancestors, descendants
+from autograph_rewrite.ir.walk import ancestors
 from autograph_rewrite.passes.context import Context
 from autograph_rewrite.passes.cross_stages import Devices, are_apart
 from autograph_rewrite.passes.order_micro import learnt_nodes
@@ -30,7 +30,7 @@ Part = tuple[str, int]
 """FORWARD, BACKWARD, BEFORE or AFTER, and a stage."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Staged:
     """One step in parts.
 
@@ -69,7 +69,7 @@ def stage(folded: Folded, plan: Plan, counts: Mapping[Node, Counted]) -> Staged:
         counts: what the nodes do.
 
     Raises:
-        PlanError: the stages that the plan asks for are impossible on this graph.
+        PlanError: the stages that the plan asks for are impossible on this graph, or it cannot be cut at all.
     """
     state = folded.state
     context = Context(state.graph, plan, state, folded.frames, frozenset(folded.handles))
@@ -77,7 +77,8 @@ def stage(folded: Folded, plan: Plan, counts: Mapping[Node, Counted]) -> Staged:
     if stages is None or plan.pipeline is None:
         raise PlanError("this plan has no stages", hint="give it a pipeline")
     early = _early(folded, counts)
-    fed = descendants([node for node in folded.order if node.span is Span.EACH and node not in early], controls=False)
+    joined = _joined(folded, early)
+    _refuse_meetings(folded, early, joined)
     marks = [f"/device:CPU:{number}" for number in range(stages.count)]
     place_stages(state.graph, stages, marks, captured=False)  # the graph of a folded step is nobody else's
     beside = {mark: number for number, mark in enumerate(marks)}
@@ -85,7 +86,7 @@ def stage(folded: Folded, plan: Plan, counts: Mapping[Node, Counted]) -> Staged:
     part_of: dict[Node, Part] = {}
     for node in folded.order:
         if node.span is not Span.EACH:
-            part = (AFTER if node in fed else BEFORE, beside[node.device])
+            part = (AFTER if node in joined else BEFORE, beside[node.device])
         elif node in early:
             part = (BEFORE, stages.of.get(node, 0))
         else:
@@ -104,14 +105,51 @@ def _sent_first(nodes: list[Node], part_of: Mapping[Node, Part], devices: Device
     """Return the nodes of a part in the order in which they run: what other processes wait for comes first."""
 
     def is_awaited(node: Node) -> bool:
-        readers = (use.node for value in node.read_outputs for use in value.uses if use.node in part_of)
-        return any(are_apart(part_of[node][1], part_of[reader][1], devices) for reader in readers)
+        readers = [use.node for value in node.read_outputs for use in value.uses if use.node.span is Span.EACH]
+        return any(are_apart(part_of[node][1], part_of[one][1], devices) for one in readers if one in part_of)
 
     awaited = [node for node in nodes if node.span is Span.EACH and is_awaited(node)]
     if not awaited:
         return nodes
     needed = ancestors(awaited, controls=False)
     return [node for node in nodes if node in needed] + [node for node in nodes if node not in needed]
+
+
+def _joined(folded: Folded, early: Collection[Node]) -> set[Node]:
+    """Return the nodes that run once on what all micro-batches have made; sizes are known beforehand."""
+    found: set[Node] = set()
+    for node in folded.order:
+        if node.span is Span.EACH:
+            continue
+        for value in node.inputs:
+            made, placement = value.node.span is Span.EACH, folded.state.source(value).placement
+            differs = placement.is_split or placement.is_partial
+            if value.node in found or (made and differs and value.node not in early):
+                found.add(node)
+    return found
+
+
+def _refuse_meetings(folded: Folded, early: Collection[Node], joined: Collection[Node]) -> None:
+    """Refuse what lets all micro-batches wait for each other, as the rewrite does.
+
+    Raises:
+        PlanError: there is such a node.
+    """
+    for node in folded.order:
+        if node.span is not Span.EACH or node in early:
+            continue
+        if node in folded.frames:
+            raise PlanError(
+                f"'{node.name}' is in a loop, which all micro-batches run together; a pipeline cannot wait for that",
+                node=node,
+                hint="unroll the loop, or use microbatches without stages",
+            )
+        if any(value.node in joined for value in node.inputs):
+            raise PlanError(
+                f"'{node.name}' needs a value of the whole batch, for which no stage of a pipeline can wait",
+                node=node,
+                hint="keep examples apart (semantics.batch_norm: local), or use microbatches without stages",
+            )
 
 
 def _early(folded: Folded, counts: Mapping[Node, Counted]) -> set[Node]:
