@@ -199,6 +199,19 @@ def test_replicas_of_a_pipeline_send_their_gradients_once() -> None:
     assert carried["GPU:0 to GPU:1"] == carried["GPU:2 to GPU:3"] == 4 * 8 * WIDTH
 
 
+def test_two_stages_can_share_a_device() -> None:
+    item, cuts = model("mlp")
+    pipeline = {"stages": 2, "microbatches": 4, "boundaries": cuts[1:2], "devices": ["CPU:0", "CPU:0"]}
+    plan = ar.build_plan(item, {"devices": ["CPU:0"], "pipeline": pipeline})
+    (device,) = ar.simulate(item, plan, batch=32).devices
+    assert device.in_flight == 2 + 1
+    apart = ar.simulate(*planned("mlp", 2, 4, "1f1b"), batch=32)
+    received = 8 * WIDTH  # what the second stage has from the first is there already
+    assert device.variable_bytes == sum(one.variable_bytes for one in apart.devices)
+    assert device.activation_bytes <= sum(one.activation_bytes for one in apart.devices) - received
+    assert not ar.simulate(item, plan, batch=32).links
+
+
 def test_the_bytes_are_those_that_tensorflow_allocates() -> None:
     """All stages but the last agree to the byte; the last one's loss is simplified by TensorFlow before it runs."""
     rows, micro, width = 512, 4, 64
@@ -252,7 +265,7 @@ def test_the_verb_prints_stages(tmp_path: Path, capsys: pytest.CaptureFixture[st
     options = [str(tmp_path / "g.ar"), "--config", str(tmp_path / "c.yaml"), "--batch", "64"]
     assert cli.main(["simulate", *options, "--trace", str(tmp_path / "t.json")]) == 0
     printed = capsys.readouterr().out
-    assert "of 2 micro-batches" in printed
+    assert "2 in flight" in printed
     assert "bubble" in printed
     events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     assert {"F0@0", "B3@1"} <= {event["name"] for event in events if event["ph"] == "X"}

@@ -69,7 +69,7 @@ def use_of_pipeline(
 def _bubble(step: StagedStep) -> float:
     parts = [task for (kind, *_), task in step.tasks.items() if kind in (FORWARD, BACKWARD)]
     span = max(task.end for task in parts) - min(task.start for task in parts)
-    devices = sum(len(set(names)) for names in step.devices)
+    devices = sum(map(len, step.devices))
     return 1 - sum(task.seconds for task in parts) / (span * devices) if span else 0.0
 
 
@@ -83,6 +83,7 @@ def _devices(step: StagedStep) -> Iterator[DeviceUse]:
             alive = [one for one in step.alive if one.device == name]
             kept = variables.get(device, 0) if not replica else 0
             fed = step.footprint.fed.get(device, 0)
+            slots = [slot for slot, number in enumerate(step.staged.devices) if number == device]
             own = [task for key, task in step.tasks.items() if key[3] == replica and step.runs_on(key) == device]
             yield DeviceUse(
                 short(name),
@@ -92,7 +93,7 @@ def _devices(step: StagedStep) -> Iterator[DeviceUse]:
                 kept,
                 activation_bytes=most(one for one in alive if one.held and one.held.activation_of is not None),
                 gradient_bytes=step.footprint.sums(device),
-                in_flight=schedule.in_flight(orders[device]),
+                in_flight=sum(schedule.in_flight(orders[slot]) for slot in slots),
             )
 
 

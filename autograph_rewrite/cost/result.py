@@ -152,7 +152,7 @@ class Simulation:
             )
             if device.in_flight:
                 lines[-1] += (
-                    f"  activations {_mebibytes(device.activation_bytes)} of {device.in_flight} micro-batches"
+                    f"  activations {_mebibytes(device.activation_bytes)}, {device.in_flight} in flight"
                     f"  gradients {_mebibytes(device.gradient_bytes)}"
                 )
         for link in self.links:
