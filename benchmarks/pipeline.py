@@ -36,7 +36,8 @@ def run(effort: Effort) -> tuple[list[Figure], dict[str, Any]]:
         balance = (found["first"] + found["second"]) / (STAGES * max(found["first"], found["second"]))
         machine = found["alone"] / found["together"]
         speed_up = found["alone"] / found["two"]
-        how = f"{milliseconds(found['alone'])} / {milliseconds(found['two'])}; at best {ideal:.2f}"
+        times = f"{milliseconds(found['alone'])} / {milliseconds(found['two'])}"
+        how = f"{times}; at best {ideal:.2f}, of which it is {speed_up / ideal:.2f}"
         figures.append(Figure(f"{micro} micro-batches: one process / two stages", speed_up, how=how))
         how = f"of {ideal:.2f} x balance {balance:.2f} x what the machine gives two copies {machine:.2f}"
         target = SHARE if micro == 8 else None
@@ -61,6 +62,7 @@ def _measure(common: dict[str, Any]) -> dict[str, float]:
         finally:
             Path(told["stop"]).touch()
         serving.result()
+    found["alone"] = min(found["alone"], alone("whole"))  # whatever else the machine did meanwhile
     return found
 
 

@@ -246,6 +246,33 @@ def test_stages_without_a_node_and_tensors_that_are_not_there_are_refused() -> N
         piped(item, stages=4, microbatches=2, boundaries=cuts[:1])
 
 
+def logarithms() -> tuple[Any, list[str]]:
+    """Take the logarithm in each stage: finite for what examples give, and not a number on zeros."""
+    h, cuts = inputs(6), []
+    for i in range(4):
+        h = tf.math.log(tf.exp(h * variable(f"w{i}", 1 + values(6, seed=i, scale=0.1))) + tf.abs(h), name=f"h{i}")
+        h = tf.identity(tf.math.log(h**2), name=f"cut{i}")
+        cuts.append(h.op.name)
+    return tf.reduce_mean(h), cuts[:3]
+
+
+@pytest.mark.parametrize("batch", [8, 7, 5])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_stages_compute_on_nothing_but_examples(schedule: str, batch: int) -> None:
+    """The bubble of a pipeline does no work, so a body that is not a number on zeros stays finite, and exact."""
+    item, cuts = staged_item(logarithms)
+    feeds = [feed(item, step, batch) for step in range(3)]
+    expected = train(item, feeds)
+    assert all(np.isfinite(value).all() for values_ in expected[0] for value in values_.values())
+    assert_alike(train(piped(item, stages=4, microbatches=4, schedule=schedule, boundaries=cuts), feeds), expected)
+
+
+def test_the_body_of_logarithms_would_show_a_stage_that_computes_on_zeros() -> None:
+    item, _ = staged_item(logarithms)
+    (outputs,), _ = train(item, [{"x": np.zeros((8, 6))}])
+    assert not np.isfinite(outputs["loss"])
+
+
 def contrastive() -> tuple[Any, list[str]]:
     """Compare every example with every other."""
     h = tf.tanh(inputs(6) @ variable("w0", values(6, 6)), name="h0")

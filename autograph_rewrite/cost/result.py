@@ -20,6 +20,9 @@ class DeviceUse:
         busy_seconds: that one of them computes.
         peak_bytes: the most memory that one of them needs at a time.
         variable_bytes: of that, variables.
+        activation_bytes: in a pipeline, the most that forward parts keep at a time for their backward parts.
+        gradient_bytes: in a pipeline, sums of gradients.
+        in_flight: in a pipeline, of how many micro-batches activations are kept at most.
     """
 
     name: str
@@ -27,6 +30,9 @@ class DeviceUse:
     busy_seconds: float
     peak_bytes: int
     variable_bytes: int
+    activation_bytes: int = 0
+    gradient_bytes: int = 0
+    in_flight: int = 0
 
 
 @dataclass(frozen=True)
@@ -144,6 +150,11 @@ class Simulation:
                 f"  {device.count:>4} x {device.name:<24} busy {device.busy_seconds * 1e3:9.3f} ms"
                 f"  peak {_mebibytes(device.peak_bytes)}  variables {_mebibytes(device.variable_bytes)}"
             )
+            if device.in_flight:
+                lines[-1] += (
+                    f"  activations {_mebibytes(device.activation_bytes)}, {device.in_flight} in flight"
+                    f"  gradients {_mebibytes(device.gradient_bytes)}"
+                )
         for link in self.links:
             lines.append(
                 f"  {link.count:>4} x {link.name:<24} busy {link.busy_seconds * 1e3:9.3f} ms  {_mebibytes(link.bytes)}"

@@ -17,6 +17,7 @@ from autograph_rewrite.cost.counted import Counted
 from autograph_rewrite.cost.exchanges import Group
 from autograph_rewrite.cost.folded import Folded, fold, neutral
 from autograph_rewrite.cost.machine import Machine, network_link
+from autograph_rewrite.cost.pipeline_use import use_of_pipeline
 from autograph_rewrite.cost.play import play
 from autograph_rewrite.cost.result import DeviceUse, Event, ExchangeUse, LinkUse, Simulation
 from autograph_rewrite.cost.sizes import Sizes
@@ -61,8 +62,6 @@ def simulate(
     """
     if item.report is not None:
         raise GraphError("this item is distributed already", hint="simulate the original one, with new.report.plan")
-    if plan.pipeline is not None:
-        raise PlanError("stages cannot be simulated yet", hint="docs/micro_batches.md says how long their bubble is")
     flat = normalise(item)
     require(replace(neutral(plan), edges=()), flat)
     wrong = [plan.source.fault(*finding) for one in VARIABLE_CHECKS for finding in one(plan, flat)]
@@ -82,13 +81,14 @@ def simulated(
 ) -> Simulation:
     """Predict one step of what has been folded already, without events if nobody wants them."""
     resolved = folded.resolve(plan)
-    static = folded.state.semantics.batch
+    notes = () if folded.state.semantics.batch or batch else (f"{EXAMPLES} examples for each replica are assumed",)
     sizes = sizes_of(folded, plan, batch)
     topology = Topology(resolved, machine or Machine(), network_link(network))
+    if plan.pipeline is not None:
+        return _in_stages(folded, resolved, topology, sizes, notes, counts)
     with no_garbage_collection():
         built = build(folded, resolved, topology, sizes, counts)
         seconds = play(built.tasks, built.cores) + topology.machine.run_seconds
-    notes = [] if static or batch else [f"{EXAMPLES} examples for each replica are assumed"]
     return Simulation(
         step_seconds=seconds,
         exposed_seconds=_exposed(built.tasks, set(topology.lanes)),
@@ -99,7 +99,33 @@ def simulated(
         replicas=plan.replicas,
         batch=sizes.batch,
         events=tuple(_events(built.tasks)) if events else (),
-        notes=tuple(notes),
+        notes=notes,
+    )
+
+
+def _in_stages(
+    folded: Folded,
+    plan: Plan,
+    topology: Topology,
+    sizes: Sizes,
+    notes: tuple[str, ...],
+    counts: Mapping[Node, Counted] | None,
+) -> Simulation:
+    """Predict one step of a pipeline."""
+    with no_garbage_collection():
+        used = use_of_pipeline(folded, plan, topology, sizes, counts)
+    tasks = used.step.all_tasks
+    return Simulation(
+        step_seconds=used.seconds + topology.machine.run_seconds,
+        exposed_seconds=_exposed(tasks, set(used.lanes)),
+        bubble=used.bubble,
+        devices=used.devices,
+        links=tuple(_links(tasks, topology)),
+        exchanges=used.exchanges,
+        replicas=plan.replicas,
+        batch=sizes.batch,
+        events=tuple(_events(tasks)),
+        notes=notes,
     )
 
 

@@ -18,6 +18,7 @@ from autograph_rewrite.errors import PassError, PlanError
 from autograph_rewrite.ir.frames import frames_of, unconditional
 from autograph_rewrite.ir.graph import Graph, Node, Span
 from autograph_rewrite.ir.walk import topological_order
+from autograph_rewrite.passes.cross_stages import Devices, send_first
 from autograph_rewrite.passes.order_micro import (
     FREE,
     NO_ORDER,
@@ -35,14 +36,14 @@ from autograph_rewrite.plan.schedule import BACKWARD, FORWARD, Orders, Task, ord
 Cluster = tuple[str, int]
 
 
-def order_stages(graph: Graph, stages: Stages, schedule: str, devices: int, micro: int) -> Order:
+def order_stages(graph: Graph, stages: Stages, schedule: str, devices: Devices, micro: int) -> Order:
     """Add the gates to a complete folded graph; return what waits for them.
 
     Args:
         graph: the folded graph.
         stages: of its EACH nodes.
         schedule: as in a plan.
-        devices: how many the stages of one replica have in turn.
+        devices: of each replica's stages, in turn.
         micro: how many micro-batches there are.
 
     Raises:
@@ -61,9 +62,14 @@ def order_stages(graph: Graph, stages: Stages, schedule: str, devices: int, micr
         if node.span is Span.EACH and node.op not in FREE and node not in early:
             kind = BACKWARD if node in stages.backward else FORWARD
             clusters.setdefault((kind, stages.of.get(node, 0)), []).append(node)
-    given = orders("1f1b" if schedule == "one_f_one_b" else schedule, devices, micro, stages.count // devices)
+    each = len(devices[0])
+    given = orders("1f1b" if schedule == "one_f_one_b" else schedule, each, micro, stages.count // each)
     given = tuple(tuple(task for task in tasks if (task.kind, task.stage) in clusters) for tasks in given)
     _require_no_cycle(clusters, given, micro)
+    for nodes in clusters.values():
+        added = send_first(graph, nodes, stages, devices, certain)
+        nodes += added
+        certain |= set(added)
     gates = {cluster: gate(graph, nodes, certain) for cluster, nodes in clusters.items()}
     for (_, stage), made in gates.items():
         stages.of |= dict.fromkeys((made.gate, made.passed), stage)
