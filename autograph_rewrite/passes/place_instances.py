@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.passes.expand import Instances
-from autograph_rewrite.passes.order_micro import order_micro
+from autograph_rewrite.passes.order_micro import NO_ORDER, order_micro
 from autograph_rewrite.passes.order_stages import order_stages
 from autograph_rewrite.passes.place import place, run_devices
 from autograph_rewrite.passes.place_stages import complete_stages, place_stages
@@ -36,8 +36,11 @@ def place_instances(
             (tuple(device for device in devices for _ in range(micro)),), micro, order, elsewhere=elsewhere
         )
     each = len(devices) // plan.replicas
-    complete_stages(graph, stages)
-    order = order_stages(graph, stages, plan.pipeline.schedule, each, micro)
+    if plan.looped:
+        order = NO_ORDER
+    else:
+        complete_stages(graph, stages)
+        order = order_stages(graph, stages, plan.pipeline.schedule, each, micro)
     place_stages(graph, stages, devices[:each], captured=captured)
     replicas = [devices[first : first + each] for first in range(0, len(devices), each)]
     by_stage = (tuple(own[s % each] for own in replicas for _ in range(micro)) for s in range(stages.count))
