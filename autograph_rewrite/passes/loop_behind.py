@@ -37,7 +37,9 @@ class Made(Protocol):
         """Return the values of all iterations, joined along their first dimension."""
 
 
-def read_behind(graph: Graph, made: Made, node: Node, inside: Container[Node], replicas: int) -> None:
+def read_behind(
+    graph: Graph, made: Made, node: Node, inside: Container[Node], certain: Container[Node], replicas: int
+) -> None:
     """Let a node outside of loops read what they have made of a value.
 
     Args:
@@ -45,11 +47,16 @@ def read_behind(graph: Graph, made: Made, node: Node, inside: Container[Node], r
         made: by the loops.
         node: runs once.
         inside: the nodes in loops.
+        certain: the nodes that run in any case, not only in some branch.
         replicas: how many loops of each kind there are side by side.
 
     Raises:
-        PassError: it reads all micro-batches in a way that a loop cannot prepare.
+        PassError: it reads all micro-batches in a way that a loop cannot prepare, or what may not be there in each.
     """
+    needed = [*[value.node for value in node.inputs], *node.controls]
+    for producer in needed:
+        if producer in inside and producer not in certain:
+            raise PassError(f"'{node.name}' needs '{producer.name}', which may not be there", node=node, hint=UNROLL)
     for control in [control for control in node.controls if control in inside]:
         node.remove_control(control)
         node.add_control(made.finished(control))

@@ -62,7 +62,7 @@ def loop_micro(graph: Graph, replicas: int, micro: int, slices: Mapping[Value, V
         _move_in(loop, node, inside, certain)
     for node in order:
         if node.span is Span.ONCE and node.name in graph.nodes:
-            read_behind(graph, loop, node, inside, replicas)
+            read_behind(graph, loop, node, inside, certain, replicas)
 
 
 def is_plain_constant(node: Node) -> bool:

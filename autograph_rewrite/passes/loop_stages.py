@@ -95,7 +95,7 @@ def loop_stages(graph: Graph, stages: Stages, plan: Plan, slices: Mapping[Value,
         made.move_in(node, certain)
     for node in order:
         if node.span is Span.ONCE and node.name in graph.nodes:
-            read_behind(graph, made, node, made.of, replicas)
+            read_behind(graph, made, node, made.of, certain, replicas)
     made.close()
     prune(graph, kept)
     stages.of = {node: stage for node, stage in stages.of.items() if node.name in graph.nodes}

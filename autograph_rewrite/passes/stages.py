@@ -19,6 +19,7 @@ from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.devices import canonical
 from autograph_rewrite.ir.graph import Graph, Node, Span, Value
 from autograph_rewrite.ir.walk import ancestors, descendants
+from autograph_rewrite.passes.alike import require_stages_alike
 from autograph_rewrite.passes.balance import partition
 from autograph_rewrite.passes.context import Context
 from autograph_rewrite.passes.costs import cost_of, value_bytes
@@ -59,6 +60,8 @@ def assign_stages(context: Context, outputs: Iterable[Value]) -> Stages | None:
     chosen = _forward_stages(context.graph, state, work, pipeline)
     _late_as_possible(work, chosen, state)
     _require_every_stage(chosen, pipeline.stages)
+    if context.plan.looped:
+        require_stages_alike(state, work, chosen, pipeline.stages)
     needed = ancestors((context.graph.value(edge.value).node for edge in context.plan.edges), controls=False)
     backward = {node for node in each if node not in forward and node in needed}
     _backward_stages([node for node in each if node not in forward], chosen, backward, pipeline.stages)
