@@ -88,6 +88,30 @@ def test_micro_batches_of_uneven_size_and_empty_ones_go_through_the_loop(batch: 
     assert_alike(train(new, feeds), train(item, feeds))
 
 
+def half_precise() -> tuple[Any, list[str]]:
+    """Layers that hand on bfloat16, beside texts that the last one counts."""
+    h, cuts = tf.cast(tf.sin(inputs(6) @ variable("w", values(6, 6))), tf.bfloat16), []
+    texts = tf.strings.as_string(tf.cast(h[:, 0], tf.float32), precision=3)
+    for i in range(4):
+        texts = tf.strings.join([texts, tf.strings.as_string(tf.cast(h[:, 1], tf.float32))])
+        h = tf.tanh(tf.cast(h, tf.float64) @ variable(f"w{i}", values(6, 6, seed=i)))
+        h = tf.cast(h, tf.bfloat16, name=f"h{i}")
+        cuts.append(h.op.name)
+    lengths = tf.cast(tf.strings.length(texts), tf.float64)[:, None]
+    return tf.reduce_sum((tf.cast(h, tf.float64) - 1) ** 2 * lengths), cuts[:3]
+
+
+def test_values_of_any_type_are_handed_on() -> None:
+    item, cuts = staged_item(half_precise)
+    how = {"stages": 4, "microbatches": 4, "boundaries": cuts}
+    copies = ar.rewrite(item, {"devices": ["CPU:0"], "pipeline": how})
+    new = looped(item, **how)
+    handed = {node.output_dtypes[0] for node in new.graph if node.op == "NextIteration"}
+    assert {tf.bfloat16.as_datatype_enum, tf.string.as_datatype_enum} <= handed
+    feeds = feeds_of(item)
+    assert_alike(train(new, feeds), train(copies, feeds))
+
+
 @lru_cache(maxsize=1)
 def convolved() -> tuple[GraphItem, list[str]]:
     return staged_item(convolutions)

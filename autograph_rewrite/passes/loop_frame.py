@@ -50,6 +50,7 @@ class Loop:
         self._own: set[Node] = set()
         self._constants: dict[tuple[Value, int], Value] = {}
         self._made: dict[tuple[str, Value], Value] = {}
+        self._numbers: dict[tuple[str, str, int], Value] = {}
         self._ran: dict[Node, Node] = {}
         self._slots: dict[Value, list[Value]] = {}
         frames = [encode("string", prefix + scope) for prefix in prefixes]
@@ -123,7 +124,7 @@ class Loop:
 
     def total(self, value: Value) -> Value:
         """Return the sum of a value over all iterations."""
-        return self._once("total", value, self._outside(_zero(value), f"{value.node.name}/zero"))
+        return self._once("total", value, self._zero(value, f"{value.node.name}/zero"))
 
     def last(self, value: Value) -> Value:
         """Return a value as the last iteration made it.
@@ -132,7 +133,7 @@ class Loop:
             PassError: it is a container.
         """
         _require_no_container(value)
-        return self._once("last", value, self._outside(_zero(value), f"{value.node.name}/none"))
+        return self._once("last", value, self._zero(value, f"{value.node.name}/none"))
 
     def later(self, value: Value, distance: int, step: int = 1) -> Value:
         """Return what a value was some iterations ago, out of a row of slots that it moves along.
@@ -151,7 +152,7 @@ class Loop:
             moved = slots[-1] if slots else value
             runs = None if slots else self._runs
             with self.at(self._stage + step * (len(slots) + 1), runs):
-                empty = self._outside(_zero(value), f"{name}/empty")
+                empty = self._zero(value, f"{name}/empty")
                 slots.append(self._carry(name, empty, lambda *_, moved=moved: moved)[0])
         return slots[distance - 1]
 
@@ -181,7 +182,7 @@ class Loop:
         handle, shape = self._list(value)
         attrs = {"element_dtype": value.dtype, "value": np.zeros(0, np.int64), "dtype": dtypes.INT64}
         lengths = {key: attrs.pop(key) for key in ("value", "dtype")}
-        none = self._graph.add("Const", name=f"{self._scope}/lengths", attrs=lengths).output()
+        none = self._graph.add("Const", name=self._named("lengths"), attrs=lengths).output()
         return self._behind("TensorListConcatV2", [handle, shape, none], f"{value.node.name}/joined", attrs)
 
     def _list(self, value: Value) -> tuple[Value, Value]:
@@ -237,18 +238,38 @@ class Loop:
         merged.set_input(1, self._add("NextIteration", [value], f"{merged.name}/next").output())
 
     def _outside(self, content: Any, name: str) -> Value:
+        """Return a constant outside of the loop, one for each stage that needs it."""
         array = np.asarray(content)
-        attrs = {"value": array, "dtype": dtypes.from_numpy(array.dtype)}
-        return self._graph.add("Const", name=f"{self._scope}/{name}", attrs=attrs).output()
+        key = name, repr(array.tolist()), self._stage
+        if key not in self._numbers:
+            dtype = dtypes.STRING if array.dtype == object else dtypes.from_numpy(array.dtype)
+            attrs = {"value": array, "dtype": dtype}
+            self._numbers[key] = self._graph.add("Const", name=self._named(name), attrs=attrs).output()
+        return self._numbers[key]
+
+    def _zero(self, value: Value, name: str) -> Value:
+        """Return what a loop variable for a value is at first, outside of the loop."""
+        dtype = dtypes.base(value.dtype)
+        if dtype == dtypes.STRING:
+            return self._outside(np.asarray(b"", object), name)
+        known = dtypes.numpy_dtype(dtype)
+        zero = self._outside(np.zeros((), np.float32 if known is None else known), name)
+        if known is not None:
+            return zero
+        return self._graph.add("Cast", [zero], name=self._named(f"{name}/cast"), attrs={"DstT": dtype}).output()
 
     def _behind(self, op: str, inputs: list[Value], name: str, attrs: dict[str, Any]) -> Value:
         """Add a node outside of the loop, one for each replica."""
-        node = self._graph.add(op, inputs, name=f"{self._scope}/{name}", attrs=attrs, span=Span.EACH)
+        node = self._graph.add(op, inputs, name=self._named(name), attrs=attrs, span=Span.EACH)
         self.stages[node] = self._stage
         return node.output()
 
+    def _named(self, name: str) -> str:
+        """Return a name in the loop's scope."""
+        return name if name.startswith(f"{self._scope}/") else f"{self._scope}/{name}"
+
     def _add(self, op: str, inputs: list[Value], name: str, attrs: dict[str, Any] | None = None) -> Node:
-        node = self._graph.add(op, inputs, name=f"{self._scope}/{name}", attrs=attrs, span=Span.EACH)
+        node = self._graph.add(op, inputs, name=self._named(name), attrs=attrs, span=Span.EACH)
         self._own.add(node)
         self.stages[node] = self._stage
         return node
@@ -257,8 +278,3 @@ class Loop:
 def _require_no_container(value: Value) -> None:
     if dtypes.base(value.dtype) in (dtypes.VARIANT, dtypes.RESOURCE):
         raise PassError(f"'{value.name}' is a container of each micro-batch", node=value.node, hint=UNROLL)
-
-
-def _zero(value: Value) -> Any:
-    dtype = dtypes.numpy_dtype(value.dtype)
-    return np.zeros((), dtype if dtype is not None else np.dtype(object))
