@@ -34,6 +34,7 @@ class Loop:
         prefixes: of the replicas' names, which tell their frames apart.
         count: how many iterations there are.
         scope: begins the names of its nodes.
+        span: ONCE for one loop that all replicas share.
 
     Attributes:
         number: of the iteration.
@@ -41,10 +42,12 @@ class Loop:
         stages: of the nodes that it has added, which run on each replica.
     """
 
-    def __init__(self, graph: Graph, prefixes: Sequence[str], count: int, scope: str = SCOPE) -> None:
+    def __init__(
+        self, graph: Graph, prefixes: Sequence[str], count: int, scope: str = SCOPE, *, span: Span = Span.EACH
+    ) -> None:
         self.stages: dict[Node, int] = {}
         self._graph = graph
-        self._scope = scope
+        self._scope, self._span = scope, span
         self._stage = 0
         self._runs: Value | None = None
         self._own: set[Node] = set()
@@ -121,6 +124,10 @@ class Loop:
         axis = self.constant(self._outside(np.int32(0), "axis"))
         inputs = [self.constant(table), self.number if at is None else at, axis]
         return self._add("GatherV2", inputs, f"{name}/entry").output()
+
+    def chosen(self, condition: Value, value: Value, other: Value, name: str) -> Value:
+        """Return one value where a condition holds, else the other."""
+        return self._add("SelectV2", [condition, value, other], name).output()
 
     def total(self, value: Value) -> Value:
         """Return the sum of a value over all iterations."""
@@ -260,7 +267,7 @@ class Loop:
 
     def _behind(self, op: str, inputs: list[Value], name: str, attrs: dict[str, Any]) -> Value:
         """Add a node outside of the loop, one for each replica."""
-        node = self._graph.add(op, inputs, name=self._named(name), attrs=attrs, span=Span.EACH)
+        node = self._graph.add(op, inputs, name=self._named(name), attrs=attrs, span=self._span)
         self.stages[node] = self._stage
         return node.output()
 
@@ -269,7 +276,7 @@ class Loop:
         return name if name.startswith(f"{self._scope}/") else f"{self._scope}/{name}"
 
     def _add(self, op: str, inputs: list[Value], name: str, attrs: dict[str, Any] | None = None) -> Node:
-        node = self._graph.add(op, inputs, name=self._named(name), attrs=attrs, span=Span.EACH)
+        node = self._graph.add(op, inputs, name=self._named(name), attrs=attrs, span=self._span)
         self._own.add(node)
         self.stages[node] = self._stage
         return node

@@ -240,7 +240,7 @@ def _rewrite(
     with run.step("guard"):
         averages = averages_of(context)
         guard_empty_blocks(context, blocks)
-        update_in_turn(context, reshard, blocks, averages, outputs)
+        update_in_turn(context, reshard, blocks, averages, outputs, (*item.targets, *item.keep))
     common = {node for node in graph if node.span is Span.EACH and not _holds_own(context, node)}
     placements = _placements(state)
     with run.step("merge"):
