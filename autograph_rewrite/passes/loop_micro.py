@@ -107,6 +107,17 @@ def _look_up(graph: Graph, loop: Loop, node: Node, replicas: int, micro: int) ->
     graph.erase(node)
 
 
+def require_certain(node: Node, producer: Node, certain: set[Node]) -> None:
+    """Refuse what only some branch gives to a loop from outside: the loop would wait for it, or end with it.
+
+    Raises:
+        PassError: the producer is not certain.
+    """
+    if producer not in certain:
+        problem = f"'{node.name}' is in a branch, and needs '{producer.name}' of it from outside of the loop"
+        raise PassError(problem, node=node, hint=UNROLL)
+
+
 def table_of(graph: Graph, node: Node, replicas: int, micro: int) -> Value:
     """Return, as a table of each replica, a constant that differs between micro-batches."""
     raw = node.attrs["value"]
@@ -122,11 +133,11 @@ def _move_in(loop: Loop, node: Node, inside: set[Node], certain: set[Node]) -> N
     """Let a node read what comes from outside through the door of the loop."""
     for index, value in enumerate(node.inputs):
         if value.node not in inside and not loop.has(value.node):
-            if value.node not in certain:
-                raise PassError(f"'{node.name}' reads '{value.name}', which may not be there", node=node, hint=UNROLL)
+            require_certain(node, value.node, certain)
             node.set_input(index, loop.constant(value))
     for control in node.controls:
         if control not in inside:
+            require_certain(node, control, certain)
             node.remove_control(control)
             loop.wait_for(control)
     if not node.inputs and not node.controls:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autograph_rewrite.errors import PassError
+from autograph_rewrite.errors import PassError, PlanError
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.fold import prefix
 from autograph_rewrite.ir.frames import unconditional
@@ -32,7 +32,13 @@ from autograph_rewrite.ir.walk import topological_order
 from autograph_rewrite.passes.counted_whole import count_whole
 from autograph_rewrite.passes.loop_behind import read_behind
 from autograph_rewrite.passes.loop_frame import UNROLL, Loop
-from autograph_rewrite.passes.loop_micro import is_plain_constant, refuse_what_meets, require_alike, table_of
+from autograph_rewrite.passes.loop_micro import (
+    is_plain_constant,
+    refuse_what_meets,
+    require_alike,
+    require_certain,
+    table_of,
+)
 from autograph_rewrite.passes.order_micro import before, free_waiting
 from autograph_rewrite.passes.place_stages import complete_stages
 from autograph_rewrite.passes.prune import prune
@@ -69,6 +75,7 @@ def loop_stages(graph: Graph, stages: Stages, plan: Plan, slices: Mapping[Value,
 
     Raises:
         PassError: something cannot be done in a loop; the message says what.
+        PlanError: the plan has a schedule that a loop has not.
     """
     kept, replicas, micro = list(roots), plan.replicas_each, plan.microbatches
     count_whole(graph, slices)
@@ -78,7 +85,7 @@ def loop_stages(graph: Graph, stages: Stages, plan: Plan, slices: Mapping[Value,
     certain = unconditional(order)
     free_waiting(order, certain)
     refuse_what_meets(order)
-    devices = stages.count if plan.pipeline is None else len(plan.pipeline.devices) // plan.replicas
+    devices = _devices(plan, stages)
     made = _Loops(graph, stages, [prefix(r) for r in range(replicas)], turns(micro, devices, stages.count // devices))
     for node in order:
         if node.span is Span.ONCE:
@@ -100,6 +107,20 @@ def loop_stages(graph: Graph, stages: Stages, plan: Plan, slices: Mapping[Value,
     prune(graph, kept)
     stages.of = {node: stage for node, stage in stages.of.items() if node.name in graph.nodes}
     stages.backward &= set(stages.of)
+
+
+def _devices(plan: Plan, stages: Stages) -> int:
+    """Return how many devices the stages of one replica have in turn."""
+    assert plan.pipeline is not None
+    devices = len(plan.pipeline.devices) // plan.replicas
+    wanted = "gpipe" if devices == stages.count else "circular"
+    if plan.pipeline.schedule != wanted:
+        raise PlanError(
+            f"the loop of {stages.count} stages on {devices} devices has the schedule {wanted}, "
+            f"and the plan says {plan.pipeline.schedule}",
+            hint=f"set pipeline.schedule to {wanted}, or micro.loop to false",
+        )
+    return devices
 
 
 class _Loops:
@@ -147,11 +168,11 @@ class _Loops:
         for index, value in enumerate(node.inputs):
             if self.of.get(value.node) == cluster:
                 continue
-            if value.node not in certain:
-                raise PassError(f"'{node.name}' reads '{value.name}', which may not be there", node=node, hint=UNROLL)
+            require_certain(node, value.node, certain)
             node.set_input(index, self._brought(node, value, cluster))
         for control in node.controls:
             if self.of.get(control) != cluster:
+                require_certain(node, control, certain)
                 node.remove_control(control)
                 self._wait(node, control, cluster)
         if not any(producer in self.of for producer in before(node)):

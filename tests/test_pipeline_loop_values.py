@@ -1,0 +1,121 @@
+"""What goes into the loops of a pipeline, and what comes out of them: rows in their order, branches, plans, texts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import autograph_rewrite as ar
+from autograph_rewrite import GraphItem
+from autograph_rewrite.errors import ConfigError, PassError, PlanError
+from tests.staged import MODELS, assert_alike, feed, inputs, staged_item, train, values, variable
+
+v1 = tf.compat.v1
+CUTS = ["h0", "h1", "h2"]
+
+
+def looped(item: GraphItem, **pipeline: Any) -> GraphItem:
+    return ar.rewrite(item, {"devices": ["CPU:0"], "pipeline": {"form": "loop", "stages": 4, **pipeline}})
+
+
+def predicting() -> GraphItem:
+    """Return four layers whose outputs are the loss, the result of each example, and the gradient of each."""
+    graph = tf.Graph()
+    with graph.as_default():
+        x, y = inputs(6), v1.placeholder(tf.float64, (None, 6), name="y")
+        h = x
+        for i in range(4):
+            h = tf.tanh(h @ variable(f"w{i}", values(6, 6, seed=i)), name=f"h{i}")
+        loss = tf.reduce_mean((h - y) ** 2, name="loss")
+        tf.identity(v1.gradients(loss, x)[0], name="slope_x")
+        tf.identity(h, name="prediction")
+        v1.train.AdamOptimizer(0.05).minimize(loss, name="train")
+        tf.group(v1.global_variables_initializer(), name="init")
+    outputs = ["loss", "prediction", "slope_x"]
+    return GraphItem.from_graph(graph, train_op="train", outputs=outputs, init_op="init")
+
+
+def examples(batch: int) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(batch)
+    return [{"x": rng.normal(size=(batch, 6)), "y": rng.normal(size=(batch, 6))} for _ in range(2)]
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "interleaved"])
+@pytest.mark.parametrize(("micro", "batch"), [(4, 8), (4, 11), (2, 8)])
+def test_outputs_and_gradients_of_inputs_come_back_in_the_order_of_the_rows(
+    micro: int, batch: int, layout: str
+) -> None:
+    item, feeds = predicting(), examples(batch)
+    assert_alike(train(looped(item, microbatches=micro, layout=layout, boundaries=CUTS), feeds), train(item, feeds))
+
+
+def test_a_prediction_is_fetched_from_the_forward_loop_without_labels() -> None:
+    item, given = predicting(), {"x": examples(8)[0]["x"]}
+    with looped(item, microbatches=4, boundaries=CUTS).session() as session, item.session() as single:
+        for each in (session, single):
+            each.run(item.init_op)
+        got, expected = (each.run("prediction", given) for each in (session, single))
+    np.testing.assert_allclose(got, expected, 1e-12)
+
+
+def branching() -> tuple[Any, list[str]]:
+    """Layers with a branch that reads a variable."""
+    h, cuts = inputs(6), []
+    flag = v1.placeholder_with_default(True, (), name="flag")
+    for i in range(4):
+        w = variable(f"w{i}", values(6, 6, seed=i))
+        h = tf.identity(tf.cond(flag, lambda h=h, w=w: tf.tanh(h @ w), lambda h=h, w=w: h @ w), name=f"h{i}")
+        cuts.append(h.op.name)
+    return tf.reduce_mean((h - 1) ** 2), cuts[:3]
+
+
+def test_a_branch_that_has_something_of_its_own_is_refused_by_name() -> None:
+    item, cuts = staged_item(branching)
+    with pytest.raises(PassError, match="is in a branch, and needs '.*ReadVariableOp' of it from outside of the loop"):
+        looped(item, microbatches=4, boundaries=cuts)
+
+
+def one_variable() -> tuple[Any, list[str]]:
+    """Layers whose weights are slices of one variable."""
+    h, cuts, w = inputs(6), [], variable("w", values(4, 6, 6))
+    for i in range(4):
+        h = tf.tanh(h @ tf.gather(w, i), name=f"h{i}")
+        cuts.append(h.op.name)
+    return tf.reduce_mean((h - 1) ** 2), cuts[:3]
+
+
+def test_the_weights_of_all_stages_can_be_one_variable() -> None:
+    item, cuts = staged_item(one_variable)
+    feeds = [feed(item, step) for step in range(3)]
+    assert_alike(train(looped(item, microbatches=4, boundaries=cuts), feeds), train(item, feeds))
+
+
+def test_a_plan_whose_schedule_is_not_that_of_a_loop_is_refused() -> None:
+    item, cuts = staged_item(MODELS["mlp"])
+    pipeline = {"stages": 4, "microbatches": 2, "boundaries": cuts, "form": "loop"}
+    plan = ar.build_plan(item, {"devices": ["CPU:0"], "pipeline": pipeline})
+    assert plan.pipeline is not None
+    edited = replace(plan, pipeline=replace(plan.pipeline, schedule="one_f_one_b"))
+    with pytest.raises(PlanError, match="has the schedule gpipe, and the plan says one_f_one_b"):
+        ar.rewrite(item, edited)
+
+
+def test_a_repeat_that_the_given_schedule_does_not_have_is_refused() -> None:
+    item, cuts = staged_item(MODELS["mlp"])
+    with pytest.raises(ConfigError, match="gpipe has one stage per device"):
+        looped(item, stages=2, circular_repeat=2, microbatches=2, boundaries=cuts, schedule="gpipe")
+
+
+def test_seeds_that_differ_between_micro_batches_are_refused_by_name() -> None:
+    item, cuts = staged_item(MODELS["dropout"])
+    config = {
+        "devices": ["CPU:0"],
+        "pipeline": {"stages": 4, "microbatches": 2, "boundaries": cuts, "form": "loop"},
+        "semantics": {"random": "independent"},
+    }
+    with pytest.raises(PassError, match="differs between micro-batches"):
+        ar.rewrite(item, config)
