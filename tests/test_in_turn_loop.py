@@ -7,13 +7,15 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite.ir.verify_expanded import check_expanded
 from autograph_rewrite.load.normal import normalise
 from tests.staged import assert_alike, staged_item, train
-from tests.test_micro_batch_norm import FEEDS, expected, given, in_sequence, network
+from tests.test_micro_batch_norm import CHANNELS, FEEDS, averages, expected, given, in_sequence, layers, network
 
+v1 = tf.compat.v1
 HOW: dict[str, dict[str, Any]] = {
     "accumulation": {"accumulation": {"form": "loop"}},
     "stages": {"pipeline": {"stages": 3, "form": "loop"}},
@@ -77,6 +79,31 @@ def test_every_average_is_written_in_one_place_and_in_every_step(how: str) -> No
     check_expanded(new.graph_bytes, normalise(item), ("CPU:0", "CPU:1", "CPU:2"), micro=4)
     writes = [node for node in new.graph if "Assign" in node.op and node.inputs[0].node.op == "Enter"]
     assert len(writes) == 6
+
+
+def branching() -> tuple[Any, list[str]]:
+    """The network, whose averages are updated where a flag says so."""
+    loss, cuts, statistics = layers(v1.placeholder(tf.float32, (None, 5, 5, CHANNELS), name="x"), True)
+    flag = v1.placeholder_with_default(True, (), name="flag")
+    for name, average in averages(statistics).items():
+
+        def updated(average: Any = average, name: str = name) -> Any:
+            return tf.identity(average.assign_sub(0.1 * (average - statistics[name]), read_value=True))
+
+        update = tf.cond(flag, updated, lambda average=average: average.read_value())
+        v1.add_to_collection(v1.GraphKeys.UPDATE_OPS, update.op)
+    return loss, cuts
+
+
+@pytest.mark.parametrize("flag", [True, False])
+@pytest.mark.parametrize("how", HOW)
+def test_updates_in_a_branch_are_written_out_and_happen_only_there(how: str, flag: bool) -> None:
+    item, cuts = staged_item(branching)
+    got = train(rewritten(item, cuts, how, 4), [{**given, "flag": flag} for given in FEEDS])
+    if flag:
+        assert_alike(got, expected(4, True), 2e-5)
+    else:
+        np.testing.assert_array_equal(got[1]["mean0"], np.zeros(CHANNELS))
 
 
 def model() -> Any:

@@ -19,8 +19,9 @@ from autograph_rewrite.analysis.rules.base import AVERAGE, OF_BLOCK
 from autograph_rewrite.analysis.rules.normalisation import BLOCK_STATISTICS
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.build import provenance
+from autograph_rewrite.ir.frames import unconditional
 from autograph_rewrite.ir.graph import Node, Span, Value
-from autograph_rewrite.ir.walk import ancestors, descendants
+from autograph_rewrite.ir.walk import ancestors, descendants, topological_order
 from autograph_rewrite.passes.blocks import Blocks
 from autograph_rewrite.passes.context import Context
 from autograph_rewrite.passes.in_turn_loop import update_in_loop
@@ -78,6 +79,7 @@ def update_in_turn(
     if context.micro == 1 or context.processes > 1:
         return 0
     kept, done = {value.node for value in outputs}, 0
+    certain = unconditional(topological_order(context.graph)) if context.plan.looped else set()
     for average, statistic in averages.items():
         made = average.output()
         update = _update_by(made if average.span is Span.ONCE else reshard.whole(made, average), kept)
@@ -85,7 +87,7 @@ def update_in_turn(
             continue
         done += 1
         means, filled = _statistics(context, blocks, statistic)
-        if context.plan.looped:
+        if context.plan.looped and _is_certain(update, certain):
             update_in_loop(context.graph, update, context.micro, means, filled, named)
         else:
             _unroll(context, update, _unpacked(context, means, filled))
@@ -111,6 +113,13 @@ def _update_by(total: Value, kept: set[Node]) -> Update | None:
     return Update(
         total, tuple(n for n in order if is_update(n)), tuple(n for n in order if not is_update(n)), tuple(reads)
     )
+
+
+def _is_certain(update: Update, certain: set[Node]) -> bool:
+    """Return whether an update runs in any case: a loop cannot wait for what is in a branch."""
+    own = (*update.reads, *update.chain, *update.writes)
+    needed = [producer for node in own for producer in (*[value.node for value in node.inputs], *node.controls)]
+    return all(node in certain or node is update.total.node for node in (*own, *needed))
 
 
 def _in_order(nodes: set[Node]) -> list[Node]:
