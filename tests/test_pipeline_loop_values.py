@@ -12,6 +12,16 @@ import tensorflow as tf
 import autograph_rewrite as ar
 from autograph_rewrite import GraphItem
 from autograph_rewrite.errors import ConfigError, PassError, PlanError
+from autograph_rewrite.ir import dtypes
+from autograph_rewrite.ir.attrs import encode
+from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Select, Span
+from autograph_rewrite.ir.verify import check_folded
+from autograph_rewrite.passes.expand import Instances, expand
+from autograph_rewrite.passes.loop_micro import loop_micro
+from autograph_rewrite.passes.loop_stages import loop_stages
+from autograph_rewrite.passes.stages import Stages
+from autograph_rewrite.plan.parts import Micro, Pipeline
+from autograph_rewrite.plan.plan import Plan
 from tests.staged import MODELS, assert_alike, feed, inputs, staged_item, train, values, variable
 
 v1 = tf.compat.v1
@@ -119,3 +129,33 @@ def test_seeds_that_differ_between_micro_batches_are_refused_by_name() -> None:
     }
     with pytest.raises(PassError, match="differs between micro-batches"):
         ar.rewrite(item, config)
+
+
+def first_of_three() -> tuple[Graph, Node]:
+    """Return a folded graph with a number that differs between micro-batches, of which somebody reads the first."""
+    graph = Graph()
+    raws = PerInstance(tuple(encode("tensor", np.asarray(number, np.int32)) for number in (10, 20, 30)))
+    attrs = {"value": raws, "dtype": dtypes.INT32}
+    number = graph.add("Const", name="number", attrs=attrs, span=Span.EACH).output()
+    twice = graph.add("AddV2", [number, number], name="twice", span=Span.EACH).output()
+    return graph, graph.add("Identity", [twice], name="read", selects={0: Select.FIRST})
+
+
+@pytest.mark.parametrize("stage", [None, 0, 1])
+def test_who_reads_one_micro_batch_reads_the_first(stage: int | None) -> None:
+    """The last ones of a small batch are empty."""
+    graph, read = first_of_three()
+    stages = Stages(2, {node: stage or 0 for node in graph if node.span is Span.EACH}, set())
+    if stage is None:
+        loop_micro(graph, 1, 3, {}, [read])
+    else:
+        devices = ("/device:CPU:0", "/device:CPU:1")
+        plan = Plan(devices=devices[:1], micro=Micro(3, loop=True), pipeline=Pipeline(2, devices, "gpipe"))
+        loop_stages(graph, stages, plan, {}, [read])
+    check_folded(graph, 1)
+    written = tf.Graph()
+    with written.as_default():
+        data = expand(graph, Instances((("/device:CPU:0",),) * 2, stages=stages.of), set())
+        tf.import_graph_def(v1.GraphDef.FromString(data), name="")
+    with v1.Session(graph=written) as session:
+        assert session.run("read:0") == 20

@@ -1,8 +1,10 @@
 """Behind a loop: what read a value of all micro-batches reads what the loop has made of it.
 
-before   AddN(all(%dw))           ConcatV2(all(%y), 0)          Identity(first(%lr))
-after    the sum that the loop    its list, joined behind it    the value of its last iteration
-         has carried
+    before   AddN(all(%dw))           ConcatV2(all(%y), 0)          Identity(first(%lr))
+    after    the sum that the loop    its list, joined behind it    its value of the first micro-batch
+             has carried
+
+What waited for nodes of the loop waits until they have run for all micro-batches.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ class Made(Protocol):
     def total(self, value: Value) -> Value:
         """Return the sum of a value over all iterations."""
 
-    def last(self, value: Value) -> Value:
-        """Return a value as the last iteration made it."""
+    def first(self, value: Value) -> Value:
+        """Return a value as it is of the first micro-batch."""
 
     def stacked(self, value: Value) -> Value:
         """Return the values of all iterations along a new first dimension."""
@@ -65,7 +67,7 @@ def read_behind(
     if Select.ALL not in node.selects.values():
         for index, value in enumerate(node.inputs):
             if value.node in inside:
-                node.set_input(index, made.last(value), Select.FIRST)
+                node.set_input(index, made.first(value), Select.FIRST)
         return
     joined, join = _joined(made, node)
     inputs, attrs = [joined], {"N": replicas}

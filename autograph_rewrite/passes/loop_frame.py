@@ -50,6 +50,7 @@ class Loop:
         self._scope, self._span = scope, span
         self._stage = 0
         self._runs: Value | None = None
+        self._turn: Value | None = None
         self._own: set[Node] = set()
         self._constants: dict[tuple[Value, int], Value] = {}
         self._made: dict[tuple[str, Value], Value] = {}
@@ -70,18 +71,20 @@ class Loop:
         self.end = self._add("Exit", [gone.output(0)], "end")
 
     @contextmanager
-    def at(self, stage: int, runs: Value | None = None) -> Iterator[None]:
+    def at(self, stage: int, runs: Value | None = None, turn: Value | None = None) -> Iterator[None]:
         """Add nodes for a part of the body.
 
         Args:
             stage: where it is.
             runs: in which iterations it runs; left out: in all of them.
+            turn: the number of its micro-batch in each iteration, if it is not that of the iteration.
         """
-        before, self._stage, self._runs = (self._stage, self._runs), stage, runs
+        before = self._stage, self._runs, self._turn
+        self._stage, self._runs, self._turn = stage, runs, turn
         try:
             yield
         finally:
-            self._stage, self._runs = before
+            self._stage, self._runs, self._turn = before
 
     def has(self, node: Node) -> bool:
         """Return whether a node belongs to the loop itself."""
@@ -111,13 +114,13 @@ class Loop:
             self._constants[key] = self._enter(value, f"{value.node.name}/enter", constant=True).output()
         return self._constants[key]
 
-    def turn(self, table: Value, name: str) -> tuple[Value, Value]:
-        """Return whether a table has something for this iteration, and what, which is there only then."""
+    def turn(self, table: Value, name: str) -> tuple[Value, Value, Value]:
+        """Return what a table has for this iteration, whether that is something, and what only then is there."""
         found = self.entry(table, name)
         none = self.constant(self._outside(np.int32(0), "none"))
         runs = self._add("GreaterEqual", [found, none], f"{name}/runs").output()
         there = self._add("Switch", [found, runs], f"{name}/there").output(1)
-        return runs, self._add("Identity", [there], f"{name}/micro_batch").output()
+        return found, runs, self._add("Identity", [there], f"{name}/micro_batch").output()
 
     def entry(self, table: Value, name: str, at: Value | None = None) -> Value:
         """Return an entry of a table: that of this iteration, unless a number is given."""
@@ -133,14 +136,23 @@ class Loop:
         """Return the sum of a value over all iterations."""
         return self._once("total", value, self._zero(value, f"{value.node.name}/zero"))
 
-    def last(self, value: Value) -> Value:
-        """Return a value as the last iteration made it.
+    def first(self, value: Value) -> Value:
+        """Return a value as it is of the first micro-batch, the last ones of a small batch being empty.
 
         Raises:
             PassError: it is a container.
         """
         _require_no_container(value)
-        return self._once("last", value, self._zero(value, f"{value.node.name}/none"))
+        if ("first", value) not in self._made:
+            name = f"{value.node.name}/first"
+            zero = self.constant(self._outside(np.int32(0), "none"))
+            at = self.number if self._turn is None else self._turn
+            is_first = self._add("Equal", [at, zero], f"{name}/is_it").output()
+            taken = self._add("Switch", [value, is_first], f"{name}/taken").output(1)
+            with self.at(self._stage, is_first):
+                empty = self._zero(value, f"{name}/none")
+                self._made["first", value] = self._carry(name, empty, lambda *_: taken)[1]
+        return self._made["first", value]
 
     def later(self, value: Value, distance: int, step: int = 1) -> Value:
         """Return what a value was some iterations ago, out of a row of slots that it moves along.
@@ -247,7 +259,7 @@ class Loop:
     def _outside(self, content: Any, name: str) -> Value:
         """Return a constant outside of the loop, one for each stage that needs it."""
         array = np.asarray(content)
-        key = name, repr(array.tolist()), self._stage
+        key = name, f"{array.dtype.name} {array.tolist()}", self._stage
         if key not in self._numbers:
             dtype = dtypes.STRING if array.dtype == object else dtypes.from_numpy(array.dtype)
             attrs = {"value": array, "dtype": dtype}

@@ -57,8 +57,9 @@ class Cluster(NamedTuple):
 
 
 class _Gate(NamedTuple):
-    """When a cluster runs, and on which micro-batch; the latter is there only where it runs."""
+    """On which micro-batch a cluster works, or -1; whether it runs; the first again, there only where it runs."""
 
+    turn: Value
     runs: Value
     micro: Value
 
@@ -95,8 +96,8 @@ def loop_stages(graph: Graph, stages: Stages, plan: Plan, slices: Mapping[Value,
                 node.remove_control(control)
         else:
             made.add(node)
-    for node in [node for node in made.of if node.op == "Const"]:
-        made.look_up(node, replicas, micro)
+    for node in [node for node in made.of if node.op == "Const" and not is_plain_constant(node)]:
+        made.look_up(node, replicas, micro, certain)
     for node in [node for node in order if node in made.of]:
         require_alike(node)
         made.move_in(node, certain)
@@ -141,8 +142,13 @@ class _Loops:
         """Put a node into the cluster that its stage says."""
         self.of[node] = Cluster(BACKWARD if node in self._stages.backward else FORWARD, self._stages.of[node])
 
-    def look_up(self, node: Node, replicas: int, micro: int) -> None:
-        """Replace a constant that differs between micro-batches by entries of a table, one in each cluster."""
+    def look_up(self, node: Node, replicas: int, micro: int, certain: set[Node]) -> None:
+        """Replace a constant that differs between micro-batches by entries of a table, one in each cluster.
+
+        Raises:
+            PassError: it is in a branch.
+        """
+        require_certain(node, node, certain)
         table, own = table_of(self._graph, node, replicas, micro), self.of.pop(node)
         entries: dict[Cluster, Value] = {}
         for reader, index in node.output().uses:
@@ -240,7 +246,7 @@ class _Loops:
     def _at(self, cluster: Cluster) -> Iterator[Loop]:
         """Add nodes for a cluster."""
         loop, gate = self._loops[cluster.kind], self._gate(cluster)
-        with loop.at(cluster.stage, gate.runs):
+        with loop.at(cluster.stage, gate.runs, gate.turn):
             yield loop
 
     def finished(self, node: Node) -> Node:
@@ -253,10 +259,10 @@ class _Loops:
         with self._at(self.of[value.node]) as loop:
             return loop.total(value)
 
-    def last(self, value: Value) -> Value:
-        """Return a value as the last micro-batch made it."""
+    def first(self, value: Value) -> Value:
+        """Return a value as it is of the first micro-batch."""
         with self._at(self.of[value.node]) as loop:
-            return loop.last(value)
+            return loop.first(value)
 
     def stacked(self, value: Value) -> Value:
         """Return the values of all micro-batches along a new first dimension."""
