@@ -19,6 +19,7 @@ from autograph_rewrite.ir.verify import check_folded
 from autograph_rewrite.passes.expand import Instances, expand
 from autograph_rewrite.passes.loop_micro import loop_micro
 from autograph_rewrite.passes.loop_stages import loop_stages
+from autograph_rewrite.passes.repeats import repeated
 from autograph_rewrite.passes.stages import Stages
 from autograph_rewrite.plan.parts import Micro, Pipeline
 from autograph_rewrite.plan.plan import Plan
@@ -102,6 +103,31 @@ def test_the_weights_of_all_stages_can_be_one_variable() -> None:
     item, cuts = staged_item(one_variable)
     feeds = [feed(item, step) for step in range(3)]
     assert_alike(train(looped(item, microbatches=4, boundaries=cuts), feeds), train(item, feeds))
+
+
+@pytest.mark.parametrize("name", ["mlp", "skipping", "dropout", "masked"])
+def test_layers_are_found_where_nothing_says_where_stages_begin(name: str) -> None:
+    item, _ = staged_item(MODELS[name])
+    new = looped(item, microbatches=4)
+    assert [new.graph.nodes[f"w{i}"].device for i in range(4)] == [f"/device:CPU:{i}" for i in range(4)]
+    feeds = [feed(item, step) for step in range(2)]
+    assert_alike(train(new, feeds), train(item, feeds))
+
+
+@pytest.mark.parametrize(
+    ("ops", "stages", "expected"),
+    [
+        ("gmtmtmtmts", 2, [5]),
+        ("gmtmtmtmts", 4, [3, 5, 7]),
+        ("mmmm", 2, [2]),
+        ("abcabcabc", 2, [3]),
+        ("abcd", 2, None),
+        ("mtmt", 4, None),
+    ],
+)
+def test_what_is_repeated_is_divided(ops: str, stages: int, expected: list[int] | None) -> None:
+    heavy = [9.0 if op in "tb" else 1.0 for op in ops]
+    assert repeated(ops, [*heavy, 0.0], stages) == expected
 
 
 def test_a_plan_whose_schedule_is_not_that_of_a_loop_is_refused() -> None:
