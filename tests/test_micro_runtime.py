@@ -19,6 +19,7 @@ HOW: dict[str, dict[str, Any]] = {
     "copies": {"microbatches": 3},
     "loop": {"microbatches": 3, "accumulation": {"form": "loop", "layout": "interleaved"}},
     "stages": {"pipeline": {"stages": 2, "microbatches": 4}},
+    "stages in a loop": {"pipeline": {"stages": 2, "microbatches": 4, "form": "loop"}},
 }
 
 

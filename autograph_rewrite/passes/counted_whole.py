@@ -14,6 +14,7 @@ from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.build import provenance
 from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Select, Span, Value
 from autograph_rewrite.ir.walk import descendants, topological_order
+from autograph_rewrite.passes.loop_frame import UNROLL
 from autograph_rewrite.passes.order_micro import learnt_nodes
 
 
@@ -39,7 +40,7 @@ def count_whole(graph: Graph, slices: Mapping[Value, Value]) -> None:
             raise PassError(
                 f"{node.op} '{node.name}' reads all micro-batches before they begin",
                 node=node,
-                hint="set accumulation.form to unrolled",
+                hint=UNROLL,
             )
         node.output().replace_all_uses_with(_whole(graph, node.inputs[0], slices, made))
 
@@ -56,7 +57,7 @@ def _whole(graph: Graph, value: Value, slices: Mapping[Value, Value], made: dict
             raise PassError(
                 f"'{node.name}' differs between micro-batches, and all of them need it before they begin",
                 node=node,
-                hint="set accumulation.form to unrolled",
+                hint=UNROLL,
             )
         inputs = [_whole(graph, one, slices, made) for one in node.inputs]
         attrs = dict(node.attrs) | provenance(graph.current_pass, node.name)

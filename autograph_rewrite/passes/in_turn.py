@@ -9,7 +9,7 @@ a statistic serves something else than an update, all read the one average.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,10 +19,12 @@ from autograph_rewrite.analysis.rules.base import AVERAGE, OF_BLOCK
 from autograph_rewrite.analysis.rules.normalisation import BLOCK_STATISTICS
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.build import provenance
+from autograph_rewrite.ir.frames import unconditional
 from autograph_rewrite.ir.graph import Node, Span, Value
-from autograph_rewrite.ir.walk import ancestors, descendants
+from autograph_rewrite.ir.walk import ancestors, descendants, topological_order
 from autograph_rewrite.passes.blocks import Blocks
 from autograph_rewrite.passes.context import Context
+from autograph_rewrite.passes.in_turn_loop import update_in_loop
 from autograph_rewrite.passes.reshard import Reshard
 from autograph_rewrite.passes.scope import Scope
 
@@ -57,7 +59,12 @@ def averages_of(context: Context) -> dict[Node, Value]:
 
 
 def update_in_turn(
-    context: Context, reshard: Reshard, blocks: Blocks, averages: Mapping[Node, Value], outputs: Iterable[Value]
+    context: Context,
+    reshard: Reshard,
+    blocks: Blocks,
+    averages: Mapping[Node, Value],
+    outputs: Iterable[Value],
+    named: Collection[str],
 ) -> int:
     """Rewrite the updates of moving averages; return how many micro-batches now do by themselves.
 
@@ -67,16 +74,23 @@ def update_in_turn(
         blocks: sizes of the micro-batches.
         averages: from `averages_of`.
         outputs: values that the outside reads.
+        named: names of nodes that the outside runs.
     """
     if context.micro == 1 or context.processes > 1:
         return 0
     kept, done = {value.node for value in outputs}, 0
+    certain = unconditional(topological_order(context.graph)) if context.plan.looped else set()
     for average, statistic in averages.items():
         made = average.output()
         update = _update_by(made if average.span is Span.ONCE else reshard.whole(made, average), kept)
-        if update is not None:
-            _unroll(context, update, _statistics(context, blocks, statistic))
-            done += 1
+        if update is None:
+            continue
+        done += 1
+        means, filled = _statistics(context, blocks, statistic)
+        if context.plan.looped and _is_certain(update, certain):
+            update_in_loop(context.graph, update, context.micro, means, filled, named)
+        else:
+            _unroll(context, update, _unpacked(context, means, filled))
     return done
 
 
@@ -101,6 +115,13 @@ def _update_by(total: Value, kept: set[Node]) -> Update | None:
     )
 
 
+def _is_certain(update: Update, certain: set[Node]) -> bool:
+    """Return whether an update runs in any case: a loop cannot wait for what is in a branch."""
+    own = (*update.reads, *update.chain, *update.writes)
+    needed = [producer for node in own for producer in (*[value.node for value in node.inputs], *node.controls)]
+    return all(node in certain or node is update.total.node for node in (*own, *needed))
+
+
 def _in_order(nodes: set[Node]) -> list[Node]:
     """Return the nodes, producers first, by name where nothing decides."""
     order: dict[Node, None] = {}
@@ -113,7 +134,7 @@ def _in_order(nodes: set[Node]) -> list[Node]:
     return list(order)
 
 
-def _statistics(context: Context, blocks: Blocks, value: Value) -> list[tuple[Value, Value | None]]:
+def _statistics(context: Context, blocks: Blocks, value: Value) -> tuple[Value, Value | None]:
     """Return the statistic of each micro-batch, with whether it has examples; None where all certainly have."""
     scope = Scope(context, value, f"{value.node.name}/in_turn_{value.index}")
     replicas, micro = context.local // context.micro, context.micro
@@ -137,14 +158,20 @@ def _statistics(context: Context, blocks: Blocks, value: Value) -> list[tuple[Va
         filled = scope.common("Greater", count, axis, what="is_filled")
         numbers = scope.common("Cast", scope.common("Maximum", count, one, what="at_least"), what="n", DstT=value.dtype)
     means = scope.common("RealDiv", sums, numbers, what="means")
-    parts = _unpacked(scope, means, "parts", micro)
-    flags_of = _unpacked(scope, filled, "is_there", micro) if filled is not None else [None] * micro
-    return list(zip(parts, flags_of, strict=True))
+    return means, filled
 
 
-def _unpacked(scope: Scope, table: Value, what: str, count: int) -> list[Value]:
-    node = scope.common("Unpack", table, what=what, num=count, axis=0).node
-    return [node.output(i) for i in range(count)]
+def _unpacked(context: Context, means: Value, filled: Value | None) -> list[tuple[Value, Value | None]]:
+    count, found = context.micro, list[list[Value | None]]()
+    for table, what in ((means, "parts"), (filled, "is_there")):
+        if table is None:
+            found.append([None] * count)
+            continue
+        name = f"{means.node.name.rpartition('/')[0]}/{what}"
+        attrs = {"num": count, "axis": 0}
+        node = context.add("Unpack", [table], name=name, span=table.node.span, origin=table.node, attrs=attrs)
+        found.append([node.output(i) for i in range(count)])
+    return [(part, flag) for part, flag in zip(*found, strict=True) if part is not None]
 
 
 def _unroll(context: Context, update: Update, statistics: Sequence[tuple[Value, Value | None]]) -> None:

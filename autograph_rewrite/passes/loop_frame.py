@@ -3,12 +3,16 @@
     number = 0 ─► Enter ─► Merge ─► Switch ─► body ... + 1 ─► NextIteration ─► (Merge)
                              └─► Less(limit) ─► LoopCond        Exit
 
-Every replica has a frame of its own. Its iterations follow each other: one begins when the one before has ended.
+Every replica has a frame of its own. Its iterations follow each other: one begins when the one before has ended. Where
+part of the body runs in some iterations only, what the loop carries for that part stays as it is in the others:
+
+    old ─► Switch(runs) ─► grown ──► Merge ─► new          the other side of the Switch goes to the Merge as it is
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,6 +23,7 @@ from autograph_rewrite.ir.attrs import encode
 from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Span, Value
 
 SCOPE = "autograph_micro/loop"
+UNROLL = "set form to unrolled, in accumulation or in pipeline"
 
 
 class Loop:
@@ -28,14 +33,31 @@ class Loop:
         graph: the folded graph.
         prefixes: of the replicas' names, which tell their frames apart.
         count: how many iterations there are.
+        scope: begins the names of its nodes.
+        span: ONCE for one loop that all replicas share.
+
+    Attributes:
+        number: of the iteration.
+        end: gives how many iterations there were, once they are over.
+        stages: of the nodes that it has added, which run on each replica.
     """
 
-    def __init__(self, graph: Graph, prefixes: Sequence[str], count: int) -> None:
+    def __init__(
+        self, graph: Graph, prefixes: Sequence[str], count: int, scope: str = SCOPE, *, span: Span = Span.EACH
+    ) -> None:
+        self.stages: dict[Node, int] = {}
         self._graph = graph
+        self._scope, self._span = scope, span
+        self._stage = 0
+        self._runs: Value | None = None
+        self._turn: Value | None = None
         self._own: set[Node] = set()
-        self._constants: dict[Value, Value] = {}
+        self._constants: dict[tuple[Value, int], Value] = {}
         self._made: dict[tuple[str, Value], Value] = {}
-        frames = [encode("string", prefix + SCOPE) for prefix in prefixes]
+        self._numbers: dict[tuple[str, str, int], Value] = {}
+        self._ran: dict[Node, Node] = {}
+        self._slots: dict[Value, list[Value]] = {}
+        frames = [encode("string", prefix + scope) for prefix in prefixes]
         self._frame = PerInstance(tuple(frames)) if len(frames) > 1 else frames[0]
         self._first = self._enter(self._outside(np.int32(0), "first"), "enter", constant=False)
         merged = self._merge(self._first.output(), "number")
@@ -43,10 +65,26 @@ class Loop:
         self._condition = self._add("LoopCond", [self._add("Less", [merged.output(), limit], "less").output()], "cond")
         gone = self._add("Switch", [merged.output(), self._condition.output()], "switch")
         self.number = self._add("Identity", [gone.output(1)], "micro_batch").output()
-        one = self.constant(self._outside(np.int32(1), "one"))
-        self._increment = self._add("AddV2", [self.number, one], "next_number")
+        self._one = self._outside(np.int32(1), "one")
+        self._increment = self._add("AddV2", [self.number, self.constant(self._one)], "next_number")
         self._back(merged, self._increment.output())
         self.end = self._add("Exit", [gone.output(0)], "end")
+
+    @contextmanager
+    def at(self, stage: int, runs: Value | None = None, turn: Value | None = None) -> Iterator[None]:
+        """Add nodes for a part of the body.
+
+        Args:
+            stage: where it is.
+            runs: in which iterations it runs; left out: in all of them.
+            turn: the number of its micro-batch in each iteration, if it is not that of the iteration.
+        """
+        before = self._stage, self._runs, self._turn
+        self._stage, self._runs, self._turn = stage, runs, turn
+        try:
+            yield
+        finally:
+            self._stage, self._runs, self._turn = before
 
     def has(self, node: Node) -> bool:
         """Return whether a node belongs to the loop itself."""
@@ -56,35 +94,101 @@ class Loop:
         """Let the loop begin after a node outside of it."""
         self._first.add_control(node)
 
-    def run(self, node: Node) -> None:
-        """Let a node of the body run in every iteration, whoever reads it."""
+    def finished(self, node: Node) -> Node:
+        """Let a node of the body run in every iteration, whoever reads it; return what to wait for until it has."""
         self._increment.add_control(node)
+        return self.end
+
+    def ran(self, node: Node) -> Node:
+        """Do the same for a node that does not run in every iteration."""
+        if node not in self._ran:
+            mark = self._add("Identity", [self.constant(self._one)], f"{node.name}/ran")
+            mark.add_control(node)
+            self._ran[node] = self.total(mark.output()).node
+        return self._ran[node]
 
     def constant(self, value: Value) -> Value:
         """Return a value from outside as one of every iteration."""
-        if value not in self._constants:
-            self._constants[value] = self._enter(value, f"{value.node.name}/enter", constant=True).output()
-        return self._constants[value]
+        key = value, self._stage
+        if key not in self._constants:
+            self._constants[key] = self._enter(value, f"{value.node.name}/enter", constant=True).output()
+        return self._constants[key]
 
-    def entry(self, table: Value, origin: Node) -> Value:
-        """Return this iteration's entry of a table."""
+    def turn(self, table: Value, name: str) -> tuple[Value, Value, Value]:
+        """Return what a table has for this iteration, whether that is something, and what only then is there."""
+        found = self.entry(table, name)
+        none = self.constant(self._outside(np.int32(0), "none"))
+        runs = self._add("GreaterEqual", [found, none], f"{name}/runs").output()
+        there = self._add("Switch", [found, runs], f"{name}/there").output(1)
+        return found, runs, self._add("Identity", [there], f"{name}/micro_batch").output()
+
+    def entry(self, table: Value, name: str, at: Value | None = None) -> Value:
+        """Return an entry of a table: that of this iteration, unless a number is given."""
         axis = self.constant(self._outside(np.int32(0), "axis"))
-        inputs = [self.constant(table), self.number, axis]
-        return self._add("GatherV2", inputs, f"{origin.name}/entry").output()
+        inputs = [self.constant(table), self.number if at is None else at, axis]
+        return self._add("GatherV2", inputs, f"{name}/entry").output()
+
+    def chosen(self, condition: Value, value: Value, other: Value, name: str) -> Value:
+        """Return one value where a condition holds, else the other."""
+        return self._add("SelectV2", [condition, value, other], name).output()
 
     def total(self, value: Value) -> Value:
         """Return the sum of a value over all iterations."""
-        return self._once("total", value, self._outside(_zero(value), f"{value.node.name}/zero"))
+        return self._once("total", value, self._zero(value, f"{value.node.name}/zero"))
 
-    def last(self, value: Value) -> Value:
-        """Return a value as the last iteration made it.
+    def first(self, value: Value) -> Value:
+        """Return a value as it is of the first micro-batch, the last ones of a small batch being empty.
 
         Raises:
             PassError: it is a container.
         """
-        if dtypes.base(value.dtype) in (dtypes.VARIANT, dtypes.RESOURCE):
-            raise PassError(f"'{value.name}' is a container of each micro-batch", node=value.node)
-        return self._once("last", value, self._outside(_zero(value), f"{value.node.name}/none"))
+        _require_no_container(value)
+        if ("first", value) not in self._made:
+            name = f"{value.node.name}/first"
+            zero = self.constant(self._outside(np.int32(0), "none"))
+            at = self.number if self._turn is None else self._turn
+            is_first = self._add("Equal", [at, zero], f"{name}/is_it").output()
+            taken = self._add("Switch", [value, is_first], f"{name}/taken").output(1)
+            with self.at(self._stage, is_first):
+                empty = self._zero(value, f"{name}/none")
+                self._made["first", value] = self._carry(name, empty, lambda *_: taken)[1]
+        return self._made["first", value]
+
+    def later(self, value: Value, distance: int, step: int = 1) -> Value:
+        """Return what a value was some iterations ago, out of a row of slots that it moves along.
+
+        Args:
+            value: made in the part of the body that nodes are added for now.
+            distance: how many iterations ago.
+            step: each slot is so many stages behind the one before it.
+
+        Raises:
+            PassError: it is a container.
+        """
+        _require_no_container(value)
+        slots, name = self._slots.setdefault(value, []), f"{value.node.name}/slot"
+        while len(slots) < distance:
+            moved = slots[-1] if slots else value
+            runs = None if slots else self._runs
+            with self.at(self._stage + step * (len(slots) + 1), runs):
+                empty = self._zero(value, f"{name}/empty")
+                slots.append(self._carry(name, empty, lambda *_, moved=moved: moved)[0])
+        return slots[distance - 1]
+
+    def kept(self, value: Value) -> Value:
+        """Return the list of the values of all iterations.
+
+        Raises:
+            PassError: it is a container.
+        """
+        _require_no_container(value)
+        return self._list(value)[0]
+
+    def item(self, kept: Value, value: Value, at: Value) -> Value:
+        """Return an entry of a list that another loop has kept of a value."""
+        inputs = [self.constant(kept), at, self.constant(self._outside(np.int32(-1), "any_shape"))]
+        attrs = {"element_dtype": value.dtype}
+        return self._add("TensorListGetItem", inputs, f"{value.node.name}/kept", attrs).output()
 
     def stacked(self, value: Value) -> Value:
         """Return the values of all iterations along a new first dimension."""
@@ -97,7 +201,7 @@ class Loop:
         handle, shape = self._list(value)
         attrs = {"element_dtype": value.dtype, "value": np.zeros(0, np.int64), "dtype": dtypes.INT64}
         lengths = {key: attrs.pop(key) for key in ("value", "dtype")}
-        none = self._graph.add("Const", name=f"{SCOPE}/lengths", attrs=lengths).output()
+        none = self._graph.add("Const", name=self._named("lengths"), attrs=lengths).output()
         return self._behind("TensorListConcatV2", [handle, shape, none], f"{value.node.name}/joined", attrs)
 
     def _list(self, value: Value) -> tuple[Value, Value]:
@@ -112,19 +216,33 @@ class Loop:
     def _once(self, kind: str, value: Value, first: Value) -> Value:
         """Carry something from iteration to iteration; return what it is at the end."""
         if (kind, value) not in self._made:
-            name = f"{value.node.name}/{kind}"
-            merged = self._merge(self._enter(first, f"{name}/enter", constant=False).output(), name)
-            gone = self._add("Switch", [merged.output(), self._condition.output()], f"{name}/switch")
-            if kind == "total":
-                new = self._add("AddV2", [gone.output(1), value], f"{name}/added").output()
-            elif kind == "list":
-                attrs = {"element_dtype": value.dtype}
-                new = self._add("TensorListPushBack", [gone.output(1), value], f"{name}/pushed", attrs).output()
-            else:
-                new = value
-            self._back(merged, new)
-            self._made[kind, value] = self._add("Exit", [gone.output(0)], f"{name}/exit").output()
+            self._made[kind, value] = self._carry(
+                f"{value.node.name}/{kind}", first, lambda old, name: self._grown(kind, old, value, name)
+            )[1]
         return self._made[kind, value]
+
+    def _grown(self, kind: str, old: Value, value: Value, name: str) -> Value:
+        """Return what one iteration makes of what is carried."""
+        if kind == "total":
+            return self._add("AddV2", [old, value], f"{name}/added").output()
+        if kind == "list":
+            return self._add(
+                "TensorListPushBack", [old, value], f"{name}/pushed", {"element_dtype": value.dtype}
+            ).output()
+        return value
+
+    def _carry(self, name: str, first: Value, grow: Callable[[Value, str], Value]) -> tuple[Value, Value]:
+        """Add a loop variable; return its value in each iteration, and at the end."""
+        merged = self._merge(self._enter(first, f"{name}/enter", constant=False).output(), name)
+        gone = self._add("Switch", [merged.output(), self._condition.output()], f"{name}/switch")
+        old = gone.output(1)
+        if self._runs is None:
+            new = grow(old, name)
+        else:
+            held = self._add("Switch", [old, self._runs], f"{name}/held")
+            new = self._add("Merge", [held.output(0), grow(held.output(1), name)], f"{name}/kept").output()
+        self._back(merged, new)
+        return old, self._add("Exit", [gone.output(0)], f"{name}/exit").output()
 
     def _enter(self, value: Value, name: str, *, constant: bool) -> Node:
         attrs = {"is_constant": constant, "parallel_iterations": 1, "frame_name": ""}
@@ -139,20 +257,43 @@ class Loop:
         merged.set_input(1, self._add("NextIteration", [value], f"{merged.name}/next").output())
 
     def _outside(self, content: Any, name: str) -> Value:
+        """Return a constant outside of the loop, one for each stage that needs it."""
         array = np.asarray(content)
-        attrs = {"value": array, "dtype": dtypes.from_numpy(array.dtype)}
-        return self._graph.add("Const", name=f"{SCOPE}/{name}", attrs=attrs).output()
+        key = name, f"{array.dtype.name} {array.tolist()}", self._stage
+        if key not in self._numbers:
+            dtype = dtypes.STRING if array.dtype == object else dtypes.from_numpy(array.dtype)
+            attrs = {"value": array, "dtype": dtype}
+            self._numbers[key] = self._graph.add("Const", name=self._named(name), attrs=attrs).output()
+        return self._numbers[key]
+
+    def _zero(self, value: Value, name: str) -> Value:
+        """Return what a loop variable for a value is at first, outside of the loop."""
+        dtype = dtypes.base(value.dtype)
+        if dtype == dtypes.STRING:
+            return self._outside(np.asarray(b"", object), name)
+        known = dtypes.numpy_dtype(dtype)
+        zero = self._outside(np.zeros((), np.float32 if known is None else known), name)
+        if known is not None:
+            return zero
+        return self._graph.add("Cast", [zero], name=self._named(f"{name}/cast"), attrs={"DstT": dtype}).output()
 
     def _behind(self, op: str, inputs: list[Value], name: str, attrs: dict[str, Any]) -> Value:
         """Add a node outside of the loop, one for each replica."""
-        return self._graph.add(op, inputs, name=f"{SCOPE}/{name}", attrs=attrs, span=Span.EACH).output()
+        node = self._graph.add(op, inputs, name=self._named(name), attrs=attrs, span=self._span)
+        self.stages[node] = self._stage
+        return node.output()
+
+    def _named(self, name: str) -> str:
+        """Return a name in the loop's scope."""
+        return name if name.startswith(f"{self._scope}/") else f"{self._scope}/{name}"
 
     def _add(self, op: str, inputs: list[Value], name: str, attrs: dict[str, Any] | None = None) -> Node:
-        node = self._graph.add(op, inputs, name=f"{SCOPE}/{name}", attrs=attrs, span=Span.EACH)
+        node = self._graph.add(op, inputs, name=self._named(name), attrs=attrs, span=self._span)
         self._own.add(node)
+        self.stages[node] = self._stage
         return node
 
 
-def _zero(value: Value) -> Any:
-    dtype = dtypes.numpy_dtype(value.dtype)
-    return np.zeros((), dtype if dtype is not None else np.dtype(object))
+def _require_no_container(value: Value) -> None:
+    if dtypes.base(value.dtype) in (dtypes.VARIANT, dtypes.RESOURCE):
+        raise PassError(f"'{value.name}' is a container of each micro-batch", node=value.node, hint=UNROLL)

@@ -11,23 +11,20 @@ folded graph being complete: nothing edits it afterwards but what places its nod
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import numpy as np
 
 from autograph_rewrite.errors import PassError
-from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.attrs import decode, encode
 from autograph_rewrite.ir.fold import prefix
 from autograph_rewrite.ir.frames import frames_of, unconditional
-from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Select, Span, Value
+from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Span, Value
 from autograph_rewrite.ir.walk import topological_order
 from autograph_rewrite.passes.counted_whole import count_whole
-from autograph_rewrite.passes.loop_frame import Loop
+from autograph_rewrite.passes.loop_behind import read_behind
+from autograph_rewrite.passes.loop_frame import UNROLL, Loop
 from autograph_rewrite.passes.order_micro import counted_before, free_waiting, levels_of
 from autograph_rewrite.passes.prune import prune
-
-UNROLL = "set accumulation.form to unrolled"
 
 
 def loop_micro(graph: Graph, replicas: int, micro: int, slices: Mapping[Value, Value], roots: Iterable[Node]) -> None:
@@ -49,8 +46,8 @@ def loop_micro(graph: Graph, replicas: int, micro: int, slices: Mapping[Value, V
     order = topological_order(graph)
     certain = unconditional(order)
     free_waiting(order, certain)
-    _refuse_what_meets(order)
-    body = [node for node in order if node.span is Span.EACH and not _is_plain_constant(node)]
+    refuse_what_meets(order)
+    body = [node for node in order if node.span is Span.EACH and not is_plain_constant(node)]
     if not body:
         return
     inside = set(body)
@@ -61,18 +58,19 @@ def loop_micro(graph: Graph, replicas: int, micro: int, slices: Mapping[Value, V
     body = [node for node in body if node.name in graph.nodes]
     inside &= set(body)
     for node in body:
-        _require_alike(node)
+        require_alike(node)
         _move_in(loop, node, inside, certain)
     for node in order:
         if node.span is Span.ONCE and node.name in graph.nodes:
-            _read_behind(graph, loop, node, inside, replicas)
+            read_behind(graph, loop, node, inside, certain, replicas)
 
 
-def _is_plain_constant(node: Node) -> bool:
+def is_plain_constant(node: Node) -> bool:
+    """Return whether a node is a constant that is the same for all micro-batches."""
     return node.op == "Const" and not any(isinstance(raw, PerInstance) for raw in node.attrs.values())
 
 
-def _refuse_what_meets(order: list[Node]) -> None:
+def refuse_what_meets(order: list[Node]) -> None:
     """Refuse loops of the user's, and values of the whole batch that each micro-batch needs.
 
     Raises:
@@ -87,7 +85,7 @@ def _refuse_what_meets(order: list[Node]) -> None:
             raise PassError(f"'{node.name}' needs a value of the whole batch in each iteration", node=node, hint=UNROLL)
 
 
-def _require_alike(node: Node) -> None:
+def require_alike(node: Node) -> None:
     """Refuse attributes that differ between iterations.
 
     Raises:
@@ -100,14 +98,7 @@ def _require_alike(node: Node) -> None:
 
 def _look_up(graph: Graph, loop: Loop, node: Node, replicas: int, micro: int) -> None:
     """Replace a constant that differs between micro-batches by an entry of a table."""
-    raw = node.attrs["value"]
-    assert isinstance(raw, PerInstance)
-    arrays = [np.asarray(decode(one)) for one in raw.raws]
-    tables = [np.stack(arrays[r * micro : (r + 1) * micro]) for r in range(replicas)]
-    own = PerInstance(tuple(encode("tensor", one) for one in tables)) if replicas > 1 else tables[0]
-    attrs = {"dtype": node.output_dtypes[0], "value": own}
-    table = graph.add("Const", name=f"{node.name}/table", attrs=attrs, span=Span.EACH, origin=node).output()
-    entry = loop.entry(table, node)
+    entry = loop.entry(table_of(graph, node, replicas, micro), node.name)
     node.output().replace_all_uses_with(entry)
     for user in node.control_users:
         user.remove_control(node)
@@ -116,59 +107,38 @@ def _look_up(graph: Graph, loop: Loop, node: Node, replicas: int, micro: int) ->
     graph.erase(node)
 
 
+def require_certain(node: Node, producer: Node, certain: set[Node]) -> None:
+    """Refuse what only some branch gives to a loop from outside: the loop would wait for it, or end with it.
+
+    Raises:
+        PassError: the producer is not certain.
+    """
+    if producer not in certain:
+        problem = f"'{node.name}' is in a branch, and needs '{producer.name}' of it from outside of the loop"
+        raise PassError(problem, node=node, hint=UNROLL)
+
+
+def table_of(graph: Graph, node: Node, replicas: int, micro: int) -> Value:
+    """Return, as a table of each replica, a constant that differs between micro-batches."""
+    raw = node.attrs["value"]
+    assert isinstance(raw, PerInstance)
+    arrays = [np.asarray(decode(one)) for one in raw.raws]
+    tables = [np.stack(arrays[r * micro : (r + 1) * micro]) for r in range(replicas)]
+    own = PerInstance(tuple(encode("tensor", one) for one in tables)) if replicas > 1 else tables[0]
+    attrs = {"dtype": node.output_dtypes[0], "value": own}
+    return graph.add("Const", name=f"{node.name}/table", attrs=attrs, span=Span.EACH, origin=node).output()
+
+
 def _move_in(loop: Loop, node: Node, inside: set[Node], certain: set[Node]) -> None:
     """Let a node read what comes from outside through the door of the loop."""
     for index, value in enumerate(node.inputs):
         if value.node not in inside and not loop.has(value.node):
-            if value.node not in certain:
-                raise PassError(f"'{node.name}' reads '{value.name}', which may not be there", node=node, hint=UNROLL)
+            require_certain(node, value.node, certain)
             node.set_input(index, loop.constant(value))
     for control in node.controls:
         if control not in inside:
+            require_certain(node, control, certain)
             node.remove_control(control)
             loop.wait_for(control)
     if not node.inputs and not node.controls:
         node.add_control(loop.number.node)
-
-
-def _read_behind(graph: Graph, loop: Loop, node: Node, inside: set[Node], replicas: int) -> None:
-    """Let a node outside of the loop read what the loop has made of a value."""
-    for control in [control for control in node.controls if control in inside]:
-        node.remove_control(control)
-        node.add_control(loop.end)
-        loop.run(control)
-    if not any(value.node in inside for value in node.inputs):
-        return
-    if Select.ALL not in node.selects.values():
-        for index, value in enumerate(node.inputs):
-            if value.node in inside:
-                node.set_input(index, loop.last(value), Select.FIRST)
-        return
-    value = node.inputs[0]
-    if node.op == "AddN":
-        made, join = loop.total(value), "AddN"
-    elif node.op == "Pack" and not node.attr("axis", 0):
-        made, join = loop.stacked(value), "ConcatV2"
-    elif node.op == "ConcatV2":
-        axis = _axis(node)
-        if axis:
-            raise PassError(f"'{value.name}' is joined along dimension {axis}", node=node, hint=UNROLL)
-        made, join = loop.joined(value), "ConcatV2"
-    else:
-        raise PassError(f"{node.op} '{node.name}' reads all micro-batches", node=node, hint=UNROLL)
-    inputs, attrs = [made], {"N": replicas}
-    if replicas == 1:
-        new = graph.add("Identity", inputs, name=f"{node.name}/looped", selects={0: Select.FIRST}, origin=node)
-    else:
-        if join == "ConcatV2":
-            zero = {"value": np.int32(0), "dtype": dtypes.INT32}
-            inputs.append(graph.add("Const", name=f"{node.name}/axis", attrs=zero).output())
-        new = graph.add(join, inputs, name=f"{node.name}/looped", attrs=attrs, selects={0: Select.ALL}, origin=node)
-    for control in node.controls:
-        new.add_control(control)
-    graph.replace(node, new)
-
-
-def _axis(node: Node) -> int:
-    axis: Any = node.inputs[1].node.attr("value") if node.inputs[1].node.op == "Const" else 1
-    return int(axis)

@@ -46,6 +46,7 @@ from autograph_rewrite.passes.in_turn import averages_of, update_in_turn
 from autograph_rewrite.passes.keys import Keys
 from autograph_rewrite.passes.layout import Layout
 from autograph_rewrite.passes.loop_micro import loop_micro
+from autograph_rewrite.passes.loop_stages import loop_stages
 from autograph_rewrite.passes.merge import merge_kept, merge_outputs, merge_targets
 from autograph_rewrite.passes.mirror import name_resources
 from autograph_rewrite.passes.order_reads import order_reads
@@ -239,7 +240,7 @@ def _rewrite(
     with run.step("guard"):
         averages = averages_of(context)
         guard_empty_blocks(context, blocks)
-        update_in_turn(context, reshard, blocks, averages, outputs)
+        update_in_turn(context, reshard, blocks, averages, outputs, (*item.targets, *item.keep))
     common = {node for node in graph if node.span is Span.EACH and not _holds_own(context, node)}
     placements = _placements(state)
     with run.step("merge"):
@@ -263,7 +264,10 @@ def _rewrite(
     if plan.looped:
         run.verify = verify and (lambda folded: check_folded(folded, plan.replicas_each, plan.all_devices))
         with run.step("loop"):
-            loop_micro(graph, plan.replicas_each, plan.microbatches, context.slices, _roots(graph, item))
+            if stages is None:
+                loop_micro(graph, plan.replicas_each, plan.microbatches, context.slices, _roots(graph, item))
+            else:
+                loop_stages(graph, stages, plan, context.slices, _roots(graph, item))
     with run.step("place"):
         instances = place_instances(graph, plan, task, stages, context.served.devices, captured=context.captures)
     found += [Note(node.name, node.op, MEETING) for node in instances.order.meetings]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.passes.cross_stages import tell_ready
 from autograph_rewrite.passes.expand import Instances
-from autograph_rewrite.passes.order_micro import order_micro
+from autograph_rewrite.passes.order_micro import NO_ORDER, order_micro
 from autograph_rewrite.passes.order_stages import order_stages
 from autograph_rewrite.passes.place import place, run_devices
 from autograph_rewrite.passes.place_stages import complete_stages, place_stages
@@ -37,10 +37,13 @@ def place_instances(
             (tuple(device for device in devices for _ in range(micro)),), micro, order, elsewhere=elsewhere
         )
     each = len(devices) // plan.replicas
-    complete_stages(graph, stages)
     replicas = [devices[first : first + each] for first in range(0, len(devices), each)]
-    order = order_stages(graph, stages, plan.pipeline.schedule, replicas, micro)
+    order = NO_ORDER
+    if not plan.looped:
+        complete_stages(graph, stages)
+        order = order_stages(graph, stages, plan.pipeline.schedule, replicas, micro)
     place_stages(graph, stages, devices[:each], captured=captured)
-    tell_ready(graph, stages, order.roots, replicas)
+    if not plan.looped:
+        tell_ready(graph, stages, order.roots, replicas)
     by_stage = (tuple(own[s % each] for own in replicas for _ in range(micro)) for s in range(stages.count))
     return Instances(tuple(by_stage), micro, order, stages.of)

@@ -19,11 +19,13 @@ from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.devices import canonical
 from autograph_rewrite.ir.graph import Graph, Node, Span, Value
 from autograph_rewrite.ir.walk import ancestors, descendants
+from autograph_rewrite.passes.alike import require_stages_alike
 from autograph_rewrite.passes.balance import partition
 from autograph_rewrite.passes.context import Context
 from autograph_rewrite.passes.costs import cost_of, value_bytes
 from autograph_rewrite.passes.order_micro import learnt_nodes
 from autograph_rewrite.passes.regions import differentiated, forward_nodes
+from autograph_rewrite.passes.repeats import repeated
 from autograph_rewrite.plan.faults import did_you_mean
 from autograph_rewrite.plan.parts import Pipeline
 
@@ -56,16 +58,20 @@ def assign_stages(context: Context, outputs: Iterable[Value]) -> Stages | None:
     forward = forward_nodes(context.plan, state, outputs)
     each = [node for node in state.order if node.span is Span.EACH and node.op != "Const"]
     work = [node for node in each if node in forward]
-    chosen = _forward_stages(context.graph, state, work, pipeline)
+    chosen = _forward_stages(context.graph, state, work, pipeline, alike=context.plan.looped)
     _late_as_possible(work, chosen, state)
     _require_every_stage(chosen, pipeline.stages)
+    if context.plan.looped:
+        require_stages_alike(state, work, chosen, pipeline.stages)
     needed = ancestors((context.graph.value(edge.value).node for edge in context.plan.edges), controls=False)
     backward = {node for node in each if node not in forward and node in needed}
     _backward_stages([node for node in each if node not in forward], chosen, backward, pipeline.stages)
     return Stages(pipeline.stages, chosen, backward)
 
 
-def _forward_stages(graph: Graph, state: Propagation, work: Sequence[Node], pipeline: Pipeline) -> dict[Node, int]:
+def _forward_stages(
+    graph: Graph, state: Propagation, work: Sequence[Node], pipeline: Pipeline, *, alike: bool
+) -> dict[Node, int]:
     if pipeline.stages == 1:
         return dict.fromkeys(work, 0)
     if pipeline.boundaries:
@@ -76,7 +82,7 @@ def _forward_stages(graph: Graph, state: Propagation, work: Sequence[Node], pipe
         )
     if pipeline.assign == "device":
         return _following(work, _by_device(work, learnt_nodes(state.order), pipeline.stages))
-    return _balanced(state, work, pipeline.stages)
+    return _balanced(state, work, pipeline.stages, alike=alike)
 
 
 def _behind(graph: Graph, work: Sequence[Node], boundaries: Sequence[str]) -> dict[Node, int]:
@@ -149,8 +155,11 @@ def _following(work: Sequence[Node], said: Mapping[Node, int], *, strict: bool =
     return stages
 
 
-def _balanced(state: Propagation, work: Sequence[Node], stages: int) -> dict[Node, int]:
-    """Cut the forward nodes, in order, where the heaviest stage is lightest and the fewest bytes cross."""
+def _balanced(state: Propagation, work: Sequence[Node], stages: int, *, alike: bool) -> dict[Node, int]:
+    """Cut the forward nodes, in order, where the heaviest stage is lightest and the fewest bytes cross.
+
+    Where stages have to be alike, they are made of what the nodes do again and again, if that is found.
+    """
     learnt = learnt_nodes(state.order)
     units = [node for node in work if node in learnt]
     place = {node: i for i, node in enumerate(units)}
@@ -163,9 +172,17 @@ def _balanced(state: Propagation, work: Sequence[Node], stages: int) -> dict[Nod
             crossing[last + 1] -= size
     for i in range(1, len(crossing)):
         crossing[i] += crossing[i - 1]
-    begins = partition([cost_of(state, node) for node in units], crossing, stages)
+    begins = repeated([_sign(state, node) for node in units], crossing, stages) if alike else None
+    begins = begins or partition([cost_of(state, node) for node in units], crossing, stages)
     said = {node: sum(at >= begin for begin in begins) for node, at in place.items()}
     return _following(work, said)
+
+
+def _sign(state: Propagation, node: Node) -> tuple[object, ...]:
+    """Return what a node does, as far as it can be compared at a glance."""
+    fact = state.facts.get(node.output())
+    sizes = () if fact is None or fact.shape is None else fact.shape
+    return node.op, node.output_dtypes, tuple(size if isinstance(size, int) else None for size in sizes)
 
 
 def _late_as_possible(work: Sequence[Node], stages: dict[Node, int], state: Propagation) -> None:

@@ -97,7 +97,13 @@ def schedules_come_out_even(config: Config) -> Iterator[Clash]:
     pipeline = config.pipeline
     if pipeline is None:
         return
-    if pipeline.circular_repeat > 1 and pipeline.schedule in ("gpipe", "1f1b"):
+    looped, said = pipeline.form == "loop", "schedule" in pipeline.model_fields_set
+    if looped and said and pipeline.schedule not in ("gpipe", "circular"):
+        message = (
+            f"pipeline.form is loop, which runs all forwards before all backwards, not as {pipeline.schedule} says"
+        )
+        yield Clash(("pipeline", "schedule"), message, "leave schedule out, or set form to unrolled")
+    elif (said or not looped) and pipeline.circular_repeat > 1 and pipeline.schedule in ("gpipe", "1f1b"):
         message = (
             f"pipeline.circular_repeat is {pipeline.circular_repeat}, but {pipeline.schedule} has one stage per device"
         )

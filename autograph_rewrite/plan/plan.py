@@ -100,7 +100,9 @@ class Plan:
     @property
     def looped(self) -> bool:
         """Whether one loop in the graph runs the micro-batches."""
-        return self.micro is not None and self.micro.loop and self.micro.count > 1
+        if self.micro is None or not self.micro.loop:
+            return False
+        return self.micro.count > 1 or (self.pipeline is not None and self.pipeline.stages > 1)
 
     @property
     def instances(self) -> int:

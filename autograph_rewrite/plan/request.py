@@ -56,7 +56,7 @@ def _semantics(config: Config) -> parts.Semantics:
 def _micro(item: ItemLike, config: Config) -> parts.Micro | None:
     if config.pipeline is not None:
         count = _microbatches(item, config, config.pipeline)
-        return parts.Micro(count, config.pipeline.layout)
+        return parts.Micro(count, config.pipeline.layout, loop=config.pipeline.form == "loop")
     if config.microbatches == 1:
         return None
     how = config.accumulation
@@ -90,6 +90,8 @@ def _pipeline(config: Config, replicas: int) -> parts.Pipeline | None:
         defaults = tuple(canonical(f"CPU:{stage}") for stage in range(section.stages))
         devices = defaults if len(given) % section.stages else given
     schedule = "one_f_one_b" if section.schedule == "1f1b" else section.schedule
+    if section.form == "loop":
+        schedule = "circular" if section.circular_repeat > 1 else "gpipe"
     return parts.Pipeline(
         section.chunks,
         devices if len(devices) > section.stages else devices * replicas,

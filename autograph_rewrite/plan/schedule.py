@@ -186,6 +186,26 @@ def iterations(micro: int, stages: int, repeat: int = 1) -> int:
     return -(-micro // stages) * stages * repeat + stages - 1
 
 
+def turns(micro: int, devices: int, repeat: int = 1) -> tuple[tuple[int | None, ...], ...]:
+    """Return, by stage, which micro-batch goes through it in each iteration of the loop of a shifting buffer.
+
+    Micro-batches enter in rounds of as many as there are devices, and move on by one stage in each iteration, so that
+    a device never has two of its stages at work at once.
+
+    Args:
+        micro: how many micro-batches there are.
+        devices: how many there are.
+        repeat: how many stages each device has.
+    """
+    count, found = iterations(micro, devices, repeat), []
+    for stage in range(devices * repeat):
+        row: list[int | None] = [None] * count
+        for m in range(micro):
+            row[m // devices * devices * repeat + m % devices + stage if repeat > 1 else m + stage] = m
+        found.append(tuple(row))
+    return tuple(found)
+
+
 def ideal_bubble(schedule: str, devices: int, micro: int, chunks: int = 1) -> Fraction:
     """Return the share of time in which devices wait where all stages take equally long."""
     if schedule in ("interleaved", "circular") and micro % devices:

@@ -130,6 +130,8 @@ class Pipeline(Section):
     """The other way to say it: examples in one micro-batch."""
     schedule: Literal["gpipe", "1f1b", "interleaved", "circular"] = "1f1b"
     """In which order a device runs forwards and backwards: all forwards first (gpipe, circular), or in turn."""
+    form: Literal["unrolled", "loop"] = "unrolled"
+    """A copy of each stage for each micro-batch (unrolled), or a loop in each iteration of which all stages work."""
     circular_repeat: Count = 1
     """How many stages each device holds, in rounds (interleaved, circular): the model has `stages` times as many."""
     boundaries: tuple[Text, ...] | None = None
