@@ -8,7 +8,7 @@ from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.passes.expand import Instances
 from autograph_rewrite.passes.order_micro import order_micro
 from autograph_rewrite.passes.order_stages import order_stages
-from autograph_rewrite.passes.place import place, run_devices
+from autograph_rewrite.passes.place import HOST, place, run_devices
 from autograph_rewrite.passes.place_stages import complete_stages, place_stages
 from autograph_rewrite.passes.stages import Stages
 from autograph_rewrite.plan.plan import Plan
@@ -38,7 +38,8 @@ def place_instances(
     each = len(devices) // plan.replicas
     complete_stages(graph, stages)
     order = order_stages(graph, stages, plan.pipeline.schedule, each, micro)
-    place_stages(graph, stages, devices[:each], captured=captured)
+    driver = plan.stage_hosts[0] + HOST if plan.stage_hosts else ""
+    place_stages(graph, stages, devices[:each], captured=captured, driver=driver)
     replicas = [devices[first : first + each] for first in range(0, len(devices), each)]
     by_stage = (tuple(own[s % each] for own in replicas for _ in range(micro)) for s in range(stages.count))
     return Instances(tuple(by_stage), micro, order, stages.of)

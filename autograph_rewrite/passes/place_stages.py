@@ -6,6 +6,7 @@ ONCE nodes   from the summed gradient to the update: the stage of the gradient; 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from autograph_rewrite.analysis.roles import handle_of, is_update
@@ -14,6 +15,9 @@ from autograph_rewrite.ir.graph import Graph, Node, Span
 from autograph_rewrite.ir.walk import topological_order
 from autograph_rewrite.passes.order_micro import before
 from autograph_rewrite.passes.stages import Stages
+
+_OF_THE_PROGRAM = re.compile(r"Iterator|Dataset|PyFunc|Queue|Reader|Save|Restore|ReadFile|WriteFile|Summary")
+"""Ops on files, input and Python code: they belong to the process whose program runs the step."""
 
 
 def complete_stages(graph: Graph, stages: Stages) -> None:
@@ -43,7 +47,7 @@ def _begins(node: Node) -> bool:
     return all(value.node.span is Span.ONCE or value.node.op == "Const" for value in node.inputs)
 
 
-def place_stages(graph: Graph, stages: Stages, devices: Sequence[str], *, captured: bool) -> None:
+def place_stages(graph: Graph, stages: Stages, devices: Sequence[str], *, captured: bool, driver: str = "") -> None:
     """Set the device of every node that runs once.
 
     Args:
@@ -51,6 +55,7 @@ def place_stages(graph: Graph, stages: Stages, devices: Sequence[str], *, captur
         stages: of its EACH nodes.
         devices: of the stages, in turn.
         captured: variables live outside of the graph, on the first device.
+        driver: where stages are in several processes, the CPU of the one that runs them.
     """
     order = topological_order(graph)
     handles = _stages_of_handles(order, stages)
@@ -73,7 +78,8 @@ def place_stages(graph: Graph, stages: Stages, devices: Sequence[str], *, captur
         if node not in found:
             readers = [found[use.node] for value in node.read_outputs for use in value.uses if use.node in found]
             found[node] = min(readers, default=0)
-        node.set_device(devices[found[node] % len(devices)])
+        is_drivers = driver and _OF_THE_PROGRAM.search(node.op)
+        node.set_device(driver if is_drivers else devices[found[node] % len(devices)])
 
 
 def _gives_handle(node: Node) -> bool:

@@ -76,7 +76,7 @@ class Rewriter:
         self.member: Membership | None = None
         if self._config is not None:
             self._config, self.member = in_job(self._config)
-        elif self._plan is not None and len(self._plan.processes) > 1:
+        elif self._plan is not None and self._plan.workers > 1:
             self.member = in_job(Config())[1]
         if self.member is not None and not self.member.is_worker:
             serve(self.member)

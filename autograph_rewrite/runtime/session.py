@@ -23,6 +23,7 @@ from autograph_rewrite.runtime.agreement import CARRY_ON, common_name, require_t
 from autograph_rewrite.runtime.batch_sizes import check_batch_sizes
 from autograph_rewrite.runtime.clock import Clock
 from autograph_rewrite.runtime.connect import connected, graph_of, joined, require_devices
+from autograph_rewrite.runtime.driven import Driven
 from autograph_rewrite.runtime.gates import Gates
 from autograph_rewrite.runtime.handles import Copy, copies_of
 from autograph_rewrite.runtime.leftovers import Leftovers
@@ -163,7 +164,8 @@ class DistributedSession:
         try:
             return self.run_ops(wanted, feeds, options)
         except self._tf.errors.OpError:
-            self._failed = self._member is not None and not self.item.report.plan.is_asynchronous
+            plan = self.item.report.plan if self._member is not None else None
+            self._failed = plan is not None and not plan.is_asynchronous and not plan.stage_hosts
             raise
 
     def run_ops(self, fetches: Any, feeds: Mapping[Any, Any] | None = None, options: Any = None) -> Any:
@@ -337,7 +339,7 @@ class DistributedSession:
     @property
     def tf_session(self) -> Any:
         """The tf.compat.v1.Session that runs the graph, for what insists on one, as a Saver does."""
-        return self._session
+        return self._session.session if isinstance(self._session, Driven) else self._session
 
 
 def _watchdog(member: Membership | None, item: GraphItem, session: Any, seconds: float) -> Watchdog | None:
@@ -353,7 +355,8 @@ def _watchdog(member: Membership | None, item: GraphItem, session: Any, seconds:
 
 def _abandon(session: Any) -> None:
     """Leave a session as it is until the process ends: to close it would wait for who is not there."""
-    session._closed, session._session = True, None
+    for each in session.sessions if isinstance(session, Driven) else (session,):
+        each._closed, each._session = True, None
 
 
 def _name(thing: Any) -> str:

@@ -1,0 +1,143 @@
+"""A session on the stages of all workers: worker 0 runs them, the others make the same calls and are given the results.
+
+    worker 0   session.run(["loss", "train"], feeds) ──► stages @ worker 0, worker 1 ──► values ──► relay
+    worker 1   session.run(["loss", "train"], feeds) ──────── waits ─────────────────────────────────┴──► values
+
+All feed the whole batch. What each was asked for, and has fed, goes with the values and is compared.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from autograph_rewrite.errors import ClusterError
+from autograph_rewrite.plan.membership import Membership
+from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime.missing import is_of_the_job
+from autograph_rewrite.runtime.relay import Relay
+
+_WIDTH = 200
+
+
+class Driven:
+    """What a tf.compat.v1.Session does, done by worker 0 for all.
+
+    Args:
+        session: on the stages of all workers; of other workers, one that runs nothing of the program's steps.
+        relay: hands the results over.
+        member: this process.
+    """
+
+    def __init__(self, session: Any, relay: Relay, member: Membership) -> None:
+        self._tf = tensorflow()
+        self._relay, self._member = relay, member
+        self._problem: ClusterError | None = None
+        self.session = session
+
+    @property
+    def sessions(self) -> tuple[Any, ...]:
+        """The tf.compat.v1.Sessions behind it."""
+        return self.session, self._relay.session
+
+    @property
+    def graph(self) -> Any:
+        """The tf.Graph."""
+        return self.session.graph
+
+    def close(self) -> None:
+        """Release the sessions' resources."""
+        self.session.close()
+        self._relay.close()
+
+    def run(self, fetches: Any, feeds: Mapping[Any, Any] | None = None, options: Any = None) -> Any:
+        """Run tensors and operations of the graph on worker 0, for all workers.
+
+        Raises:
+            ClusterError: this worker has not called what worker 0 has.
+        """
+        if self._problem is not None:
+            raise self._problem
+        elements = self._tf.nest.flatten(fetches)
+        call = {"fetches": [element.name for element in elements], "feeds": _digests(feeds or {})}
+        if self._member.is_chief:
+            values = self._drive(call, elements, feeds, options)
+        else:
+            values = self._follow(call, options)
+        return self._tf.nest.pack_sequence_as(fetches, values)
+
+    def _drive(self, call: Mapping[str, Any], elements: Sequence[Any], feeds: Any, options: Any) -> list[Any]:
+        try:
+            values: list[Any] = self.session.run(elements, feeds, options=options)
+        except self._tf.errors.OpError as error:
+            if not is_of_the_job(error):  # it is the program's own, in all workers
+                failed = {**call, "error": [error.error_code, error.message]}
+                self._relay.send([json.dumps(failed).encode()])
+            raise
+        self._relay.send([json.dumps(call).encode(), *map(self._encoded, values)])
+        return values
+
+    def _follow(self, call: Mapping[str, Any], options: Any) -> list[Any]:
+        try:
+            head, *texts = self._relay.take(options)
+        except EOFError:
+            self._problem = ClusterError(
+                f"{self._member.name} runs {_listed(call['fetches'])}, but worker 0 has closed its session",
+                hint="do all workers run the same program, and have equally many batches?",
+            )
+            raise self._problem from None
+        theirs = json.loads(head)
+        self._require_the_same(call, theirs)
+        if "error" in theirs:
+            code, message = theirs["error"]
+            raise self._tf.compat.v1.errors.exception_type_from_error_code(code)(None, None, message)
+        return [self._decoded(text) for text in texts]
+
+    def _require_the_same(self, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+        """Refuse values that this worker has not asked for, or that other examples gave.
+
+        Raises:
+            ClusterError: this worker and worker 0 do something else; no run can follow.
+        """
+        name = self._member.name
+        hint = "stages are no replicas: every worker makes the same calls, and feeds the whole batch"
+        if mine["fetches"] != theirs["fetches"]:
+            problem = f"{name} runs {_listed(mine['fetches'])}, but worker 0 runs {_listed(theirs['fetches'])}"
+            self._problem = ClusterError(problem, hint=hint)
+        elif mine["feeds"] != theirs["feeds"]:
+            both = {**theirs["feeds"], **mine["feeds"]}
+            odd = [key for key in both if mine["feeds"].get(key) != theirs["feeds"].get(key)]
+            self._problem = ClusterError(f"{name} feeds {_listed(odd)} other values than worker 0", hint=hint)
+        if self._problem is not None:
+            raise self._problem
+
+    def _encoded(self, value: Any) -> bytes:
+        return b"" if value is None else bytes(self._tf.make_tensor_proto(value).SerializeToString())
+
+    def _decoded(self, text: bytes) -> Any:
+        from tensorflow.core.framework import tensor_pb2
+
+        if not text:
+            return None
+        value = self._tf.make_ndarray(tensor_pb2.TensorProto.FromString(text))
+        return value if value.ndim else value[()]
+
+
+def _digests(feeds: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return type, shape and a checksum of what is fed, by name."""
+    found = {}
+    for key, given in feeds.items():
+        value = np.asarray(given)
+        is_text = value.dtype.kind in "OSU"
+        data = repr(value.tolist()).encode() if is_text else value.reshape(-1).view(np.uint8)
+        found[key if isinstance(key, str) else key.name] = [str(value.dtype), list(value.shape), zlib.crc32(data)]
+    return found
+
+
+def _listed(names: Sequence[str]) -> str:
+    text = ", ".join(f"'{name}'" for name in names)
+    return text if len(text) <= _WIDTH else f"{text[:_WIDTH]}..."

@@ -1,0 +1,107 @@
+"""What one worker has found, handed to all others: messages through queues that live on those who take them.
+
+    worker 0   run ──► values ──► queue @ worker 1, queue @ worker 2, ...      at most `AHEAD` messages before they are taken
+    worker 1   takes from its own queue: it waits there for nobody else
+
+A message is a list of texts, of any length. Queues are in a session of their own, and no collective is needed.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from autograph_rewrite.plan.membership import Membership
+from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime import cluster
+
+AHEAD = 4
+"""How many messages may wait in a queue; then worker 0 waits."""
+PIECE = 2**29
+"""Bytes of one message, about: TensorFlow sends no tensor of two gigabytes."""
+_END, _MORE = b"end", b"more"
+_LAST = 5_000
+"""Milliseconds that a program which ends waits to hear that worker 0 does not need it any more."""
+
+
+class Relay:
+    """The queues of one session. Worker 0 sends, all others take.
+
+    Args:
+        member: this process.
+        name: what all workers call these queues, and nobody else's.
+    """
+
+    def __init__(self, member: Membership, name: str) -> None:
+        tf = tensorflow()
+        raw, graph = tf.raw_ops, tf.Graph()
+        hosts = [f"/job:worker/replica:0/task:{task}" for task in range(len(member.workers))]
+        takers = range(1, len(hosts)) if member.is_chief else [member.task]
+        with graph.as_default():
+            self._message = tf.compat.v1.placeholder(tf.string, [None])
+            puts, takes = [], []
+            for task in takers:
+                with tf.device(f"{hosts[task]}/device:CPU:0"):
+                    queue = raw.FIFOQueueV2(
+                        component_types=[tf.string], capacity=AHEAD, container=name, shared_name=f"to_{task}"
+                    )
+                    puts.append(raw.QueueEnqueueV2(handle=queue, components=[self._message]))
+                    takes += raw.QueueDequeueV2(handle=queue, component_types=[tf.string])
+            self._put, self._take = tf.group(puts), takes[0]
+        config = tf.compat.v1.ConfigProto()
+        cluster.configure(config, member, [f"{hosts[task]}/device:CPU:0" for task in takers])
+        self.session = tf.compat.v1.Session(cluster.target(member), graph=graph, config=config)
+        last = tf.compat.v1.RunOptions(timeout_in_ms=_LAST)
+        if member.is_chief:
+            end = [self._put, {self._message: [_END]}, last]
+        else:
+            end = [self._take, None, last]
+        self.close = weakref.finalize(self, _close, self.session, end)
+
+    def send(self, texts: Sequence[bytes]) -> None:
+        """Hand a message to all other workers."""
+        for piece, is_last in _pieces(texts):
+            parts = np.array([b"" if is_last else _MORE, *piece], object)
+            self.session.run(self._put, {self._message: parts})
+
+    def take(self, options: Any = None) -> list[bytes]:
+        """Wait for a message.
+
+        Args:
+            options: a RunOptions.
+
+        Raises:
+            EOFError: worker 0 has closed its session.
+        """
+        texts: list[bytes] = []
+        while True:
+            kind, *piece = self.session.run(self._take, options=options)
+            if kind == _END:
+                raise EOFError
+            texts += piece
+            if kind != _MORE:
+                return texts
+
+
+def _pieces(texts: Sequence[bytes]) -> Iterator[tuple[Sequence[bytes], bool]]:
+    """Yield the texts in pieces that can be sent at once, and whether each is the last one."""
+    begin, size = 0, 0
+    for at, text in enumerate(texts):
+        if size and size + len(text) > PIECE:
+            yield texts[begin:at], False
+            begin, size = at, 0
+        size += len(text)
+    yield texts[begin:], True
+
+
+def _close(session: Any, end: Sequence[Any]) -> None:
+    """Let nobody leave before worker 0 is done with it; where nobody can be told any more, nobody waits."""
+    fetch, feeds, options = end
+    with suppress(Exception):
+        session.run(fetch, feeds, options)
+    with suppress(Exception):
+        session.close()
