@@ -102,7 +102,9 @@ class Rewriter:
         said = self._config or self._plan
         assert said is not None
         splits = self._config is None or self._config.input == "global"
-        return KerasJob(self.member, said.timeout_seconds, splits=splits, batch_inputs=batch_inputs)
+        staged = bool(self._config.has_stages_on_hosts if self._config is not None else said.stage_hosts)
+        whole = ("train",) if staged else ()
+        return KerasJob(self.member, said.timeout_seconds, splits=splits, batch_inputs=batch_inputs, whole=whole)
 
     @property
     def _task(self) -> int:
@@ -127,12 +129,15 @@ class Rewriter:
                 check.require(plan, flat)
             if self.member is not None:
                 plan = without_shards(plan)
-            if plan.homes and self.member is not None:
+            if not training:
+                plan = plan.without_stages()
+            is_remote = bool(plan.homes or plan.stage_hosts) and self.member is not None
+            if is_remote:
                 flat, plan = _served(flat, plan) if training else (flat, without_servers(plan))
             common = contents(flat) if self.member is not None else b""
             new = pipeline.rewrite(flat, plan, training=training, in_place=True, task=self._task)
             report = replace(new.report, member=self.member, contents=common)
-            return new.with_(report=report, binding=item.binding if plan.homes else new.binding)
+            return new.with_(report=report, binding=item.binding if is_remote and training else new.binding)
 
 
 def _served(item: GraphItem, plan: Plan) -> tuple[GraphItem, Plan]:

@@ -22,6 +22,8 @@ from autograph_rewrite.runtime.missing import is_of_the_job
 from autograph_rewrite.runtime.relay import Relay
 
 _WIDTH = 200
+_OF_FEEDS = (ValueError, TypeError)
+"""What a session raises for feeds that do not fit; the errors of what it runs are OpErrors."""
 
 
 class Driven:
@@ -73,9 +75,10 @@ class Driven:
     def _drive(self, call: Mapping[str, Any], elements: Sequence[Any], feeds: Any, options: Any) -> list[Any]:
         try:
             values: list[Any] = self.session.run(elements, feeds, options=options)
-        except self._tf.errors.OpError as error:
+        except (self._tf.errors.OpError, *_OF_FEEDS) as error:
             if not is_of_the_job(error):  # it is the program's own, in all workers
-                failed = {**call, "error": [error.error_code, error.message]}
+                code = getattr(error, "error_code", type(error).__name__)
+                failed = {**call, "error": [code, getattr(error, "message", str(error))]}
                 self._relay.send([json.dumps(failed).encode()])
             raise
         self._relay.send([json.dumps(call).encode(), *map(self._encoded, values)])
@@ -85,17 +88,23 @@ class Driven:
         try:
             head, *texts = self._relay.take(options)
         except EOFError:
-            self._problem = ClusterError(
+            raise self._parted(
                 f"{self._member.name} runs {_listed(call['fetches'])}, but worker 0 has closed its session",
-                hint="do all workers run the same program, and have equally many batches?",
-            )
-            raise self._problem from None
+                "do all workers run the same program, and have equally many batches?",
+            ) from None
         theirs = json.loads(head)
         self._require_the_same(call, theirs)
         if "error" in theirs:
-            code, message = theirs["error"]
-            raise self._tf.compat.v1.errors.exception_type_from_error_code(code)(None, None, message)
+            raise self._error(*theirs["error"])
         return [self._decoded(text) for text in texts]
+
+    def _error(self, code: int | str, message: str) -> Exception:
+        """Return the error that worker 0 has got from the program's own computation."""
+        for kind in _OF_FEEDS:
+            if code == kind.__name__:
+                return kind(message)
+        made: Exception = self._tf.compat.v1.errors.exception_type_from_error_code(code)(None, None, message)
+        return made
 
     def _require_the_same(self, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
         """Refuse values that this worker has not asked for, or that other examples gave.
@@ -107,13 +116,17 @@ class Driven:
         hint = "stages are no replicas: every worker makes the same calls, and feeds the whole batch"
         if mine["fetches"] != theirs["fetches"]:
             problem = f"{name} runs {_listed(mine['fetches'])}, but worker 0 runs {_listed(theirs['fetches'])}"
-            self._problem = ClusterError(problem, hint=hint)
-        elif mine["feeds"] != theirs["feeds"]:
+            raise self._parted(problem, hint)
+        if mine["feeds"] != theirs["feeds"]:
             both = {**theirs["feeds"], **mine["feeds"]}
             odd = [key for key in both if mine["feeds"].get(key) != theirs["feeds"].get(key)]
-            self._problem = ClusterError(f"{name} feeds {_listed(odd)} other values than worker 0", hint=hint)
-        if self._problem is not None:
-            raise self._problem
+            raise self._parted(f"{name} feeds {_listed(odd)} with other values than worker 0", hint)
+
+    def _parted(self, problem: str, hint: str) -> ClusterError:
+        """Return the error of a worker that does something else than worker 0, for this call and all later ones."""
+        self._problem = ClusterError(problem, hint=hint)
+        self._relay.leave()
+        return self._problem
 
     def _encoded(self, value: Any) -> bytes:
         return b"" if value is None else bytes(self._tf.make_tensor_proto(value).SerializeToString())

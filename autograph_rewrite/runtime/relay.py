@@ -62,6 +62,11 @@ class Relay:
             end = [self._take, None, last]
         self.close = weakref.finalize(self, _close, self.session, end)
 
+    def leave(self) -> None:
+        """Take no more part in it, without waiting for anybody."""
+        self.close.detach()
+        self.session.close()
+
     def send(self, texts: Sequence[bytes]) -> None:
         """Hand a message to all other workers."""
         for piece, is_last in _pieces(texts):

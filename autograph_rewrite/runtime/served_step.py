@@ -90,6 +90,7 @@ class ServedStep:
         self.item, self.binding = item, item.binding
         self._session = DistributedSession(item)
         self._is_chief = item.report.member.is_chief
+        self._is_driven = bool(item.report.plan.stage_hosts)
         self._variables = {
             capture.name: mirrors.of(capture.value, item.variables[capture.name].dtype, None)
             for capture in self.binding.captures
@@ -161,6 +162,8 @@ class ServedStep:
 
     def _write_changes(self) -> None:
         """Hand over what somebody else has written since the last step."""
+        if self._is_driven and not self._is_chief:
+            return
         feeds: dict[Any, Any] = {}
         writes: list[Any] = []
         for (name, variable), now in zip(self._variables.items(), self._values(), strict=True):
@@ -171,7 +174,7 @@ class ServedStep:
                     writes += ops
                 self._seen[name] = now
         if writes:
-            self._session.run_ops(writes, feeds)
+            self._session.run_ops(writes, feeds, alone=self._is_driven)
 
     def __call__(self, flat: Sequence[Any]) -> list[Any]:
         """Run the step.
@@ -188,8 +191,8 @@ class ServedStep:
         """
         if not self._tf.executing_eagerly():
             raise GraphError(
-                "a step that uses parameter servers of other processes cannot be part of another tf.function",
-                hint="call it from Python, or use strategy AllReduce",
+                "a step that uses variables in other processes cannot be part of another tf.function",
+                hint="call it from Python, or use strategy AllReduce without stages",
             )
         self._write_changes()
         feeds = {f"{node}:0": value.numpy() for node, value in zip(self.binding.inputs, flat, strict=True)}

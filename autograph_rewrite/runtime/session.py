@@ -168,13 +168,16 @@ class DistributedSession:
             self._failed = plan is not None and not plan.is_asynchronous and not plan.stage_hosts
             raise
 
-    def run_ops(self, fetches: Any, feeds: Mapping[Any, Any] | None = None, options: Any = None) -> Any:
+    def run_ops(
+        self, fetches: Any, feeds: Mapping[Any, Any] | None = None, options: Any = None, *, alone: bool = False
+    ) -> Any:
         """Run something of the graph; of several processes, watch the others meanwhile.
 
         Args:
             fetches: tensors and operations of `graph`, as for a tf.compat.v1.Session.
             feeds: values by tensor.
             options: a RunOptions.
+            alone: this is worker 0, and others that it drives do not call this.
 
         Raises:
             ClusterError: somebody is missing, or was in an earlier run.
@@ -184,9 +187,10 @@ class DistributedSession:
             return self._session.run(fetches, feeds, options=options)
         if self._problem is not None:
             raise self._problem
+        session = self.tf_session if alone else self._session
         watchdog.start()
         try:
-            return self._session.run(fetches, feeds, options=options)
+            return session.run(fetches, feeds, options=options)
         except self._tf.errors.OpError as error:
             if not watchdog.expired and not is_of_the_job(error):
                 raise
