@@ -1,7 +1,8 @@
 """Devices of a pipeline: every node where its stage is; a variable, its slots and its update where it is first read.
 
 EACH nodes   those that passes made: the stage of what they read, or else of what reads them
-ONCE nodes   from the summed gradient to the update: the stage of the gradient; what touches a variable: beside it
+ONCE nodes   from the summed gradient to the update: the stage of the gradient, or that of the update if it has a part
+             in what they read; what touches a variable: beside it
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ def place_stages(graph: Graph, stages: Stages, devices: Sequence[str], *, captur
     order = topological_order(graph)
     handles = _stages_of_handles(order, stages)
     found: dict[Node, int] = {}
+    choices: dict[Node, list[int]] = {}
     for node in order:
         if node.span is Span.EACH:
             found[node] = stages.of.get(node, 0)
@@ -69,15 +71,17 @@ def place_stages(graph: Graph, stages: Stages, devices: Sequence[str], *, captur
         if touched or node in handles:
             found[node] = handles.get(touched[0] if touched else node, 0)
         elif before:
-            found[node] = max(before)
+            found[node], choices[node] = max(before), before
         if captured and (touched or _gives_handle(node)):
             found[node] = 0
     for node in reversed(order):
         if node.span is Span.EACH:
             continue
+        readers = [found[use.node] for value in node.read_outputs for use in value.uses if use.node in found]
         if node not in found:
-            readers = [found[use.node] for value in node.read_outputs for use in value.uses if use.node in found]
             found[node] = min(readers, default=0)
+        elif len(set(readers)) == 1 and readers[0] in choices.get(node, ()):
+            found[node] = readers[0]  # a gradient that is scaled by the norm of all stays where it is
         is_drivers = driver and _OF_THE_PROGRAM.search(node.op)
         node.set_device(driver if is_drivers else devices[found[node] % len(devices)])
 
@@ -87,7 +91,10 @@ def _gives_handle(node: Node) -> bool:
 
 
 def _stages_of_handles(order: Sequence[Node], stages: Stages) -> dict[Node, int]:
-    """Return the stage of each variable: the first that reads it; of slots, that of the gradient that updates them."""
+    """Return the stage of each variable: the first that reads it; of slots, that of what they are kept for.
+
+    Where that is not known, it is the stage of the gradient that updates them.
+    """
     handles: dict[Node, int] = {}
     for node in order:
         if not any(value.dtype == dtypes.RESOURCE for value in node.inputs) or is_update(node):
@@ -99,6 +106,8 @@ def _stages_of_handles(order: Sequence[Node], stages: Stages) -> dict[Node, int]
             if value.dtype == dtypes.RESOURCE and read_in:
                 handle = handle_of(value).node
                 handles[handle] = min(handles.get(handle, stages.count), *read_in)
+    known = {slot: handles[owner] for slot, owner in stages.owners.items() if owner in handles}
+    handles |= {slot: stage for slot, stage in known.items() if slot not in handles}
     reached: dict[Node, int] = {}
     for node in order:
         if node.span is Span.EACH:
