@@ -66,10 +66,15 @@ class Driven:
             raise self._problem
         elements = self._tf.nest.flatten(fetches)
         call = {"fetches": [element.name for element in elements], "feeds": _digests(feeds or {})}
-        if self._member.is_chief:
-            values = self._drive(call, elements, feeds, options)
-        else:
-            values = self._follow(call, options)
+        try:
+            if self._member.is_chief:
+                values = self._drive(call, elements, feeds, options)
+            else:
+                values = self._follow(call, options)
+        except EOFError as error:
+            problem = f"{self._member.name} runs {_listed(call['fetches'])}, but {error} has closed its session"
+            hint = "look at what it printed last: do all workers run the same program, and have equally many batches?"
+            raise self._parted(problem, hint) from None
         return self._tf.nest.pack_sequence_as(fetches, values)
 
     def _drive(self, call: Mapping[str, Any], elements: Sequence[Any], feeds: Any, options: Any) -> list[Any]:
@@ -85,13 +90,7 @@ class Driven:
         return values
 
     def _follow(self, call: Mapping[str, Any], options: Any) -> list[Any]:
-        try:
-            head, *texts = self._relay.take(options)
-        except EOFError:
-            raise self._parted(
-                f"{self._member.name} runs {_listed(call['fetches'])}, but worker 0 has closed its session",
-                "do all workers run the same program, and have equally many batches?",
-            ) from None
+        head, *texts = self._relay.take(options)
         theirs = json.loads(head)
         self._require_the_same(call, theirs)
         if "error" in theirs:

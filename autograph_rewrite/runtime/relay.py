@@ -1,9 +1,10 @@
 """What one worker has found, handed to all others: messages through queues that live on those who take them.
 
-    worker 0   run ──► values ──► queue @ worker 1, queue @ worker 2, ...      at most `AHEAD` messages before they are taken
+    worker 0   run ──► values ──► queue @ worker 1, queue @ worker 2, ...
     worker 1   takes from its own queue: it waits there for nobody else
 
-A message is a list of texts, of any length. Queues are in a session of their own, and no collective is needed.
+A message is a list of texts, of any length. Worker 0 is never more than one ahead of who takes them. Queues are in a
+session of their own, and no collective is needed.
 """
 
 from __future__ import annotations
@@ -18,9 +19,8 @@ import numpy as np
 from autograph_rewrite.plan.membership import Membership
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime import cluster
+from autograph_rewrite.runtime.peers import name_of
 
-AHEAD = 4
-"""How many messages may wait in a queue; then worker 0 waits."""
 PIECE = 2**29
 """Bytes of one message, about: TensorFlow sends no tensor of two gigabytes."""
 _END, _MORE = b"end", b"more"
@@ -41,37 +41,50 @@ class Relay:
         raw, graph = tf.raw_ops, tf.Graph()
         hosts = [f"/job:worker/replica:0/task:{task}" for task in range(len(member.workers))]
         takers = range(1, len(hosts)) if member.is_chief else [member.task]
+        self._names = {f"to_{task}": name_of("worker", task, member.workers[task]) for task in takers}
         with graph.as_default():
             self._message = tf.compat.v1.placeholder(tf.string, [None])
-            puts, takes = [], []
+            puts, takes, leaves = [], [], []
             for task in takers:
                 with tf.device(f"{hosts[task]}/device:CPU:0"):
                     queue = raw.FIFOQueueV2(
-                        component_types=[tf.string], capacity=AHEAD, container=name, shared_name=f"to_{task}"
+                        component_types=[tf.string], capacity=1, container=name, shared_name=f"for_{task}"
                     )
-                    puts.append(raw.QueueEnqueueV2(handle=queue, components=[self._message]))
+                    puts.append(raw.QueueEnqueueV2(handle=queue, components=[self._message], name=f"to_{task}"))
                     takes += raw.QueueDequeueV2(handle=queue, component_types=[tf.string])
-            self._put, self._take = tf.group(puts), takes[0]
+                    leaves.append(raw.QueueCloseV2(handle=queue, cancel_pending_enqueues=True))
+            self._put, self._take, self._leave = tf.group(puts), takes[0], leaves[0]
         config = tf.compat.v1.ConfigProto()
         cluster.configure(config, member, [f"{hosts[task]}/device:CPU:0" for task in takers])
         self.session = tf.compat.v1.Session(cluster.target(member), graph=graph, config=config)
         last = tf.compat.v1.RunOptions(timeout_in_ms=_LAST)
         if member.is_chief:
-            end = [self._put, {self._message: [_END]}, last]
-        else:
-            end = [self._take, None, last]
+            end = [(self._put, {self._message: [_END]}, last)]
+        else:  # who leaves before worker 0 has ended tells it so
+            end = [(self._take, None, last), (self._leave, None, last)]
         self.close = weakref.finalize(self, _close, self.session, end)
 
     def leave(self) -> None:
         """Take no more part in it, without waiting for anybody."""
         self.close.detach()
-        self.session.close()
+        _close(self.session, [(self._leave, None, None)])
 
     def send(self, texts: Sequence[bytes]) -> None:
-        """Hand a message to all other workers."""
+        """Hand a message to all other workers.
+
+        Raises:
+            EOFError: one of them has closed its session; it says which.
+        """
+        tf = tensorflow()
         for piece, is_last in _pieces(texts):
             parts = np.array([b"" if is_last else _MORE, *piece], object)
-            self.session.run(self._put, {self._message: parts})
+            try:
+                self.session.run(self._put, {self._message: parts})
+            except tf.errors.CancelledError as error:
+                name = self._names.get(getattr(error.op, "name", ""))
+                if name is None:
+                    raise
+                raise EOFError(name) from error
 
     def take(self, options: Any = None) -> list[bytes]:
         """Wait for a message.
@@ -80,13 +93,13 @@ class Relay:
             options: a RunOptions.
 
         Raises:
-            EOFError: worker 0 has closed its session.
+            EOFError: worker 0 has closed its session; it says so.
         """
         texts: list[bytes] = []
         while True:
             kind, *piece = self.session.run(self._take, options=options)
             if kind == _END:
-                raise EOFError
+                raise EOFError("worker 0")
             texts += piece
             if kind != _MORE:
                 return texts
@@ -103,10 +116,10 @@ def _pieces(texts: Sequence[bytes]) -> Iterator[tuple[Sequence[bytes], bool]]:
     yield texts[begin:], True
 
 
-def _close(session: Any, end: Sequence[Any]) -> None:
+def _close(session: Any, last: Sequence[tuple[Any, Any, Any]]) -> None:
     """Let nobody leave before worker 0 is done with it; where nobody can be told any more, nobody waits."""
-    fetch, feeds, options = end
-    with suppress(Exception):
-        session.run(fetch, feeds, options)
+    for fetch, feeds, options in last:
+        with suppress(Exception):
+            session.run(fetch, feeds, options)
     with suppress(Exception):
         session.close()
