@@ -9,6 +9,7 @@ All feed the whole batch. What each was asked for, and has fed, goes with the va
 from __future__ import annotations
 
 import json
+import weakref
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,7 +20,8 @@ from autograph_rewrite.errors import ClusterError
 from autograph_rewrite.plan.membership import Membership
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.missing import is_of_the_job
-from autograph_rewrite.runtime.relay import Relay
+from autograph_rewrite.runtime.peers import silent
+from autograph_rewrite.runtime.relay import Relay, abandon
 
 _WIDTH = 200
 _OF_FEEDS = (ValueError, TypeError)
@@ -39,22 +41,23 @@ class Driven:
         self._tf = tensorflow()
         self._relay, self._member = relay, member
         self._problem: ClusterError | None = None
-        self.session = session
-
-    @property
-    def sessions(self) -> tuple[Any, ...]:
-        """The tf.compat.v1.Sessions behind it."""
-        return self.session, self._relay.session
+        self.session = self._running = session
+        self.close = weakref.finalize(self, _close, session, relay, member)
 
     @property
     def graph(self) -> Any:
         """The tf.Graph."""
         return self.session.graph
 
-    def close(self) -> None:
-        """Release the sessions' resources."""
-        self.session.close()
-        self._relay.close()
+    def abandon(self) -> None:
+        """Leave the sessions as they are until the process ends."""
+        self.close.detach()
+        abandon(self.session)
+        abandon(self._relay.session)
+
+    def start_cancel(self) -> None:
+        """End what runs, by closing its session from another thread."""
+        self._running.close()
 
     def run(self, fetches: Any, feeds: Mapping[Any, Any] | None = None, options: Any = None) -> Any:
         """Run tensors and operations of the graph on worker 0, for all workers.
@@ -84,13 +87,20 @@ class Driven:
             if not is_of_the_job(error):  # it is the program's own, in all workers
                 code = getattr(error, "error_code", type(error).__name__)
                 failed = {**call, "error": [code, getattr(error, "message", str(error))]}
-                self._relay.send([json.dumps(failed).encode()])
+                self._send([json.dumps(failed).encode()])
             raise
-        self._relay.send([json.dumps(call).encode(), *map(self._encoded, values)])
+        self._send([json.dumps(call).encode(), *map(self._encoded, values)])
         return values
 
+    def _send(self, texts: Sequence[bytes]) -> None:
+        self._running = self._relay.session
+        self._relay.send(texts)
+        self._running = self.session
+
     def _follow(self, call: Mapping[str, Any], options: Any) -> list[Any]:
+        self._running = self._relay.session
         head, *texts = self._relay.take(options)
+        self._running = self.session
         theirs = json.loads(head)
         self._require_the_same(call, theirs)
         if "error" in theirs:
@@ -124,7 +134,8 @@ class Driven:
     def _parted(self, problem: str, hint: str) -> ClusterError:
         """Return the error of a worker that does something else than worker 0, for this call and all later ones."""
         self._problem = ClusterError(problem, hint=hint)
-        self._relay.leave()
+        if not self._member.is_chief:
+            self._relay.leave()
         return self._problem
 
     def _encoded(self, value: Any) -> bytes:
@@ -137,6 +148,16 @@ class Driven:
             return None
         value = self._tf.make_ndarray(tensor_pb2.TensorProto.FromString(text))
         return value if value.ndim else value[()]
+
+
+def _close(session: Any, relay: Relay, member: Membership) -> None:
+    """Release what a session holds; where somebody is not there any more, that would wait for him."""
+    if member.is_chief and silent(member):
+        abandon(session)
+        abandon(relay.session)
+        return
+    session.close()
+    relay.end()
 
 
 def _digests(feeds: Mapping[Any, Any]) -> dict[str, Any]:

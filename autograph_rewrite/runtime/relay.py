@@ -9,7 +9,6 @@ session of their own, and no collective is needed.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
@@ -59,15 +58,22 @@ class Relay:
         self.session = tf.compat.v1.Session(cluster.target(member), graph=graph, config=config)
         last = tf.compat.v1.RunOptions(timeout_in_ms=_LAST)
         if member.is_chief:
-            end = [(self._put, {self._message: [_END]}, last)]
+            self._last = [(self._put, {self._message: [_END]}, last)]
         else:  # who leaves before worker 0 has ended tells it so
-            end = [(self._take, None, last), (self._leave, None, last)]
-        self.close = weakref.finalize(self, _close, self.session, end)
+            self._last = [(self._take, None, last), (self._leave, None, last)]
+
+    def end(self) -> None:
+        """Let nobody leave before worker 0 is done with it; where nobody can be told any more, nobody waits."""
+        for fetch, feeds, options in self._last:
+            with suppress(Exception):
+                self.session.run(fetch, feeds, options)
+        abandon(self.session)
 
     def leave(self) -> None:
         """Take no more part in it, without waiting for anybody."""
-        self.close.detach()
-        _close(self.session, [(self._leave, None, None)])
+        with suppress(Exception):
+            self.session.run(self._leave)
+        abandon(self.session)
 
     def send(self, texts: Sequence[bytes]) -> None:
         """Hand a message to all other workers.
@@ -116,10 +122,6 @@ def _pieces(texts: Sequence[bytes]) -> Iterator[tuple[Sequence[bytes], bool]]:
     yield texts[begin:], True
 
 
-def _close(session: Any, last: Sequence[tuple[Any, Any, Any]]) -> None:
-    """Let nobody leave before worker 0 is done with it; where nobody can be told any more, nobody waits."""
-    for fetch, feeds, options in last:
-        with suppress(Exception):
-            session.run(fetch, feeds, options)
-    with suppress(Exception):
-        session.close()
+def abandon(session: Any) -> None:
+    """Leave a session as it is until the process ends: to close it would wait for who is not there."""
+    session._closed, session._session = True, None

@@ -29,6 +29,7 @@ from autograph_rewrite.runtime.handles import Copy, copies_of
 from autograph_rewrite.runtime.leftovers import Leftovers
 from autograph_rewrite.runtime.missing import is_of_the_job, missing
 from autograph_rewrite.runtime.peers import Lookout
+from autograph_rewrite.runtime.relay import abandon
 from autograph_rewrite.runtime.watchdog import Closing, Watchdog, may_wait, users_may_wait
 
 _COMBINE = {
@@ -196,7 +197,7 @@ class DistributedSession:
                 raise
             what = f"finish run {self._steps} of the session"
             self._problem = missing(self._member, what, watchdog.seconds, error, watchdog.lost)
-            _abandon(self._session)
+            self._session.abandon() if isinstance(self._session, Driven) else abandon(self._session)
             raise self._problem from error
         finally:
             watchdog.stop()
@@ -354,13 +355,8 @@ def _watchdog(member: Membership | None, item: GraphItem, session: Any, seconds:
     servers = bool(plan.homes)
     lookout = functools.partial(Lookout, member, seconds, workers=not plan.is_asynchronous, servers=servers)
     waits = users_may_wait(item.graph) if servers else may_wait(item.graph_bytes)
-    return Watchdog(seconds, lookout, functools.partial(Closing, session), may_idle=waits)
-
-
-def _abandon(session: Any) -> None:
-    """Leave a session as it is until the process ends: to close it would wait for who is not there."""
-    for each in session.sessions if isinstance(session, Driven) else (session,):
-        each._closed, each._session = True, None
+    ends = (lambda: session) if isinstance(session, Driven) else functools.partial(Closing, session)
+    return Watchdog(seconds, lookout, ends, may_idle=waits)
 
 
 def _name(thing: Any) -> str:
