@@ -106,8 +106,8 @@ def _stages_of_handles(order: Sequence[Node], stages: Stages) -> dict[Node, int]
             if value.dtype == dtypes.RESOURCE and read_in:
                 handle = handle_of(value).node
                 handles[handle] = min(handles.get(handle, stages.count), *read_in)
-    known = {slot: handles[owner] for slot, owner in stages.owners.items() if owner in handles}
-    handles |= {slot: stage for slot, stage in known.items() if slot not in handles}
+    kept = {slot: handles[owner] for slot, owner in stages.owners.items() if owner in handles}
+    handles = {**kept, **handles}
     reached: dict[Node, int] = {}
     for node in order:
         if node.span is Span.EACH:

@@ -102,8 +102,8 @@ class Rewriter:
         said = self._config or self._plan
         assert said is not None
         splits = self._config is None or self._config.input == "global"
-        staged = bool(self._config.has_stages_on_hosts if self._config is not None else said.stage_hosts)
-        whole = ("train",) if staged else ()
+        has_stages = said.has_stages_on_hosts if isinstance(said, Config) else bool(said.stage_hosts)
+        whole = ("train",) if has_stages else ()
         return KerasJob(self.member, said.timeout_seconds, splits=splits, batch_inputs=batch_inputs, whole=whole)
 
     @property

@@ -68,14 +68,15 @@ class Driven:
         if self._problem is not None:
             raise self._problem
         elements = self._tf.nest.flatten(fetches)
-        call = {"fetches": [element.name for element in elements], "feeds": _digests(feeds or {})}
+        names = [element.name for element in elements]
+        call = {"fetches": names, "feeds": _digests(feeds or {})}
         try:
             if self._member.is_chief:
                 values = self._drive(call, elements, feeds, options)
             else:
                 values = self._follow(call, options)
         except EOFError as error:
-            problem = f"{self._member.name} runs {_listed(call['fetches'])}, but {error} has closed its session"
+            problem = f"{self._member.name} runs {_listed(names)}, but {error} has closed its session"
             hint = "look at what it printed last: do all workers run the same program, and have equally many batches?"
             raise self._parted(problem, hint) from None
         return self._tf.nest.pack_sequence_as(fetches, values)
@@ -166,7 +167,7 @@ def _digests(feeds: Mapping[Any, Any]) -> dict[str, Any]:
     for key, given in feeds.items():
         value = np.asarray(given)
         is_text = value.dtype.kind in "OSU"
-        data = repr(value.tolist()).encode() if is_text else value.reshape(-1).view(np.uint8)
+        data = repr(value.tolist()).encode() if is_text else memoryview(value.reshape(-1).view(np.uint8))
         found[key if isinstance(key, str) else key.name] = [str(value.dtype), list(value.shape), zlib.crc32(data)]
     return found
 

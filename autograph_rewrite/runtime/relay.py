@@ -57,6 +57,7 @@ class Relay:
         cluster.configure(config, member, [f"{hosts[task]}/device:CPU:0" for task in takers])
         self.session = tf.compat.v1.Session(cluster.target(member), graph=graph, config=config)
         last = tf.compat.v1.RunOptions(timeout_in_ms=_LAST)
+        self._last: list[tuple[Any, Any, Any]]
         if member.is_chief:
             self._last = [(self._put, {self._message: [_END]}, last)]
         else:  # who leaves before worker 0 has ended tells it so

@@ -1,7 +1,7 @@
 """Workers that hold the stages of one pipeline, and the single process they are compared with: `stages.py CASES OUT`.
 
-    with TF_CONFIG      OUT/worker0.pkl, OUT/worker1.pkl      every worker gives the whole batch
-    without             OUT/single.pkl
+with TF_CONFIG      OUT/worker0.pkl, OUT/worker1.pkl      every worker gives the whole batch
+without             OUT/single.pkl
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def where(job: Job, cuts: Sequence[str]) -> Sequence[str]:
 
 
 def graph(name: str, *, always_in_stages: bool = False, **pipeline: Any) -> Case:
-    """Return the case of a graph, trained in a session; the single process trains the original unless told otherwise."""
+    """Return the case of a graph in a session; the single process trains the original unless told otherwise."""
 
     def case(job: Job) -> Results:
         item, cuts = staged.staged_item(FORWARD[name])
@@ -163,7 +163,7 @@ def function(job: Job) -> Results:
 
 
 def fit(job: Job) -> Results:
-    """Fit with dropout, shuffling, validation, a callback and an uneven last batch; load the weights that were saved."""
+    """Fit with dropout, shuffling, validation, a callback and an uneven last batch; load what was saved."""
     import keras
 
     x, y = models.examples(45)
@@ -199,8 +199,8 @@ def iterator(job: Job) -> Results:
             h = tf.tanh(h @ staged.variable(f"w{i}", staged.values(6, 6, seed=i)), name=f"h{i}")
         loss = tf.identity(tf.reduce_mean((h - 1) ** 2), name="loss")
         v1.train.MomentumOptimizer(0.1, 0.9).minimize(loss, name="train")
-        tf.group(v1.global_variables_initializer(), batches.initializer, name="init")
-    item = GraphItem.from_graph(graph, train_op="train", outputs=["loss"], init_op="init")
+        tf.group(v1.global_variables_initializer(), batches.initializer, name="start")
+    item = GraphItem.from_graph(graph, train_op="train", outputs=["loss"], init_op="start")
     new = ar.rewrite(item, config(job, boundaries=["h0"])) if job.is_rewritten else item
     losses = []
     with new.session() as session:
