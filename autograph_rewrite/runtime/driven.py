@@ -167,7 +167,7 @@ def _digests(feeds: Mapping[Any, Any]) -> dict[str, Any]:
     for key, given in feeds.items():
         value = np.asarray(given)
         is_text = value.dtype.kind in "OSU"
-        data = repr(value.tolist()).encode() if is_text else memoryview(value.reshape(-1).view(np.uint8))
+        data: Any = repr(value.tolist()).encode() if is_text else value.reshape(-1).view(np.uint8)
         found[key if isinstance(key, str) else key.name] = [str(value.dtype), list(value.shape), zlib.crc32(data)]
     return found
 
