@@ -13,7 +13,7 @@ from autograph_rewrite.ir.quiet import no_garbage_collection
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.normal import normalise
 from autograph_rewrite.passes import pipeline
-from autograph_rewrite.passes.place import run_devices
+from autograph_rewrite.passes.place import needed_devices, run_devices
 from autograph_rewrite.plan import check
 from autograph_rewrite.plan.config import Config
 from autograph_rewrite.plan.devices import parse
@@ -86,14 +86,16 @@ class Rewriter:
 
     def _own_devices(self) -> tuple[str, ...]:
         if self._plan is not None:
-            return run_devices(self._plan, self._task)
+            needed = needed_devices if self._plan.stage_hosts else run_devices
+            return needed(self._plan, self._task)
         assert self._config is not None
         if self._config.devices is None:
             logical = tensorflow().config.list_logical_devices if self.member is None else None
             names = [device.name for device in logical()] if logical is not None else present_devices()
             self._config = self._config.with_devices(names)
         self._config.require_usable()
-        return _placed(self._config.replica_devices(), self._config.mode)
+        own = self._config.replica_devices()
+        return own if self._config.has_stages_on_hosts else _placed(own, self._config.mode)
 
     def keras_job(self, batch_inputs: Mapping[str, int | None] | None) -> KerasJob | None:
         """Return what this worker does differently with a model; None where there is only one process."""
