@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import re
@@ -16,7 +15,7 @@ import pytest
 
 import autograph_rewrite as ar
 from autograph_rewrite.errors import ConfigError, PlanError
-from tests.jobs.fixtures import Jobs, Once, ended, until
+from tests.jobs.fixtures import Jobs, Once, ended, free_ports, tf_config, until
 from tests.jobs.job import Results
 from tests.jobs.nursery import ROOT, Nursery, Worker
 from tests.staged import mlp, staged_item
@@ -154,11 +153,12 @@ def test_a_plan_whose_stages_leave_a_worker_out_is_refused() -> None:
         ar.rewrite(item, ar.Plan.from_yaml(text), task=0)
 
 
+ENVIRON = {"JOB_STAGES": "1", "JOB_TIMEOUT": str(PATIENCE), "SLOW_EXIT": "1"}
+
+
 def run(jobs: Jobs, kind: str, mode: str, count: int = 2) -> list[Worker]:
     """Run a job in which worker 1 gets into trouble, until all others have ended."""
-    config = {"mode": "shared", "pipeline": {"stages": count, "microbatches": 2}}
-    environ = {"JOB_TIMEOUT": str(PATIENCE), "JOB_WHOLE": "1", "SLOW_EXIT": "1", "JOB_CONFIG": json.dumps(config)}
-    workers = jobs.job(count, TROUBLE, kind, mode, jobs.folder, environ=environ)
+    workers = jobs.job(count, TROUBLE, kind, mode, jobs.folder, environ=ENVIRON)
     others = [worker for task, worker in enumerate(workers) if task != 1]
     assert None not in ended(others, LIMIT), "\n".join(worker.output[-3000:] for worker in others)
     return workers
@@ -190,9 +190,7 @@ def test_a_worker_that_is_gone_is_named_by_another_one(jobs: Jobs) -> None:
 
 
 def test_worker_0_is_named_when_it_is_gone(jobs: Jobs) -> None:
-    config = {"mode": "shared", "pipeline": {"stages": 2, "microbatches": 2}}
-    environ = {"JOB_TIMEOUT": str(PATIENCE), "JOB_WHOLE": "1", "SLOW_EXIT": "1", "JOB_CONFIG": json.dumps(config)}
-    first, second = jobs.job(2, TROUBLE, "slow", "session", jobs.folder, environ=environ)
+    first, second = jobs.job(2, TROUBLE, "slow", "session", jobs.folder, environ=ENVIRON)
     until(lambda: "did step 2" in second.output or second.code is not None, LIMIT)
     first.kill()
     assert ended([second], LIMIT) == [1], second.output[-3000:]
@@ -230,26 +228,22 @@ def test_all_workers_are_told_of_an_error_of_the_step_itself_and_can_carry_on(jo
 
 
 def test_a_worker_that_never_comes_is_named(jobs: Jobs) -> None:
-    config = {"mode": "shared", "pipeline": {"stages": 2, "microbatches": 2}}
-    environ = {"JOB_TIMEOUT": "3", "JOB_WHOLE": "1", "JOB_CONFIG": json.dumps(config)}
-    addresses = json.dumps({"worker": ["127.0.0.1:20011", "127.0.0.1:20012"]})
-    environ["TF_CONFIG"] = f'{{"cluster": {addresses}, "task": {{"type": "worker", "index": 0}}}}'
-    (worker,) = [jobs.start(TROUBLE, "none", "session", jobs.folder, environ=environ)]
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    environ = {**ENVIRON, "JOB_TIMEOUT": "3", "TF_CONFIG": tf_config(addresses, 0)}
+    worker = jobs.start(TROUBLE, "none", "session", jobs.folder, environ=environ)
     assert ended([worker], LIMIT) == [1]
-    assert re.search(r"ClusterError: worker 0 waited .*worker 1 \(127\.0\.0\.1:20012\)", worker.output), worker.output
+    assert f"ClusterError: worker 0 waited for worker 1 ({addresses[1]})" in worker.output, worker.output
 
 
 def test_ctrl_c_ends_all_workers(jobs: Jobs) -> None:
     command = [sys.executable, "-m", "autograph_rewrite.tools.cli", "launch", "-n", "2", str(ROOT / TROUBLE)]
-    config = {"mode": "shared", "pipeline": {"stages": 2, "microbatches": 2}}
-    environ = {"JOB_TIMEOUT": str(PATIENCE), "JOB_WHOLE": "1", "JOB_CONFIG": json.dumps(config)}
     log = jobs.folder / "launch.log"
     with log.open("w") as out:
         process = subprocess.Popen(
             [*command, "slow", "session", str(jobs.folder)],
             stdout=out,
             stderr=out,
-            env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
+            env={**os.environ, "PYTHONPATH": str(ROOT), **ENVIRON},
         )
     try:
         until(lambda: "did step 2" in log.read_text() or process.poll() is not None, LIMIT)
