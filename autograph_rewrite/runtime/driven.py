@@ -106,7 +106,8 @@ class Driven:
         self._require_the_same(call, theirs)
         if "error" in theirs:
             raise self._error(*theirs["error"])
-        return [self._decoded(text) for text in texts]
+        found = dict(zip(theirs["fetches"], texts, strict=True))
+        return [self._decoded(found[name]) for name in call["fetches"]]
 
     def _error(self, code: int | str, message: str) -> Exception:
         """Return the error that worker 0 has got from the program's own computation."""
@@ -124,7 +125,7 @@ class Driven:
         """
         name = self._member.name
         hint = "stages are no replicas: every worker makes the same calls, and feeds the whole batch"
-        if mine["fetches"] != theirs["fetches"]:
+        if set(mine["fetches"]) != set(theirs["fetches"]):
             problem = f"{name} runs {_listed(mine['fetches'])}, but worker 0 runs {_listed(theirs['fetches'])}"
             raise self._parted(problem, hint)
         if mine["feeds"] != theirs["feeds"]:

@@ -79,7 +79,8 @@ class Job:
         """Return a configuration; where workers hold stages, one with a stage for each."""
         if self.in_stages:
             pipeline = {"stages": self.count, "microbatches": 2}
-            return {"devices": ["CPU:0"], "pipeline": pipeline, "timeout_seconds": 30, **more}
+            strategy = {"name": "Pipeline"}
+            return {"devices": ["CPU:0"], "strategy": strategy, "pipeline": pipeline, "timeout_seconds": 30, **more}
         strategy = {"name": os.environ.get("JOB_STRATEGY", "AllReduce"), "variables": mode}
         devices = [f"CPU:{i}" for i in range(replicas)]
         return {"devices": devices, "strategy": strategy, "timeout_seconds": 30, **more}
