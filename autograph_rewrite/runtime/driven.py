@@ -20,7 +20,7 @@ from autograph_rewrite.errors import ClusterError
 from autograph_rewrite.plan.membership import Membership
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.missing import is_of_the_job
-from autograph_rewrite.runtime.peers import silent
+from autograph_rewrite.runtime.peers import all_answer
 from autograph_rewrite.runtime.relay import Relay, abandon
 
 _WIDTH = 200
@@ -42,18 +42,30 @@ class Driven:
         self._relay, self._member = relay, member
         self._problem: ClusterError | None = None
         self.session = self._running = session
-        self.close = weakref.finalize(self, _close, session, relay, member)
+        self._end = weakref.finalize(self, _close, session, relay, member) if member.is_chief else None
 
     @property
     def graph(self) -> Any:
         """The tf.Graph."""
         return self.session.graph
 
+    def close(self) -> None:
+        """Release the sessions' resources; others than worker 0 wait until it has done so."""
+        if self._end is not None:
+            self._end()
+        else:
+            _close(self.session, self._relay, self._member)
+
+    def leave(self) -> None:
+        """Close the session of a program that has failed, and wait for nobody."""
+        self.close() if self._member.is_chief else self._relay.leave()
+
     def abandon(self) -> None:
         """Leave the sessions as they are until the process ends."""
-        self.close.detach()
+        if self._end is not None:
+            self._end.detach()
         abandon(self.session)
-        abandon(self._relay.session)
+        self._relay.leave()
 
     def start_cancel(self) -> None:
         """End what runs, by closing its session from another thread."""
@@ -154,9 +166,9 @@ class Driven:
 
 def _close(session: Any, relay: Relay, member: Membership) -> None:
     """Release what a session holds; where somebody is not there any more, that would wait for him."""
-    if member.is_chief and silent(member):
+    if member.is_chief and not all_answer(member.workers[1:]):
         abandon(session)
-        abandon(relay.session)
+        relay.leave()
         return
     session.close()
     relay.end()

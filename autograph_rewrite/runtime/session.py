@@ -97,8 +97,11 @@ class DistributedSession:
     def __enter__(self) -> DistributedSession:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and isinstance(self._session, Driven):
+            self._session.leave()
+        else:
+            self.close()
 
     def close(self) -> None:
         """Release the session's resources."""
