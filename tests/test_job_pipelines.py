@@ -15,11 +15,15 @@ import pytest
 
 import autograph_rewrite as ar
 from autograph_rewrite.errors import ConfigError, PlanError
+from autograph_rewrite.load.normal import normalise
+from autograph_rewrite.runtime import relay
+from autograph_rewrite.runtime.served_step import stand_alone
 from tests.jobs.fixtures import Jobs, Once, ended, free_ports, tf_config, until
 from tests.jobs.job import Results
 from tests.jobs.nursery import ROOT, Nursery, Worker
 from tests.staged import mlp, staged_item
 from tests.test_job_training import error
+from tests.zoo import ZOO
 
 SCRIPT, TROUBLE = "tests/jobs/stages.py", "tests/jobs/trouble.py"
 GRAPHS = ("mlp", "tied", "dropout", "normalised", "saver", "function", "iterator")
@@ -116,6 +120,28 @@ def test_variables_and_the_state_of_their_optimizer_are_placed_where_their_stage
             assert {graph.nodes[name].device for graph in graphs} == {
                 f"/job:worker/replica:0/task:{stage}/device:CPU:0"
             }
+
+
+def test_the_state_of_an_optimizer_stays_with_its_variable_though_gradients_are_scaled_by_the_norm_of_all() -> None:
+    built = ZOO["custom_loop"].build(optimizer="adam")
+    item = ar.GraphItem.from_function(built.step, *built.specs, batch_inputs=dict(built.batch_inputs))
+    plan = ar.build_plan(stand_alone(normalise(item)), {"cluster": CLUSTER, "pipeline": {"stages": 2}})
+    graph = ar.rewrite(stand_alone(normalise(item)), plan, task=0)
+    tasks = {name: graph.graph.nodes[variable.handle].device[27] for name, variable in graph.variables.items()}
+    trained = [name for name in tasks if f"optimizer/{name}_0_momentum" in tasks]
+    assert {tasks[name] for name in trained} == {"0", "1"}
+    for name in trained:
+        assert {tasks[f"optimizer/{name}_0_{slot}"] for slot in ("momentum", "velocity")} == {tasks[name]}
+
+
+def test_a_message_is_sent_in_pieces_that_are_not_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "PIECE", 10)
+    texts = [b"head", b"x" * 7, b"", b"y" * 25, b"z"]
+    pieces = list(relay.pieces(texts))
+    assert [text for piece, _ in pieces for text in piece] == texts
+    assert [len(piece) for piece, _ in pieces] == [1, 2, 1, 1]
+    assert [is_last for _, is_last in pieces] == [False, False, False, True]
+    assert list(relay.pieces([b"head"])) == [([b"head"], True)]
 
 
 def test_verify_runs_the_stages_of_a_job_in_one_process() -> None:

@@ -85,7 +85,7 @@ class Relay:
             now = time.monotonic()
             if now - asked > _ASK:
                 asked = now
-                if not all_answer(self._member.workers[:1]):
+                if not any(all_answer(self._member.workers[:1]) for _ in range(2)):  # a connection may break once
                     return
             if now - began > _TELL and not is_told:
                 is_told = True
@@ -108,7 +108,7 @@ class Relay:
             EOFError: one of them has closed its session; it says which.
         """
         tf = tensorflow()
-        for piece, is_last in _pieces(texts):
+        for piece, is_last in pieces(texts):
             parts = np.array([b"" if is_last else _MORE, *piece], object)
             try:
                 self.session.run(self._put, {self._message: parts})
@@ -137,8 +137,12 @@ class Relay:
                 return texts
 
 
-def _pieces(texts: Sequence[bytes]) -> Iterator[tuple[Sequence[bytes], bool]]:
-    """Yield the texts in pieces that can be sent at once, and whether each is the last one."""
+def pieces(texts: Sequence[bytes]) -> Iterator[tuple[Sequence[bytes], bool]]:
+    """Yield the texts in pieces that can be sent at once, and whether each is the last one.
+
+    Args:
+        texts: of one message; one of them is never cut.
+    """
     begin, size = 0, 0
     for at, text in enumerate(texts):
         if size and size + len(text) > PIECE:
