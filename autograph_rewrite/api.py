@@ -81,6 +81,8 @@ def rewrite(
             plan = _request(flat, given)
         if member is not None and not member.is_worker:
             serve(member)
+        if not training:
+            plan = plan.without_stages()
         checker = _checker(plan) if verify_each else None
         own = member.task if member is not None else task or 0
         if not 0 <= own < plan.workers:

@@ -122,6 +122,15 @@ def test_variables_and_the_state_of_their_optimizer_are_placed_where_their_stage
             }
 
 
+def test_a_step_that_trains_nothing_has_no_stages_but_a_part_of_the_batch_for_each_worker() -> None:
+    item, _ = staged_item(mlp)
+    config = {"cluster": CLUSTER, "pipeline": {"stages": 2, "microbatches": 4}}
+    graphs = [ar.rewrite(item, config, task=task, training=False) for task in range(2)]
+    assert {graph.report.plan.replicas for graph in graphs} == {2}
+    for task, graph in enumerate(graphs):
+        assert {node.device for node in graph.graph} == {f"/job:worker/replica:0/task:{task}/device:CPU:0"}
+
+
 def test_the_state_of_an_optimizer_stays_with_its_variable_though_gradients_are_scaled_by_the_norm_of_all() -> None:
     built = ZOO["custom_loop"].build(optimizer="adam")
     item = ar.GraphItem.from_function(built.step, *built.specs, batch_inputs=dict(built.batch_inputs))
