@@ -75,16 +75,18 @@ def rewrite(
         if isinstance(config, Plan):
             check.require(replace(config, edges=()), flat)  # its edges are checked once the graph is analysed
             plan = config
-            member = in_job(Config())[1] if task is None and len(plan.processes) > 1 else None
+            member = in_job(Config())[1] if task is None and plan.workers > 1 else None
         else:
             given, member = in_job(Config.of(config)) if task is None else (Config.of(config), None)
             plan = _request(flat, given)
         if member is not None and not member.is_worker:
             serve(member)
+        if not training:
+            plan = plan.without_stages()
         checker = _checker(plan) if verify_each else None
         own = member.task if member is not None else task or 0
-        if not 0 <= own < len(plan.processes):
-            problem = f"there is no worker {own}: the plan has {len(plan.processes)} of them"
+        if not 0 <= own < plan.workers:
+            problem = f"there is no worker {own}: the plan has {plan.workers} of them"
             raise ConfigError(problem, hint="workers count from 0; name them all in cluster.workers")
         common = contents_of(flat) if member is not None else b""
         new = pipeline.rewrite(

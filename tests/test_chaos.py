@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +34,7 @@ PATIENCE = 5.0
 SHORT = 1.5
 """Seconds of a disturbance that a job should outlive."""
 LIMIT = 60
-NAMED = re.compile(r"ClusterError: worker \d (waited for|waited \S+ s for|failed to) .*")
+NAMED = re.compile(r"ClusterError: worker \d (waited for|waited \S+ s for|failed to|runs) .*")
 TOLERANCES = {"session": 1e-9, "function": 1e-9, "loop": 1e-9, "keras": 1e-5, "fit": 1e-5}
 
 Reference = Callable[[str], Mapping[str, np.ndarray]]
@@ -50,11 +50,14 @@ class Case:
     victim: int
     other: int
     seconds: float
+    stages: bool = False
+    """Whether workers hold the stages of one model."""
 
     @property
     def __name__(self) -> str:
         """What the test is called."""
-        return f"{self.mode}-{self.count}-{self.fault}-{self.victim}-after-{self.seconds:.2f}s"
+        what = "-stages" if self.stages else ""
+        return f"{self.mode}-{self.count}{what}-{self.fault}-{self.victim}-after-{self.seconds:.2f}s"
 
 
 def drawn(number: int) -> Case:
@@ -69,8 +72,10 @@ CHOSEN = (
     Case("function", 2, "kill", 0, 1, 0.3),
     Case("keras", 2, "stall", 1, 0, 0.3),
     Case("session", 2, "block", 1, 0, 0.3),
+    Case("function", 2, "kill", 0, 1, 0.3, stages=True),
 )
 DRAWN = tuple(drawn(number) for number in range(20))
+DRAWN += tuple(replace(case, stages=True) for case in DRAWN[:14])
 
 
 @pytest.fixture
@@ -164,7 +169,7 @@ def test_every_process_ends_with_a_named_error_or_the_right_weights(
     case: Case, jobs: Jobs, reference: Reference
 ) -> None:
     expected = reference(case.mode)
-    environ = {"JOB_TIMEOUT": str(PATIENCE)}
+    environ = {"JOB_TIMEOUT": str(PATIENCE), **({"JOB_STAGES": "1"} if case.stages else {})}
     with Network(case.count) as network:
         workers = [
             jobs.start(

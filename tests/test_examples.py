@@ -79,8 +79,9 @@ def test_the_small_examples_are_small(name: str) -> None:
     assert len((EXAMPLES / name).read_text(encoding="utf-8").splitlines()) < 60
 
 
-def test_the_job_trains_alike_in_one_process_and_in_two(run: Callable[..., str], tmp_path: Path) -> None:
-    script = str(EXAMPLES / "job.py")
+@pytest.mark.parametrize("name", ["job.py", "stages.py"])
+def test_the_job_trains_alike_in_one_process_and_in_two(run: Callable[..., str], tmp_path: Path, name: str) -> None:
+    script = str(EXAMPLES / name)
     command = [sys.executable, "-m", "autograph_rewrite.tools.cli", "launch", "-n", "2", "--timeout", "120", script]
     environment = {**os.environ, "EXAMPLE_STEPS": "80", "PYTHONPATH": str(EXAMPLES.parent)}
     done = subprocess.run(
@@ -93,5 +94,5 @@ def test_the_job_trains_alike_in_one_process_and_in_two(run: Callable[..., str],
     assert (tmp_path / "model.keras").exists()
     (tmp_path / "model.keras").unlink()
 
-    alone = re.findall(r"epoch \d+  loss (\S+)", run("job.py"))
+    alone = re.findall(r"epoch \d+  loss (\S+)", run(name))
     assert float(alone[-1]) < 0.5

@@ -81,3 +81,37 @@ def test_a_saved_pipeline_runs_on_as_many_devices_as_it_names(tmp_path: Path) ->
     pipeline = {"stages": 4, "microbatches": 2, "boundaries": cuts}
     ar.rewrite(item, {"devices": ["CPU:0"], "pipeline": pipeline}).save(tmp_path / "new.ar")
     assert_alike(train(ar.GraphItem.load(tmp_path / "new.ar"), feeds), train(item, feeds))
+
+
+@pytest.mark.parametrize("how", [{"microbatches": 2}, {"pipeline": {"stages": 2, "microbatches": 2}}])
+def test_updates_in_a_branch_are_made_although_nothing_but_the_step_is_fetched(how: dict[str, Any]) -> None:
+    """The step waits for the end of the branch, which computes nothing itself, but waits for what was done in it."""
+    graph = tf.Graph()
+    with graph.as_default():
+        x = tf.compat.v1.placeholder(tf.float64, (None, 3), name="x")
+        weights = [
+            tf.compat.v1.get_variable(name, initializer=np.eye(3) + 0.1, use_resource=True) for name in ("v", "w")
+        ]
+        loss = tf.identity(tf.reduce_mean(tf.tanh(tf.tanh(x @ weights[0]) @ weights[1]) ** 2), name="loss")
+        slopes = tf.compat.v1.gradients(loss, weights)
+        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(slope)) for slope in slopes])
+
+        def update() -> Any:
+            return tf.group([w.assign_sub(slope) for w, slope in zip(weights, slopes, strict=True)])
+
+        done = tf.cond(finite, update, tf.no_op)
+        with tf.control_dependencies([done]):
+            behind = tf.no_op(name="behind")
+        with tf.control_dependencies([behind]):
+            tf.no_op(name="train")
+        tf.compat.v1.global_variables_initializer()
+    item = ar.GraphItem.from_graph(graph, train_op="train", outputs=["loss"], init_op="init")
+    feed = {"x": np.random.default_rng(0).normal(size=(5, 3))}
+    found = []
+    for each in (item, ar.rewrite(item, {"devices": ["CPU:0"], **how})):
+        with each.session() as session:
+            session.run("init")
+            session.run("train", feed)
+            found.append(session.read_variable("w"))
+    assert np.abs(found[0] - np.eye(3) - 0.1).max() > 1e-3
+    np.testing.assert_allclose(found[1], found[0], 1e-9, 1e-12)

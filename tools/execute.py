@@ -27,10 +27,12 @@ def main() -> int:
         code = execute(script, arguments, module=module)
         sys.stdout.flush()  # a closed pipe must fail here, not at interpreter exit
         return code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        sys.last_value = error  # as Python itself says that the program has failed, to what runs at its end
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:
+        sys.last_value = error
         from autograph_rewrite.tools.cli import report  # it is one of ours, so the script has imported us
 
         return report(error, as_json=False)
@@ -53,6 +55,7 @@ def execute(script: str, arguments: Sequence[str], *, module: bool = False) -> i
     except Exception as error:
         if _is_ours(error):
             raise
+        sys.last_value = error
         _print_traceback(error)
         return 1
     return 0

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from autograph_rewrite.analysis.roles import is_update
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.frames import Frame, frames_of, unconditional
 from autograph_rewrite.ir.graph import Graph, Node, Select, Span
@@ -94,14 +95,17 @@ def free_waiting(order: Iterable[Node], certain: Collection[Node]) -> None:
     """Let nothing wait for all micro-batches that need not.
 
     TensorFlow's gradients let some values wait for others that they do not read. What a function returns waits for its
-    updates: then let whoever joins the micro-batches' parts of it wait instead.
+    updates: then let whoever joins the micro-batches' parts of it wait instead. What follows from an effect, as the end
+    of a branch from the updates in it, is waited for as before.
     """
-    for node in order:
+    nodes = list(order)
+    acted = descendants(node for node in nodes if _acts(node))
+    for node in nodes:
         if node not in certain:
             continue
         if node.span is Span.ONCE and _is_pure(node) and (node.op != "NoOp" or node.control_users):
             for control in [one for one in node.controls if one in certain]:
-                if _is_pure(control) and control.op != "NoOp":
+                if _is_pure(control) and control.op != "NoOp" and control not in acted:
                     node.remove_control(control)
         elif node.op == "Identity" and node.span is Span.EACH:
             _wait_later(node)
@@ -111,6 +115,11 @@ def _is_pure(node: Node) -> bool:
     """Return whether a node does nothing but make its values."""
     op = find_op(node.op)
     return op is not None and not op.is_stateful
+
+
+def _acts(node: Node) -> bool:
+    """Return whether a node writes a variable, or runs for its effect alone."""
+    return is_update(node) or not (_is_pure(node) or node.read_outputs)
 
 
 def _wait_later(node: Node) -> None:

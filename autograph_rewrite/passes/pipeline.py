@@ -186,12 +186,14 @@ def _rewrite(
 ) -> GraphItem:
     began = time.perf_counter()
     if not training:  # there is nothing to accumulate, and no gradient that tells where stages are
-        plan = replace(plan, micro=None, pipeline=None)
+        plan = plan.without_stages()
     _require_no_servers(plan)
     nodes_before = len(graph)
     job, rank = plan, task
     if plan.is_asynchronous and len(plan.processes) > 1:
         plan, task = plan.alone(task), 0
+    if plan.stage_hosts:  # all have the whole graph, which worker 0 runs
+        task = 0
     feeds = frozenset(node.name for node in graph if node.op.startswith("Placeholder"))
     for name, info in item.outputs.items():
         graph.anchors[f"output {name}"] = graph.value(info.tensor)

@@ -9,7 +9,7 @@ from autograph_rewrite.passes.cross_stages import tell_ready
 from autograph_rewrite.passes.expand import Instances
 from autograph_rewrite.passes.order_micro import NO_ORDER, order_micro
 from autograph_rewrite.passes.order_stages import order_stages
-from autograph_rewrite.passes.place import place, run_devices
+from autograph_rewrite.passes.place import HOST, place, run_devices
 from autograph_rewrite.passes.place_stages import complete_stages, place_stages
 from autograph_rewrite.passes.stages import Stages
 from autograph_rewrite.plan.plan import Plan
@@ -42,7 +42,8 @@ def place_instances(
     if not plan.looped:
         complete_stages(graph, stages)
         order = order_stages(graph, stages, plan.pipeline.schedule, replicas, micro)
-    place_stages(graph, stages, devices[:each], captured=captured)
+    driver = plan.stage_hosts[0] + HOST if plan.stage_hosts else ""
+    place_stages(graph, stages, devices[:each], captured=captured, driver=driver)
     if not plan.looped:
         tell_ready(graph, stages, order.roots, replicas)
     by_stage = (tuple(own[s % each] for own in replicas for _ in range(micro)) for s in range(stages.count))

@@ -1,11 +1,13 @@
 """Devices of a pipeline: every node where its stage is; a variable, its slots and its update where it is first read.
 
 EACH nodes   those that passes made: the stage of what they read, or else of what reads them
-ONCE nodes   from the summed gradient to the update: the stage of the gradient; what touches a variable: beside it
+ONCE nodes   from the summed gradient to the update: the stage of the gradient, or that of the update if it has a part
+             in what they read; what touches a variable: beside it
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from autograph_rewrite.analysis.roles import handle_of, is_update
@@ -14,6 +16,9 @@ from autograph_rewrite.ir.graph import Graph, Node, Span
 from autograph_rewrite.ir.walk import topological_order
 from autograph_rewrite.passes.order_micro import before
 from autograph_rewrite.passes.stages import Stages
+
+_OF_THE_PROGRAM = re.compile(r"Iterator|Dataset|PyFunc|Queue|Reader|Save|Restore|ReadFile|WriteFile|Summary")
+"""Ops on files, input and Python code: they belong to the process whose program runs the step."""
 
 
 def complete_stages(graph: Graph, stages: Stages) -> None:
@@ -43,7 +48,7 @@ def _begins(node: Node) -> bool:
     return all(value.node.span is Span.ONCE or value.node.op == "Const" for value in node.inputs)
 
 
-def place_stages(graph: Graph, stages: Stages, devices: Sequence[str], *, captured: bool) -> None:
+def place_stages(graph: Graph, stages: Stages, devices: Sequence[str], *, captured: bool, driver: str = "") -> None:
     """Set the device of every node that runs once.
 
     Args:
@@ -51,10 +56,12 @@ def place_stages(graph: Graph, stages: Stages, devices: Sequence[str], *, captur
         stages: of its EACH nodes.
         devices: of the stages, in turn.
         captured: variables live outside of the graph, on the first device.
+        driver: where stages are in several processes, the CPU of the one that runs them.
     """
     order = topological_order(graph)
     handles = _stages_of_handles(order, stages)
     found: dict[Node, int] = {}
+    choices: dict[Node, list[int]] = {}
     for node in order:
         if node.span is Span.EACH:
             found[node] = stages.of.get(node, 0)
@@ -64,16 +71,19 @@ def place_stages(graph: Graph, stages: Stages, devices: Sequence[str], *, captur
         if touched or node in handles:
             found[node] = handles.get(touched[0] if touched else node, 0)
         elif before:
-            found[node] = max(before)
+            found[node], choices[node] = max(before), before
         if captured and (touched or _gives_handle(node)):
             found[node] = 0
     for node in reversed(order):
         if node.span is Span.EACH:
             continue
+        readers = [found[use.node] for value in node.read_outputs for use in value.uses if use.node in found]
         if node not in found:
-            readers = [found[use.node] for value in node.read_outputs for use in value.uses if use.node in found]
             found[node] = min(readers, default=0)
-        node.set_device(devices[found[node] % len(devices)])
+        elif len(set(readers)) == 1 and readers[0] in choices.get(node, ()):
+            found[node] = readers[0]  # a gradient that is scaled by the norm of all stays where it is
+        is_drivers = driver and _OF_THE_PROGRAM.search(node.op)
+        node.set_device(driver if is_drivers else devices[found[node] % len(devices)])
 
 
 def _gives_handle(node: Node) -> bool:
@@ -81,7 +91,10 @@ def _gives_handle(node: Node) -> bool:
 
 
 def _stages_of_handles(order: Sequence[Node], stages: Stages) -> dict[Node, int]:
-    """Return the stage of each variable: the first that reads it; of slots, that of the gradient that updates them."""
+    """Return the stage of each variable: the first that reads it; of slots, that of what they are kept for.
+
+    Where that is not known, it is the stage of the gradient that updates them.
+    """
     handles: dict[Node, int] = {}
     for node in order:
         if not any(value.dtype == dtypes.RESOURCE for value in node.inputs) or is_update(node):
@@ -93,6 +106,8 @@ def _stages_of_handles(order: Sequence[Node], stages: Stages) -> dict[Node, int]
             if value.dtype == dtypes.RESOURCE and read_in:
                 handle = handle_of(value).node
                 handles[handle] = min(handles.get(handle, stages.count), *read_in)
+    kept = {slot: handles[owner] for slot, owner in stages.owners.items() if owner in handles}
+    handles = {**kept, **handles}
     reached: dict[Node, int] = {}
     for node in order:
         if node.span is Span.EACH:

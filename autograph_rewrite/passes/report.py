@@ -70,7 +70,7 @@ class Report:
     @property
     def first_replica(self) -> int:
         """The place of this process's first replica among all."""
-        return self.task * self.plan.instances_each
+        return 0 if self.plan.stage_hosts else self.task * self.plan.instances_each
 
     @property
     def edges(self) -> tuple[EdgePlan, ...]:

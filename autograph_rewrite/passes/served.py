@@ -41,7 +41,7 @@ def served_by(plan: Plan, state: Propagation, variables: Mapping[str, Variable])
     homes = dict(plan.homes)
     if plan.is_asynchronous:
         homes |= dict.fromkeys(_stepped(state, variables) - homes.keys(), min(homes.values()))
-    homes |= {name: homes[owner] for name, owner in _states(state, variables, taken, homes).items()}
+    homes |= {name: homes[owner] for name, owner in states_of(state, variables, taken, homes).items()}
     dependent = _dependents(state, taken)
     known = {variable.handle: name for name, variable in variables.items()}
     while True:
@@ -107,10 +107,17 @@ def _differs(state: Propagation, node: Node) -> bool:
     return any(state.source(node.output(i)).placement.differs for i in range(len(answer.outputs)))
 
 
-def _states(
-    state: Propagation, variables: Mapping[str, Variable], taken: Mapping[Value, str], homes: Mapping[str, str]
+def states_of(
+    state: Propagation, variables: Mapping[str, Variable], taken: Mapping[Value, str], homes: Collection[str]
 ) -> dict[str, str]:
-    """Return the variables that are kept for one that lives on a server, and for which."""
+    """Return the variables that are kept for one of some others, and for which.
+
+    Args:
+        state: the placements.
+        variables: of the item.
+        taken: the owners of gradients, by value.
+        homes: the variables whose state is wanted.
+    """
     by_handle = {variable.handle: name for name, variable in variables.items()}
     bits = {name: 1 << i for i, name in enumerate(variables)}
     grads = 1 << len(bits)

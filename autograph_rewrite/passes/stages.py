@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from autograph_rewrite.analysis.fact import REPLICATED
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.devices import canonical
@@ -26,6 +27,7 @@ from autograph_rewrite.passes.costs import cost_of, value_bytes
 from autograph_rewrite.passes.order_micro import learnt_nodes
 from autograph_rewrite.passes.regions import differentiated, forward_nodes
 from autograph_rewrite.passes.repeats import repeated
+from autograph_rewrite.passes.served import states_of
 from autograph_rewrite.plan.faults import did_you_mean
 from autograph_rewrite.plan.parts import Pipeline
 
@@ -38,11 +40,13 @@ class Stages:
         count: how many stages there are.
         of: the stage of each node that runs for each block.
         backward: those of them that compute gradients.
+        owners: for which variable another is kept, as the nodes that give their handles.
     """
 
     count: int
     of: dict[Node, int]
     backward: set[Node]
+    owners: Mapping[Node, Node] = field(default_factory=dict)
 
 
 def assign_stages(context: Context, outputs: Iterable[Value]) -> Stages | None:
@@ -66,7 +70,17 @@ def assign_stages(context: Context, outputs: Iterable[Value]) -> Stages | None:
     needed = ancestors((context.graph.value(edge.value).node for edge in context.plan.edges), controls=False)
     backward = {node for node in each if node not in forward and node in needed}
     _backward_stages([node for node in each if node not in forward], chosen, backward, pipeline.stages)
-    return Stages(pipeline.stages, chosen, backward)
+    return Stages(pipeline.stages, chosen, backward, _owners(context))
+
+
+def _owners(context: Context) -> dict[Node, Node]:
+    """Return for which variable the state of an optimizer is kept."""
+    graph, variables = context.graph, context.owners
+    edges = [edge for edge in context.plan.edges if edge.owner in variables and edge.to == repr(REPLICATED)]
+    taken = {graph.value(edge.value): edge.owner for edge in edges}
+    found = states_of(context.state, variables, taken, set(taken.values()))
+    pairs = [(variables[name].handle, variables[owner].handle) for name, owner in found.items()]
+    return {graph.nodes[a]: graph.nodes[b] for a, b in pairs if a in graph.nodes and b in graph.nodes}
 
 
 def _forward_stages(

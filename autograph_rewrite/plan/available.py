@@ -26,8 +26,6 @@ def unavailable(config: Config) -> Iterator[tuple[KeyPath, str]]:
     name = config.strategy.name
     if name not in STRATEGIES and name != "Auto" and own_builder(name) is None:  # Auto chooses among those
         yield ("strategy", "name"), f"strategy.name {config.strategy.name}"
-    if config.pipeline is not None and config.workers > 1:
-        yield ("pipeline",), "pipeline in a cluster"
     if config.remat.policy != "none":
         yield ("remat", "policy"), f"remat.policy {config.remat.policy}"
     if config.mesh is not None and config.mesh.model > 1:

@@ -93,8 +93,14 @@ def devices_exist(setting: Setting) -> Iterator[Finding]:
 
 
 def processes_are_alike(setting: Setting) -> Iterator[Finding]:
-    """The replicas of a process stand together, and each process has as many."""
+    """The replicas of a process stand together, and each process has as many; each has a stage if they share them."""
     plan = setting.plan
+    if plan.pipeline is not None:
+        wanted = tuple(f"/job:worker/replica:0/task:{task}" for task in range(len(plan.stage_hosts)))
+        if plan.stage_hosts != wanted:
+            message = f"the stages are on {', '.join(plan.stage_hosts)}; workers count from 0, and each has a stage"
+            yield Finding(("pipeline", "devices"), message, "name a device of each worker")
+        return
     parts = [plan.devices_of(task) for task in range(len(plan.processes))]
     for process, part in zip(plan.processes, parts, strict=True):
         if any(device_names.process_of(device) != process for device in part) or sum(map(len, parts)) != plan.replicas:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from autograph_rewrite.plan.devices import repeated, short
+from autograph_rewrite.plan.devices import parse, repeated, short
 from autograph_rewrite.plan.located import KeyPath
 
 if TYPE_CHECKING:
@@ -130,6 +130,33 @@ def schedules_come_out_even(config: Config) -> Iterator[Clash]:
         yield Clash(("pipeline", "devices"), message, "name one device per stage")
 
 
+def stages_fit_the_workers(config: Config) -> Iterator[Clash]:
+    """Every worker of a job has a stage, and all stages have a worker."""
+    section = config.pipeline
+    if section is None or not config.has_stages_on_hosts:
+        return
+    if config.input == "per_worker":
+        message = "input is per_worker, but stages are no replicas: every worker is given the whole batch"
+        yield Clash(("input",), message, "leave it out")
+    workers, own = config.workers, len(config.devices or ())
+    if section.devices is None:
+        if own and workers * own % section.stages:
+            message = f"pipeline.stages is {section.stages}, but the {workers} workers have {workers * own} devices"
+            hint = "start as many workers as there are stages, or a multiple of them: that makes replicas"
+            yield Clash(("pipeline", "stages"), message, hint)
+        return
+    tasks = set()
+    for i, name in enumerate(section.devices):
+        device = parse(name)
+        tasks.add(device.task)
+        if device.job != "worker" or device.task >= workers:
+            message = f"{short(name)} is no device of the {workers} workers that pipeline.devices can name"
+            yield Clash(("pipeline", "devices", i), message, "write /job:worker/task:0/device:CPU:0 and so on")
+    if idle := sorted({*range(workers)} - tasks):
+        message = f"pipeline.devices gives worker {idle[0]} no stage"
+        yield Clash(("pipeline", "devices"), message, "start fewer workers, or name a device of each")
+
+
 def overrides_fit_their_synchronizer(config: Config) -> Iterator[Clash]:
     """Staleness and proxies belong to parameter servers."""
     for i, override in enumerate(config.variables):
@@ -194,4 +221,4 @@ CHECKS: tuple[tuple[frozenset[str], Callable[[Config], Iterator[Clash]]], ...] =
 )
 
 # What can be told only once the job is known.
-IN_JOB: tuple[Callable[[Config], Iterator[Clash]], ...] = (mesh_covers_the_devices,)
+IN_JOB: tuple[Callable[[Config], Iterator[Clash]], ...] = (mesh_covers_the_devices, stages_fit_the_workers)

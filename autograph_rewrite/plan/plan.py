@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.plan import plan_pb2, tree, wire
-from autograph_rewrite.plan.devices import process_of
+from autograph_rewrite.plan.devices import parse, process_of
 from autograph_rewrite.plan.faults import either, failure
 from autograph_rewrite.plan.located import Located, Source, load_yaml, parse_yaml
 from autograph_rewrite.plan.parts import (
@@ -79,8 +79,26 @@ class Plan:
 
     @cached_property
     def processes(self) -> tuple[str, ...]:
-        """The processes that train, in the order of their parts of the batch; one without a name where there is one."""
+        """The processes that train, in the order of their parts of the batch; one without a name where there is one.
+
+        Stages are no parts of the batch: however many processes hold them, one drives them all.
+        """
+        if self.pipeline is not None:
+            return tuple(process_of(device) for device in self.devices[:1])
         return tuple(dict.fromkeys(process_of(device) for device in self.devices))
+
+    @cached_property
+    def stage_hosts(self) -> tuple[str, ...]:
+        """The processes of a job that hold the stages of a pipeline, which the first of them drives; else none."""
+        if self.pipeline is None or not any(map(process_of, self.devices)):
+            return ()
+        hosts = {process_of(device): parse(device).task for device in self.pipeline.devices}
+        return tuple(sorted(hosts, key=hosts.__getitem__)) if len(hosts) > 1 else ()
+
+    @property
+    def workers(self) -> int:
+        """How many processes take part: each has a part of the batch, or stages."""
+        return len(self.stage_hosts or self.processes)
 
     @property
     def replicas_each(self) -> int:
@@ -162,6 +180,17 @@ class Plan:
         """
         own = self.devices_of(task)
         return replace(self, devices=own, mode="shared", mesh=(Axis("data", len(own)),))
+
+    def without_stages(self) -> Plan:
+        """The plan for a step that trains nothing: no micro-batches, and each process that had stages is a replica."""
+        whole = replace(self, micro=None, pipeline=None)
+        if not self.stage_hosts:
+            return whole
+        assert self.pipeline is not None
+        firsts = (next(d for d in self.pipeline.devices if process_of(d) == host) for host in self.stage_hosts)
+        return replace(
+            whole, devices=tuple(firsts), mode="mirrored", mesh=(Axis("data", len(self.stage_hosts)),), edges=()
+        )
 
     @property
     def compresses(self) -> bool:

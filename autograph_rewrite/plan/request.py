@@ -73,12 +73,13 @@ def _microbatches(item: ItemLike, config: Config, pipeline: Pipeline) -> int:
         return pipeline.microbatches or config.microbatches
     axes = [(info.shape, info.batch_axis) for info in item.inputs.values()]
     batch = next((shape[axis] for shape, axis in axes if shape is not None and axis is not None and shape[axis]), None)
-    if batch is None or batch % (pipeline.microbatch_size * len(config.replicas)):
+    each = pipeline.microbatch_size * len(job_devices(config))
+    if batch is None or batch % each:
         size = "not known before a step" if batch is None else str(batch)
         message = f"pipeline.microbatch_size is {pipeline.microbatch_size}, but the size of the batch is {size}"
         fault = config.fault(("pipeline", "microbatch_size"), message, "say how many there are: pipeline.microbatches")
         raise_if_any([fault], error=ConfigError, title=config.where())
-    return (batch or 0) // (pipeline.microbatch_size * len(config.replicas))
+    return (batch or 0) // each
 
 
 def _pipeline(config: Config, replicas: int) -> parts.Pipeline | None:
@@ -86,7 +87,9 @@ def _pipeline(config: Config, replicas: int) -> parts.Pipeline | None:
     if section is None:
         return None
     given, devices = config.replica_devices(), section.devices or ()
-    if not devices:
+    if config.has_stages_on_hosts:
+        devices = devices or _of_all_workers(config)
+    elif not devices:
         defaults = tuple(canonical(f"CPU:{stage}") for stage in range(section.stages))
         devices = defaults if len(given) % section.stages else given
     schedule = "one_f_one_b" if section.schedule == "1f1b" else section.schedule
@@ -108,15 +111,25 @@ def job_devices(config: Config) -> tuple[str, ...]:
     Raises:
         ConfigError: the configuration names no devices.
     """
+    if config.has_stages_on_hosts:
+        assert config.pipeline is not None
+        named, count = config.pipeline.devices, config.pipeline.stages
+        return named[:1] if named is not None else _of_all_workers(config, count)
     own = config.replicas
     if config.workers == 1 and not (config.cluster is not None and config.cluster.ps):
         return own
     return tuple(on_task(device, "worker", task) for task in range(config.workers) for device in own)
 
 
+def _of_all_workers(config: Config, every: int = 1) -> tuple[str, ...]:
+    """Every so many of the devices of all workers, worker by worker."""
+    own = config.replica_devices()
+    return tuple(on_task(device, "worker", task) for task in range(config.workers) for device in own)[::every]
+
+
 def _is_made_alike(item: ItemLike, tensor: InputLike, config: Config) -> bool:
     """Whether an input comes out of an iterator that each process's graph has itself; others are handed to it."""
-    if config.workers == 1 or config.input == "per_worker":
+    if config.workers == 1 or config.input == "per_worker" or config.has_stages_on_hosts:
         return False
     nodes = item.graph.nodes
     made = nodes.get(tensor.tensor.partition(":")[0])

@@ -74,6 +74,7 @@ def verify(
     flat = normalise(single)
     asked = _plan(flat, config_or_plan)
     fitting = [fit_together(flat, asked, _checker(asked))] if len(asked.processes) > 1 else []
+    fitting += [f"the stages of {asked.workers} processes were run in one"] if asked.stage_hosts else []
     plan = in_one_process(asked)
     original, seeded = _with_seeds(single, flat, seed)
 

@@ -50,6 +50,12 @@ def fit_together(item: GraphItem, plan: Plan, checker: Callable[[Graph], None]) 
 
 def in_one_process(plan: Plan) -> Plan:
     """Return the request of a plan for as many replicas in this process; the plan itself if it is for one."""
+    if plan.stage_hosts:
+        assert plan.pipeline is not None
+        here = tuple(f"/device:CPU:{i}" for i, _ in enumerate(plan.pipeline.devices))
+        stages = replace(plan.pipeline, devices=here)
+        devices = here[:: len(here) // plan.replicas]
+        return replace(plan, devices=devices, pipeline=stages, edges=(), graph_digest="")
     if len(plan.processes) <= 1:
         return plan
     devices = tuple(f"/device:CPU:{replica}" for replica in range(plan.replicas))

@@ -10,10 +10,13 @@ from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes.place import needed_devices
 from autograph_rewrite.plan.devices import parse
 from autograph_rewrite.plan.membership import Membership
+from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.runtime.agreement import common_name, require_the_same
 from autograph_rewrite.runtime.cluster import configure, join, target
 from autograph_rewrite.runtime.devices import ensure_devices
+from autograph_rewrite.runtime.driven import Driven
 from autograph_rewrite.runtime.missing import require_there
+from autograph_rewrite.runtime.relay import Relay
 
 
 def joined(item: GraphItem) -> Membership | None:
@@ -41,10 +44,25 @@ def connected(tf: Any, item: GraphItem, graph: Any, config: Any, own: str = "") 
     result, report = _config(tf, item, config), item.report
     if report is None or report.member is None:
         return tf.compat.v1.Session(own, graph=graph, config=result)
+    if report.plan.stage_hosts:
+        return _driven(tf, report.plan, report.member, graph, result)
     configure(result, report.member, report.plan.homes.values())
     # As sessions of one process, each has its own variables; those on servers are told apart by their container.
     result.isolate_session_state = not report.plan.homes
     return tf.compat.v1.Session(target(report.member), graph=graph, config=result)
+
+
+def _driven(tf: Any, plan: Plan, member: Membership, graph: Any, config: Any) -> Driven:
+    """Return a session on the stages of all workers, of which each has its variables as long as this session lives."""
+    relay = Relay(member, f"autograph-{common_name(member, plan.timeout_seconds)}")
+    if member.is_chief:
+        assert plan.pipeline is not None
+        configure(config, member, plan.pipeline.devices)
+        config.isolate_session_state = True
+        session = tf.compat.v1.Session(target(member), graph=graph, config=config)
+    else:  # for what insists on a session, as a Saver does
+        session = tf.compat.v1.Session(graph=graph, config=config)
+    return Driven(session, relay, member)
 
 
 class Opened(NamedTuple):
@@ -66,6 +84,9 @@ def graph_of(item: GraphItem, member: Membership | None) -> Opened:
     plan = item.report.plan
     if len(member.workers) > 1:
         require_the_same(member, plan, item.report.contents)
+    if plan.stage_hosts and not member.is_chief:
+        for node in graph.node:
+            node.device = ""  # nothing is to happen elsewhere when a Saver restores
     if plan.homes:
         require_there(member, plan)
         container = f"autograph-{common_name(member, plan.timeout_seconds)}"

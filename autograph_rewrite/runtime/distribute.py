@@ -13,7 +13,7 @@ from autograph_rewrite.ir.quiet import no_garbage_collection
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.normal import normalise
 from autograph_rewrite.passes import pipeline
-from autograph_rewrite.passes.place import run_devices
+from autograph_rewrite.passes.place import needed_devices, run_devices
 from autograph_rewrite.plan import check
 from autograph_rewrite.plan.config import Config
 from autograph_rewrite.plan.devices import parse
@@ -76,7 +76,7 @@ class Rewriter:
         self.member: Membership | None = None
         if self._config is not None:
             self._config, self.member = in_job(self._config)
-        elif self._plan is not None and len(self._plan.processes) > 1:
+        elif self._plan is not None and self._plan.workers > 1:
             self.member = in_job(Config())[1]
         if self.member is not None and not self.member.is_worker:
             serve(self.member)
@@ -86,14 +86,16 @@ class Rewriter:
 
     def _own_devices(self) -> tuple[str, ...]:
         if self._plan is not None:
-            return run_devices(self._plan, self._task)
+            needed = needed_devices if self._plan.stage_hosts else run_devices
+            return needed(self._plan, self._task)
         assert self._config is not None
         if self._config.devices is None:
             logical = tensorflow().config.list_logical_devices if self.member is None else None
             names = [device.name for device in logical()] if logical is not None else present_devices()
             self._config = self._config.with_devices(names)
         self._config.require_usable()
-        return _placed(self._config.replica_devices(), self._config.mode)
+        own = self._config.replica_devices()
+        return own if self._config.has_stages_on_hosts else _placed(own, self._config.mode)
 
     def keras_job(self, batch_inputs: Mapping[str, int | None] | None) -> KerasJob | None:
         """Return what this worker does differently with a model; None where there is only one process."""
@@ -102,7 +104,9 @@ class Rewriter:
         said = self._config or self._plan
         assert said is not None
         splits = self._config is None or self._config.input == "global"
-        return KerasJob(self.member, said.timeout_seconds, splits=splits, batch_inputs=batch_inputs)
+        has_stages = said.has_stages_on_hosts if isinstance(said, Config) else bool(said.stage_hosts)
+        whole = ("train",) if has_stages else ()
+        return KerasJob(self.member, said.timeout_seconds, splits=splits, batch_inputs=batch_inputs, whole=whole)
 
     @property
     def _task(self) -> int:
@@ -127,12 +131,15 @@ class Rewriter:
                 check.require(plan, flat)
             if self.member is not None:
                 plan = without_shards(plan)
-            if plan.homes and self.member is not None:
+            if not training:
+                plan = plan.without_stages()
+            is_remote = bool(plan.homes or plan.stage_hosts) and self.member is not None
+            if is_remote:
                 flat, plan = _served(flat, plan) if training else (flat, without_servers(plan))
             common = contents(flat) if self.member is not None else b""
             new = pipeline.rewrite(flat, plan, training=training, in_place=True, task=self._task)
             report = replace(new.report, member=self.member, contents=common)
-            return new.with_(report=report, binding=item.binding if plan.homes else new.binding)
+            return new.with_(report=report, binding=item.binding if is_remote and training else new.binding)
 
 
 def _served(item: GraphItem, plan: Plan) -> tuple[GraphItem, Plan]:

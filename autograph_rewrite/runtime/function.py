@@ -147,8 +147,8 @@ class DistributedFunction:
 
     def _step(self, item: GraphItem) -> Step | ServedStep:
         """Return what runs a rewritten item."""
-        homes = item.report.homes if item.report is not None else {}
-        is_served = homes and item.report.member is not None
+        report = item.report
+        is_served = report is not None and report.member is not None and (report.homes or report.plan.stage_hosts)
         return ServedStep(item, self._mirrors) if is_served else Step(item, self._mirrors)
 
     def _outside(self) -> Any:

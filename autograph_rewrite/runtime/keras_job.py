@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -33,15 +33,22 @@ class KerasJob:
         seconds: how long to wait for the others.
         splits: whether all workers are given the same data.
         batch_inputs: axis by argument path, as in `ar.distribute`.
+        whole: the kinds of steps that every worker gives the whole batch, because workers hold stages.
     """
 
     def __init__(
-        self, member: Membership, seconds: float, *, splits: bool, batch_inputs: Mapping[str, int | None] | None
+        self,
+        member: Membership,
+        seconds: float,
+        *,
+        splits: bool,
+        batch_inputs: Mapping[str, int | None] | None,
+        whole: Collection[str] = (),
     ) -> None:
         self._tf = tensorflow()
         self._member = member
         self._seconds = seconds
-        self._splits = splits
+        self._splits, self._whole = splits, frozenset(whole)
         self._axes = dict(batch_inputs or {})
         self._batches: Counter[str] = Counter()
 
@@ -62,7 +69,7 @@ class KerasJob:
         object.__setattr__(model, "fit", backups.fitting(model.fit))
 
     def part(self, data: Any, kind: str) -> Any:
-        """Return this worker's part of a batch that all workers are given.
+        """Return this worker's part of a batch that all workers are given; of a step in stages, all of it.
 
         Raises:
             ClusterError: a batch is not the same everywhere. The 1st, 2nd, 4th, 8th... of a kind are compared.
@@ -75,6 +82,8 @@ class KerasJob:
             hint = "give all workers the same data in the same order, or set input: per_worker"
             what = f"{'first' if number == 1 else f'{number}th'} batch to {kind} on"
             require_equal(self._member, self._seconds, _checksum(self._tf, data), what, hint)
+        if kind in self._whole:
+            return data
         paths = self._tf.nest.flatten_with_joined_string_paths(data) if self._axes else ()
         axes = iter([self._axis(path) for path, _ in paths])
         return self._tf.nest.map_structure(lambda leaf: self._cut(leaf, next(axes, 0)), data)

@@ -58,6 +58,11 @@ class Lookout:
         return break_connections(self._others[name] for name in names)
 
 
+def all_answer(addresses: Iterable[str]) -> bool:
+    """Return whether all of some processes answer; they are asked one by one, which goes while Python ends, too."""
+    return all(_status(address, PATIENCE) == "OK" for address in addresses)
+
+
 class Presence:
     """Tells which of some processes are there: they accept connections, however busy they are.
 

@@ -1,16 +1,17 @@
-"""One step of a traced function in a job with parameter servers: it runs in a session, which reaches all processes.
+"""One step of a traced function whose variables live in several processes: it runs in a session, which reaches them.
 
     user's tf.Variable ──► copy on this worker, and on the server if this is worker 0      when somebody else wrote it
     arguments ──► session: forward, backward, push, update on the server ──► results
     user's tf.Variable ◄── what server and worker hold                                     after every step
 
-TensorFlow's functions cannot reach another process's devices from every worker. The user's variables stay the truth:
-checkpoints, callbacks and `model.save` see them.
+With stages on several hosts, worker 0 runs that session, and all are given what it holds (`driven`). TensorFlow's
+functions cannot reach another process's devices from every worker. The user's variables stay the truth: checkpoints,
+callbacks and `model.save` see them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +31,7 @@ from autograph_rewrite.runtime.session import DistributedSession
 from autograph_rewrite.runtime.unbind import unbind
 
 TARGET = "autograph_step"
+_READS = frozenset(("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"))
 
 
 def stand_alone(item: GraphItem) -> GraphItem:
@@ -90,6 +92,7 @@ class ServedStep:
         self.item, self.binding = item, item.binding
         self._session = DistributedSession(item)
         self._is_chief = item.report.member.is_chief
+        self._is_driven = bool(item.report.plan.stage_hosts)
         self._variables = {
             capture.name: mirrors.of(capture.value, item.variables[capture.name].dtype, None)
             for capture in self.binding.captures
@@ -149,6 +152,8 @@ class ServedStep:
             for name in self._variables:
                 variable = item.variables[name]
                 handles = {handle.op.name: handle for handle in self._handles(variable)}
+                if self._is_driven and self._is_only_read(name, handles.values()):
+                    continue
                 handle = handles.get(proxy_name(variable))
                 if handle is None:
                     try:
@@ -159,8 +164,16 @@ class ServedStep:
                     reads[name] = raw.ReadVariableOp(resource=handle, dtype=self._tf.as_dtype(variable.dtype))
         return reads
 
+    def _is_only_read(self, name: str, handles: Iterable[Any]) -> bool:
+        """Return whether a step leaves a variable as it is: nobody has to send it back."""
+        own = set(self._writes[name][1])
+        users = {op for handle in handles for op in handle.consumers()} - own
+        return all(op.type in _READS for op in users)
+
     def _write_changes(self) -> None:
         """Hand over what somebody else has written since the last step."""
+        if self._is_driven and not self._is_chief:
+            return
         feeds: dict[Any, Any] = {}
         writes: list[Any] = []
         for (name, variable), now in zip(self._variables.items(), self._values(), strict=True):
@@ -171,7 +184,7 @@ class ServedStep:
                     writes += ops
                 self._seen[name] = now
         if writes:
-            self._session.run_ops(writes, feeds)
+            self._session.run_ops(writes, feeds, alone=self._is_driven)
 
     def __call__(self, flat: Sequence[Any]) -> list[Any]:
         """Run the step.
@@ -188,8 +201,8 @@ class ServedStep:
         """
         if not self._tf.executing_eagerly():
             raise GraphError(
-                "a step that uses parameter servers of other processes cannot be part of another tf.function",
-                hint="call it from Python, or use strategy AllReduce",
+                "a step that uses variables in other processes cannot be part of another tf.function",
+                hint="call it from Python, or use strategy AllReduce without stages",
             )
         self._write_changes()
         feeds = {f"{node}:0": value.numpy() for node, value in zip(self.binding.inputs, flat, strict=True)}

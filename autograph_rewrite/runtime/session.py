@@ -23,11 +23,13 @@ from autograph_rewrite.runtime.agreement import CARRY_ON, common_name, require_t
 from autograph_rewrite.runtime.batch_sizes import check_batch_sizes
 from autograph_rewrite.runtime.clock import Clock
 from autograph_rewrite.runtime.connect import connected, graph_of, joined, require_devices
+from autograph_rewrite.runtime.driven import Driven
 from autograph_rewrite.runtime.gates import Gates
 from autograph_rewrite.runtime.handles import Copy, copies_of
 from autograph_rewrite.runtime.leftovers import Leftovers
 from autograph_rewrite.runtime.missing import is_of_the_job, missing
 from autograph_rewrite.runtime.peers import Lookout
+from autograph_rewrite.runtime.relay import abandon
 from autograph_rewrite.runtime.watchdog import Closing, Watchdog, may_wait, users_may_wait
 
 _COMBINE = {
@@ -95,8 +97,11 @@ class DistributedSession:
     def __enter__(self) -> DistributedSession:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and isinstance(self._session, Driven):
+            self._session.leave()
+        else:
+            self.close()
 
     def close(self) -> None:
         """Release the session's resources."""
@@ -163,16 +168,20 @@ class DistributedSession:
         try:
             return self.run_ops(wanted, feeds, options)
         except self._tf.errors.OpError:
-            self._failed = self._member is not None and not self.item.report.plan.is_asynchronous
+            plan = self.item.report.plan if self._member is not None else None
+            self._failed = plan is not None and not plan.is_asynchronous and not plan.stage_hosts
             raise
 
-    def run_ops(self, fetches: Any, feeds: Mapping[Any, Any] | None = None, options: Any = None) -> Any:
+    def run_ops(
+        self, fetches: Any, feeds: Mapping[Any, Any] | None = None, options: Any = None, *, alone: bool = False
+    ) -> Any:
         """Run something of the graph; of several processes, watch the others meanwhile.
 
         Args:
             fetches: tensors and operations of `graph`, as for a tf.compat.v1.Session.
             feeds: values by tensor.
             options: a RunOptions.
+            alone: this is worker 0, and others that it drives do not call this.
 
         Raises:
             ClusterError: somebody is missing, or was in an earlier run.
@@ -182,15 +191,16 @@ class DistributedSession:
             return self._session.run(fetches, feeds, options=options)
         if self._problem is not None:
             raise self._problem
+        session = self.tf_session if alone else self._session
         watchdog.start()
         try:
-            return self._session.run(fetches, feeds, options=options)
+            return session.run(fetches, feeds, options=options)
         except self._tf.errors.OpError as error:
             if not watchdog.expired and not is_of_the_job(error):
                 raise
             what = f"finish run {self._steps} of the session"
             self._problem = missing(self._member, what, watchdog.seconds, error, watchdog.lost)
-            _abandon(self._session)
+            self._session.abandon() if isinstance(self._session, Driven) else abandon(self._session)
             raise self._problem from error
         finally:
             watchdog.stop()
@@ -337,7 +347,7 @@ class DistributedSession:
     @property
     def tf_session(self) -> Any:
         """The tf.compat.v1.Session that runs the graph, for what insists on one, as a Saver does."""
-        return self._session
+        return self._session.session if isinstance(self._session, Driven) else self._session
 
 
 def _watchdog(member: Membership | None, item: GraphItem, session: Any, seconds: float) -> Watchdog | None:
@@ -348,12 +358,8 @@ def _watchdog(member: Membership | None, item: GraphItem, session: Any, seconds:
     servers = bool(plan.homes)
     lookout = functools.partial(Lookout, member, seconds, workers=not plan.is_asynchronous, servers=servers)
     waits = users_may_wait(item.graph) if servers else may_wait(item.graph_bytes)
-    return Watchdog(seconds, lookout, functools.partial(Closing, session), may_idle=waits)
-
-
-def _abandon(session: Any) -> None:
-    """Leave a session as it is until the process ends: to close it would wait for who is not there."""
-    session._closed, session._session = True, None
+    ends = (lambda: session) if isinstance(session, Driven) else functools.partial(Closing, session)
+    return Watchdog(seconds, lookout, ends, may_idle=waits)
 
 
 def _name(thing: Any) -> str:

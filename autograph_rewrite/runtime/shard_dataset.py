@@ -40,10 +40,9 @@ def shard_dataset(
     """Return this worker's part of a dataset; see `api.shard_dataset`."""
     if global_batch_size is not None:
         dataset = dataset.batch(global_batch_size)
-    given = Config() if config is None else Config.of(config)
-    member = in_job(given)[1]
+    given, member = in_job(Config() if config is None else Config.of(config))
     chosen = _policy(dataset, policy)
-    if member is None:
+    if member is None or given.has_stages_on_hosts:
         return dataset
     if not is_batched(dataset):
         raise GraphError(

@@ -51,6 +51,11 @@ class Job:
         return self.count > 1 and not self.alone
 
     @property
+    def in_stages(self) -> bool:
+        """Whether the workers hold the stages of one model, as JOB_STAGES says, and not a replica each."""
+        return self.is_rewritten and bool(os.environ.get("JOB_STAGES"))
+
+    @property
     def is_chief(self) -> bool:
         """Whether this is worker 0."""
         return self.task == 0
@@ -64,12 +69,18 @@ class Job:
         return begin, begin + each + (self.task < more)
 
     def part(self, value: Array, axis: int = 0, *, lopsided: bool = False) -> Array:
-        """Return this process's part of a batch."""
+        """Return this process's part of a batch; where workers hold stages, all of it."""
+        if self.in_stages:
+            return value
         begin, end = self.limits(value.shape[axis], lopsided=lopsided)
         return np.take(value, range(begin, end), axis)
 
     def config(self, mode: str = "mirrored", replicas: int = 1, **more: Any) -> Mapping[str, Any]:
-        """Return a configuration."""
+        """Return a configuration; where workers hold stages, one with a stage for each."""
+        if self.in_stages:
+            pipeline = {"stages": self.count, "microbatches": 2}
+            strategy = {"name": "Pipeline"}
+            return {"devices": ["CPU:0"], "strategy": strategy, "pipeline": pipeline, "timeout_seconds": 30, **more}
         strategy = {"name": os.environ.get("JOB_STRATEGY", "AllReduce"), "variables": mode}
         devices = [f"CPU:{i}" for i in range(replicas)]
         return {"devices": devices, "strategy": strategy, "timeout_seconds": 30, **more}

@@ -43,6 +43,8 @@ def main() -> None:
     for number in range(1, STEPS + 1):
         if number == AT and job.task == 1:
             _trouble()
+        if KIND == "slow":
+            time.sleep(1)
         try:
             step(number)
         except Exception as error:
