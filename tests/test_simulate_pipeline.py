@@ -231,7 +231,7 @@ def test_the_bytes_are_those_that_tensorflow_allocates() -> None:
     step = played(item, new.report.plan, rows * micro, copies=False)  # CPU devices of one process share its memory
     predicted = most(one for one in step.alive if one.device.endswith("CPU:0"))
     assert predicted > micro * 2 * rows * width * 4  # the outputs of two layers, for each micro-batch
-    assert predicted == pytest.approx(allocated(stats), rel=0.05)
+    assert predicted == pytest.approx(allocated(stats, new), rel=0.05)
 
 
 class _Built:
