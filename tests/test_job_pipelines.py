@@ -27,7 +27,7 @@ from tests.zoo import ZOO
 
 SCRIPT, TROUBLE = "tests/jobs/stages.py", "tests/jobs/trouble.py"
 GRAPHS = ("mlp", "tied", "dropout", "normalised", "saver", "function", "iterator")
-LIMIT, PATIENCE = 100, 5
+LIMIT, PATIENCE = 150, 5
 EXACT, SINGLE_PRECISION = 1e-9, 1e-5
 JOBS = {
     "two": (2, (*GRAPHS, "fit", "where_it_ran")),

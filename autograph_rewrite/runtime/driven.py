@@ -9,6 +9,7 @@ All feed the whole batch. What each was asked for, and has fed, goes with the va
 from __future__ import annotations
 
 import json
+import threading
 import weakref
 import zlib
 from collections.abc import Mapping, Sequence
@@ -165,13 +166,13 @@ class Driven:
 
 
 def _close(session: Any, relay: Relay, member: Membership) -> None:
-    """Release what a session holds; where somebody is not there any more, that would wait for him."""
-    if member.is_chief and not all_answer(member.workers[1:]):
+    """Release what a session holds, unless somebody is gone, who would be waited for, or all end with the program."""
+    others_are_there = not member.is_chief or all_answer(member.workers[1:])
+    if others_are_there and (not member.is_chief or threading.main_thread().is_alive()):
+        session.close()
+    else:
         abandon(session)
-        relay.leave()
-        return
-    session.close()
-    relay.end()
+    relay.end() if others_are_there else relay.leave()
 
 
 def _digests(feeds: Mapping[Any, Any]) -> dict[str, Any]:
