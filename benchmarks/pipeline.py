@@ -52,8 +52,9 @@ def _measure(common: dict[str, Any]) -> dict[str, float]:
         return float(call("benchmarks.pipeline:one", {**common, "part": part, "core": core}, timeout=300))
 
     found = {"alone": alone("whole"), "first": alone("first"), "second": alone("second")}
-    with ThreadPoolExecutor(2) as pool:
-        found["together"] = max(pool.map(lambda core: alone("whole", core), range(2)))
+    with ThreadPoolExecutor(2) as pool:  # the best of some tries: other programs take cores, too
+        tries = [max(pool.map(lambda core: alone("whole", core), range(2))) for _ in range(1 if common["tiny"] else 3)]
+        found["together"] = min(tries)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as pool:
         told = {"ports": free_ports(2), "stop": str(Path(folder) / "stop")}
         serving = pool.submit(call, "benchmarks.pipeline:serve", told, timeout=300)
