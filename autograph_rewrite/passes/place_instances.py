@@ -44,7 +44,6 @@ def place_instances(
         order = order_stages(graph, stages, plan.pipeline.schedule, replicas, micro)
     driver = plan.stage_hosts[0] + HOST if plan.stage_hosts else ""
     place_stages(graph, stages, devices[:each], captured=captured, driver=driver)
-    if not plan.looped:
-        tell_ready(graph, stages, order.roots, replicas)
+    tell_ready(graph, stages, order.roots, replicas)
     by_stage = (tuple(own[s % each] for own in replicas for _ in range(micro)) for s in range(stages.count))
     return Instances(tuple(by_stage), micro, order, stages.of)
