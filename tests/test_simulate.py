@@ -87,6 +87,14 @@ def test_tasks_wait_for_what_they_need_and_for_their_lanes() -> None:
     assert play([first, second], {"cpu": 1}) == 4.0
 
 
+def test_a_task_of_several_cores_takes_those_that_are_free_if_it_ends_sooner_so() -> None:
+    long, wide = Task("a", COMPUTE, "", {"cpu": 9.0}, 9.0), Task("b", COMPUTE, "", {"cpu": 2.0}, 2.0, width=2)
+    assert play([long, wide], {"cpu": 2}) == 9.0
+    assert (wide.start, wide.end) == (0.0, 4.0)  # alone on one core, twice as long
+    short = Task("c", COMPUTE, "", {"cpu": 1.0}, 1.0)
+    assert play([short, wide], {"cpu": 2}) == 3.0  # both, once the other has ended
+
+
 def test_memory_is_given_back_after_the_last_reader_or_taken_over_by_it() -> None:
     tasks = [Task(name, COMPUTE, "", {"cpu": 1.0}, 1.0) for name in "abc"]
     for before, after in pairwise(tasks):

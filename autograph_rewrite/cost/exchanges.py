@@ -21,7 +21,7 @@ from autograph_rewrite.cost.work import Work
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.graph import Value
 from autograph_rewrite.passes import combine
-from autograph_rewrite.passes.compress_choice import FEEDBACK
+from autograph_rewrite.passes.compress_choice import FEEDBACK, shape_of, wire_bytes
 from autograph_rewrite.plan.lowerings import COLLECTIVES, HOST
 from autograph_rewrite.plan.parts import SIZES, EdgePlan
 
@@ -33,7 +33,7 @@ BY_SIZE = frozenset(("host_gather", "collective_gather", "global_size", "global_
 """Lowerings that depend on the sizes of all parts."""
 ENCODING = {"powersgd": 12.0}
 """What encoding and decoding take, in times that a gradient could be read; the others take four, and topk sorts."""
-ENCODING_MEMORY = {"topk": 2, "powersgd": 2}
+ENCODING_MEMORY = {"topk": 1.25, "powersgd": 1.0}
 """Copies of a gradient that are alive meanwhile."""
 ENCODING_OPS = {"topk": 25, "powersgd": 60}
 """Ops that each replica starts for each gradient."""
@@ -49,6 +49,7 @@ class Member:
         sent: the bytes that one replica hands over.
         whole: the bytes of the value as one replica makes it.
         result: the bytes of what comes out.
+        columns: the bytes of what powersgd multiplies it with, kept from step to step.
     """
 
     edge: EdgePlan
@@ -56,6 +57,7 @@ class Member:
     sent: int
     whole: int
     result: int
+    columns: int = 0
 
 
 @dataclass(frozen=True)
@@ -103,14 +105,14 @@ class Group:
     @property
     def residual(self) -> int:
         """The bytes that error feedback keeps on each replica from step to step."""
-        return sum(
-            member.whole for member in self.members if member.edge.compressor in FEEDBACK and not member.edge.role
-        )
+        kept = [one for one in self.members if one.edge.compressor in FEEDBACK and not one.edge.role]
+        return sum(one.whole + one.columns for one in kept)
 
     @property
     def scratch(self) -> int:
         """The bytes that encoding needs meanwhile, on each replica."""
-        return sum(m.whole * ENCODING_MEMORY.get(m.edge.compressor, 0) for m in self.members if not m.edge.role)
+        made = [one for one in self.members if not one.edge.role]
+        return sum(int(one.whole * ENCODING_MEMORY.get(one.edge.compressor, 0)) + 3 * one.columns for one in made)
 
     @property
     def is_everywhere(self) -> bool:
@@ -154,7 +156,9 @@ def _member(edge: EdgePlan, value: Value, folded: Folded, sizes: Sizes) -> Membe
     if edge.to == SIZES:
         return Member(edge, value, edge.bytes, 0, 4)
     if edge.compressor != "none":
-        return Member(edge, value, edge.bytes, whole, whole)
+        shape = shape_of(fact, folded.item.variables.get(edge.owner))
+        columns = wire_bytes("powersgd", fact, shape)[1] if edge.compressor == "powersgd" else 0
+        return Member(edge, value, edge.bytes, whole, whole, columns)
     placement = fact.placement
     wire = fact._replace(dtype=combine.wire_type(fact.dtype, placement.op)) if placement.is_partial else fact
     if not placement.is_split:

@@ -34,8 +34,8 @@ def play(tasks: Sequence[Task], cores: Mapping[str, int]) -> float:
     while ready:
         at, index = heapq.heappop(ready)
         task = tasks[index]
-        task.ready, task.start = at, _start(task, at, free)
-        task.end = task.start + task.seconds
+        task.ready = at
+        task.start, task.end = _run(task, at, free)
         last = max(last, task.end)
         for user in users[index]:
             ready_at[user] = max(ready_at[user], task.end)
@@ -45,16 +45,20 @@ def play(tasks: Sequence[Task], cores: Mapping[str, int]) -> float:
     return last
 
 
-def _start(task: Task, at: float, free: dict[str, list[float]]) -> float:
-    """Take the task's lanes as soon as all of them are free; return when that is."""
-    for lane, seconds in task.holds.items():
-        slots = free.setdefault(lane, [0.0])
-        if seconds:
-            at = max(at, slots[min(task.width, len(slots)) - 1])
-    for lane, seconds in task.holds.items():
-        slots = free[lane]
-        if seconds:
-            width = min(task.width, len(slots))
-            slots[:width] = [at + seconds] * width
-            slots.sort()
-    return at
+def _run(task: Task, at: float, free: dict[str, list[float]]) -> tuple[float, float]:
+    """Take the task's lanes as soon as all of them are free; return when it starts and ends.
+
+    A task of several cores runs on fewer, for longer, where it ends sooner so than by waiting for all.
+    """
+    held = [(free.setdefault(lane, [0.0]), seconds) for lane, seconds in task.holds.items() if seconds]
+    most = max([min(task.width, len(slots)) for slots, _ in held], default=1)
+    ends = []
+    for width in range(1, most + 1):
+        start = max([at, *(slots[min(width, len(slots)) - 1] for slots, _ in held)])
+        ends.append((start + task.seconds * most / width, width, start))
+    end, width, start = min(ends)
+    for slots, seconds in held:
+        taken = min(width, len(slots))
+        slots[:taken] = [start + seconds * most / width] * taken
+        slots.sort()
+    return start, end

@@ -81,9 +81,13 @@ def simulated(
 ) -> Simulation:
     """Predict one step of what has been folded already, without events if nobody wants them."""
     resolved = folded.resolve(plan)
-    notes = () if folded.state.semantics.batch or batch else (f"{EXAMPLES} examples for each replica are assumed",)
+    notes: tuple[str, ...] = ()
+    if not (folded.state.semantics.batch or batch):
+        notes = (f"{EXAMPLES} examples for each replica are assumed",)
     sizes = sizes_of(folded, plan, batch)
     topology = Topology(resolved, machine or Machine(), network_link(network))
+    if plan.looped:
+        notes += ("a loop is played as the copies that do the same; its iterations take a little more",)
     if plan.pipeline is not None:
         return _in_stages(folded, resolved, topology, sizes, notes, counts)
     with no_garbage_collection():
