@@ -25,6 +25,7 @@ def test_training_equals_one_device_in_every_combination(case: MatrixCase, reque
     check(case, request)
 
 
+@pytest.mark.timeout(600)  # four replicas of a transformer, cut at random, take minutes on a busy machine
 @pytest.mark.parametrize("case", cases_builders(), ids=str)
 def test_training_under_every_strategy_equals_one_device(case: MatrixCase) -> None:
     check_numbers(case)
