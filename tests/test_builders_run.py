@@ -22,14 +22,8 @@ def language_model() -> ar.GraphItem:
     """A table that is looked up, one that is tied, and dense layers."""
     from tests.zoo import ZOO
 
-    built = ZOO["language_model"].build(optimizer="adam")
-    return ar.GraphItem.from_graph(
-        built.graph,
-        train_op=built.train_op,
-        outputs=list(built.outputs),
-        init_op=built.init_op,
-        batch_inputs=dict(built.batch_inputs),
-    )
+    item: ar.GraphItem = ZOO["language_model"].build(optimizer="adam").item()
+    return item
 
 
 @cache

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite.analysis.roles import handle_of, is_update
+from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.graph import Graph, Node, Select, Span
 from autograph_rewrite.ir.walk import marks_before, topological_order
 from autograph_rewrite.load.normal import normalise
@@ -44,7 +45,7 @@ def lost(graph: Graph) -> list[tuple[str, str]]:
 
 
 def _handles(node: Node) -> set[Node]:
-    return {handle_of(value).node for value in node.inputs if value.dtype == 20}
+    return {handle_of(value).node for value in node.inputs if value.dtype == dtypes.RESOURCE}
 
 
 def _soundly_before(order: list[Node], marks: Mapping[Node, int]) -> dict[Node, int]:
@@ -105,10 +106,7 @@ def test_a_branch_that_overwrites_a_variable_waits_for_the_update_of_its_own_rep
 
 @pytest.mark.parametrize("name", [name for name, case in ZOO.items() if case.kind == "graph"])
 def test_accesses_keep_their_order_in_the_zoo(name: str) -> None:
-    built = ZOO[name].build(Options(optimizer="adam", dtype="float32"))
-    item = ar.GraphItem.from_graph(
-        built.graph, train_op=built.train_op, outputs=list(built.outputs), batch_inputs=dict(built.batch_inputs)
-    )
+    item = ZOO[name].build(Options(optimizer="adam", dtype="float32")).item()
     assert lost(folded(item, MIRRORED)) == []
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 import autograph_rewrite as ar
@@ -23,16 +21,6 @@ from tests.zoo import ZOO, Options
 DEVICES = ["CPU:0", "CPU:1"]
 
 
-def item_of(built: Any) -> ar.GraphItem:
-    return ar.GraphItem.from_graph(
-        built.graph,
-        train_op=built.train_op,
-        outputs=list(built.outputs),
-        init_op=built.init_op,
-        batch_inputs=dict(built.batch_inputs),
-    )
-
-
 def test_ops_that_share_a_core_hold_their_memory_at_the_same_time() -> None:
     first, second = (Task(name, COMPUTE, "", {"cpu": 1.0}, 1.0) for name in "ab")
     play([first, second], {"cpu": 1})
@@ -42,7 +30,7 @@ def test_ops_that_share_a_core_hold_their_memory_at_the_same_time() -> None:
 
 def test_a_variable_of_which_rows_are_looked_up_is_copied_when_it_is_read() -> None:
     config = Config.of({"devices": DEVICES})
-    item = normalise(item_of(ZOO["language_model"].build(Options(optimizer="adam"))))
+    item = normalise(ZOO["language_model"].build(Options(optimizer="adam")).item())
     folded = fold(item, named_builder(config).build(item, config))
     found = count(folded, Sizes(8, 2))
     reads = {folded.variable_of(node): one for node, one in found.items() if node.op == "ReadVariableOp"}
@@ -54,7 +42,7 @@ def test_a_variable_of_which_rows_are_looked_up_is_copied_when_it_is_read() -> N
 
 def test_lists_that_a_loop_fills_hold_what_all_its_iterations_put_there() -> None:
     config = Config.of({"devices": DEVICES})
-    item = normalise(item_of(ZOO["lstm_v2"].build(Options(optimizer="adam"))))
+    item = normalise(ZOO["lstm_v2"].build(Options(optimizer="adam")).item())
     folded = fold(item, named_builder(config).build(item, config))
     trips = trips_of(folded.order, folded.frames)
     assert len(trips) == 2  # the loop of the gradient runs as often as the one that fills its lists
@@ -69,7 +57,7 @@ def test_lists_that_a_loop_fills_hold_what_all_its_iterations_put_there() -> Non
 @pytest.mark.parametrize("strategy", ["AllReduce", "PSLoadBalancing", "PartitionedPS", "PartitionedAR", "FSDP"])
 def test_the_peak_is_near_what_tensorflow_records(strategy: str) -> None:
     built = ZOO["mlp"].build(Options(optimizer="adam", dtype="float32", size="large"))
-    item, feeds = item_of(built), built.feeds(0, 64)
+    item, feeds = built.item(), built.feeds(0, 64)
     new = ar.rewrite(item, {"devices": DEVICES, "strategy": {"name": strategy, "variables": "mirrored"}})
     measured = allocated(traced(new, built, feeds), new) + variable_bytes(new)
     found = ar.simulate(item, new.report.plan, batch=64).devices[0]

@@ -71,6 +71,8 @@ class Builder:
     ) -> None:
         self.folded, self.plan, self.topology, self.sizes, self.counts = folded, plan, topology, sizes, counts
         self.holders = holders(plan)
+        self.once = self._made_once()
+        self.each = folded.each - self.once
         self.built = Built()
         self.reads = Reads(folded, self.holders, topology, sizes)
         self.values: dict[tuple[Value, str], Buffer] = {}  # by value and lane
@@ -102,14 +104,14 @@ class Builder:
     def _holder(self, node: Node) -> Holder | None:
         """Return who computes the update that a node belongs to, where that is not every replica."""
         name = self.folded.region.get(node)
-        return self.holders.get(name) if name is not None and not self._is_once(node) else None
+        return self.holders.get(name) if name is not None and node not in self.once else None
 
-    def _is_once(self, node: Node) -> bool:
-        """Return whether a node runs once though all replicas have the variable: what shards in one process are for."""
-        holder = self.holders.get(self.folded.region.get(node, ""))
-        return (
-            holder is not None and node in self.folded.beside and bool(holder.servers) and self.topology.processes == 1
-        )
+    def _made_once(self) -> frozenset[Node]:
+        """Return what runs once, on the first device, though servers or replicas of this process hold its variable."""
+        if self.topology.processes > 1:
+            return frozenset()
+        held = {name for name, holder in self.holders.items() if holder.servers}
+        return frozenset(node for node in self.folded.beside if self.folded.region[node] in held)
 
     def _lanes(self, node: Node) -> tuple[str, ...]:
         holder, own = self._holder(node), self.topology.lanes
@@ -117,10 +119,7 @@ class Builder:
             return (self.topology.compute_lane(holder.servers[0]),)
         if holder is not None and holder.stage:
             return own
-        return own if self._is_each(node) else own[:1]
-
-    def _is_each(self, node: Node) -> bool:
-        return node in self.folded.each and not self._is_once(node)
+        return own if node in self.each else own[:1]
 
     def _hold_variables(self) -> None:
         owners = {slot: name for name, slots in self.folded.slots.items() for slot in slots}
@@ -218,7 +217,7 @@ class Builder:
         work, runs, reuses = counted.work, counted.runs, counted.reuses
         if holder is not None and holder.is_served:
             return self._served(node, work, holder, reuses)
-        instances = self.topology.local if self._is_each(node) or (holder and holder.stage) else 1
+        instances = self.topology.local if node in self.each or (holder and holder.stage) else 1
         if holder is not None and holder.stage:
             work = Work(work.family, work.flops / self.plan.replicas, work.nbytes / self.plan.replicas)
         shards = holder.shards if holder is not None and not holder.stage else 1
@@ -287,7 +286,7 @@ class Builder:
                 if own is not None:
                     self.values[value, lane] = own
                 continue
-            each = self._is_each(node) or bool(holder and holder.stage)
+            each = node in self.each or bool(holder and holder.stage)
             made = self._buffer(nbytes // share, lane, task, each=each)
             made.kept = node.op in FED or value in self.folded.outputs
             self.values[value, lane] = made

@@ -174,7 +174,7 @@ def tasks_of(group: Group, topology: Topology) -> Iterator[Task]:
     if micro > 1 and edge.from_.startswith("partial"):
         yield _pass(group, topology, Work("elementwise", 0.0, (micro + 1) * nbytes), local, "accumulate")
     if edge.compressor != "none":
-        yield _pass(group, topology, _encoding(group), local, "encode", ENCODING_OPS.get(edge.compressor, 1))
+        yield _pass(group, topology, _encoding(group), local, "encode", _encoding_ops(group))
     elif len(group.members) > 1:
         yield _pass(group, topology, Work("elementwise", 0.0, 4.0 * nbytes), local, "pack")
     if edge.lowering in LOCAL_OPS | HOST | TAKEN or served:
@@ -232,10 +232,14 @@ def _encoding(group: Group) -> Work:
     return Work("elementwise", 0.0, passes * whole)
 
 
+def _encoding_ops(group: Group) -> int:
+    """Return how many ops each replica starts for it, where they are many."""
+    return len(group.members) * ENCODING_OPS[group.first.compressor] if group.first.compressor in ENCODING_OPS else 1
+
+
 def _pass(group: Group, topology: Topology, work: Work, instances: int, op: str, ops: int = 1) -> Task:
     """Return the task of ops on what a group exchanges, on every replica or on the first device."""
-    count = ops * len(group.members) if ops > 1 else 1
-    return pass_task(f"{op} {group.first.value}", op, work, instances, topology, count)
+    return pass_task(f"{op} {group.first.value}", op, work, instances, topology, ops)
 
 
 def pass_task(name: str, op: str, work: Work, instances: int, topology: Topology, ops: int = 1) -> Task:

@@ -43,10 +43,7 @@ def loop_micro(graph: Graph, replicas: int, micro: int, slices: Mapping[Value, V
     kept = list(roots)
     count_whole(graph, slices)
     prune(graph, kept)
-    order = topological_order(graph)
-    certain = unconditional(order)
-    free_waiting(order, certain)
-    refuse_what_meets(order)
+    order, certain = order_of_bodies(graph)
     body = [node for node in order if node.span is Span.EACH and not is_plain_constant(node)]
     if not body:
         return
@@ -70,7 +67,20 @@ def is_plain_constant(node: Node) -> bool:
     return node.op == "Const" and not any(isinstance(raw, PerInstance) for raw in node.attrs.values())
 
 
-def refuse_what_meets(order: list[Node]) -> None:
+def order_of_bodies(graph: Graph) -> tuple[list[Node], set[Node]]:
+    """Return the nodes, producers first, and those that run in any case, once nothing waits for all micro-batches.
+
+    Raises:
+        PassError: something needs all of them in each iteration.
+    """
+    order = topological_order(graph)
+    certain = unconditional(order)
+    free_waiting(order, certain)
+    _refuse_what_meets(order)
+    return order, certain
+
+
+def _refuse_what_meets(order: list[Node]) -> None:
     """Refuse loops of the user's, and values of the whole batch that each micro-batch needs.
 
     Raises:

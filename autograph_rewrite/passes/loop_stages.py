@@ -25,21 +25,19 @@ import numpy as np
 from autograph_rewrite.errors import PassError, PlanError
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.fold import prefix
-from autograph_rewrite.ir.frames import unconditional
 from autograph_rewrite.ir.graph import Graph, Node, Span, Value
 from autograph_rewrite.ir.opdefs import find_op
-from autograph_rewrite.ir.walk import topological_order
 from autograph_rewrite.passes.counted_whole import count_whole
 from autograph_rewrite.passes.loop_behind import read_behind
 from autograph_rewrite.passes.loop_frame import UNROLL, Loop
 from autograph_rewrite.passes.loop_micro import (
     is_plain_constant,
-    refuse_what_meets,
+    order_of_bodies,
     require_alike,
     require_certain,
     table_of,
 )
-from autograph_rewrite.passes.order_micro import before, free_waiting
+from autograph_rewrite.passes.order_micro import before
 from autograph_rewrite.passes.place_stages import complete_stages
 from autograph_rewrite.passes.prune import prune
 from autograph_rewrite.passes.stages import Stages
@@ -82,10 +80,7 @@ def loop_stages(graph: Graph, stages: Stages, plan: Plan, slices: Mapping[Value,
     count_whole(graph, slices)
     prune(graph, kept)
     complete_stages(graph, stages)
-    order = topological_order(graph)
-    certain = unconditional(order)
-    free_waiting(order, certain)
-    refuse_what_meets(order)
+    order, certain = order_of_bodies(graph)
     devices = _devices(plan, stages)
     made = _Loops(graph, stages, [prefix(r) for r in range(replicas)], turns(micro, devices, stages.count // devices))
     for node in order:

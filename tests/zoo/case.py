@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from autograph_rewrite import GraphItem
+
 Array = np.ndarray[Any, Any]
 DTYPES = ("float64", "float32")
 
@@ -47,6 +49,16 @@ class Built:
     def nodes(self) -> int:
         """Size of the graph."""
         return len(self.graph.get_operations())
+
+    def item(self) -> GraphItem:
+        """Return it as a user would wrap it."""
+        return GraphItem.from_graph(
+            self.graph,
+            train_op=self.train_op,
+            outputs=list(self.outputs),
+            init_op=self.init_op,
+            batch_inputs=dict(self.batch_inputs) or None,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
