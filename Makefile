@@ -1,22 +1,25 @@
 # `make demo` and `make test` work on a fresh machine: they make .venv first, with the versions in constraints.txt.
 #   PYTHON=python3.12   another interpreter (3.10 to 3.13)
 #   EXTRA=tensorflow    the package with GPU support instead of tensorflow-cpu
+#   SEEDS=0:100         the random programs of `make fuzz`
 #   ARGS="-k name"      more arguments for pytest, the demo or the benchmarks
 
 PYTHON ?= python3
 EXTRA ?= cpu
 WORKERS ?= 2
+SEEDS ?= 0:3000
 ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: help install demo test test-full bench bench-dist bench-pipeline bench-cost lint format types wheel clean distclean
+.PHONY: help install demo test test-full fuzz bench bench-dist bench-pipeline bench-cost lint format types wheel clean distclean
 
 help:
 	@echo "make demo        train a Keras CNN on one device and over two replicas, and compare"
 	@echo "make test        run the tests;  make test-full: the whole matrix too (about an hour)"
+	@echo "make fuzz        run 3,000 random programs under random configurations (hours; SEEDS=0:100 for fewer)"
 	@echo "make bench       measure rewrite throughput, step time, start-up time and memory"
 	@echo "make bench-pipeline  measure two stages in two processes against one process"
 	@echo "make bench-dist  measure two processes: exchanges, buckets, compressors on a slow link"
@@ -45,6 +48,9 @@ test: $(VENV)/.ok
 
 test-full: $(VENV)/.ok
 	$(BIN)/python -m pytest -n $(WORKERS) -m "" --timeout 900 $(ARGS)
+
+fuzz: $(VENV)/.ok
+	$(BIN)/python -m tests.fuzz --seeds $(SEEDS) --workers $(WORKERS) --out out/fuzz.jsonl $(ARGS)
 
 bench: $(VENV)/.ok
 	$(BIN)/python -m benchmarks $(ARGS)
