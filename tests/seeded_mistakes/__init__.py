@@ -1,0 +1,1 @@
+"""Mistakes seeded into real rewrites: what a certificate of the rewritten graph has to refuse."""

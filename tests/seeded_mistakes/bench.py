@@ -1,0 +1,168 @@
+"""What seeding a mistake takes: the folded graph between two passes, and ways to find something in it to spoil.
+
+A kind of mistake is a function of a bench. It edits the graph in place and says in one sentence what it did; where
+there is nothing to spoil in that way, it raises LookupError.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir import dtypes, resources
+from autograph_rewrite.ir.attrs import decode, encode
+from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Select, Span, Use, Value
+from autograph_rewrite.ir.walk import ancestors, descendants, topological_order
+from autograph_rewrite.item import GraphItem
+
+READS = frozenset(("ReadVariableOp", "ResourceGather", "ResourceGatherNd"))
+REDUCES = frozenset(("CollectiveReduceV2", "AddN"))
+GATHERS = frozenset(("CollectiveGatherV2", "ConcatV2"))
+
+
+class Bench:
+    """A folded graph on which one mistake is going to be made.
+
+    Args:
+        graph: which is changed.
+        item: what it was made of, normalised.
+        instances: how many instances an EACH node has.
+        rng: chooses.
+    """
+
+    def __init__(self, graph: Graph, item: GraphItem, instances: int, rng: random.Random) -> None:
+        self.graph, self.item, self.instances, self.rng = graph, item, instances, rng
+
+    @cached_property
+    def step(self) -> set[Node]:
+        """The nodes that a step runs: ancestors of targets and outputs."""
+        names = [*self.item.targets, *(info.tensor.partition(":")[0] for info in self.item.outputs.values())]
+        return ancestors(self.graph.nodes[name] for name in names if name in self.graph.nodes)
+
+    @cached_property
+    def nodes(self) -> list[Node]:
+        """The nodes of the step, in an order that only their names decide."""
+        return sorted(self.step, key=lambda node: node.name)
+
+    @cached_property
+    def order(self) -> list[Node]:
+        """The nodes of the step, producers first."""
+        return [node for node in topological_order(self.graph) if node in self.step]
+
+    def where(self, fits: Callable[[Node], bool]) -> list[Node]:
+        """Return the nodes of the step that fit."""
+        return [node for node in self.nodes if fits(node)]
+
+    def pick(self, among: Iterable[Any]) -> Any:
+        """Choose one.
+
+        Raises:
+            LookupError: there is none.
+        """
+        return self.rng.choice(list(among))
+
+    def updates(self) -> dict[Node, list[Node]]:
+        """Return the updates of the step by the variable's handle."""
+        return resources.updates(self.order)
+
+    def reads(self) -> dict[Node, list[Node]]:
+        """Return the reads of the step by the variable's handle."""
+        found: dict[Node, list[Node]] = {}
+        for node in self.order:
+            if node.op in READS:
+                found.setdefault(resources.source(node.inputs[0]), []).append(node)
+        return found
+
+    def uses(self, value: Value) -> list[Use]:
+        """Return the readers of a value within the step."""
+        return [use for use in value.uses if use.node in self.step]
+
+    def add(self, op: str, inputs: Sequence[Value], near: Node, **attrs: Any) -> Node:
+        """Add a node beside another one, as often as that runs."""
+        once = near.span is Span.ONCE
+        selects = {i: Select.FIRST for i, v in enumerate(inputs) if once and v.node.span is Span.EACH}
+        name = f"{near.name}/{op}"
+        return self.graph.add(op, inputs, name=name, span=near.span, selects=selects, attrs=attrs, device=near.device)
+
+    def const(self, content: Any, like: Value, *, in_loop: bool = True) -> Value:
+        """Return a constant of the type of a value, beside it."""
+        array = np.asarray(content, dtypes.numpy_dtype(like.dtype))
+        node = self.add("Const", [], like.node, value=array, dtype=like.dtype)
+        if in_loop:  # it would run outside of the loop that the value may be in
+            node.add_control(like.node)
+        return node.output()
+
+    def read_instead(self, use: Use, value: Value) -> None:
+        """Let a reader read another value."""
+        crosses = use.node.span is Span.ONCE and value.node.span is Span.EACH
+        use.node.set_input(use.index, value, Select.FIRST if crosses else None)
+
+    def keep_acyclic(self) -> None:
+        """Refuse an edit that closed a cycle.
+
+        Raises:
+            LookupError: it did.
+        """
+        try:
+            topological_order(self.graph)
+        except GraphError as error:
+            raise LookupError("that closes a cycle") from error
+
+    def depends(self, node: Node, on: Node, *, controls: bool = True) -> bool:
+        """Return whether one node runs behind another."""
+        return node is not on and node in descendants([on], controls=controls)
+
+    def pairs(self, nodes: Sequence[Node]) -> Iterator[tuple[Node, Node]]:
+        """Yield pairs of nodes of which the second runs behind the first."""
+        for first in nodes:
+            behind = descendants([first])
+            for second in nodes:
+                if second is not first and second in behind:
+                    yield first, second
+
+
+def is_float(value: Value) -> bool:
+    """Return whether a value consists of floating point numbers."""
+    return value.dtype in (dtypes.FLOAT, dtypes.DOUBLE)
+
+
+def gathers_all(node: Node) -> bool:
+    """Return whether a node reads all instances of a value."""
+    return Select.ALL in node.selects.values()
+
+
+def is_sum(node: Node) -> bool:
+    """Return whether a node adds up what replicas hold."""
+    if node.op == "CollectiveReduceV2":
+        return bool(node.attr("merge_op") == b"Add")
+    return node.op == "AddN" and gathers_all(node)
+
+
+def is_join(node: Node) -> bool:
+    """Return whether a node puts blocks one behind the other."""
+    return node.op == "CollectiveGatherV2" or (node.op == "ConcatV2" and gathers_all(node))
+
+
+def each(node: Node, attr: str) -> list[Any]:
+    """Return what an attribute is on each instance.
+
+    Raises:
+        LookupError: it is the same on all.
+    """
+    raw = node.attrs.get(attr)
+    if not isinstance(raw, PerInstance):
+        raise LookupError(attr)
+    return [decode(one) for one in raw.raws]
+
+
+def set_each(node: Node, attr: str, kind: str, contents: Sequence[Any]) -> None:
+    """State an attribute for each instance."""
+    node.set_raw_attr(attr, PerInstance(tuple(encode(kind, content) for content in contents)))
+
+
+Kind = Callable[[Bench], str]

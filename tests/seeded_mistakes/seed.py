@@ -1,0 +1,111 @@
+"""Seed mistakes into rewrites: at one boundary between two passes, one edit of one kind.
+
+    draw ──► passes ... merge | order reads | loop ──► one mistake ──► the remaining passes ──► a graph that runs
+
+Which node is hit follows from the names of draw, kind and boundary, so mutants never change.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from autograph_rewrite import GraphItem
+from autograph_rewrite.errors import RewriteError
+from autograph_rewrite.ir.graph import Graph
+from autograph_rewrite.passes import pipeline
+from tests.seeded_mistakes import accesses, blocks, exchanges
+from tests.seeded_mistakes.bench import Bench, Kind
+from tests.seeded_mistakes.draws import Draw
+
+KINDS: tuple[Kind, ...] = (*accesses.KINDS, *exchanges.KINDS, *blocks.KINDS)
+BOUNDARIES = ("order reads", "merge", "loop", "guard")
+"""The names of the passes behind which mistakes are seeded; the first is there in every rewrite."""
+OTHER_BOUNDARY = 0.3
+"""How often another one than the first is taken."""
+
+
+class StillbornError(Exception):
+    """There is nothing to spoil in that way, or the passes that follow refuse the spoilt graph."""
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """Which mistake is seeded into what.
+
+    Attributes:
+        draw: program and configuration.
+        kind: what is done.
+        boundary: the pass behind which it is done.
+        number: tells mistakes apart that are alike in all that.
+    """
+
+    draw: Draw
+    kind: Kind
+    boundary: str = BOUNDARIES[0]
+    number: int = 0
+
+    def __str__(self) -> str:
+        """Return its name."""
+        return f"{self.draw}: {self.kind.__name__} behind {self.boundary} #{self.number}"
+
+
+@dataclass(frozen=True)
+class Spoilt:
+    """A rewrite with a mistake in it."""
+
+    item: GraphItem
+    sentence: str
+
+
+def spoil(mistake: Mistake, observers: Sequence[Callable[[str, Graph], None]] = ()) -> Spoilt:
+    """Rewrite the program of a mistake, and make it on the way.
+
+    Args:
+        mistake: which.
+        observers: called after each pass, after the mistake was made.
+
+    Raises:
+        StillbornError: no graph comes out.
+    """
+    draw, said = mistake.draw, list[str]()
+    try:
+        plan = draw.plan
+    except RewriteError as error:
+        raise StillbornError(f"{type(error).__name__}: {error}") from error
+
+    def observe(name: str, graph: Graph) -> None:
+        if name != mistake.boundary or said:
+            return
+        instances = plan.replicas if name == "loop" else plan.instances
+        bench = Bench(graph, draw.flat, instances, random.Random(str(mistake)))
+        try:
+            said.append(mistake.kind(bench))
+        except (LookupError, StopIteration) as error:
+            raise StillbornError("nothing to spoil") from error
+
+    try:
+        item = pipeline.rewrite(draw.flat, plan, observers=[observe, *observers])
+    except (RewriteError, ValueError, KeyError, IndexError) as error:
+        raise StillbornError(f"{type(error).__name__}: {error}") from error
+    if not said:
+        raise StillbornError("the rewrite has no such boundary")
+    return Spoilt(item, said[0])
+
+
+def mistakes(draw: Draw, made: Counter[str]) -> Iterator[Mistake]:
+    """Yield mistakes for a draw, those first of whose kind the fewest have been made.
+
+    Args:
+        draw: what they are seeded into.
+        made: how many there are of each kind; the caller counts those from which a graph came.
+    """
+    rng = random.Random(str(draw))
+    for number in range(2):
+        kinds = list(KINDS)
+        rng.shuffle(kinds)
+        for kind in sorted(kinds, key=lambda kind: made[kind.__name__]):
+            boundary = rng.choice(BOUNDARIES) if rng.random() < OTHER_BOUNDARY else BOUNDARIES[0]
+            yield Mistake(draw, kind, boundary, number)
