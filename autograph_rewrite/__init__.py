@@ -22,7 +22,7 @@ from autograph_rewrite.errors import (
 )
 
 if TYPE_CHECKING:
-    from autograph_rewrite.api import build_plan, distribute, join, rewrite, shard_dataset, verify
+    from autograph_rewrite.api import allow_code, build_plan, distribute, join, rewrite, shard_dataset, verify
     from autograph_rewrite.cost.simulate import simulate
     from autograph_rewrite.inspect.diff import diff
     from autograph_rewrite.inspect.dump import dump
@@ -44,6 +44,7 @@ __all__ = [
     "PlanError",
     "RewriteError",
     "VerifyError",
+    "allow_code",
     "build_plan",
     "diff",
     "distribute",
@@ -60,6 +61,7 @@ _LAZY = {
     "Config": "plan.config",
     "GraphItem": "item",
     "Plan": "plan.plan",
+    "allow_code": "api",
     "build_plan": "api",
     "diff": "inspect.diff",
     "distribute": "api",

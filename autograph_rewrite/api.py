@@ -16,7 +16,9 @@ from autograph_rewrite.ir.quiet import no_garbage_collection
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.normal import normalise
 from autograph_rewrite.passes import pipeline
-from autograph_rewrite.plan import check
+from autograph_rewrite.passes.idle import noted, with_idle_settings
+from autograph_rewrite.plan import check, own_code
+from autograph_rewrite.plan.chosen import chosen, chosen_config
 from autograph_rewrite.plan.config import Config
 from autograph_rewrite.plan.membership import in_job
 from autograph_rewrite.plan.plan import Plan
@@ -24,12 +26,13 @@ from autograph_rewrite.plan.plan import Plan
 ConfigLike = Config | Mapping[str, Any] | str | Path
 
 
-def build_plan(item: GraphItem, config: ConfigLike) -> Plan:
+def build_plan(item: GraphItem, config: ConfigLike | None = None) -> Plan:
     """Decide how to distribute an item, and list what follows from it: every reshard edge with its reason.
 
     Args:
         item: a training graph.
-        config: a Config, a dict, or the path of a YAML file.
+        config: a Config, a dict, the path of a YAML file or the name of a shipped one; left out: what `run --config`
+            or `launch --config` gave.
 
     Raises:
         ConfigError: the configuration is wrong.
@@ -38,13 +41,16 @@ def build_plan(item: GraphItem, config: ConfigLike) -> Plan:
     """
     with no_garbage_collection():
         flat = normalise(item)
-        given = Config.of(config)
-        return pipeline.resolve(flat, _request(flat, given if given.workers > 1 else in_job(given)[0]))
+        given = chosen(config)
+        if isinstance(given, Plan):
+            raise ConfigError("this is a plan already", hint="pass it to ar.rewrite or ar.distribute")
+        used = given if given.workers > 1 else in_job(given)[0]
+        return noted(pipeline.resolve(flat, _request(flat, used)), used, flat)
 
 
 def rewrite(
     item: GraphItem,
-    config: ConfigLike | Plan,
+    config: ConfigLike | Plan | None = None,
     *,
     verify_each: bool = True,
     observers: Sequence[pipeline.Observer] = (),
@@ -55,7 +61,8 @@ def rewrite(
 
     Args:
         item: a training graph; it is not changed.
-        config: a config, or a plan made by `build_plan` for this graph.
+        config: a config, or a plan made by `build_plan` for this graph; left out: what `run --config` or
+            `launch --config` gave.
         verify_each: check the graph's invariants after every pass.
         observers: called with (pass name, folded graph) after every pass.
         training: refuse a graph that updates nothing.
@@ -72,12 +79,13 @@ def rewrite(
 
     with no_garbage_collection():
         flat = normalise(item)
+        config, given = chosen(config), None
         if isinstance(config, Plan):
             check.require(replace(config, edges=()), flat)  # its edges are checked once the graph is analysed
             plan = config
             member = in_job(Config())[1] if task is None and plan.workers > 1 else None
         else:
-            given, member = in_job(Config.of(config)) if task is None else (Config.of(config), None)
+            given, member = in_job(config) if task is None else (config, None)
             plan = _request(flat, given)
         if member is not None and not member.is_worker:
             serve(member)
@@ -92,6 +100,8 @@ def rewrite(
         new = pipeline.rewrite(
             flat, plan, verify=checker, observers=observers, training=training, in_place=True, task=own
         )
+        if given is not None and training:
+            new = with_idle_settings(new, given, flat)
         return new.with_(report=replace(new.report, member=member, contents=common))
 
 
@@ -115,7 +125,7 @@ def _checker(plan: Plan) -> Any:
     return run
 
 
-def distribute(target: Any, config: ConfigLike | Plan, *specs: Any, **options: Any) -> Any:
+def distribute(target: Any, config: ConfigLike | Plan | None = None, *specs: Any, **options: Any) -> Any:
     """Return a function or Keras model that trains on many devices.
 
     Args:
@@ -148,7 +158,7 @@ def join(config: ConfigLike | None = None) -> None:
     from autograph_rewrite.runtime.cluster import join as run
     from autograph_rewrite.runtime.serve import serve
 
-    member = in_job(Config() if config is None else Config.of(config))[1]
+    member = in_job(chosen_config(config))[1]
     if member is not None and not member.is_worker:
         serve(member)
     if member is not None:
@@ -183,8 +193,23 @@ def shard_dataset(
     return run(dataset, global_batch_size, policy=policy, config=config)
 
 
-def verify(item: GraphItem, config: ConfigLike | Plan, **options: Any) -> Any:
+def allow_code(path: str | Path) -> None:
+    """Let configurations that name a Python file (`strategy: {name: file.py:Class}`) run it.
+
+    A configuration may be a stranger's, so what it names runs only with this, or with `--allow-code` on the command
+    line. Objects that your own program makes, a Plan for example, need none.
+
+    Args:
+        path: of the Python file.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+    own_code.allow_code(path)
+
+
+def verify(item: GraphItem, config: ConfigLike | Plan | None = None, **options: Any) -> Any:
     """Compare the rewritten item with the original, numerically; see `runtime.check.verify`."""
     from autograph_rewrite.runtime.check import verify as run
 
-    return run(item, config, **options)
+    return run(item, chosen(config), **options)

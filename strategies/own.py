@@ -1,16 +1,18 @@
 """A builder of the user's own: one file with a class that has `build(item, config)`, named in the configuration.
 
 strategy: {name: "my_builder.py:MyBuilder"}       # beside the configuration file, or below the working directory
+
+It is run only where the user has allowed that (`plan.own_code`).
 """
 
 from __future__ import annotations
 
 import importlib.util
-from pathlib import Path
 from typing import cast
 
 from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.plan.config import Config
+from autograph_rewrite.plan.own_code import find_file, require_allowed
 from autograph_rewrite.strategies.base import StrategyBuilder
 
 
@@ -18,10 +20,11 @@ def load_own(file: str, name: str, config: Config) -> StrategyBuilder:
     """Return an object of the class `name` in a Python file.
 
     Raises:
-        ConfigError: there is no such file or class, the file cannot be run, or the class builds nothing.
+        ConfigError: there is no such file or class, running it is not allowed or fails, or the class builds nothing.
     """
     where = config.where("strategy", "name")
-    path = _find(file, where)
+    path = find_file(file, where)
+    require_allowed(path, where)
     spec = importlib.util.spec_from_file_location(f"autograph_rewrite_own_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise ConfigError(f"{where}: '{path}' is no Python file")
@@ -35,14 +38,3 @@ def load_own(file: str, name: str, config: Config) -> StrategyBuilder:
         hint = "it needs the method build(self, item, config) that returns a Plan"
         raise ConfigError(f"{where}: '{path}' has no class '{name}' that builds plans", hint=hint)
     return cast(StrategyBuilder, kind())
-
-
-def _find(file: str, where: str) -> Path:
-    """Return the file, which is named from the working directory, or from where the configuration stands."""
-    places = [Path(file), Path(where.rpartition(":")[0] or where).parent / file]
-    for path in places:
-        if path.is_file():
-            return path
-    raise ConfigError(
-        f"{where}: there is no file '{file}'", hint="name it from here, or from the configuration's folder"
-    )

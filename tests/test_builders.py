@@ -11,6 +11,7 @@ import pytest
 
 from autograph_rewrite.analysis.roles import roles
 from autograph_rewrite.errors import ConfigError
+from autograph_rewrite.plan import own_code
 from autograph_rewrite.plan.check import check
 from autograph_rewrite.plan.config import Config
 from autograph_rewrite.plan.parts import Server, VariableRequest
@@ -231,8 +232,14 @@ class Mine:
 """
 
 
-def test_a_builder_of_the_users_own_is_one_file(tmp_path: Path) -> None:
+@pytest.fixture
+def nothing_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(own_code.VARIABLE, "[]")  # and it is as before when the test has ended
+
+
+def test_a_builder_of_the_users_own_is_one_file(tmp_path: Path, nothing_allowed: None) -> None:
     (tmp_path / "mine.py").write_text(OWN)
+    own_code.allow_code(tmp_path / "mine.py")
     plan = build(f"{tmp_path / 'mine.py'}:Mine")
     assert plan.strategy == "Mine"
     assert plan.notes == ("by rank",)
@@ -253,8 +260,27 @@ def test_a_builder_of_the_users_own_is_one_file(tmp_path: Path) -> None:
     ],
 )
 def test_a_builder_that_cannot_be_had_says_why(
-    tmp_path: Path, write: Callable[[Path], object], name: str, said: str
+    tmp_path: Path, nothing_allowed: None, write: Callable[[Path], object], name: str, said: str
 ) -> None:
     write(tmp_path / "mine.py")
+    if (tmp_path / "mine.py").exists():
+        own_code.allow_code(tmp_path / "mine.py")
     with pytest.raises(ConfigError, match=said):
         build(f"{tmp_path / 'mine.py'}:{name}")
+
+
+def test_code_that_a_configuration_names_runs_only_where_it_is_allowed(tmp_path: Path, nothing_allowed: None) -> None:
+    (tmp_path / "mine.py").write_text("import pathlib\npathlib.Path(__file__).with_name('ran').touch()\n" + OWN)
+    (tmp_path / "other.py").write_text(OWN)
+    (tmp_path / "c.yaml").write_text("devices: [CPU:0, CPU:1]\nstrategy: {name: mine.py:Mine}\n")
+    own_code.allow_code(tmp_path / "other.py")
+    config = Config.load(tmp_path / "c.yaml")
+    with pytest.raises(ConfigError, match=r"c.yaml:2: .* runs only if you allow it\n.*--allow-code.*ar.allow_code"):
+        named_builder(config)
+    assert not (tmp_path / "ran").exists()
+    (tmp_path / "link.py").symlink_to(tmp_path / "mine.py")
+    own_code.allow_code(tmp_path / "link.py")  # it is the file that counts, not its name
+    assert named_builder(config).build(tables(), config).strategy == "Mine"
+    assert (tmp_path / "ran").exists()
+    with pytest.raises(ConfigError, match=r"there is no file '.*ghost.py' to allow"):
+        own_code.allow_code(tmp_path / "ghost.py")

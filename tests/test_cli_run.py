@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import autograph_rewrite as ar
+from autograph_rewrite.errors import ConfigError
+from autograph_rewrite.plan import chosen, own_code, shipped
+from autograph_rewrite.plan.config import Config
 from autograph_rewrite.tools import cli, verb_verify
 from autograph_rewrite.tools.launcher_script import CONFIG_VARIABLE
 from tests.small_items import regression
@@ -31,7 +36,8 @@ def run(line: str) -> int:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Enter a folder with a configuration, a script and a module that the script imports."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv(CONFIG_VARIABLE, raising=False)
+    for name in (CONFIG_VARIABLE, chosen.ANSWERED, own_code.VARIABLE):
+        monkeypatch.setenv(name, "")  # and it is as before when the test has ended
     (tmp_path / "config.yaml").write_text("devices: [CPU:0, CPU:1]\n")
     (tmp_path / "scripts").mkdir()
     (tmp_path / "scripts" / "train.py").write_text(SCRIPT)
@@ -134,3 +140,89 @@ def test_verify_needs_a_step(folder: Path, steps: str) -> None:
     with pytest.raises(SystemExit) as end:
         run(f"verify item.ar --config config.yaml --steps={steps}")
     assert end.value.code == 2
+
+
+REWRITES = """\
+import autograph_rewrite as ar
+new = ar.rewrite(ar.GraphItem.load("item.ar"){})
+print(new.report.plan.replicas, new.report.plan.timeout_seconds)
+"""
+OWN_CONFIG = ", {'devices': ['CPU:0'] * 3}"
+
+
+@pytest.mark.parametrize(
+    ("source", "printed", "told"),
+    [
+        (REWRITES.format(""), "2 60.0", "the configuration is {folder}/config.yaml, which --config gave"),
+        (REWRITES.format(OWN_CONFIG), "3 60.0", "one of its own, so '{folder}/config.yaml', which --config gave, is"),
+        (
+            REWRITES.format(", 'own.yaml'"),
+            "2 5.0",
+            "'own.yaml', so '{folder}/config.yaml', which --config gave, is not",
+        ),
+        (REWRITES.format(", 'config.yaml'"), "2 60.0", ""),
+        (
+            "print('hello')",
+            "hello",
+            "never called ar.distribute or ar.rewrite, so it was not distributed as {folder}/con",
+        ),
+        ("print('hello'); raise SystemExit", "hello", "s.py never called ar.distribute or ar.rewrite"),
+        ("print('hello'); raise SystemExit(3)", "hello", ""),
+    ],
+)
+def test_a_script_trains_under_the_configuration_of_the_command_or_a_word_says_why_not(
+    folder: Path, capsys: pytest.CaptureFixture[str], source: str, printed: str, told: str
+) -> None:
+    regression().save("item.ar")
+    Path("own.yaml").write_text("devices: [CPU:0, CPU:1]\nstrategy: {variables: mirrored}\ntimeout_seconds: 5\n")
+    Path("s.py").write_text(source)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run("run --config config.yaml s.py")
+    out, err = capsys.readouterr()
+    assert out == f"{printed}\n"
+    said = err + "".join(f"autograph_rewrite: {one.message}" for one in caught)
+    assert said.count("autograph_rewrite:") == (1 if not caught else 2) * bool(told)
+    assert told.format(folder=folder) in said
+
+
+def test_without_any_configuration_the_error_says_how_to_give_one(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no configuration.*\n.*autograph-rewrite run --config"):
+        ar.rewrite(regression())
+
+
+def test_the_name_of_a_shipped_configuration_stands_for_its_file(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "all_reduce_mirrored" in shipped.names()
+    assert Config.load("all_reduce_mirrored") == Config.load("configs/all_reduce_mirrored.yaml")
+    assert Config.load("all_reduce_mirrored").mode == "mirrored"
+    Path("all_reduce_mirrored").write_text("devices: [CPU:7]")  # what is here comes first
+    assert Config.load("all_reduce_mirrored").devices == ("/device:CPU:7",)
+    with pytest.raises(ConfigError, match=r"no file 'all_reduse'.*\n.*did you mean 'all_reduce'"):
+        Config.load("all_reduse")
+    Path("s.py").write_text("import os; print(os.path.isfile(os.environ['AUTOGRAPH_REWRITE_CONFIG']))")
+    assert run("run --config all_reduce s.py") == 0
+    assert capsys.readouterr().out == "True\n"
+
+
+BUILDER = """\
+import pathlib
+pathlib.Path(__file__).with_name("ran").touch()
+from autograph_rewrite.strategies.all_reduce import AllReduce
+class Mine(AllReduce):
+    pass
+"""
+
+
+@pytest.mark.parametrize("verb", ["plan", "rewrite", "simulate", "run"])
+def test_every_verb_runs_code_of_a_configuration_only_if_it_is_allowed(folder: Path, verb: str) -> None:
+    regression().save("item.ar")
+    Path("own.py").write_text(BUILDER)
+    Path("own.yaml").write_text("devices: [CPU:0, CPU:1]\nstrategy: {name: 'own.py:Mine'}\n")
+    Path("s.py").write_text(REWRITES.format(""))
+    rest = {"run": "s.py", "rewrite": "item.ar -o new.ar"}.get(verb, "item.ar")
+    assert run(f"{verb} --config own.yaml {rest}") == 2
+    assert not Path("ran").exists()
+    assert run(f"{verb} --config own.yaml --allow-code {rest}") == 0
+    assert Path("ran").exists()

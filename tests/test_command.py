@@ -134,6 +134,32 @@ def test_a_closed_pipe_is_no_error() -> None:
         assert (process.stderr.read(), process.wait(timeout=30)) == ("", 0)
 
 
+@pytest.mark.parametrize("code", [0, 1])
+def test_what_is_to_be_written_is_written_though_nobody_reads_what_is_printed(tmp_path: Path, code: int) -> None:
+    """`autograph-rewrite rewrite ... -o OUT --print-changed | head -1` writes OUT, and its exit code is its own."""
+    source = (
+        "import sys, pathlib\n"
+        "from autograph_rewrite.tools import cli\n"
+        "class Rewrite:\n"
+        "    def add_arguments(self, parser): pass\n"
+        "    def run(self, args):\n"
+        "        for i in range(100000): print('a line', i)\n"
+        "        print('lines', file=sys.stderr)\n"
+        "        pathlib.Path('out').touch()\n"
+        f"        return {code}\n"
+        "cli.available_verbs = lambda: ['rewrite']\n"
+        "cli.load_verb = lambda verb: Rewrite()\n"
+        "sys.exit(cli.main(['rewrite']))\n"
+    )
+    line = [sys.executable, "-c", source]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(timeout=30) == code
+    assert (tmp_path / "out").exists()
+
+
 def test_every_verb_module_is_on_offer_and_follows_the_protocol() -> None:
     folder = Path(cli.__file__).parent
     modules = {path.stem.removeprefix("verb_") for path in folder.glob("verb_*.py")}

@@ -15,7 +15,6 @@ import argparse
 import importlib
 import importlib.util
 import json
-import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from typing import Protocol, cast
 import autograph_rewrite
 from autograph_rewrite.errors import RewriteError
 from autograph_rewrite.requires import missing_tensorflow
+from autograph_rewrite.tools.pipes import drop_the_rest, patient_output
 
 GOOD, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
@@ -40,6 +40,9 @@ VERBS = {
     "run": "run a script under a configuration",
     "launch": "run a script under a configuration on several processes",
 }
+
+# What a script prints is its own affair: where nobody reads it, it fails as under `python`.
+SCRIPTS = ("run", "launch")
 
 EPILOG = "exit codes: 0 good, 1 the check failed, 2 bad usage or input; VERB --help says more"
 
@@ -64,14 +67,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
+    if args.verb in SCRIPTS:
+        return _outcome(args)
+    with patient_output():
+        return _outcome(args)
+
+
+def _outcome(args: argparse.Namespace) -> int:
     try:
         code = load_verb(args.verb).run(args)
-        sys.stdout.flush()  # a closed pipe must fail here, not at interpreter exit
+        sys.stdout.flush()  # a full disk must be met here, not at interpreter exit
         return code
-    except BrokenPipeError:
-        # `dump | head` is no error. Python would write the same pipe again at exit: give it another one.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return GOOD
+    except BrokenPipeError:  # Python would write the same pipe again at exit: what it still holds goes nowhere
+        drop_the_rest(sys.stdout)
+        return FAILED
     except Exception as error:
         return report(error, as_json=args.json)
 

@@ -14,10 +14,12 @@ from typing import Any
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.plan.config import Config
+from autograph_rewrite.plan.own_code import allow_code, named_file
 from autograph_rewrite.plan.plan import Plan
 
 GRAPH_FORMS = (".ar", ".pb", ".pbtxt")
 PLAN_FORMS = (".yaml", ".yml", ".json", ".pb", ".binpb")
+CONFIG_HELP = "a YAML configuration, or the name of a shipped one (all_reduce, fsdp, ...)"
 GRAPH_HELP = "a .pb, .pbtxt, .meta or .ar file, or a SavedModel directory"
 
 
@@ -75,11 +77,31 @@ def load_graph(args: argparse.Namespace, path: str | None = None) -> GraphItem:
 def add_config(parser: argparse.ArgumentParser, *, plan: bool = False) -> None:
     """Declare `--config`, or the choice of `--config` and `--plan`."""
     if not plan:
-        parser.add_argument("--config", metavar="CONFIG", required=True, help="a YAML configuration")
+        parser.add_argument("--config", metavar="CONFIG", required=True, help=CONFIG_HELP)
+        add_allow_code(parser)
         return
     group = parser.add_mutually_exclusive_group(required=True)
-    group.add_argument("--config", metavar="CONFIG", help="a YAML configuration")
+    group.add_argument("--config", metavar="CONFIG", help=CONFIG_HELP)
     group.add_argument("--plan", metavar="PLAN", help="a plan that `plan -o` wrote")
+    add_allow_code(parser)
+
+
+def add_allow_code(parser: argparse.ArgumentParser) -> None:
+    """Declare `--allow-code`."""
+    parser.add_argument("--allow-code", action="store_true", help="run the Python file that the configuration names")
+
+
+def read_config(args: argparse.Namespace) -> Config:
+    """Read the configuration that `--config` names; with `--allow-code`, allow the code that it names.
+
+    Raises:
+        ConfigError: the configuration is wrong, or the code that it names is not there.
+    """
+    config = Config.load(args.config)
+    file = named_file(config) if args.allow_code else None
+    if file is not None:
+        allow_code(file)
+    return config
 
 
 def config_or_plan(args: argparse.Namespace) -> Config | Plan:
@@ -90,7 +112,7 @@ def config_or_plan(args: argparse.Namespace) -> Config | Plan:
         PlanError: the plan is wrong.
     """
     plan = optional_plan(args)
-    return plan if plan is not None else Config.load(args.config)
+    return plan if plan is not None else read_config(args)
 
 
 def optional_plan(args: argparse.Namespace) -> Plan | None:

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 INTERRUPTED = 130
+CONFIG_VARIABLE = "AUTOGRAPH_REWRITE_CONFIG"
+ANSWERED_VARIABLE = "AUTOGRAPH_REWRITE_CONFIG_ANSWERED"
 
 
 def main() -> int:
@@ -51,14 +53,26 @@ def execute(script: str, arguments: Sequence[str], *, module: bool = False) -> i
             else:
                 runpy.run_path(script, run_name="__main__")
     except SystemExit as end:
-        return _exit_code(end)
+        code = _exit_code(end)
+        if not code:
+            _tell_if_idle(script)
+        return code
     except Exception as error:
         if _is_ours(error):
             raise
         sys.last_value = error
         _print_traceback(error)
         return 1
+    _tell_if_idle(script)
     return 0
+
+
+def _tell_if_idle(script: str) -> None:
+    """Say so where the script has never asked for the configuration that it was given."""
+    config = os.environ.get(CONFIG_VARIABLE)
+    if config and not os.environ.get(ANSWERED_VARIABLE):
+        told = f"{script} never called ar.distribute or ar.rewrite, so it was not distributed as {config} says"
+        print(f"autograph_rewrite: {told}", file=sys.stderr, flush=True)
 
 
 @contextmanager

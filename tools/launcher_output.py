@@ -14,6 +14,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, TextIO
 
+from autograph_rewrite.tools.pipes import drop_the_rest
+
 # Enough for a traceback; who wants all of it reads up, or in the log.
 KEPT_LINES = 30
 # A line that is longer than this and has no end is passed on in pieces.
@@ -49,12 +51,15 @@ class LineWriter:
             self._rest = b""
 
     def _write(self, lines: list[bytes]) -> None:
-        for line in lines:
-            # A progress bar writes over itself: what follows the last return is what a terminal would show.
-            shown = line.rstrip(b"\r").rpartition(b"\r")[2]
-            self.last.append(shown.decode("utf-8", errors="replace"))
-            self._out.write(self._prefix + shown + b"\n")
-        self._out.flush()
+        try:
+            for line in lines:
+                # A progress bar writes over itself: what follows the last return is what a terminal would show.
+                shown = line.rstrip(b"\r").rpartition(b"\r")[2]
+                self.last.append(shown.decode("utf-8", errors="replace"))
+                self._out.write(self._prefix + shown + b"\n")
+            self._out.flush()
+        except BrokenPipeError:  # `launch ... | head` ends what is shown, not the job
+            drop_the_rest(self._out)
 
 
 class Streams(NamedTuple):

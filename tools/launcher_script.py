@@ -15,18 +15,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autograph_rewrite.errors import ConfigError
+from autograph_rewrite.plan.shipped import found
 from autograph_rewrite.tools import execute
 
 if TYPE_CHECKING:
     from autograph_rewrite.plan.config import Config
 
-CONFIG_VARIABLE = "AUTOGRAPH_REWRITE_CONFIG"
+CONFIG_VARIABLE = execute.CONFIG_VARIABLE
 RESTART_VARIABLE = "AUTOGRAPH_RESTART"
 
 
 def add_script(parser: argparse.ArgumentParser) -> None:
     """Declare the script and the options that come before it."""
-    parser.add_argument("--config", metavar="CONFIG", help="a YAML configuration for a script that does not name one")
+    parser.add_argument(
+        "--config",
+        metavar="CONFIG",
+        help="a YAML configuration, or the name of a shipped one",
+    )
+    parser.add_argument("--allow-code", action="store_true", help="run the Python file that the configuration names")
     parser.add_argument(
         "--restart", metavar="N", type=at_least(0), default=0, help="start again after a failure, at most N times"
     )
@@ -60,9 +66,9 @@ def require_script(args: argparse.Namespace) -> Config | None:
         raise ConfigError(f"there is no script '{args.script}'", hint="give the path of a Python file")
     if args.config is None:
         return None
-    from autograph_rewrite.plan.config import Config  # half of the time to start a script that needs none
+    from autograph_rewrite.tools.common import read_config  # half of the time to start a script that needs none
 
-    return Config.load(args.config)
+    return read_config(args)
 
 
 def command(args: argparse.Namespace) -> tuple[str, ...]:
@@ -74,7 +80,14 @@ def environment(args: argparse.Namespace, restarts: int) -> dict[str, str]:
     """What each process finds in its environment."""
     # Lines should appear when they are written, not when a buffer is full.
     given = {RESTART_VARIABLE: str(restarts), "PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED") or "1"}
-    return given if args.config is None else {**given, CONFIG_VARIABLE: os.path.abspath(args.config)}
+    return {**given, **chosen(args)}
+
+
+def chosen(args: argparse.Namespace) -> dict[str, str]:
+    """The configuration that the script finds in its environment, where it is given one."""
+    if args.config is None:
+        return {}
+    return {CONFIG_VARIABLE: os.path.abspath(found(args.config)), execute.ANSWERED_VARIABLE: ""}
 
 
 def described(args: argparse.Namespace) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import argparse
 import json
 
 from autograph_rewrite.api import build_plan
-from autograph_rewrite.plan.config import Config
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.tools.common import (
     PLAN_FORMS,
@@ -15,6 +14,7 @@ from autograph_rewrite.tools.common import (
     check_form,
     load_graph,
     print_json,
+    read_config,
     replacing,
 )
 
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Build the plan."""
-    config = Config.load(args.config)
+    config = read_config(args)
     item = load_graph(args)
     if args.out is None:
         plan = build_plan(item, config)

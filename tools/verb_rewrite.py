@@ -107,4 +107,5 @@ def _data(account: Account, out: str) -> dict[str, Any]:
         ],
         "reshards": len(account.edges),
         "notes": [{"node": node, "op": op, "text": text} for node, op, text in account.notes],
+        "plan_notes": list(account.plan_notes),
     }

@@ -18,8 +18,8 @@ from autograph_rewrite.tools.execute import execute
 from autograph_rewrite.tools.launcher import Options, supervise
 from autograph_rewrite.tools.launcher_process import Task
 from autograph_rewrite.tools.launcher_script import (
-    CONFIG_VARIABLE,
     add_script,
+    chosen,
     command,
     described,
     environment,
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     require_script(args)  # a mistake should stop us before the script has done anything
     if args.restart:
         return _run_supervised(args)
-    with _configured(args.config):
+    with _configured(args):
         code = execute(args.script, args.args, module=args.module)
     if args.json:
         print(json.dumps({**described(args), "exit_code": code}))
@@ -57,15 +57,16 @@ def _run_supervised(args: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _configured(config: str | None) -> Iterator[None]:
+def _configured(args: argparse.Namespace) -> Iterator[None]:
     """Name a configuration in the environment for a while."""
-    before = os.environ.get(CONFIG_VARIABLE)
-    if config is not None:
-        os.environ[CONFIG_VARIABLE] = os.path.abspath(config)
+    given = chosen(args)
+    before = {name: os.environ.get(name) for name in given}
+    os.environ.update(given)
     try:
         yield
     finally:
-        if before is not None:
-            os.environ[CONFIG_VARIABLE] = before
-        else:
-            os.environ.pop(CONFIG_VARIABLE, None)
+        for name, value in before.items():
+            if value is not None:
+                os.environ[name] = value
+            else:
+                os.environ.pop(name, None)

@@ -12,7 +12,15 @@ from autograph_rewrite.load.normal import normalise
 from autograph_rewrite.plan.config import Config
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.strategies import named_builder
-from autograph_rewrite.tools.common import add_config, add_graph, emit, load_graph, optional_plan, print_json
+from autograph_rewrite.tools.common import (
+    add_config,
+    add_graph,
+    emit,
+    load_graph,
+    optional_plan,
+    print_json,
+    read_config,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     item = normalise(load_graph(args))
     plan, network = optional_plan(args), None
     if plan is None:
-        config = Config.load(args.config)
+        config = read_config(args)
         plan, network = _planned(item, config), network_of(config)
     machine = calibrate() if args.calibrate else None
     found = simulate(item, plan, network, batch=args.batch, machine=machine)

@@ -65,6 +65,7 @@ class Account:
         after: nodes of the rewritten graph.
         seconds: of the whole rewrite; None when it is not known any more.
         micro: micro-batches of each replica.
+        plan_notes: what the plan says of itself: its builder's choices, settings that do nothing.
     """
 
     replicas: int
@@ -76,6 +77,7 @@ class Account:
     after: int
     seconds: float | None
     micro: int = 1
+    plan_notes: tuple[str, ...] = ()
 
 
 def account_of(item: GraphItem) -> Account:
@@ -101,6 +103,7 @@ def account_of(item: GraphItem) -> Account:
         after=report.nodes_after,
         seconds=report.seconds,
         micro=plan.microbatches,
+        plan_notes=plan.notes,
     )
 
 

@@ -19,7 +19,14 @@ def explain(new: GraphItem) -> str:
         GraphError: the item was not rewritten.
     """
     account = account_of(new)
-    parts = [_overview(account), *_gradients(account), *_step(account), *_local(account), *_whole(account)]
+    parts = [
+        _overview(account),
+        *_gradients(account),
+        *_step(account),
+        *_local(account),
+        *_whole(account),
+        *_plan(account),
+    ]
     if account.passes:
         parts.append(_times(account))
     return "\n".join(parts) + "\n"
@@ -96,6 +103,14 @@ def _whole(account: Account) -> Iterator[str]:
         yield f"  {len(nodes)} x {op} ({few(nodes, 2)}): {text}"
     if len(groups) > SHOWN:
         yield f"  ... and {len(groups) - SHOWN} more kinds"
+
+
+def _plan(account: Account) -> Iterator[str]:
+    if account.plan_notes:
+        yield "The plan says:"
+        yield from (f"  {note}" for note in account.plan_notes[:SHOWN])
+    if len(account.plan_notes) > SHOWN:
+        yield f"  ... and {len(account.plan_notes) - SHOWN} more"
 
 
 def _times(account: Account) -> str:

@@ -100,4 +100,5 @@ class Report:
         lines.append(f"variables: {', '.join(f'{size:,} B on {device}' for device, size in self.held.items())}")
         lines += [f"  {r.name:<12} {r.seconds * 1e3:7.1f} ms  +{r.added} -{r.removed}" for r in self.passes]
         lines += [f"note: {note.op} '{note.node}': {note.text}" for note in self.notes]
+        lines += [f"note: {note}" for note in self.plan.notes]
         return "\n".join(lines)

@@ -15,9 +15,10 @@ from pydantic import PrivateAttr, ValidationError
 
 from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.plan import devices as device_names
+from autograph_rewrite.plan import shipped
 from autograph_rewrite.plan.available import unavailable
 from autograph_rewrite.plan.combinations import CHECKS, IN_JOB
-from autograph_rewrite.plan.faults import Fault, raise_if_any
+from autograph_rewrite.plan.faults import Fault, did_you_mean, raise_if_any
 from autograph_rewrite.plan.fields import Count, DeviceName, Positive
 from autograph_rewrite.plan.located import KeyPath, Located, Source, load_yaml
 from autograph_rewrite.plan.sections import (
@@ -73,12 +74,16 @@ class Config(Section):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Config:
-        """Read a configuration file.
+        """Read a configuration file, or the shipped one of that name (`fsdp`).
 
         Raises:
             ConfigError: with everything that is wrong in the file, each at its line.
         """
-        return cls._read(load_yaml(path, error=ConfigError))
+        file = shipped.found(path)
+        if not os.path.exists(file) and not os.path.splitext(file)[1]:
+            hint = did_you_mean(os.fspath(path), shipped.names(), noun="shipped configurations")
+            raise ConfigError(f"there is no file '{os.fspath(path)}', and no configuration of that name", hint=hint)
+        return cls._read(load_yaml(file, error=ConfigError))
 
     @classmethod
     def of(cls, config: ConfigLike) -> Config:
@@ -128,6 +133,11 @@ class Config(Section):
         if self.pipeline is None or self.pipeline.devices is not None or len(devices) % self.pipeline.stages:
             return devices
         return devices[:: self.pipeline.stages]
+
+    @property
+    def file(self) -> str:
+        """The file that it was read from; "config" for one that was made of a dict."""
+        return self._source.name
 
     def where(self, *path: str | int) -> str:
         """The place of a key, as `file:line`; "config" for one that was made of a dict."""

@@ -13,8 +13,10 @@ from autograph_rewrite.ir.quiet import no_garbage_collection
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.normal import normalise
 from autograph_rewrite.passes import pipeline
+from autograph_rewrite.passes.idle import with_idle_settings
 from autograph_rewrite.passes.place import needed_devices, run_devices
 from autograph_rewrite.plan import check
+from autograph_rewrite.plan.chosen import chosen
 from autograph_rewrite.plan.config import Config
 from autograph_rewrite.plan.devices import parse
 from autograph_rewrite.plan.items import graph_digest
@@ -34,7 +36,7 @@ ConfigLike = Config | Mapping[str, Any] | str | Path
 
 def distribute(
     target: Any,
-    config: ConfigLike | Plan,
+    config: ConfigLike | Plan | None = None,
     *specs: Any,
     batch_inputs: Mapping[str, int | None] | None = None,
     **named_specs: Any,
@@ -70,9 +72,10 @@ class Rewriter:
         member: its place in a job of several processes.
     """
 
-    def __init__(self, config: ConfigLike | Plan) -> None:
-        self._plan = config if isinstance(config, Plan) else None
-        self._config = None if isinstance(config, Plan) else Config.of(config)
+    def __init__(self, config: ConfigLike | Plan | None) -> None:
+        given = chosen(config)
+        self._plan = given if isinstance(given, Plan) else None
+        self._config = given if isinstance(given, Config) else None
         self.member: Membership | None = None
         if self._config is not None:
             self._config, self.member = in_job(self._config)
@@ -138,6 +141,8 @@ class Rewriter:
                 flat, plan = _served(flat, plan) if training else (flat, without_servers(plan))
             common = contents(flat) if self.member is not None else b""
             new = pipeline.rewrite(flat, plan, training=training, in_place=True, task=self._task)
+            if self._config is not None and training:
+                new = with_idle_settings(new, self._config, flat)
             report = replace(new.report, member=self.member, contents=common)
             return new.with_(report=report, binding=item.binding if is_remote and training else new.binding)
 

@@ -10,6 +10,7 @@ import time
 from typing import NoReturn
 
 from autograph_rewrite.errors import ClusterError
+from autograph_rewrite.plan import chosen
 from autograph_rewrite.plan.membership import Membership
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.cluster import require_free
@@ -29,6 +30,7 @@ def serve(member: Membership) -> NoReturn:
         ClusterError: this process's port is taken, or no worker ever came.
         SystemExit: the workers have ended.
     """
+    chosen.answered()
     tf = tensorflow()
     require_free(member)
     try:

@@ -20,7 +20,8 @@ import numpy as np
 
 from autograph_rewrite.errors import ClusterError, ConfigError, GraphError
 from autograph_rewrite.passes.blocks import bounds
-from autograph_rewrite.plan.config import Config, ConfigLike
+from autograph_rewrite.plan.chosen import chosen_config
+from autograph_rewrite.plan.config import ConfigLike
 from autograph_rewrite.plan.membership import Membership, in_job
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime import cluster
@@ -40,7 +41,7 @@ def shard_dataset(
     """Return this worker's part of a dataset; see `api.shard_dataset`."""
     if global_batch_size is not None:
         dataset = dataset.batch(global_batch_size)
-    given, member = in_job(Config() if config is None else Config.of(config))
+    given, member = in_job(chosen_config(config))
     chosen = _policy(dataset, policy)
     if member is None or given.has_stages_on_hosts:
         return dataset
