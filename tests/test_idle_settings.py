@@ -1,4 +1,4 @@
-"""No setting is ignored in silence: it changes what is made, or is read when that runs, or a note says that it is idle."""
+"""No setting is ignored in silence: it changes what is made, is read when that runs, or a note says that it is idle."""
 
 from __future__ import annotations
 
@@ -90,7 +90,8 @@ def keys(section: type[BaseModel], path: str = "") -> Iterator[str]:
         here = f"{path}.{name}" if path else name
         yield here
         parts = [field.annotation, *getattr(field.annotation, "__args__", ())]
-        for part in [*parts, *(inner for part in parts for inner in getattr(part, "__args__", ()))]:
+        inner = [one for part in parts for one in getattr(part, "__args__", ())]
+        for part in [*parts, *inner]:
             if isinstance(part, type) and issubclass(part, BaseModel):
                 yield from keys(part, here)
 

@@ -234,3 +234,17 @@ def test_loading_a_graph_leaves_it_as_it_was() -> None:
     before = built.graph.as_graph_def().SerializeToString(deterministic=True)
     GraphItem.from_graph(built.graph, train_op=built.train_op, outputs=built.outputs)
     assert built.graph.as_graph_def().SerializeToString(deterministic=True) == before
+
+
+def test_parts_of_sparse_and_ragged_placeholders_are_no_batches() -> None:
+    with tf.Graph().as_default() as graph:
+        ids = v1.sparse_placeholder(tf.int64, name="ids")
+        rows = v1.ragged.placeholder(tf.float32, 1, name="rows")
+        x = v1.placeholder(tf.float32, [None, 1], "x")
+        y = v1.placeholder(tf.float32, [None, 1], "y")
+        total = tf.reduce_sum(x + y) + tf.sparse.reduce_sum(tf.cast(ids, tf.float32)) + tf.reduce_sum(rows)
+        tf.identity(total, "total")
+    item = GraphItem.from_graph(graph, outputs=["total"])
+    assert {name for name, info in item.inputs.items() if info.batch_axis is not None} == {"x", "y"}
+    named = GraphItem.from_graph(graph, outputs=["total"], batch_inputs={"ids/indices": None, "y": None})
+    assert {name for name, info in named.inputs.items() if info.batch_axis is not None} == {"x"}

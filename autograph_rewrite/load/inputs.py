@@ -6,6 +6,7 @@ arguments, iterator outputs. Everything else (static, sparse, ragged, queues) is
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 
 from autograph_rewrite.errors import GraphError
@@ -66,9 +67,10 @@ def graph_inputs(
         GraphError: an unknown name, an axis that the input does not have, or an unknown rank.
     """
     inputs: dict[str, TensorInfo] = {}
+    parts = _parts_of_composites(graph)
     for value in source_values(node for node in graph if node in step or node in initial):
         info = describe(public_name(value), value)
-        if value.node in step and batch_inputs is None:
+        if value.node in step and only_excludes(batch_inputs) and value.node.name not in parts:
             info = describe(info.name, value, default_axis(info))
         inputs[info.name] = info
     for reference, axis in (batch_inputs or {}).items():
@@ -76,6 +78,40 @@ def graph_inputs(
         name = public_name(value)
         inputs[name] = checked(describe(name, value, axis))
     return inputs
+
+
+def only_excludes(batch_inputs: BatchInputs | None) -> bool:
+    """Return whether what is named in `batch_inputs` is no batch: then the others are, or are not, by default."""
+    return all(axis is None for axis in (batch_inputs or {}).values())
+
+
+def _parts_of_composites(graph: Graph) -> set[str]:
+    """Return the placeholders that together are a sparse or ragged one: their dimension 0 does not count examples.
+
+    tf.compat.v1.sparse_placeholder makes `ids/indices`, `ids/values` and `ids/shape`, tf.compat.v1.ragged.placeholder
+    `ids/flat_values` and `ids/row_splits_0` and so on.
+    """
+    below: dict[str, dict[str, str]] = {}
+    for node in graph:
+        if node.op in PLACEHOLDERS:
+            scope, _, last = node.name.rpartition("/")
+            below.setdefault(scope, {})[_LAST.sub("", last)] = node.name
+    parts: set[str] = set()
+    for scope, names in below.items():
+        sparse, ragged = {"indices", "values"} <= names.keys(), {"flat_values", "row_splits"} <= names.keys()
+        if scope and sparse and _is_index_matrix(graph.nodes[names["indices"]]):
+            parts |= {names[part] for part in ("indices", "values", "shape") if part in names}
+        elif ragged:
+            parts |= {node.name for node in graph if node.op in PLACEHOLDERS and node.name.rpartition("/")[0] == scope}
+    return parts
+
+
+_LAST = re.compile(r"_\d+$")
+
+
+def _is_index_matrix(node: Node) -> bool:
+    shape = static_shape(node.output())
+    return dtypes.base(node.output().dtype) == dtypes.INT64 and shape is not None and len(shape) == 2
 
 
 def _batch_value(graph: Graph, reference: str, inputs: Mapping[str, TensorInfo]) -> Value:
@@ -97,11 +133,14 @@ def named_batches(
     Raises:
         GraphError: an unknown name, an axis that the input does not have, or an unknown rank.
     """
-    if batch_inputs is None:
-        return {
-            name: _with_axis(info, None if name in composite else default_axis(info)) for name, info in inputs.items()
-        }
+    default = {
+        name: _with_axis(info, None if name in composite else default_axis(info)) for name, info in inputs.items()
+    }
+    if not batch_inputs:
+        return default
     axes: dict[str, int | None] = {}
+    if only_excludes(batch_inputs):
+        axes = {name: info.batch_axis for name, info in default.items()}
     for reference, axis in batch_inputs.items():
         name = reference.removesuffix(":0")
         below = [name] if name in inputs else [known for known in inputs if known.startswith(f"{name}/")]

@@ -8,6 +8,7 @@ from typing import Any
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.functions import from_concrete, trace
+from autograph_rewrite.load.specs import of_any_batch
 
 _ARGUMENTS = ("x", "y", "sample_weight")
 
@@ -27,7 +28,7 @@ def from_keras(
         GraphError: not such a model, not compiled, or tracing raised.
     """
     _check(model, specs, step)
-    concrete = trace(step_function(model, step, len(specs)), specs, {})
+    concrete = trace(step_function(model, step, len(specs)), [of_any_batch(spec) for spec in specs], {})
     return from_concrete(concrete, batch_inputs=batch_inputs, search=(model,))
 
 

@@ -36,6 +36,19 @@ def as_spec(argument: Any) -> Any:
     return argument  # a Python value is part of the trace
 
 
+def of_any_batch(argument: Any) -> Any:
+    """Return what to trace for the data of a Keras model: arrays and tensors stand for batches of any size."""
+    import tensorflow as tf
+
+    if isinstance(argument, Mapping | list | tuple):
+        return tf.nest.map_structure(of_any_batch, argument)
+    is_data = isinstance(argument, tf.Tensor) or hasattr(argument, "__array_interface__")
+    spec = as_spec(argument)
+    if not is_data or not spec.shape.rank:
+        return spec
+    return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
+
+
 def _is_keras_tensor(argument: Any) -> bool:
     keras = sys.modules.get("keras")
     return keras is not None and isinstance(argument, keras.KerasTensor)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+from autograph_rewrite.analysis.batch_groups import BatchGroups
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.graph import Graph, Node, Value
@@ -101,6 +102,13 @@ def inputs_behind(state: Propagation) -> dict[Node, tuple[Value, ...]]:
     before = marks_before(state.order, {value.node: 1 << i for i, value in enumerate(inputs)})
     sets = {mask: tuple(v for i, v in enumerate(inputs) if mask >> i & 1) for mask in set(before.values())}
     return {node: sets[mask] for node, mask in before.items()}
+
+
+def named_groups(found: BatchGroups | None, item: GraphItem) -> tuple[tuple[str, ...], ...]:
+    """Return the names of the batch inputs in groups of one size; none where all of them are."""
+    groups = found.groups if found is not None else ()
+    names = {info.tensor.removesuffix(":0"): name for name, info in item.inputs.items()}
+    return tuple(tuple(names[value.name] for value in group) for group in groups) if len(groups) > 1 else ()
 
 
 def own_inputs(item: GraphItem, plan: Plan, state: Propagation, task: int) -> dict[str, TensorInfo]:

@@ -12,6 +12,8 @@ A batch of static size has at least one example for each replica, so it needs no
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from autograph_rewrite.analysis.answer import convert
@@ -45,11 +47,17 @@ Found by running each op, and small networks, on empty float32 blocks; TensorFlo
 ONEDNN_TYPES = frozenset((dtypes.FLOAT, dtypes.HALF, dtypes.BFLOAT16))
 
 
-def guard_empty_blocks(context: Context, blocks: Blocks) -> None:
-    """Insert the guards; runs after the reshards, so that the inputs are the blocks that the kernels see."""
+def guard_empty_blocks(context: Context, blocks: Blocks, blocks_at: Callable[[Node], Blocks]) -> None:
+    """Insert the guards; runs after the reshards, so that the inputs are the blocks that the kernels see.
+
+    Args:
+        context: the rewrite.
+        blocks: of the batch.
+        blocks_at: of the batch inputs by whose size a node goes.
+    """
     if blocks.static is not None:
         return
-    guard = _Guard(context, blocks)
+    guard = _Guard(context, blocks_at)
     for node in context.state.order:
         if node.span is not Span.EACH:
             continue
@@ -73,9 +81,9 @@ def guard_empty_blocks(context: Context, blocks: Blocks) -> None:
 class _Guard:
     """Makes the guards; values that several ops need are padded once."""
 
-    def __init__(self, context: Context, blocks: Blocks) -> None:
+    def __init__(self, context: Context, blocks_at: Callable[[Node], Blocks]) -> None:
         self._context = context
-        self._blocks = blocks
+        self._blocks_at = blocks_at
         self._padded: dict[Value, Value] = {}
 
     def give_a_row(self, node: Node) -> None:
@@ -89,7 +97,7 @@ class _Guard:
         outputs = {i: fact for i, fact in enumerate(answer.outputs) if fact.placement.is_split}
         if not inputs or any(fact.shape is None for fact in inputs.values()):
             return
-        rows = {index: self._rows(node.inputs[index], fact) for index, fact in inputs.items()}
+        rows = {index: self._rows(node, node.inputs[index], fact) for index, fact in inputs.items()}
         for index, fact in inputs.items():
             node.set_input(index, self._pad(node.inputs[index], fact, rows[index]))
         for index, fact in outputs.items():
@@ -112,11 +120,11 @@ class _Guard:
     def _const(self, content: object, near: Value, what: str) -> Value:
         return self._context.const(content, np.int32, name=f"{near.node.name}/{what}", near=near)
 
-    def _rows(self, value: Value, fact: Fact) -> Value:
+    def _rows(self, node: Node, value: Value, fact: Fact) -> Value:
         """Return the number of rows of a block: so many for each example, or measured."""
         rows = unit(fact.split_size)
         if rows is not None:
-            return self._context.bring(self._blocks.rows("count", rows), value)
+            return self._context.bring(self._blocks_at(node).rows("count", rows), value)
         dim = fact.placement.dim
         limits = [self._const([at], value, what) for at, what in ((dim, "dim"), (dim + 1, "after"), (1, "step"))]
         shape = self._add("Shape", [value], value, "shape")
@@ -165,8 +173,8 @@ class _Guard:
             only: what averages it; left out, that is whatever reads it but its own gradient.
         """
         chosen, zeros = self._or_zeros(value)
-        context, name = self._context, value.node.name
-        replicas = context.const(context.replicas, np.int32, name=f"{name}/replicas", near=self._blocks.batch)
+        context, name, blocks = self._context, value.node.name, self._blocks_at(value.node)
+        replicas = context.const(context.replicas, np.int32, name=f"{name}/replicas", near=blocks.batch)
 
         def once(op: str, *inputs: Value, what: str, **attrs: object) -> Value:
             node = context.add(
@@ -175,10 +183,10 @@ class _Guard:
             return node.output()
 
         if context.processes == 1:
-            filled = once("Minimum", self._blocks.batch, replicas, what="filled")
+            filled = once("Minimum", blocks.batch, replicas, what="filled")
         else:
-            one, axis = (context.const(n, np.int32, name=f"{name}/{n}", near=self._blocks.batch) for n in (1, 0))
-            filled = once("Sum", once("Minimum", self._blocks.lengths, one, what="is_filled"), axis, what="filled")
+            one, axis = (context.const(n, np.int32, name=f"{name}/{n}", near=blocks.batch) for n in (1, 0))
+            filled = once("Sum", once("Minimum", blocks.lengths, one, what="is_filled"), axis, what="filled")
         numbers = [once("Cast", n, what="number", DstT=value.dtype) for n in (replicas, filled)]
         share = context.bring(once("RealDiv", *numbers, what="share"), value)
         scaled = self._add("Mul", [chosen, share], value, "of_filled")
@@ -190,7 +198,7 @@ class _Guard:
         context.aliases[value] = scaled
 
     def _or_zeros(self, value: Value) -> tuple[Value, Value]:
-        count = self._context.bring(self._blocks.count, value)
+        count = self._context.bring(self._blocks_at(value.node).count, value)
         filled = self._add("Greater", [count, self._const(0, value, "none")], value, "has_examples")
         zeros = self._add("ZerosLike", [value], value, "zeros")
         return self._add("SelectV2", [filled, value, zeros], value, "or_zeros"), zeros

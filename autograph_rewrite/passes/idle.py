@@ -163,9 +163,7 @@ def _no_collective(setting: Setting) -> str:
     if plan.replicas == 1:
         return "there is one replica, so nothing is exchanged"
     if plan.mode == "shared":
-        return (
-            "shared variables are updated from plain sums; collectives come with strategy.variables: mirrored"
-        )
+        return "shared variables are updated from plain sums; collectives come with strategy.variables: mirrored"
     return "no gradient that it is for is reduced by a collective"
 
 

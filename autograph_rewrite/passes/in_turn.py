@@ -61,7 +61,6 @@ def averages_of(context: Context) -> dict[Node, Value]:
 def update_in_turn(
     context: Context,
     reshard: Reshard,
-    blocks: Blocks,
     averages: Mapping[Node, Value],
     outputs: Iterable[Value],
     named: Collection[str],
@@ -71,7 +70,6 @@ def update_in_turn(
     Args:
         context: the rewrite.
         reshard: what has made averages of the statistics.
-        blocks: sizes of the micro-batches.
         averages: from `averages_of`.
         outputs: values that the outside reads.
         named: names of nodes that the outside runs.
@@ -86,7 +84,7 @@ def update_in_turn(
         if update is None:
             continue
         done += 1
-        means, filled = _statistics(context, blocks, statistic)
+        means, filled = _statistics(context, reshard.blocks_at(statistic.node), statistic)
         if context.plan.looped and _is_certain(update, certain):
             update_in_loop(context.graph, update, context.micro, means, filled, named)
         else:

@@ -31,7 +31,7 @@ from autograph_rewrite.passes import compress_choice
 from autograph_rewrite.passes import edges as edge_list
 from autograph_rewrite.passes.added import attach
 from autograph_rewrite.passes.agreed import agreed
-from autograph_rewrite.passes.batch import batch_values, measured_input, own_inputs
+from autograph_rewrite.passes.batch import batch_values, measured_input, named_groups, own_inputs
 from autograph_rewrite.passes.before_branches import copy_before_branches
 from autograph_rewrite.passes.block_shapes import state_block_shapes
 from autograph_rewrite.passes.blocks import Blocks
@@ -241,8 +241,8 @@ def _rewrite(
         item = attach(context, item)
     with run.step("guard"):
         averages = averages_of(context)
-        guard_empty_blocks(context, blocks)
-        update_in_turn(context, reshard, blocks, averages, outputs, (*item.targets, *item.keep))
+        guard_empty_blocks(context, blocks, reshard.blocks_at)
+        update_in_turn(context, reshard, averages, outputs, (*item.targets, *item.keep))
     common = {node for node in graph if node.span is Span.EACH and not _holds_own(context, node)}
     placements = _placements(state)
     with run.step("merge"):
@@ -290,6 +290,7 @@ def _rewrite(
         task=rank,
         homes=context.served.homes,
         held=held_bytes(graph, item.variables, run_devices(plan, task)),
+        batches=named_groups(reshard.groups, item),
     )
     layout = Layout(
         graph,

@@ -49,6 +49,7 @@ class Report:
         compressed: sums of which less was sent than there was.
         homes: the devices of variables that live on one, the state of optimizers included, by name.
         held: bytes of variables on each device of this process, shards and copies counted.
+        batches: names of the batch inputs in groups of one size each; none where all are of one.
         contents: of one of several processes, what its graph must have in common with the others'.
     """
 
@@ -65,6 +66,7 @@ class Report:
     contents: bytes = b""
     homes: Mapping[str, str] = field(default_factory=dict)
     held: Mapping[str, int] = field(default_factory=dict)
+    batches: tuple[tuple[str, ...], ...] = ()
     extra: dict[str, object] = field(default_factory=dict)
 
     @property

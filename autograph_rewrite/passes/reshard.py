@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from autograph_rewrite.analysis.batch_groups import BatchGroups, batch_groups
 from autograph_rewrite.analysis.containers import future_splits
 from autograph_rewrite.analysis.dims import is_local, unit
 from autograph_rewrite.analysis.fact import PARTIAL, REPLICATED, Fact, split
@@ -97,6 +98,7 @@ class Reshard:
         state = context.state
         matters = context.processes == 1 and blocks.static is None and len(state.whole_inputs) > 1
         self._behind = inputs_behind(state) if matters else {}
+        self.groups: BatchGroups | None = batch_groups(state) if matters else None
 
     def run(self) -> None:
         """Convert every edge of the original graph."""
@@ -192,7 +194,7 @@ class Reshard:
     def convert(self, value: Value, want: Want, reader: Node) -> Value:
         """Return `value` as `reader` wants it."""
         if isinstance(want, LocalEntry):
-            return self._local_entry(value, want)
+            return self._local_entry(value, want, reader)
         if isinstance(want, Slice):
             return self.piece(value, want.dim, want.unit, reader)
         if want == PARTIAL:
@@ -238,10 +240,12 @@ class Reshard:
                 return combine.reduce_once(context, value, fact, edge, self._keys)
             return combine.reduce_collective(context, value, fact, edge, self._keys)
         if edge is None or edge.lowering != "collective_gather":
-            return gather_once(context, value, fact, edge, self._keys, self._blocks, unit(fact.split_size))
+            return gather_once(
+                context, value, fact, edge, self._keys, self.blocks_at(original.node), unit(fact.split_size)
+            )
         rows = unit(fact.split_size)
         assert rows is not None  # plan edges choose this lowering only then
-        return gather_collective(context, value, fact, edge, self._keys, self._blocks_at(original.node), rows)
+        return gather_collective(context, value, fact, edge, self._keys, self.blocks_at(original.node), rows)
 
     def _whole_input(self, value: Value, fact: Fact) -> Value:
         """Return a whole batch input, of which several processes hold a part each."""
@@ -279,7 +283,7 @@ class Reshard:
             return made
 
         if None not in units:
-            batch = context.bring(self._blocks_at(value.node).batch, value)
+            batch = context.bring(self.blocks_at(value.node).batch, value)
             if fact.dtype != dtypes.INT32:
                 batch = add("Cast", [batch], "batch", DstT=fact.dtype)
             counted = add("Mul", [batch, const(np.array(units).reshape(shape), "per_example")], "counted")
@@ -314,7 +318,7 @@ class Reshard:
     def piece(self, value: Value, dim: int, rows: int, reader: Node) -> Value:
         """Return this replica's block of `dim` of the whole value."""
         is_input = self._context.state.whole_inputs.get(value) == dim
-        blocks = self._measured_on(value) if is_input else self._blocks_at(reader)
+        blocks = self._measured_on(value) if is_input else self.blocks_at(reader)
         key = (value, dim, rows, blocks.source)
         if key not in self._pieces:
             fact = self._context.fact(value)
@@ -329,9 +333,12 @@ class Reshard:
             self._context.slices[self._pieces[key]] = whole
         return self._pieces[key]
 
-    def _blocks_at(self, node: Node) -> Blocks:
-        """Return the blocks of a batch input that `node` depends on, so that it can be fetched without any other."""
+    def blocks_at(self, node: Node) -> Blocks:
+        """Return the blocks by which a node goes: those of a batch input that it depends on, and whose size it has."""
         behind = self._behind.get(node, ())
+        alike = self.groups.of(node) if self.groups is not None else ()
+        if alike:
+            behind = tuple(value for value in behind if value in alike) or alike
         return self._blocks if not behind or self._blocks.source in behind else self._measured_on(behind[0])
 
     def _measured_on(self, value: Value) -> Blocks:
@@ -356,7 +363,7 @@ class Reshard:
             self._terms[source] = node.output()
         return self._terms[source]
 
-    def _local_entry(self, value: Value, want: LocalEntry) -> Value:
+    def _local_entry(self, value: Value, want: LocalEntry, reader: Node) -> Value:
         """Return a shape vector whose entry is this replica's size instead of the whole size."""
         context, name = self._context, value.node.name
         rows = unit(want.size)
@@ -373,7 +380,7 @@ class Reshard:
                 op, inputs, name=f"{name}/{what}", span=Span.EACH, origin=value.node, attrs=attrs or None
             ).output()
 
-        mine = context.bring(self._blocks.rows("count", rows), value)
+        mine = context.bring(self.blocks_at(reader).rows("count", rows), value)
         if fact.dtype != dtypes.INT32:
             mine = add("Cast", [mine], "rows", DstT=fact.dtype)
         placed = add("Mul", [mine, context.const(at, dtype, name=f"{name}/entry", near=value)], "placed")

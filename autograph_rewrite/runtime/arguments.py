@@ -13,9 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from autograph_rewrite.errors import GraphError
+from autograph_rewrite.load.inputs import only_excludes
 from autograph_rewrite.requires import tensorflow
 
 Shape = tuple[int | None, ...] | None
+COMPOSITES = frozenset(("SparseTensorSpec", "RaggedTensorSpec", "IndexedSlicesSpec"))
+"""Specs of what has several tensors and one shape, of which dimensions may be open; others have to be equal."""
 
 
 class Leaf(NamedTuple):
@@ -118,7 +121,26 @@ class Arguments:
         if isinstance(value, tuple | list):
             return type(value)([self._spec(item, leaves) for item in value])
         leaf = next(leaves)
-        return value if leaf.dtype is None else self._tf.TensorSpec(leaf.shape, leaf.dtype)
+        if leaf.dtype is None:
+            return leaf.static if _is_composite(leaf.static) else value
+        return self._tf.TensorSpec(leaf.shape, leaf.dtype)
+
+    def cast(self, given: Any, spec: Any) -> Any:
+        """Return an argument as a trace for `spec` takes it: Python numbers, lists and arrays become tensors.
+
+        What does not fit is left as it is, to be refused by its type and shape.
+        """
+        if isinstance(spec, self._tf.TensorSpec) and not isinstance(given, self._tf.Tensor | self._tf.Variable):
+            try:
+                return self._tf.convert_to_tensor(given, spec.dtype)
+            except (TypeError, ValueError):
+                return given
+        if isinstance(spec, Mapping) and isinstance(given, Mapping) and spec.keys() == given.keys():
+            return type(given)({key: self.cast(given[key], spec[key]) for key in given}) if _is_plain(given) else given
+        if isinstance(spec, tuple | list) and type(spec) is type(given) and len(spec) == len(given):
+            items = [self.cast(item, part) for item, part in zip(given, spec, strict=True)]
+            return type(given)(*items) if hasattr(given, "_fields") else type(given)(items)
+        return given
 
     def paths(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
         """Return the path of every leaf, as users write it in `batch_inputs`."""
@@ -136,10 +158,10 @@ class Arguments:
     def _axis(self, path: str, leaf: Leaf) -> int | None:
         if not leaf.shape:
             return None
-        if self._batch is None:
-            return 0
-        named = [name for name in self._batch if path == name or path.startswith(f"{name}/")]
-        return self._batch[max(named, key=len)] if named else None
+        named = [name for name in self._batch or () if path == name or path.startswith(f"{name}/")]
+        if self._batch is not None and named:
+            return self._batch[max(named, key=len)]
+        return 0 if only_excludes(self._batch) else None
 
 
 def _signature(function: Any) -> inspect.Signature | None:
@@ -151,6 +173,10 @@ def _signature(function: Any) -> inspect.Signature | None:
     if getattr(function, "__self__", None) is not None and "self" in signature.parameters:
         return signature.replace(parameters=list(signature.parameters.values())[1:])
     return signature
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) is dict
 
 
 def _is_hashable(value: Any) -> bool:
@@ -179,12 +205,19 @@ def _relax(leaf: Leaf, axis: int | None) -> Leaf:
     return leaf._replace(shape=tuple(shape))
 
 
+def _is_composite(static: Any) -> bool:
+    """Return whether a leaf is a sparse or ragged tensor, or slices of one: a spec with a shape."""
+    return type(static).__name__ in COMPOSITES
+
+
 def accepts(traced: Sequence[Leaf], given: Sequence[Leaf]) -> bool:
     """Return whether a trace for some leaves can be called with others."""
     return len(traced) == len(given) and all(map(_accepts, traced, given))
 
 
 def _accepts(traced: Leaf, given: Leaf) -> bool:
+    if traced.dtype is None and given.dtype is None and traced.static != given.static:
+        return _is_composite(traced.static) and given.static.is_subtype_of(traced.static)
     if traced.dtype != given.dtype or traced.static != given.static:
         return False
     if traced.shape is None or given.shape is None:
@@ -200,6 +233,12 @@ def common(traced: Sequence[Leaf], given: Sequence[Leaf]) -> list[Leaf] | None:
         return None
     found = []
     for a, b in zip(traced, given, strict=True):
+        if _is_composite(a.static) and _is_composite(b.static):
+            both = a.static.most_specific_common_supertype([b.static])
+            if both is None:
+                return None
+            found.append(a._replace(static=both))
+            continue
         if a.dtype != b.dtype or a.static != b.static or (a.shape is None) != (b.shape is None):
             return None
         if a.shape is None or b.shape is None:

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.plan.plan import Plan
 
 
-def check_batch_sizes(sizes: Mapping[str, int], plan: Plan | None = None) -> None:
-    """Refuse inputs of one step that hold different numbers of examples, or one that cannot be divided as asked.
+def check_batch_sizes(
+    sizes: Mapping[str, int], plan: Plan | None = None, groups: Sequence[Collection[str]] = ()
+) -> None:
+    """Refuse inputs whose sizes meet and differ, or one that cannot be divided as asked.
 
     Args:
         sizes: by input name.
         plan: under which they were distributed.
+        groups: the names of those that must be of one size; none: all must.
 
     Raises:
         GraphError: the sizes differ, or micro-batches would.
     """
-    if len(set(sizes.values())) > 1:
-        listed = ", ".join(f"{name}: {size}" for name, size in sizes.items())
+    for group in groups or [sizes]:
+        own = {name: size for name, size in sizes.items() if name in group}
+        if len(set(own.values())) < 2:
+            continue
+        listed = ", ".join(f"{name}: {size}" for name, size in own.items())
         raise GraphError(
             f"the batch inputs of one step have different sizes ({listed})",
             hint="give None as the axis of the inputs that all replicas share: batch_inputs={'name': None}",

@@ -75,11 +75,14 @@ class DistributedFunction:
         self._run_unconverted = self._tf.autograph.experimental.do_not_convert(self._run)
         self._traces: list[_Traced] = []
         self._known: dict[Hashable, _Traced] = {}
+        self._specs: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self._fixed = bool(specs or named_specs) or hasattr(function, "structured_input_signature")
         if hasattr(function, "structured_input_signature"):
-            self._add(*function.structured_input_signature)
+            self._specs = function.structured_input_signature
         elif self._fixed:
-            self._add(*self._arguments.bind(tuple(specs or ()), dict(named_specs or {})))
+            self._specs = self._arguments.bind(tuple(specs or ()), dict(named_specs or {}))
+        if self._specs is not None:
+            self._add(*self._specs)
 
     @property
     def items(self) -> tuple[GraphItem, ...]:
@@ -99,12 +102,24 @@ class DistributedFunction:
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         args, kwargs = self._arguments.bind(args, kwargs)
+        if self._specs is not None:
+            args, kwargs = self._cast(args, kwargs, *self._specs)
         flat = self._arguments.flatten(args, kwargs)
         key = (flat.structure, *flat.leaves)
         traced = self._known.get(key)
         if traced is None:
             traced = self._known[key] = self._find(flat, args, kwargs)
         return traced.pack(traced.step(self._tensors(flat)))
+
+    def _cast(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], specs: tuple[Any, ...], named: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments as the one trace that there is takes them."""
+        if len(args) != len(specs) or kwargs.keys() != named.keys():
+            return args, kwargs
+        cast = self._arguments.cast
+        positional = tuple(cast(given, spec) for given, spec in zip(args, specs, strict=True))
+        return positional, {name: cast(kwargs[name], named[name]) for name in kwargs}
 
     def _tensors(self, flat: Flat) -> list[Any]:
         """Return the values with iterators, sparse and ragged tensors as their parts."""
@@ -124,26 +139,11 @@ class DistributedFunction:
                 f"the step was made for ({_listed(self._traces[0].leaves)}), not for ({_listed(flat.leaves)})",
                 hint="leave the specs out of ar.distribute to have it traced for whatever it is called with",
             )
-        self._check_sizes(flat, args, kwargs)
         leaves = self._arguments.relaxed(flat.leaves, self._arguments.paths(args, kwargs))
         for traced in similar:
             leaves = common(traced.leaves, leaves) or leaves
         specs, named = self._arguments.specs(args, kwargs, leaves)
         return self._add(tuple(specs), named)
-
-    def _check_sizes(self, flat: Flat, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Refuse sizes that differ before they are traced as one batch."""
-        if self._batch_inputs is not None:
-            return
-        paths = self._arguments.paths(args, kwargs)
-        sizes = {path: leaf.shape[0] for path, leaf in zip(paths, flat.leaves, strict=True) if leaf.shape}
-        known = {size for size in sizes.values() if size is not None}
-        if len(known) > 1:
-            listed = ", ".join(f"{path}: {size}" for path, size in sizes.items())
-            raise GraphError(
-                f"the arguments of the step hold different numbers of examples ({listed})",
-                hint="say which of them are batches, and on which axis: batch_inputs={'x': 0}",
-            )
 
     def _step(self, item: GraphItem) -> Step | ServedStep:
         """Return what runs a rewritten item."""

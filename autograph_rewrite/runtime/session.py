@@ -269,7 +269,8 @@ class DistributedSession:
             for info, axis in self._batches
             if info.tensor in feeds and np.ndim(feeds[info.tensor]) > axis
         }
-        check_batch_sizes(sizes, self.item.report.plan if self.item.report is not None else None)
+        report = self.item.report
+        check_batch_sizes(sizes, *((report.plan, report.batches) if report is not None else ()))
 
     def _variable(self, name: str) -> tuple[Copy, ...]:
         """Return the copies of a variable."""

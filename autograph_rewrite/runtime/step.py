@@ -201,7 +201,7 @@ class Step:
         sizes = {name: flat[index].shape[axis] for name, index, axis in self._batches}
         known = {name: size for name, size in sizes.items() if size is not None}
         if len(set(known.values())) > 1 or (self._plan is not None and self._plan.micro is not None):
-            check_batch_sizes(known, self._plan)
+            check_batch_sizes(known, self._plan, self.item.report.batches if self.item.report is not None else ())
 
 
 def _binding(item: GraphItem) -> FunctionBinding:

@@ -1,0 +1,134 @@
+"""Which batch inputs have to be of one size: those whose sizes the graph makes meet.
+
+    mean(square(x w)) + mean(abs(u w))      x: 2 rows, u: 6      two groups: their sizes never meet
+    mean(square(x w - y))                   x, y                 one group: the subtraction takes rows of both
+
+Propagation knows one block size `b`, whatever input it comes from. That is a claim about two inputs only where an op
+reads blocks, or sizes, that come from both; everywhere else each goes by its own. So after propagation the inputs are
+joined where they meet, and what belongs to different groups is cut by limits of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from autograph_rewrite.analysis.dims import BATCH, BLOCK, Dim, Sym
+from autograph_rewrite.analysis.fact import REPLICATED, Fact
+from autograph_rewrite.analysis.propagate import Propagation
+from autograph_rewrite.analysis.rules.base import LocalEntry, Slice
+from autograph_rewrite.ir.graph import Node, Value
+
+
+@dataclass
+class BatchGroups:
+    """The batch inputs in groups of one size.
+
+    Attributes:
+        inputs: all of them.
+        masks: of each value whose size is that of a batch, the inputs that it comes from, as bits.
+        at: of each node that reads blocks or sizes, the inputs that these come from.
+    """
+
+    inputs: tuple[Value, ...]
+    masks: dict[Value, int] = field(default_factory=dict)
+    at: dict[Node, int] = field(default_factory=dict)
+    _group: list[int] = field(default_factory=list)
+
+    @property
+    def groups(self) -> tuple[tuple[Value, ...], ...]:
+        """The inputs, group by group, in their order."""
+        masks = dict.fromkeys(self._group)
+        return tuple(self.within(mask) for mask in masks)
+
+    def within(self, mask: int) -> tuple[Value, ...]:
+        """The inputs of a mask."""
+        return tuple(value for i, value in enumerate(self.inputs) if mask >> i & 1)
+
+    def joined(self, mask: int) -> int:
+        """The inputs of a mask with all that are in their groups."""
+        for i, group in enumerate(self._group):
+            if mask >> i & 1:
+                mask |= group
+        return mask
+
+    def join(self, mask: int) -> None:
+        """Note that the inputs of a mask meet."""
+        whole = self.joined(mask)
+        self._group = [whole if whole >> i & 1 else group for i, group in enumerate(self._group)]
+
+    def of(self, node: Node) -> tuple[Value, ...]:
+        """The inputs, all of one size, by which a node's blocks and sizes go; none where it has none."""
+        mask = self.at.get(node, 0)
+        for value in () if mask else node.outputs:
+            mask |= self.masks.get(value, 0)
+        return self.within(self.joined(mask))
+
+
+def batch_groups(state: Propagation) -> BatchGroups:
+    """Return the batch inputs in groups whose sizes meet.
+
+    Args:
+        state: placements, under one block size for all.
+    """
+    inputs = tuple(state.whole_inputs)
+    masks = {value: 1 << i for i, value in enumerate(inputs)}
+    found = BatchGroups(inputs, masks, {}, list(masks.values()))
+    if len(inputs) < 2:
+        return found
+    cells: dict[str, int] = {}
+    changed = True
+    while changed:  # once, but for loops, in which a mask may come back
+        changed = _walk(state, found, cells) and (state.loops or bool(state.cells))
+    return found
+
+
+def _walk(state: Propagation, found: BatchGroups, cells: dict[str, int]) -> bool:
+    changed = False
+    for node in state.order:
+        answer = state.answers[node]
+        wants = answer.wants
+        together = everything = 0
+        facts = [state.facts[value] for value in node.inputs]
+        for index, (value, fact) in enumerate(zip(node.inputs, facts, strict=True)):
+            mask = found.masks.get(value, 0) | cells.get(fact.cell, 0)
+            everything |= mask
+            want = wants.get(index)
+            in_parts = want != REPLICATED if want is not None else fact.placement.differs
+            if in_parts or isinstance(want, Slice | LocalEntry):
+                together |= mask
+        if not everything:
+            continue
+        if answer.constant or any(fact.is_local for fact in facts):
+            together = everything
+        if together:
+            found.join(together)
+            found.at[node] = together
+        for index, fact in enumerate(answer.outputs):
+            value = node.output(index)
+            if not (_carries(fact) or answer.holds is not None) or value in state.whole_inputs:
+                continue
+            before = found.masks.get(value, 0)
+            after = before | (together if together and not _is_of_whole(fact) else everything)
+            if after != before:
+                found.masks[value] = after
+                changed = True
+        if answer.holds is not None:
+            cell = state.facts[node.inputs[answer.holds[0]]].cell
+            changed |= cells.get(cell, 0) | everything != cells.get(cell, 0)
+            cells[cell] = cells.get(cell, 0) | everything
+    return changed
+
+
+def _carries(fact: Fact) -> bool:
+    """Return whether the size of a batch is in the shape or the contents of a value."""
+    return fact.placement.is_split or _any_of_batch(fact.shape) or _any_of_batch(fact.value)
+
+
+def _is_of_whole(fact: Fact) -> bool:
+    """Return whether a size of a whole batch is in it, which may come from what was read whole."""
+    return _any_of_batch(fact.shape, (BATCH,)) or _any_of_batch(fact.value, (BATCH,))
+
+
+def _any_of_batch(dims: Iterable[Dim] | None, marks: tuple[str, ...] = (BLOCK, BATCH)) -> bool:
+    return any(isinstance(dim, Sym) and any(f.startswith(marks) for f in dim.factors) for dim in dims or ())
