@@ -14,7 +14,7 @@ from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.ir.quiet import no_garbage_collection
 from autograph_rewrite.item import GraphItem
-from autograph_rewrite.load.normal import normalise
+from autograph_rewrite.load.normal import normalise_original
 from autograph_rewrite.passes import pipeline
 from autograph_rewrite.passes.idle import noted, with_idle_settings
 from autograph_rewrite.plan import check, own_code
@@ -40,7 +40,7 @@ def build_plan(item: GraphItem, config: ConfigLike | None = None) -> Plan:
         GraphError: the graph cannot be distributed.
     """
     with no_garbage_collection():
-        flat = normalise(item)
+        flat = normalise_original(item)
         given = chosen(config)
         if isinstance(given, Plan):
             raise ConfigError("this is a plan already", hint="pass it to ar.rewrite or ar.distribute")
@@ -78,7 +78,7 @@ def rewrite(
     from autograph_rewrite.runtime.serve import serve
 
     with no_garbage_collection():
-        flat = normalise(item)
+        flat = normalise_original(item)
         config, given = chosen(config), None
         if isinstance(config, Plan):
             check.require(replace(config, edges=()), flat)  # its edges are checked once the graph is analysed

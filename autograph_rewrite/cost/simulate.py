@@ -27,7 +27,7 @@ from autograph_rewrite.errors import GraphError, PlanError
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.quiet import no_garbage_collection
 from autograph_rewrite.item import GraphItem
-from autograph_rewrite.load.normal import normalise
+from autograph_rewrite.load.normal import normalise_original
 from autograph_rewrite.plan.check import require
 from autograph_rewrite.plan.check_variables import VARIABLE_CHECKS
 from autograph_rewrite.plan.config import Config, ConfigLike
@@ -62,7 +62,7 @@ def simulate(
     """
     if item.report is not None:
         raise GraphError("this item is distributed already", hint="simulate the original one, with new.report.plan")
-    flat = normalise(item)
+    flat = normalise_original(item)
     require(replace(neutral(plan), edges=()), flat)
     wrong = [plan.source.fault(*finding) for one in VARIABLE_CHECKS for finding in one(plan, flat)]
     raise_if_any(wrong, error=PlanError, title=plan.source.name)

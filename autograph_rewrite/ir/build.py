@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 PASS_ATTR = "_autograph_pass"
 ORIGIN_ATTR = "_autograph_origin"
+OWN_FUNCTIONS = "__autograph_rewrite_"
+"""What the names of functions that hold rewritten graphs begin with."""
 
 
 def provenance(current_pass: str, origin: str | None) -> dict[str, bytes]:

@@ -15,6 +15,7 @@ from autograph_rewrite.item import GraphItem, TensorInfo
 from autograph_rewrite.load.flatten import flatten
 from autograph_rewrite.load.fold import fold
 from autograph_rewrite.load.inputs import ITERATORS, default_axis, describe
+from autograph_rewrite.load.original import require_original
 from autograph_rewrite.load.ref_variables import convert
 from autograph_rewrite.load.variables import merge_handles
 
@@ -48,6 +49,17 @@ def normalise(item: GraphItem, *, in_place: bool = False) -> GraphItem:
         for name, variable in item.variables.items()
     }
     return item.with_(graph=graph, variables=variables, inputs={**item.inputs, **_revealed(item, graph)})
+
+
+def normalise_original(item: GraphItem) -> GraphItem:
+    """Return an item in normal form that a rewrite can start from.
+
+    Raises:
+        GraphError: as `normalise`, or the graph is distributed already.
+    """
+    flat = normalise(item)
+    require_original(flat, PASS)
+    return flat
 
 
 def roots(item: GraphItem, graph: Graph) -> Iterable[Node]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.build import OWN_FUNCTIONS
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.opdefs import get_op
 from autograph_rewrite.load.library import Library, called
@@ -12,7 +13,7 @@ def check(graph: Graph) -> None:
     """Check that every op and every called function is known.
 
     Raises:
-        GraphError: one is not; or the graph is empty.
+        GraphError: one is not; the graph is empty, or calls what is distributed already.
     """
     if not len(graph):
         raise GraphError("the graph is empty: it has no nodes")
@@ -21,6 +22,12 @@ def check(graph: Graph) -> None:
         if node.op not in library:
             _check_op(node)
         for name in called(node.op, node.attrs, library):
+            if name.startswith(OWN_FUNCTIONS):
+                raise GraphError(
+                    f"the graph is already distributed: '{node.name}' calls a distributed function",
+                    node=node,
+                    hint="distribute the original function, or the outermost one only",
+                )
             if name not in library:
                 raise GraphError(
                     f"'{node.name}' calls '{name}', which the function library does not have",

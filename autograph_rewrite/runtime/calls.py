@@ -14,13 +14,14 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from autograph_rewrite.ir.build import OWN_FUNCTIONS
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.function_def import Function, function_name
 
 
 def new_name(base: str) -> str:
     """Return a function name that nothing else has."""
-    return f"__autograph_rewrite_{base}_{uuid.uuid4().hex[:12]}"
+    return f"{OWN_FUNCTIONS}{base}_{uuid.uuid4().hex[:12]}"
 
 
 class Call:

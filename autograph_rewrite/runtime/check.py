@@ -17,7 +17,7 @@ from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.ir.verify import check_folded
 from autograph_rewrite.ir.verify_expanded import check_expanded
 from autograph_rewrite.item import GraphItem
-from autograph_rewrite.load.normal import normalise
+from autograph_rewrite.load.normal import normalise_original
 from autograph_rewrite.passes import pipeline
 from autograph_rewrite.plan import check as plan_check
 from autograph_rewrite.plan.config import Config
@@ -71,7 +71,7 @@ def verify(
     if steps < 1:
         raise GraphError(f"there is nothing to compare after {steps} steps", hint="steps has to be at least 1")
     single, values = unbind(item)
-    flat = normalise(single)
+    flat = normalise_original(single)
     asked = _plan(flat, config_or_plan)
     fitting = [fit_together(flat, asked, _checker(asked))] if len(asked.processes) > 1 else []
     fitting += [f"the stages of {asked.workers} processes were run in one"] if asked.stage_hosts else []

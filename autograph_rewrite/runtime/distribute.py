@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from autograph_rewrite.errors import ConfigError
+from autograph_rewrite.errors import ConfigError, GraphError
 from autograph_rewrite.ir.quiet import no_garbage_collection
 from autograph_rewrite.item import GraphItem
-from autograph_rewrite.load.normal import normalise
+from autograph_rewrite.load.normal import normalise_original
 from autograph_rewrite.passes import pipeline
 from autograph_rewrite.passes.idle import with_idle_settings
 from autograph_rewrite.passes.place import needed_devices, run_devices
@@ -41,7 +41,12 @@ def distribute(
     batch_inputs: Mapping[str, int | None] | None = None,
     **named_specs: Any,
 ) -> Any:
-    """Distribute a function or a compiled Keras model. See `api.distribute`."""
+    """Distribute a function or a compiled Keras model. See `api.distribute`.
+
+    Raises:
+        ConfigError: specs were given for a model.
+        GraphError: the function or the model is distributed already.
+    """
     rewriter = Rewriter(config)
     ensure_devices(rewriter.devices)
     if _is_keras_model(target):
@@ -53,6 +58,9 @@ def distribute(
                 hint="ar.distribute(model, config)",
             )
         return distribute_keras(target, rewriter, batch_inputs=batch_inputs, job=rewriter.keras_job(batch_inputs))
+    if isinstance(target, DistributedFunction):
+        name = getattr(target, "__name__", "step")
+        raise GraphError(f"the function '{name}' is already distributed", hint="distribute the original function")
     return DistributedFunction(target, rewriter, specs or None, named_specs, batch_inputs=batch_inputs)
 
 
@@ -124,7 +132,7 @@ class Rewriter:
         from autograph_rewrite.strategies import builder_for
 
         with no_garbage_collection():
-            flat = normalise(item)
+            flat = normalise_original(item)
             if self._plan is not None:
                 check.require(replace(self._plan, edges=()), flat)  # its edges are checked once the graph is analysed
                 plan = self._plan

@@ -57,6 +57,11 @@ def _check(model: Any) -> None:
             f"Keras runs on {keras.config.backend()} here; its steps are not TensorFlow graphs",
             hint="set KERAS_BACKEND=tensorflow before importing keras",
         )
+    if getattr(vars(model).get("make_train_function"), "__module__", None) == __name__:
+        raise GraphError(
+            f"the model '{model.name}' is already distributed",
+            hint="it stays so when it is compiled anew; for another configuration make the model anew",
+        )
     if not model.compiled and getattr(model, "optimizer", None) is None:
         raise GraphError(f"the model '{model.name}' is not compiled", hint="call model.compile(...) first")
     if model._distribute_strategy is not None:
