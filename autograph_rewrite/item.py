@@ -70,6 +70,7 @@ class Variable:
         initializer: the op that assigns its initial value; None for a captured variable.
         captured: it lives outside the graph, as a tf.Variable of the user.
         shards: the pieces that the graph has instead of it, None where it is whole.
+        aliases: of what was a legacy reference variable, the nodes that handed out its buffer instead of a value.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Variable:
     initializer: str | None = None
     captured: bool = False
     shards: Shards | None = None
+    aliases: tuple[str, ...] = ()
 
 
 class GraphItem:

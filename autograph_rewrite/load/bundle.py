@@ -25,8 +25,8 @@ from autograph_rewrite.ir import dtypes
 from autograph_rewrite.item import GraphItem, Shards, TensorInfo, Variable
 from autograph_rewrite.load.binding import FunctionBinding, SavedBinding, SavedCapture
 from autograph_rewrite.load.graphs import read
-from autograph_rewrite.load.inputs import describe, named_batches
-from autograph_rewrite.load.names import as_list, find_node, find_value
+from autograph_rewrite.load.inputs import describe_output, named_batches
+from autograph_rewrite.load.names import as_list, find_node
 
 FORMAT = "autograph-rewrite graph item"
 VERSION = 1
@@ -197,8 +197,8 @@ def _renamed(item: GraphItem, train_op: Any, outputs: Any, init_op: Any, batch_i
     if train_op is not None:
         changes["targets"] = tuple(find_node(graph, one, "train_op").name for one in as_list(train_op))
     if outputs is not None:
-        values = [find_value(graph, one, "output") for one in as_list(outputs)]
-        changes["outputs"] = {value.name: describe(value.name, value) for value in values}
+        infos = [describe_output(graph, one) for one in as_list(outputs)]
+        changes["outputs"] = {info.name: info for info in infos}
     if init_op is not None:
         changes["init_op"] = find_node(graph, init_op, "init_op").name
     if batch_inputs is not None:

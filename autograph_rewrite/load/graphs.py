@@ -18,8 +18,8 @@ from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load import collected as collections
 from autograph_rewrite.load import validate
 from autograph_rewrite.load.collected import Collected
-from autograph_rewrite.load.inputs import describe, graph_inputs, public_name
-from autograph_rewrite.load.names import as_list, find_node, find_value
+from autograph_rewrite.load.inputs import describe_output, graph_inputs
+from autograph_rewrite.load.names import as_list, find_node, is_tensor
 from autograph_rewrite.load.savers import savers
 from autograph_rewrite.load.targets import infer_init_op, infer_train_ops
 from autograph_rewrite.load.variables import find_variables
@@ -95,16 +95,17 @@ def build_item(
         if named
         else infer_train_ops(graph, collected)
     )
-    values = [find_value(graph, one, "output") for one in as_list(outputs)]
+    values = [one for one in named if is_tensor(one)]  # a train op that is a tensor is fetched for its value, too
+    declared = {info.name: info for one in (*as_list(outputs), *values) for info in [describe_output(graph, one)]}
     init = find_node(graph, init_op, "init_op").name if init_op is not None else infer_init_op(graph, targets)
-    roots = [graph.node(name) for name in targets] + [value.node for value in values]
+    roots = [graph.node(name) for name in (*targets, *(info.tensor.partition(":")[0] for info in declared.values()))]
     step = ancestors(roots) if roots else set(graph)
     initial = ancestors([graph.node(init)]) if init is not None else set()
     kept = (*collected.keep, *savers(graph, step | initial))
     return GraphItem(
         graph=graph,
         inputs=graph_inputs(graph, step, initial - step, batch_inputs),
-        outputs={public_name(value): describe(public_name(value), value) for value in values},
+        outputs=declared,
         targets=targets,
         init_op=init,
         variables=find_variables(graph, collected, init, step),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir import dtypes
@@ -27,6 +28,32 @@ def describe(name: str, value: Value, batch_axis: int | None = None) -> TensorIn
     """Return what the graph knows of a tensor."""
     dtype = dtypes.dtype_name(dtypes.base(value.dtype))
     return TensorInfo(name, tensor_name(value), dtype, static_shape(value), batch_axis)
+
+
+def describe_output(graph: Graph, reference: Any) -> TensorInfo:
+    """Return what the graph knows of an output; that of a resource variable is its value, under the variable's name.
+
+    Raises:
+        GraphError: the graph has no such tensor.
+    """
+    handle = getattr(reference, "handle", None)
+    if handle is not None and hasattr(handle, "op") and reference.op is not handle.op:
+        reference = reference.graph.as_graph_element(reference)  # the value after an assignment
+    value = find_value(graph, reference, "output")
+    if value.node.op != "VarHandleOp":
+        return describe(public_name(value), value)
+    return describe(public_name(value), _read_of(value.node))
+
+
+def _read_of(handle: Node) -> Value:
+    """Return the read that a session takes for a variable's value: one that waits for nothing."""
+    name = f"{handle.name}/Read/ReadVariableOp"
+    reads = [use.node for use in handle.output().uses if use.node.op == "ReadVariableOp" and not use.node.controls]
+    for read in reads:
+        if read.name == name:
+            return read.output()
+    attrs = {"dtype": handle.attr("dtype")}
+    return handle.graph.add("ReadVariableOp", [handle.output()], name=name, device=handle.device, attrs=attrs).output()
 
 
 def public_name(value: Value) -> str:

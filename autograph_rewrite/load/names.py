@@ -17,9 +17,9 @@ def text_of(reference: Any) -> str:
     """
     if isinstance(reference, str):
         return reference.lstrip("^")
-    handle = getattr(reference, "handle", None)  # a resource variable stands for its value in user code
+    handle = getattr(reference, "handle", None)
     if handle is not None and hasattr(handle, "op"):
-        return str(handle.op.name)
+        return str(reference.op.name)  # a resource variable, or what assigning to one has returned
     name = getattr(reference, "name", None)
     if not isinstance(name, str):
         raise GraphError(
@@ -27,6 +27,14 @@ def text_of(reference: Any) -> str:
             hint="give its name, or the tf.Operation or tf.Tensor itself",
         )
     return name
+
+
+def is_tensor(reference: Any) -> bool:
+    """Return whether a reference is to a value: a tensor, or what assigning to a variable has returned."""
+    if isinstance(reference, str):
+        return ":" in reference
+    handle = getattr(reference, "handle", None)
+    return reference.op is not handle.op if handle is not None else hasattr(reference, "op")
 
 
 def as_list(references: Any) -> list[Any]:

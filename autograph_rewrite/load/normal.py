@@ -1,6 +1,6 @@
 """The normal form that analysis and passes work on: one flat graph, resource variables, folded shape constants.
 
-    clone ─► flatten (calls, branches, loops) ─► resource variables ─► one handle per variable ─► folded constants
+    clone ─► flatten (calls, branches, loops) ─► one draw at a time ─► resource variables ─► one handle per variable ─► folded constants
 
 Names of outputs, targets and variables resolve in it as they did before.
 """
@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.item import GraphItem, TensorInfo
+from autograph_rewrite.load.draws import run_in_turn
 from autograph_rewrite.load.flatten import flatten
 from autograph_rewrite.load.fold import fold
 from autograph_rewrite.load.inputs import ITERATORS, default_axis, describe
@@ -36,6 +37,7 @@ def normalise(item: GraphItem, *, in_place: bool = False) -> GraphItem:
     graph.current_pass = PASS
     read_outside = {info.tensor.partition(":")[0] for info in item.outputs.values()}
     flatten(graph, roots(item, graph), read_outside if item.targets or read_outside else graph.nodes)
+    run_in_turn(graph)
     converted = convert(graph, read_outside)
     merge_handles(graph)
     fold(graph, [graph.value(info.tensor) for info in item.inputs.values() if info.batch_axis is not None])

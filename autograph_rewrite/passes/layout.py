@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from autograph_rewrite.analysis.fact import REPLICATED, Placement
@@ -34,6 +35,7 @@ class Layout:
         partial: whether there are replicas in other processes, so that values that differ are not all here.
         micro: how many of them belong to one replica.
         interleaved: whether blocks hold examples that do not follow each other.
+        moved: new names of nodes whose own name only waits for them now.
         hidden: whether instances are iterations of a loop, out of which nothing can be fetched.
     """
 
@@ -46,6 +48,7 @@ class Layout:
         replicas: int,
         feeds: frozenset[str] = frozenset(),
         *,
+        moved: Mapping[str, str] | None = None,
         partial: bool = False,
         micro: int = 1,
         interleaved: bool = False,
@@ -55,6 +58,7 @@ class Layout:
         self._common = common
         self._placements = {value.name: placement for value, placement in placements.items()}
         self._aliases = {value.name: new.name for value, new in aliases.items()}
+        self._moved = moved or {}
         self.replicas = replicas
         self._micro = micro
         self._interleaved = interleaved
@@ -65,6 +69,8 @@ class Layout:
     def find(self, tensor: str) -> View | None:
         """Return how to get a tensor (`x` or `x:0`), None if it is not in the graph any more, or not all of it."""
         original = tensor.removesuffix(":0")
+        node_name, colon, output = original.partition(":")
+        original = self._moved.get(node_name, node_name) + colon + output
         name, _, index = self._aliases.get(original, original).partition(":")
         node = self._graph.nodes.get(name)
         if node is None:

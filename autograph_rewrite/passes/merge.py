@@ -69,11 +69,18 @@ def merge_kept(context: Context, reshard: Reshard, names: Iterable[str]) -> list
     return [name for name, _ in found if name not in fetched]
 
 
-def merge_targets(context: Context, targets: Iterable[str]) -> None:
-    """Give every target that runs on each replica one NoOp that waits for all of its instances."""
+def merge_targets(context: Context, targets: Iterable[str]) -> dict[str, str]:
+    """Give every target that runs on each replica one NoOp that waits for all of its instances.
+
+    Returns:
+        The new names of the nodes whose names NoOps have taken: their values may still be fetched.
+    """
+    moved = {}
     for name in targets:
         node = context.graph.nodes.get(name)
         if node is None or node.span is not Span.EACH:
             continue
         take_name(context.graph, node, context.graph.unique_name(name + INSTANCE_SUFFIX))
         context.graph.add("NoOp", name=name, span=Span.ONCE, origin=name, controls=[node])
+        moved[name] = node.name
+    return moved

@@ -248,7 +248,7 @@ def _rewrite(
     with run.step("merge"):
         merge_outputs(context, reshard, outputs)
         effects = merge_kept(context, reshard, item.keep)
-        merge_targets(context, [*item.targets, *effects, *([item.init_op] if item.init_op else [])])
+        moved = merge_targets(context, [*item.targets, *effects, *([item.init_op] if item.init_op else [])])
         name_resources(context)
         prune(graph, _roots(graph, item))
     if context.served.nodes:
@@ -299,6 +299,7 @@ def _rewrite(
         context.aliases,
         len(instances),
         feeds,
+        moved=moved,
         partial=context.processes > 1,
         micro=instances.micro,
         hidden=plan.looped,

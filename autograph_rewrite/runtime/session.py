@@ -7,14 +7,14 @@ written whole, in all their copies.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
-from autograph_rewrite.analysis.fact import Placement
-from autograph_rewrite.errors import ClusterError, GraphError, RewriteError
-from autograph_rewrite.item import GraphItem, TensorInfo
+from autograph_rewrite.analysis.fact import REPLICATED
+from autograph_rewrite.errors import ClusterError, GraphError
+from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes.layout import View
 from autograph_rewrite.passes.proxies import proxy_of
 from autograph_rewrite.plan.membership import Membership
@@ -24,6 +24,7 @@ from autograph_rewrite.runtime.batch_sizes import check_batch_sizes
 from autograph_rewrite.runtime.clock import Clock
 from autograph_rewrite.runtime.connect import connected, graph_of, joined, require_devices
 from autograph_rewrite.runtime.driven import Driven
+from autograph_rewrite.runtime.fetches import Fetch, assemble, name_of, variable_of
 from autograph_rewrite.runtime.gates import Gates
 from autograph_rewrite.runtime.handles import Copy, copies_of
 from autograph_rewrite.runtime.leftovers import Leftovers
@@ -31,22 +32,6 @@ from autograph_rewrite.runtime.missing import is_of_the_job, missing
 from autograph_rewrite.runtime.peers import Lookout
 from autograph_rewrite.runtime.relay import abandon
 from autograph_rewrite.runtime.watchdog import Closing, Watchdog, may_wait, users_may_wait
-
-_COMBINE = {
-    "sum": np.add,
-    "max": np.maximum,
-    "min": np.minimum,
-    "prod": np.multiply,
-    "all": np.logical_and,
-    "any": np.logical_or,
-}
-
-
-class _Fetch(NamedTuple):
-    """How one original fetch is put together from the fetched list."""
-
-    positions: tuple[int, ...]
-    placement: Placement | None  # None for an operation, which has no value
 
 
 def open_session(item: GraphItem, *, config: Any = None, target: str = "") -> DistributedSession:
@@ -78,7 +63,7 @@ class DistributedSession:
         self._session = connected(tf, item, self.graph, config, target)
         self._targets: set[Any] = set()
         self._gates = Gates(self.graph, item.targets)
-        self._fetches: dict[str, tuple[tuple[Any, ...], Placement | None]] = {}
+        self._fetches: dict[str, Fetch] = {}
         self._reads: dict[str, Any] = {}
         limit = plan.timeout_seconds if plan is not None and (plan.mode == "mirrored" or self._member) else 0.0
         self._watchdog = _watchdog(self._member, item, self._session, limit)
@@ -122,25 +107,21 @@ class DistributedSession:
             GraphError: a name is unknown or was pruned, or batch sizes differ.
             ClusterError: the step did not finish in time.
         """
-        flat = self._tf.nest.flatten(fetches)
-        wanted: list[Any] = []
-        plans = []
-        for fetch in flat:
-            elements, placement = self._resolve(_name(fetch))
-            plans.append(_Fetch(tuple(range(len(wanted), len(wanted) + len(elements))), placement))
-            wanted += elements
+        found = [self._resolve(name_of(fetch)) for fetch in self._tf.nest.flatten(fetches)]
+        wanted = [element for fetch in found for element in fetch.elements]
         given = {self._feed_key(key): value for key, value in (feed_dict or {}).items()}
         feeds = {key: value for key, value in given.items() if key is not None}
         self._check_batch(feeds)
         feeds |= self._gates.feeds(wanted)
         limit = self._timeout_ms if timeout_ms is None else timeout_ms
         options = self._tf.compat.v1.RunOptions(timeout_in_ms=limit)
+        known = self._values(fetch.variable for fetch in found if fetch.variable and not fetch.late)
         self._steps += 1
         counts = self._clock is not None and not self._targets.isdisjoint(wanted)
         if self._clock is not None and counts:
             self._clock.wait()
         try:
-            got = self._run(wanted, feeds, options)
+            got = iter(self._run(wanted, feeds, options) if wanted or not found else ())
             if self._clock is not None and counts:
                 self._clock.step()
         except self._tf.errors.OpError as error:
@@ -150,7 +131,12 @@ class DistributedSession:
                 f"the step did not finish within {limit / 1e3:.0f} s",
                 hint="a replica is missing or stuck; if a step really takes longer, raise timeout_seconds",
             ) from error
-        values = [_assemble(plan, got) for plan in plans]
+        parts = [[next(got) for _ in fetch.elements] for fetch in found]
+        known |= self._values(fetch.variable for fetch in found if fetch.late)
+        values = [
+            known[fetch.variable] if fetch.variable else assemble(fetch, part)
+            for fetch, part in zip(found, parts, strict=True)
+        ]
         return self._tf.nest.pack_sequence_as(fetches, values)
 
     def _run(self, wanted: list[Any], feeds: Mapping[str, Any], options: Any) -> Any:
@@ -214,30 +200,56 @@ class DistributedSession:
             Leftovers(self._session).remove()
         common_name(self._member, plan.timeout_seconds)  # nobody begins before worker 0 is done
 
-    def _resolve(self, name: str) -> tuple[tuple[Any, ...], Placement | None]:
+    def _values(self, names: Iterable[str]) -> dict[str, Any]:
+        """Return the values of variables."""
+        reads = {name: self._read(name)[0] for name in names}
+        return dict(zip(reads, self.run_ops(list(reads.values())), strict=True)) if reads else {}
+
+    def _resolve(self, name: str) -> Fetch:
         if name not in self._fetches:
             self._fetches[name] = self._find(name)
         return self._fetches[name]
 
-    def _find(self, name: str) -> tuple[tuple[Any, ...], Placement | None]:
+    def _find(self, name: str) -> Fetch:
         output = self.item.outputs.get(name)
-        if output is not None:
-            name = output.tensor
+        name = output.tensor if output is not None else name
+        variable, late = variable_of(self.item.variables, name)
+        if not variable or (not late and self._is_value(name)):
+            return self._instances(name)
+        own = name.partition(":")[0] in (variable, f"{variable}/read")
+        is_there = late and (not own or self._has(name.partition(":")[0]))
+        elements = self._instances(name).elements if is_there else ()  # it may wait for updates, which have to run
+        return Fetch(elements, REPLICATED, variable, late)
+
+    def _instances(self, name: str) -> Fetch:
+        """Return the instances of an original tensor or operation.
+
+        Raises:
+            GraphError: the rewritten graph does not have them.
+        """
         layout = self.item.layout
         is_tensor = ":" in name
         node = name.partition(":")[0]
         try:
             if is_tensor or (self._has_value(node) and node not in self.item.targets and node != self.item.init_op):
                 view = layout.find(name) if layout is not None else None
-                view = view or View((name if is_tensor else f"{name}:0",), Placement("replicated"))
-                return tuple(self.graph.get_tensor_by_name(t) for t in view.tensors), view.placement
+                view = view or View((name if is_tensor else f"{name}:0",), REPLICATED)
+                return Fetch(tuple(self.graph.get_tensor_by_name(t) for t in view.tensors), view.placement)
             names = (layout.instances(node) if layout is not None else ()) or (node,)
-            return tuple(self.graph.get_operation_by_name(n) for n in names), None
+            return Fetch(tuple(self.graph.get_operation_by_name(n) for n in names), None)
         except (KeyError, ValueError):
             raise GraphError(
                 f"'{name}' is not in the rewritten graph: no declared output or target needs it",
                 hint=f"declare it: outputs=[..., '{node}']",
             ) from None
+
+    def _is_value(self, name: str) -> bool:
+        """Return whether the graph has a tensor of this name that is no handle."""
+        try:
+            found = self.graph.get_tensor_by_name(name if ":" in name else f"{name}:0")
+        except (KeyError, ValueError):
+            return False
+        return bool(found.dtype != self._tf.resource)
 
     def _has_value(self, node: str) -> bool:
         layout = self.item.layout
@@ -249,7 +261,7 @@ class DistributedSession:
 
     def _feed_key(self, key: Any) -> str | None:
         """Return the tensor to feed; None for a placeholder of the original graph that no step needs."""
-        name = _name(key)
+        name = name_of(key)
         info = self.item.inputs.get(name)
         if info is not None:
             return info.tensor
@@ -361,30 +373,3 @@ def _watchdog(member: Membership | None, item: GraphItem, session: Any, seconds:
     waits = users_may_wait(item.graph) if servers else may_wait(item.graph_bytes)
     ends = (lambda: session) if isinstance(session, Driven) else functools.partial(Closing, session)
     return Watchdog(seconds, lookout, ends, may_idle=waits)
-
-
-def _name(thing: Any) -> str:
-    if isinstance(thing, str):
-        return thing
-    if isinstance(thing, TensorInfo):
-        return thing.tensor
-    name = getattr(thing, "name", None)
-    if not isinstance(name, str):
-        raise RewriteError(
-            f"cannot fetch or feed a {type(thing).__name__}", hint="use a name, a tf.Tensor or a tf.Operation"
-        )
-    return name
-
-
-def _assemble(plan: _Fetch, got: list[Any]) -> Any:
-    if plan.placement is None:
-        return None
-    parts = [got[i] for i in plan.positions]
-    if len(parts) == 1 or not plan.placement.differs:
-        return parts[0]
-    if plan.placement.is_split:
-        return np.concatenate(parts, axis=plan.placement.dim)
-    result = parts[0]
-    for part in parts[1:]:
-        result = _COMBINE[plan.placement.op](result, part)
-    return result
