@@ -98,6 +98,7 @@ class GraphItem:
         binding: what a runtime needs besides the graph (captured tf.Variables...); never saved.
         layout: where the values of the folded graph went; None for an original.
         state: variables that rewriting added, by name; each replica has its own (the residuals of compressors).
+        notes: what loading has to say: node, op and text; a rewrite puts them into its report.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class GraphItem:
         binding: Any = None,
         layout: Any = None,
         state: Mapping[str, Variable] | None = None,
+        notes: Sequence[tuple[str, str, str]] = (),
         data: bytes | None = None,
     ) -> None:
         """Make an item of a graph, or of the bytes of its GraphDef (`data`), which are then read when needed."""
@@ -131,6 +133,7 @@ class GraphItem:
         self.binding = binding
         self.layout = layout
         self.state = dict(state or {})
+        self.notes = tuple(notes)
 
     @property
     def graph(self) -> Graph:
@@ -156,6 +159,7 @@ class GraphItem:
         if "graph" not in changes and "data" not in changes:
             changes |= {"graph": self._graph, "data": self._data}
         kept = ("inputs", "outputs", "targets", "init_op", "variables", "keep", "report", "binding", "layout", "state")
+        kept += ("notes",)
         return GraphItem(**({name: getattr(self, name) for name in kept} | changes))
 
     def session(self, target: str = "") -> Any:

@@ -1,6 +1,6 @@
 """The normal form that analysis and passes work on: one flat graph, resource variables, folded shape constants.
 
-    clone ─► flatten (calls, branches, loops) ─► one draw at a time ─► resource variables ─► one handle per variable ─► folded constants
+    clone ─► flatten (calls, branches, loops) ─► draws in turn ─► resource variables ─► one handle each ─► folded
 
 Names of outputs, targets and variables resolve in it as they did before.
 """
@@ -38,7 +38,8 @@ def normalise(item: GraphItem, *, in_place: bool = False) -> GraphItem:
     read_outside = {info.tensor.partition(":")[0] for info in item.outputs.values()}
     flatten(graph, roots(item, graph), read_outside if item.targets or read_outside else graph.nodes)
     run_in_turn(graph)
-    converted = convert(graph, read_outside)
+    declared = [*item.targets, *read_outside]
+    converted = convert(graph, read_outside, declared)
     merge_handles(graph)
     fold(graph, [graph.value(info.tensor) for info in item.inputs.values() if info.batch_axis is not None])
     graph.current_pass = ""
@@ -46,11 +47,13 @@ def normalise(item: GraphItem, *, in_place: bool = False) -> GraphItem:
         name: replace(
             variable,
             handle=converted.handles.get(variable.handle, variable.handle),
+            aliases=converted.aliases.get(variable.handle, variable.aliases),
             initializer=converted.updates.get(variable.initializer or "", variable.initializer),
         )
         for name, variable in item.variables.items()
     }
-    return item.with_(graph=graph, variables=variables, inputs={**item.inputs, **_revealed(item, graph)})
+    inputs = {**item.inputs, **_revealed(item, graph)}
+    return item.with_(graph=graph, variables=variables, inputs=inputs, notes=(*item.notes, *converted.notes))
 
 
 def normalise_original(item: GraphItem) -> GraphItem:

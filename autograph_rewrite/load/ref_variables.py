@@ -6,20 +6,25 @@
 
 A reference read through an update (`AssignAdd(...)` as a value) means "the value after it": such an update moves to
 `<name>/update`, and `<name>` reads the variable after it. A reader with control inputs gets a read of its own that
-waits for them, because that is when it would have looked.
+waits for them, because that is when it would have looked. So does, before, a reader of an alias that runs behind an
+update (`load.late_reads`).
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.opdefs import find_op
+from autograph_rewrite.ir.walk import ancestors
+from autograph_rewrite.load.aliases import Aliases
 from autograph_rewrite.load.edit import become
+from autograph_rewrite.load.late_reads import notes, races, read_late
+from autograph_rewrite.load.ref_routes import read_before_routes
 from autograph_rewrite.load.variables import REF_VARIABLES
 
 _ROUTES = {"RefSwitch": "Switch", "RefEnter": "Enter", "RefIdentity": "Identity"}
@@ -42,18 +47,28 @@ class _Reference:
 
 @dataclass(frozen=True)
 class Converted:
-    """New names of what item.variables names: handle by variable node, update op by split assignment."""
+    """What became of the variables.
+
+    Attributes:
+        handles: new name of the handle, by variable node.
+        updates: name of the update op, by assignment that was split.
+        aliases: nodes that gave a variable's buffer, by variable node.
+        notes: node, op and text of what is left to chance.
+    """
 
     handles: dict[str, str]
     updates: dict[str, str]
+    aliases: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    notes: tuple[tuple[str, str, str], ...] = ()
 
 
-def convert(graph: Graph, anchored: Collection[str]) -> Converted:
+def convert(graph: Graph, anchored: Collection[str], step: Collection[str] = ()) -> Converted:
     """Convert every reference variable of a graph, in place.
 
     Args:
         graph: the graph.
         anchored: names of nodes whose output somebody outside reads.
+        step: names of the nodes that a step is run for.
 
     Raises:
         GraphError: a reference is used by an op that has no resource form.
@@ -61,6 +76,13 @@ def convert(graph: Graph, anchored: Collection[str]) -> Converted:
     variables = [node for node in graph if node.op in REF_VARIABLES]
     if not variables:
         return Converted({}, {})
+    read_before_routes(graph)
+    aliases = Aliases(graph)
+    if read_late(graph, aliases):
+        aliases = Aliases(graph)
+    raced = races(graph, aliases, ancestors(map(graph.node, step))) if step else []
+    said = tuple(notes(raced))
+    repeats = {node: [value.node for value in aliases.unchanged(node)] for node in variables}
     taken = {node.attr("shared_name", b"") for node in graph if node.op == "VarHandleOp"}
     handles = {node: _handle(graph, node, taken) for node in variables}
     references = _trace(handles)
@@ -78,6 +100,8 @@ def convert(graph: Graph, anchored: Collection[str]) -> Converted:
     return Converted(
         {node.name: handle.name for node, handle in handles.items()},
         {old.name: new.name for old, new in updates.items() if new is not old},
+        {node.name: tuple(one.name for one in found if one.output_dtypes) for node, found in repeats.items()},
+        said,
     )
 
 

@@ -272,6 +272,7 @@ def _rewrite(
                 loop_stages(graph, stages, plan, context.slices, _roots(graph, item))
     with run.step("place"):
         instances = place_instances(graph, plan, task, stages, context.served.devices, captured=context.captures)
+    found += [Note(*one) for one in item.notes]
     found += [Note(node.name, node.op, MEETING) for node in instances.order.meetings]
     common &= set(graph)
     began_expand = time.perf_counter()
