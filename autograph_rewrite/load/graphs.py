@@ -19,7 +19,7 @@ from autograph_rewrite.load import collected as collections
 from autograph_rewrite.load import validate
 from autograph_rewrite.load.collected import Collected
 from autograph_rewrite.load.inputs import describe_output, graph_inputs
-from autograph_rewrite.load.names import as_list, find_node, is_tensor
+from autograph_rewrite.load.names import as_list, find_node, is_tensor, output_count
 from autograph_rewrite.load.savers import savers
 from autograph_rewrite.load.targets import infer_init_op, infer_train_ops
 from autograph_rewrite.load.variables import find_variables
@@ -95,7 +95,8 @@ def build_item(
         if named
         else infer_train_ops(graph, collected)
     )
-    values = [one for one in named if is_tensor(one)]  # a train op that is a tensor is fetched for its value, too
+    # A train op that is a tensor is fetched for its value, too.
+    values = [one for one in named if is_tensor(one) and output_count(find_node(graph, one, "train_op")) != 0]
     declared = {info.name: info for one in (*as_list(outputs), *values) for info in [describe_output(graph, one)]}
     init = find_node(graph, init_op, "init_op").name if init_op is not None else infer_init_op(graph, targets)
     roots = [graph.node(name) for name in (*targets, *(info.tensor.partition(":")[0] for info in declared.values()))]

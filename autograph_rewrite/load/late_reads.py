@@ -33,7 +33,7 @@ def read_late(graph: Graph, aliases: Aliases) -> int:
     found = [(node, index, waits) for node, index in aliases.readers if (waits := _waits(behind, aliases, node, index))]
     copies = _Copies(graph, aliases)
     for node, index, waits in found:
-        node.set_input(index, copies.of(node.inputs[index], node, waits))
+        node.set_input(index, copies.of(node.inputs[index], f"{node.name}/read_{index}", waits))
     return len(found)
 
 
@@ -116,7 +116,7 @@ def _waits(behind: _Behind, aliases: Aliases, node: Node, index: int) -> tuple[N
         for update in aliases.updates.get(variable, ()):
             own |= behind.marks.get(update, 0)
     missed = 0, 0
-    for read in _reads(aliases, value, node):
+    for read in _reads(aliases, value):
         seen = behind.and_self(read.node) if isinstance(read, Value) else behind.of(read)
         now = behind.of(node)
         missed = missed[0] | now[0] & ~seen[0], missed[1] | now[1] & ~seen[1]
@@ -126,7 +126,7 @@ def _waits(behind: _Behind, aliases: Aliases, node: Node, index: int) -> tuple[N
     return tuple(p for p in producers if (behind.and_self(p)[0] | behind.and_self(p)[1]) & own)
 
 
-def _reads(aliases: Aliases, value: Value, reader: Node) -> list[Node | Value]:
+def _reads(aliases: Aliases, value: Value) -> list[Node | Value]:
     """Return where the buffer is read as things are: by a node, or right behind what gives a reference."""
     if value.dtype > dtypes.REF_OFFSET:
         return [value]
@@ -153,50 +153,49 @@ class _Copies:
         self._aliases = aliases
         self._made: dict[tuple[Value, frozenset[Node], tuple[Node, ...]], Value] = {}
 
-    def of(self, value: Value, reader: Node, waits: Iterable[Node], enters: tuple[Node, ...] = ()) -> Value:
-        """Return a value like `value`, read anew for `reader` behind `waits`.
+    def of(self, value: Value, name: str, waits: Iterable[Node], enters: tuple[Node, ...] = ()) -> Value:
+        """Return a value like `value`, read anew behind `waits`.
 
         Args:
             value: an alias.
-            reader: what it is for.
+            name: of the read.
             waits: nodes in the reader's loop.
             enters: what leads from the value's loop into the reader's, outermost first.
         """
         key = value, frozenset(waits), enters
         if key not in self._made:
-            self._made[key] = self._copy(value, reader, tuple(waits), enters)
+            self._made[key] = self._copy(value, name, tuple(waits), enters)
         return self._made[key]
 
-    def _copy(self, value: Value, reader: Node, waits: tuple[Node, ...], enters: tuple[Node, ...]) -> Value:
+    def _copy(self, value: Value, name: str, waits: tuple[Node, ...], enters: tuple[Node, ...]) -> Value:
         node = value.node
         if node.op in ("Enter", "RefEnter"):
-            return self.of(node.inputs[0], reader, waits, (node, *enters))
+            return self.of(node.inputs[0], name, waits, (node, *enters))
         routed = node.op in ("Switch", "RefSwitch")
         if value.dtype > dtypes.REF_OFFSET and not routed:
-            return self._read(self._aliases.variables[value][0], reader, waits, enters)
+            return self._read(self._aliases.variables[value][0], name, waits, enters)
         inputs = []
         for given in node.inputs:
             if given not in self._aliases.variables:
                 inputs.append(self._entered(given, enters))
                 continue
             branch = (given.node,) if node.op == "Merge" and not enters else ()  # alive in its branch only
-            inputs.append(self.of(given, reader, (*waits, *branch), enters))
-        name = self._graph.unique_name(f"{reader.name}/late/{node.name.rpartition('/')[2]}")
+            inputs.append(self.of(given, name, (*waits, *branch), enters))
+        copy_name = self._graph.unique_name(f"{name}/{node.name.rpartition('/')[2]}")
         op = "Switch" if routed else node.op
         attrs = dict(node.attrs) | provenance(self._graph.current_pass, node.name)
-        copy = Node(self._graph, name, op, node.device, attrs, node.rest)
+        copy = Node(self._graph, copy_name, op, node.device, attrs, node.rest)
         self._graph.insert(copy, inputs, () if enters else node.controls)
         return copy.output(value.index)
 
-    def _read(self, variable: Node, reader: Node, waits: Iterable[Node], enters: Iterable[Node]) -> Value:
+    def _read(self, variable: Node, name: str, waits: Iterable[Node], enters: Iterable[Node]) -> Value:
         value = variable.output()
         for enter in enters:
             attrs = {"frame_name": enter.attr("frame_name"), "is_constant": True}
             attrs["parallel_iterations"] = enter.attr("parallel_iterations")
-            name = f"{reader.name}/late/enter"
-            value = self._graph.add("RefEnter", [value], name=name, attrs=attrs, origin=variable).output()
+            value = self._graph.add("RefEnter", [value], name=f"{name}/enter", attrs=attrs, origin=variable).output()
         return self._graph.add(
-            "Identity", [value], name=f"{reader.name}/late/read", controls=waits, device=variable.device,
+            "Identity", [value], name=name, controls=waits, device=variable.device,
             origin=variable, attrs={"T": dtypes.base(variable.attr("dtype"))},
         ).output()  # fmt: skip
 
@@ -204,6 +203,6 @@ class _Copies:
         for enter in enters:
             attrs = {"frame_name": enter.attr("frame_name"), "is_constant": True}
             attrs["parallel_iterations"] = enter.attr("parallel_iterations")
-            name = f"{value.node.name}/late/enter"
+            name = f"{value.node.name}/enter"
             value = self._graph.add("Enter", [value], name=name, attrs=attrs, origin=value.node).output()
         return value

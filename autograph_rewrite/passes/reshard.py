@@ -28,6 +28,7 @@ from autograph_rewrite.passes.buckets import reduce_bucket
 from autograph_rewrite.passes.context import Context
 from autograph_rewrite.passes.gather import gather_collective, gather_once, gather_parts
 from autograph_rewrite.passes.keys import Keys
+from autograph_rewrite.passes.predicates import common_predicate
 from autograph_rewrite.plan.lowerings import CROSSING
 from autograph_rewrite.plan.parts import EdgePlan
 
@@ -152,18 +153,11 @@ class Reshard:
             self._read(node, index, new)
 
     def _common_predicate(self, value: Value) -> Value:
-        """Return replica 0's predicate for all: one rounding difference would send replicas down different branches.
-
-        Each replica still waits for what its own predicate waits for: the branches may write what is written before.
-        """
+        """Return one predicate for all replicas."""
         if value.node.span is Span.ONCE:
             return value
         if value not in self._predicates:
-            made, name = value.node, f"{value.node.name}/predicate"
-            once = self._context.add("Identity", [value], name=name, span=Span.ONCE, origin=made).output()
-            each = self._context.add("Identity", [once], name=f"{name}/each", span=Span.EACH, origin=made)
-            each.add_control(made)
-            self._predicates[value] = each.output()
+            self._predicates[value] = common_predicate(self._context, value)
         return self._predicates[value]
 
     def _read(self, node: Node, index: int, value: Value) -> None:
