@@ -19,7 +19,7 @@ from autograph_rewrite.ir.graph import Node, Span
 from autograph_rewrite.ir.walk import ancestors
 from autograph_rewrite.passes.context import Context
 from autograph_rewrite.passes.cross_stages import Devices, are_apart
-from autograph_rewrite.passes.order_micro import learnt_nodes
+from autograph_rewrite.passes.meetings import learnt_nodes
 from autograph_rewrite.passes.place_stages import place_stages
 from autograph_rewrite.passes.stages import assign_stages
 from autograph_rewrite.plan.plan import Plan

@@ -43,12 +43,17 @@ def frames_of(order: Iterable[Node]) -> dict[Node, Frame]:
                 frame = inner
         if node.op in ("Enter", "RefEnter"):
             source = frames.get(node.inputs[0].node, ())
-            frame = (*source, node.attr("frame_name").decode())
+            frame = (*source, _name_of(node.attr("frame_name")))
         elif node.op in ("Exit", "RefExit"):
             frame = frame[:-1]
         if frame:
             frames[node] = frame
     return frames
+
+
+def _name_of(frame: bytes | tuple[bytes, ...]) -> str:
+    """Return the name of a loop; of one that each replica has under its own name, the first."""
+    return (frame if isinstance(frame, bytes) else frame[0]).decode()
 
 
 def by_loops(order: Iterable[Node]) -> list[list[Node]]:

@@ -22,6 +22,7 @@ from autograph_rewrite.ir.fold import PerInstance, Select, Span
 from autograph_rewrite.ir.graph import PASS_ATTR, Graph, Node, Value
 from autograph_rewrite.ir.opdefs import OpDef, find_op, get_op, signature
 from autograph_rewrite.ir.text import function_names
+from autograph_rewrite.ir.verify_loops import ENTERS, loop_faults
 from autograph_rewrite.ir.walk import topological_order
 
 SHOWN = 12  # faults in one message
@@ -137,6 +138,17 @@ def no_cycles(view: View) -> Iterator[Fault]:
         topological_order(view.graph)
     except GraphError as error:
         yield Fault(error.problem, view.graph.nodes.get(error.node_name or ""))
+
+
+def loops_are_closed(view: View) -> Iterator[Fault]:
+    """Loops are entered and left through doors, and none waits for its own end."""
+    if not any(node.op in ENTERS for node in view.nodes):
+        return
+    try:
+        order = topological_order(view.graph)
+    except GraphError:
+        return  # the fault of `no_cycles`
+    yield from (Fault(fault.problem, fault.node) for fault in loop_faults(order))
 
 
 def types_agree(view: View) -> Iterator[Fault]:
@@ -316,6 +328,7 @@ INVARIANTS: tuple[Invariant, ...] = (
     names_are_unique,
     edges_are_known_at_both_ends,
     no_cycles,
+    loops_are_closed,
     types_agree,
     selectors_fit,
     instances_have_their_attributes,

@@ -3,7 +3,8 @@
     before   %block ──► Greater ──► Sum each ──► AddN(all) ──► each
     after    %batch ──► Greater ──► Sum once ─────────────────► each
 
-It needs no variable, so there is no gradient, and nothing to keep.
+It needs no variable, so there is no gradient, and nothing to keep. It waits for none either: what does comes when the
+graph says, which is behind the loop.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from autograph_rewrite.ir.build import provenance
 from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Select, Span, Value
 from autograph_rewrite.ir.walk import descendants, topological_order
 from autograph_rewrite.passes.loop_frame import UNROLL
-from autograph_rewrite.passes.order_micro import learnt_nodes
+from autograph_rewrite.passes.meetings import late_nodes
+
+JOINS = frozenset(("AddN", "ConcatV2", "Pack"))
+"""What joins the parts to what they are together: their sum, their rows, or a table that is folded to one row."""
 
 
 def count_whole(graph: Graph, slices: Mapping[Value, Value]) -> None:
@@ -29,20 +33,34 @@ def count_whole(graph: Graph, slices: Mapping[Value, Value]) -> None:
         PassError: such a value depends on the number of the block.
     """
     order = topological_order(graph)
-    learnt = learnt_nodes(order)
+    late = late_nodes(order)
     made: dict[Value, Value] = {}
     for node in order:
-        if node in learnt or Select.ALL not in node.selects.values():
+        if node in late or Select.ALL not in node.selects.values():
             continue
-        if not any(user.span is Span.EACH for user in descendants([node], controls=False)):
+        if not any(user.span is Span.EACH for user in descendants([node])):
             continue
-        if node.op not in ("AddN", "ConcatV2"):
+        if node.op not in JOINS:
             raise PassError(
                 f"{node.op} '{node.name}' reads all micro-batches before they begin",
                 node=node,
                 hint=UNROLL,
             )
-        node.output().replace_all_uses_with(_whole(graph, node.inputs[0], slices, made))
+        whole = _whole(graph, node.inputs[0], slices, made)
+        _stand_for(graph, node, _as_only_row(graph, node, whole) if node.op == "Pack" else whole)
+
+
+def _stand_for(graph: Graph, node: Node, value: Value) -> None:
+    """Let what read or awaited a node that joins all parts read or await a value of the whole."""
+    node.output().replace_all_uses_with(value)
+    for user in node.control_users:
+        user.remove_control(node)
+        user.add_control(value.node)
+
+
+def _as_only_row(graph: Graph, node: Node, whole: Value) -> Value:
+    """Return what a fold over the parts' rows gives back: there is one part."""
+    return graph.add("Pack", [whole], name=f"{node.name}/whole", attrs={"N": 1, "axis": 0}, origin=node).output()
 
 
 def _whole(graph: Graph, value: Value, slices: Mapping[Value, Value], made: dict[Value, Value]) -> Value:

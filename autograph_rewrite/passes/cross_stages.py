@@ -23,7 +23,8 @@ import numpy as np
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.graph import Graph, Node, Span, Value
 from autograph_rewrite.ir.opdefs import find_op
-from autograph_rewrite.passes.order_micro import Wait, before
+from autograph_rewrite.passes.meetings import before
+from autograph_rewrite.passes.order_micro import Wait
 from autograph_rewrite.passes.stages import Stages
 from autograph_rewrite.plan.devices import process_of
 

@@ -28,7 +28,8 @@ from autograph_rewrite.ir.attrs import encode
 from autograph_rewrite.ir.fold import prefix
 from autograph_rewrite.ir.graph import PASS_ATTR, Graph, Node, PerInstance, Select, Span, Value
 from autograph_rewrite.ir.serde import frame
-from autograph_rewrite.passes.order_micro import NO_ORDER, Order, is_running_sum
+from autograph_rewrite.passes.order_micro import NO_ORDER, Order
+from autograph_rewrite.passes.waits import is_running_sum
 
 _MARK = wire.delimited(wire.ATTR, wire.delimited(1, PASS_ATTR.encode()) + wire.delimited(2, b"\x12\x06expand"))
 

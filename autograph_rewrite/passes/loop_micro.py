@@ -19,12 +19,14 @@ from autograph_rewrite.ir.attrs import decode, encode
 from autograph_rewrite.ir.fold import prefix
 from autograph_rewrite.ir.frames import frames_of, unconditional
 from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Span, Value
+from autograph_rewrite.ir.verify_loops import loop_faults
 from autograph_rewrite.ir.walk import topological_order
 from autograph_rewrite.passes.counted_whole import count_whole
 from autograph_rewrite.passes.loop_behind import read_behind
 from autograph_rewrite.passes.loop_frame import UNROLL, Loop
-from autograph_rewrite.passes.order_micro import counted_before, free_waiting, levels_of
+from autograph_rewrite.passes.meetings import levels_of, needed_of_all
 from autograph_rewrite.passes.prune import prune
+from autograph_rewrite.passes.waits import free_waiting, let_actors_wait
 
 
 def loop_micro(graph: Graph, replicas: int, micro: int, slices: Mapping[Value, Value], roots: Iterable[Node]) -> None:
@@ -41,9 +43,7 @@ def loop_micro(graph: Graph, replicas: int, micro: int, slices: Mapping[Value, V
         PassError: something cannot be done in a loop; the message says what.
     """
     kept = list(roots)
-    count_whole(graph, slices)
-    prune(graph, kept)
-    order, certain = order_of_bodies(graph)
+    order, certain = order_of_bodies(graph, slices, kept)
     body = [node for node in order if node.span is Span.EACH and not is_plain_constant(node)]
     if not body:
         return
@@ -60,6 +60,17 @@ def loop_micro(graph: Graph, replicas: int, micro: int, slices: Mapping[Value, V
     for node in order:
         if node.span is Span.ONCE and node.name in graph.nodes:
             read_behind(graph, loop, node, inside, certain, replicas)
+    require_closed(graph)
+
+
+def require_closed(graph: Graph) -> None:
+    """Make sure that no loop waits for its own end: the step would end without values, and without an error.
+
+    Raises:
+        PassError: one does.
+    """
+    for fault in loop_faults(topological_order(graph)):
+        raise PassError(fault.problem, node=fault.node, hint=UNROLL)
 
 
 def is_plain_constant(node: Node) -> bool:
@@ -67,17 +78,23 @@ def is_plain_constant(node: Node) -> bool:
     return node.op == "Const" and not any(isinstance(raw, PerInstance) for raw in node.attrs.values())
 
 
-def order_of_bodies(graph: Graph) -> tuple[list[Node], set[Node]]:
-    """Return the nodes, producers first, and those that run in any case, once nothing waits for all micro-batches.
+def order_of_bodies(graph: Graph, slices: Mapping[Value, Value], kept: Iterable[Node]) -> tuple[list[Node], set[Node]]:
+    """Let the iterations need nothing of each other; return the nodes, producers first, and those that always run.
+
+    Args:
+        graph: the folded graph, complete.
+        slices: by block, what it was cut out of.
+        kept: what the outside needs.
 
     Raises:
         PassError: something needs all of them in each iteration.
     """
-    order = topological_order(graph)
-    certain = unconditional(order)
-    free_waiting(order, certain)
+    free_waiting(graph)
+    count_whole(graph, slices)
+    prune(graph, kept)
+    order = let_actors_wait(graph, count_first=False)
     _refuse_what_meets(order)
-    return order, certain
+    return order, unconditional(order)
 
 
 def _refuse_what_meets(order: list[Node]) -> None:
@@ -86,13 +103,14 @@ def _refuse_what_meets(order: list[Node]) -> None:
     Raises:
         PassError: there is one.
     """
-    frames, early = frames_of(order), counted_before(order)
-    levels = levels_of(order, frames, early)
+    frames = frames_of(order)
+    levels = levels_of(order, frames, ())
     for node in order:
         if node.span is Span.EACH and node in frames:
             raise PassError(f"'{node.name}' is in a loop of its own", node=node, hint=UNROLL)
         if node.span is Span.EACH and node.op != "Const" and levels[node]:
-            raise PassError(f"'{node.name}' needs a value of the whole batch in each iteration", node=node, hint=UNROLL)
+            problem = f"'{node.name}' {needed_of_all(node, levels)}, and runs in each iteration of a loop"
+            raise PassError(problem, node=node, hint=UNROLL)
 
 
 def require_alike(node: Node) -> None:

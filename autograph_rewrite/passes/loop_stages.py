@@ -27,7 +27,6 @@ from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.fold import prefix
 from autograph_rewrite.ir.graph import Graph, Node, Span, Value
 from autograph_rewrite.ir.opdefs import find_op
-from autograph_rewrite.passes.counted_whole import count_whole
 from autograph_rewrite.passes.loop_behind import read_behind
 from autograph_rewrite.passes.loop_frame import UNROLL, Loop
 from autograph_rewrite.passes.loop_micro import (
@@ -35,9 +34,10 @@ from autograph_rewrite.passes.loop_micro import (
     order_of_bodies,
     require_alike,
     require_certain,
+    require_closed,
     table_of,
 )
-from autograph_rewrite.passes.order_micro import before
+from autograph_rewrite.passes.meetings import before
 from autograph_rewrite.passes.place_stages import complete_stages
 from autograph_rewrite.passes.prune import prune
 from autograph_rewrite.passes.stages import Stages
@@ -77,10 +77,8 @@ def loop_stages(graph: Graph, stages: Stages, plan: Plan, slices: Mapping[Value,
         PlanError: the plan has a schedule that a loop has not.
     """
     kept, replicas, micro = list(roots), plan.replicas_each, plan.microbatches
-    count_whole(graph, slices)
-    prune(graph, kept)
+    order, certain = order_of_bodies(graph, slices, kept)
     complete_stages(graph, stages)
-    order, certain = order_of_bodies(graph)
     devices = _devices(plan, stages)
     made = _Loops(graph, stages, [prefix(r) for r in range(replicas)], turns(micro, devices, stages.count // devices))
     for node in order:
@@ -101,6 +99,7 @@ def loop_stages(graph: Graph, stages: Stages, plan: Plan, slices: Mapping[Value,
             read_behind(graph, made, node, made.of, certain, replicas)
     made.close()
     prune(graph, kept)
+    require_closed(graph)
     stages.of = {node: stage for node, stage in stages.of.items() if node.name in graph.nodes}
     stages.backward &= set(stages.of)
 

@@ -17,20 +17,11 @@ import networkx as nx
 from autograph_rewrite.errors import PassError, PlanError
 from autograph_rewrite.ir.frames import frames_of, unconditional
 from autograph_rewrite.ir.graph import Graph, Node, Span
-from autograph_rewrite.ir.walk import topological_order
 from autograph_rewrite.passes.cross_stages import Devices, send_first
-from autograph_rewrite.passes.order_micro import (
-    FREE,
-    NO_ORDER,
-    Order,
-    Wait,
-    before,
-    counted_before,
-    free_waiting,
-    gate,
-    levels_of,
-)
+from autograph_rewrite.passes.meetings import before, counted_before, levels_of, needed_of_all
+from autograph_rewrite.passes.order_micro import FREE, NO_ORDER, Order, Wait, gate
 from autograph_rewrite.passes.stages import Stages
+from autograph_rewrite.passes.waits import free_waiting, let_actors_wait
 from autograph_rewrite.plan.schedule import BACKWARD, FORWARD, Orders, Task, orders
 
 Cluster = tuple[str, int]
@@ -52,10 +43,9 @@ def order_stages(graph: Graph, stages: Stages, schedule: str, devices: Devices, 
     """
     if micro == 1:
         return NO_ORDER
-    order = topological_order(graph)
-    frames, certain = frames_of(order), unconditional(order)
-    free_waiting(order, certain)
-    early = counted_before(order)
+    free_waiting(graph)
+    order = let_actors_wait(graph, count_first=True)
+    frames, certain, early = frames_of(order), unconditional(order), counted_before(order)
     _refuse_meetings(order, frames, early, stages)
     clusters: dict[Cluster, list[Node]] = {}
     for node in order:
@@ -99,14 +89,11 @@ def _refuse_meetings(order: list[Node], frames: Mapping[Node, object], early: Co
             raise PassError(
                 f"'{node.name}' is in a loop, which all micro-batches run together; a pipeline cannot wait for that",
                 node=node,
-                hint="unroll the loop, or use microbatches without stages",
+                hint="unroll the loop",
             )
         if levels[node]:
-            raise PassError(
-                f"'{node.name}' needs a value of the whole batch, for which no stage of a pipeline can wait",
-                node=node,
-                hint="keep examples apart (semantics.batch_norm: local), or use microbatches without stages",
-            )
+            problem = f"'{node.name}' {needed_of_all(node, levels)}, for which no stage of a pipeline can wait"
+            raise PassError(problem, node=node)
 
 
 def _require_no_cycle(clusters: Mapping[Cluster, list[Node]], given: Orders, micro: int) -> None:

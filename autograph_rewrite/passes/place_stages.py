@@ -14,7 +14,7 @@ from autograph_rewrite.analysis.roles import handle_of, is_update
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.graph import Graph, Node, Span
 from autograph_rewrite.ir.walk import topological_order
-from autograph_rewrite.passes.order_micro import before
+from autograph_rewrite.passes.meetings import before
 from autograph_rewrite.passes.stages import Stages
 
 _OF_THE_PROGRAM = re.compile(r"Iterator|Dataset|PyFunc|Queue|Reader|Save|Restore|ReadFile|WriteFile|Summary")

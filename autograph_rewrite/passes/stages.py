@@ -24,7 +24,7 @@ from autograph_rewrite.passes.alike import require_stages_alike
 from autograph_rewrite.passes.balance import partition
 from autograph_rewrite.passes.context import Context
 from autograph_rewrite.passes.costs import cost_of, value_bytes
-from autograph_rewrite.passes.order_micro import learnt_nodes
+from autograph_rewrite.passes.meetings import learnt_nodes
 from autograph_rewrite.passes.regions import differentiated, forward_nodes
 from autograph_rewrite.passes.repeats import repeated
 from autograph_rewrite.passes.served import states_of

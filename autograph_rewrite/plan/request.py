@@ -30,7 +30,7 @@ def request(item: ItemLike, config: Config, *, strategy: str) -> Plan:
         strategy=strategy,
         graph_digest=graph_digest(item.graph),
         mesh=(parts.Axis("data", len(devices)),),
-        semantics=_semantics(config),
+        semantics=parts.Semantics(**config.semantics.model_dump()),
         timeout_seconds=config.timeout_seconds,
         batch_inputs=tuple(
             parts.BatchInput(name, tensor.batch_axis, whole=_is_made_alike(item, tensor, config))
@@ -43,14 +43,6 @@ def request(item: ItemLike, config: Config, *, strategy: str) -> Plan:
         pipeline=_pipeline(config, len(devices)),
     )
     return replace(plan, id=f"{strategy}-{plan.digest()[:12]}")
-
-
-def _semantics(config: Config) -> parts.Semantics:
-    """What the configuration says; statistics of the whole batch would keep micro-batches waiting for each other."""
-    said = config.semantics
-    if (config.microbatches > 1 or config.pipeline is not None) and "batch_norm" not in said.model_fields_set:
-        said = said.model_copy(update={"batch_norm": "local"})
-    return parts.Semantics(**said.model_dump())
 
 
 def _micro(item: ItemLike, config: Config) -> parts.Micro | None:

@@ -1,0 +1,130 @@
+"""Let nothing wait for all micro-batches that need not: what only makes values may run before what its graph names.
+
+before   count += n  ─^─► %dloss ─► %dw ─► AddN(all) ─► w -= dw       %dloss waits for all losses
+after    %dloss ─► %dw ─► AddN(all) ─► w -= dw  ◄─^─ count += n       what acts waits instead
+
+before   AddN(all(%loss)) ◄─^─ w -= dw                                its running sum waits, and what waits for that
+after    AddN(all(%loss)) ─► Identity ◄─^─ w -= dw
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from autograph_rewrite.analysis.roles import is_update
+from autograph_rewrite.ir.frames import frames_of, unconditional
+from autograph_rewrite.ir.graph import Graph, Node, Select, Span
+from autograph_rewrite.ir.opdefs import find_op
+from autograph_rewrite.ir.walk import descendants, topological_order
+from autograph_rewrite.passes.meetings import after, counted_before, levels_of
+
+
+def free_waiting(graph: Graph) -> None:
+    """Take away the waits that only keep values together.
+
+    TensorFlow's gradients let some values wait for others that they do not read. What a function returns waits for its
+    updates: then let whoever joins the micro-batches' parts of it wait instead. What follows from an effect, as the end
+    of a branch from the updates in it, is waited for as before.
+
+    Args:
+        graph: the folded graph, complete.
+    """
+    nodes = topological_order(graph)
+    certain = unconditional(nodes)
+    acted = descendants(node for node in nodes if _acts(node))
+    for node in nodes:
+        if node not in certain:
+            continue
+        if node.span is Span.ONCE and _is_pure(node) and (node.op != "NoOp" or node.control_users):
+            for control in [one for one in node.controls if one in certain]:
+                if _is_pure(control) and control.op != "NoOp" and control not in acted:
+                    node.remove_control(control)
+        elif node.op == "Identity" and node.span is Span.EACH:
+            _wait_later(node)
+
+
+def is_running_sum(node: Node) -> bool:
+    """Return whether a node adds up all instances, so that expansion can add each as soon as it is there."""
+    return node.op == "AddN" and node.span is Span.ONCE and node.selects == {0: Select.ALL} and len(node.inputs) == 1
+
+
+def _is_pure(node: Node) -> bool:
+    """Return whether a node does nothing but make its values."""
+    op = find_op(node.op)
+    return op is not None and not op.is_stateful
+
+
+def _acts(node: Node) -> bool:
+    """Return whether a node writes a variable, or runs for its effect alone."""
+    return is_update(node) or not (_is_pure(node) or node.read_outputs)
+
+
+def _wait_later(node: Node) -> None:
+    """Let those that read a value wait for what it waits for itself, if all of them run once."""
+    readers = [use.node for use in node.output().uses]
+    if readers and all(reader.span is Span.ONCE for reader in (*readers, *node.control_users)):
+        for control in [control for control in node.controls if control.span is Span.ONCE]:
+            node.remove_control(control)
+            for reader in readers:
+                reader.add_control(control)
+
+
+def let_actors_wait(graph: Graph, *, count_first: bool) -> list[Node]:
+    """Where a micro-batch's value waits for what follows from all of them, let what acts on it wait instead.
+
+    Args:
+        graph: the folded graph, complete.
+        count_first: what needs no variable is computed of all micro-batches before the first begins.
+
+    Returns:
+        The nodes, producers first, as they are then.
+    """
+    order = topological_order(graph)
+    certain = unconditional(order)
+    levels = levels_of(order, frames_of(order), counted_before(order) if count_first else ())
+    for node in order:
+        if node.span is Span.ONCE or node not in certain or not _only_passes_on(node):
+            continue
+        late = [one for one in node.controls if one.span is Span.ONCE and one in certain and levels[one]]
+        actors = _actors(node, certain) if late else None
+        for control in late if actors is not None else ():
+            node.remove_control(control)
+            for actor in actors or ():
+                actor.add_control(control)
+    for node in order:
+        if is_running_sum(node) and node.controls:
+            _wait_behind(graph, node)
+    return topological_order(graph)
+
+
+def _only_passes_on(node: Node) -> bool:
+    return _is_pure(node) and (bool(node.read_outputs) or node.op == "NoOp")
+
+
+def _actors(node: Node, certain: Collection[Node]) -> list[Node] | None:
+    """Return what runs once behind a node of each micro-batch; None where something of a micro-batch acts before."""
+    found: dict[Node, None] = {}
+    seen, pending = {node}, [node]
+    while pending:
+        for user in after(pending.pop()):
+            if user in seen:
+                continue
+            seen.add(user)
+            if user.span is Span.ONCE:
+                found[user] = None
+            elif user not in certain or not _only_passes_on(user):
+                return None
+            else:
+                pending.append(user)
+    return list(found)
+
+
+def _wait_behind(graph: Graph, total: Node) -> None:
+    """Let what reads a running sum wait for what the sum waits for: a micro-batch that follows waits for the sum."""
+    controls = list(total.controls)
+    behind = graph.add("Identity", [total.output()], name=f"{total.name}/behind", origin=total, controls=controls)
+    total.output().replace_all_uses_with(behind.output(), keep={behind})
+    for user in total.control_users:
+        user.add_control(behind)
+    for control in controls:
+        total.remove_control(control)
