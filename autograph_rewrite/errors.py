@@ -50,6 +50,11 @@ class RewriteError(Exception):
         self.hint = hint
         super().__init__(self._render())
 
+    def change_hint(self, hint: str | None) -> None:
+        """Say something else about what the user can do."""
+        self.hint = hint
+        self.args = (self._render(),)
+
     def _render(self) -> str:
         lines = [self.problem]
         if self.where is not None:

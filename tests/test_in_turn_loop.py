@@ -13,7 +13,7 @@ import autograph_rewrite as ar
 from autograph_rewrite.ir.verify_expanded import check_expanded
 from autograph_rewrite.load.normal import normalise
 from tests.staged import assert_alike, staged_item, train
-from tests.test_micro_batch_norm import CHANNELS, FEEDS, averages, expected, given, in_sequence, layers, network
+from tests.test_micro_batch_norm import CHANNELS, FEEDS, LOCAL, averages, expected, given, in_sequence, layers, network
 
 v1 = tf.compat.v1
 HOW: dict[str, dict[str, Any]] = {
@@ -23,7 +23,7 @@ HOW: dict[str, dict[str, Any]] = {
 
 
 def rewritten(item: ar.GraphItem, cuts: list[str], how: str, micro: int, devices: int = 1) -> ar.GraphItem:
-    config = {"devices": [f"CPU:{i}" for i in range(devices)], **HOW[how]}
+    config = {**LOCAL, "devices": [f"CPU:{i}" for i in range(devices)], **HOW[how]}
     if how == "stages":
         config["pipeline"] = {**config["pipeline"], "microbatches": micro, "boundaries": cuts[:2]}
     else:
@@ -124,7 +124,7 @@ def test_a_fitted_model_has_the_averages_that_copies_give(config: dict[str, Any]
     looped = looped or {**config, "accumulation": {"form": "loop"}}
     weights = []
     for how in (config, looped):
-        made = ar.distribute(model(), {"devices": ["CPU:0"], **how})
+        made = ar.distribute(model(), {**LOCAL, **how})
         made.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
         weights.append(made.get_weights())
     assert np.abs(weights[0][4]).max() > 1e-2

@@ -14,6 +14,7 @@ from tests.staged import assert_alike, staged_item, train, values, variable
 
 v1 = tf.compat.v1
 LAYERS, CHANNELS = 3, 4
+LOCAL: dict[str, Any] = {"devices": ["CPU:0"], "semantics": {"batch_norm": "local"}}
 FEEDS = [{"x": np.random.default_rng(i).normal(size=(8, 5, 5, CHANNELS)).astype(np.float32)} for i in range(3)]
 
 
@@ -88,12 +89,9 @@ def given(fused: bool) -> Any:
 @pytest.mark.parametrize("fused", [True, False])
 def test_micro_batches_are_normalised_as_if_each_was_trained_on_by_itself(fused: bool, micro: int, stages: int) -> None:
     item, cuts = given(fused)
-    config = {"devices": ["CPU:0"], "microbatches": micro}
+    config: dict[str, Any] = {**LOCAL, "microbatches": micro}
     if stages:
-        config = {
-            "devices": ["CPU:0"],
-            "pipeline": {"stages": stages, "microbatches": micro, "boundaries": cuts[: stages - 1]},
-        }
+        config = {**LOCAL, "pipeline": {"stages": stages, "microbatches": micro, "boundaries": cuts[: stages - 1]}}
     new = ar.rewrite(item, config)
     assert_alike(train(new, FEEDS), expected(micro, fused), 2e-5)
 
@@ -103,7 +101,7 @@ def test_micro_batches_are_normalised_as_if_each_was_trained_on_by_itself(fused:
 def test_a_static_batch_is_normalised_alike(fused: bool, stages: int) -> None:
     item, cuts = staged_item(lambda: network(fused, 8), batch_inputs={"x": 0})
     pipeline = {"pipeline": {"stages": stages, "microbatches": 4, "boundaries": cuts[: stages - 1]}}
-    new = ar.rewrite(item, {"devices": ["CPU:0"], **(pipeline if stages else {"microbatches": 4})})
+    new = ar.rewrite(item, {**LOCAL, **(pipeline if stages else {"microbatches": 4})})
     assert_alike(train(new, FEEDS), expected(4, fused), 2e-5)
 
 
@@ -116,9 +114,9 @@ def test_statistics_of_the_whole_batch_are_another_matter() -> None:
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_the_whole_batch_can_be_normalised_at_once_where_there_are_no_stages(fused: bool) -> None:
+def test_the_whole_batch_is_normalised_at_once_unless_local_is_asked_for(fused: bool) -> None:
     item, _ = given(fused)
-    config = {"devices": ["CPU:0"], "microbatches": 4, "semantics": {"batch_norm": "sync"}}
+    config = {"devices": ["CPU:0"], "microbatches": 4}
     assert_alike(train(ar.rewrite(item, config), FEEDS), train(item, FEEDS), 2e-5)
 
 
@@ -127,7 +125,7 @@ def test_an_empty_micro_batch_updates_nothing(fused: bool) -> None:
     item, _ = given(fused)
     few = [{"x": FEEDS[0]["x"][:3]}]
     oracle, _ = staged_item(lambda: in_sequence(3, fused))
-    new = ar.rewrite(item, {"devices": ["CPU:0"], "microbatches": 4})
+    new = ar.rewrite(item, {**LOCAL, "microbatches": 4})
     assert_alike(train(new, few), train(oracle, few), 2e-5)
 
 
@@ -135,8 +133,8 @@ def test_replicas_average_their_statistics_before_each_update() -> None:
     item, _ = given(True)
     half = FEEDS[0]["x"][:4]
     twice = [{"x": np.concatenate([half, half])}]
-    new = ar.rewrite(item, {"devices": ["CPU:0", "CPU:1"], "microbatches": 2})
-    alone = ar.rewrite(item, {"devices": ["CPU:0"], "microbatches": 2})
+    new = ar.rewrite(item, {**LOCAL, "devices": ["CPU:0", "CPU:1"], "microbatches": 2})
+    alone = ar.rewrite(item, {**LOCAL, "microbatches": 2})
     got, one = train(new, twice), train(alone, [{"x": half}])
     for name in ("mean0", "variance2"):
         np.testing.assert_allclose(got[1][name], one[1][name], 2e-5, 2e-5)

@@ -17,8 +17,8 @@ from autograph_rewrite.errors import ConfigError, PassError, PlanError
 from autograph_rewrite.plan.schedule import iterations
 from tests.staged import MODELS, assert_alike, convolutions, feed, inputs, staged_item, train, values, variable
 from tests.test_micro_batch_norm import FEEDS as PICTURES
+from tests.test_micro_batch_norm import LOCAL, network
 from tests.test_micro_batch_norm import expected as normalised_in_sequence
-from tests.test_micro_batch_norm import network
 
 v1 = tf.compat.v1
 GOLDEN = 0.268087
@@ -133,7 +133,8 @@ def test_the_gradient_norm_of_sixteen_convolutions_is_the_published_one(stages: 
 @pytest.mark.parametrize("fused", [True, False])
 def test_moving_averages_take_the_statistics_of_all_micro_batches_in_their_order(fused: bool) -> None:
     item, cuts = staged_item(lambda: network(fused))
-    new = looped(item, stages=3, microbatches=4, boundaries=cuts[:2])
+    pipeline = {"form": "loop", "stages": 3, "microbatches": 4, "boundaries": cuts[:2]}
+    new = ar.rewrite(item, {**LOCAL, "pipeline": pipeline})
     assert_alike(train(new, PICTURES), normalised_in_sequence(4, fused), 2e-5)
 
 
@@ -353,7 +354,7 @@ def contrastive() -> tuple[Any, list[str]]:
 
 def test_what_needs_the_whole_batch_is_refused() -> None:
     item, cuts = staged_item(contrastive)
-    with pytest.raises(PassError, match="needs a value of the whole batch in each iteration"):
+    with pytest.raises(PassError, match="needs 'transpose' of the whole batch, and runs in each iteration"):
         looped(item, stages=2, microbatches=2, boundaries=cuts)
 
 

@@ -28,20 +28,22 @@ def restate_sizes(state: Propagation, means: Iterable[Node]) -> int:
         state: placements of a graph with a static batch.
         means: statistics of the batch.
     """
-    means, done = list(means), 0
-    after = descendants(means, controls=False)
-    tiles = [node for node in state.order if node.op == "Tile" and node in after]
+    groups: dict[tuple[tuple[int, ...], int], list[Node]] = {}
     for mean in means:
         whole, axes = _whole_shape(state, mean.inputs[0]), _const(mean.inputs[1])
-        if whole is None or axes is None:
-            continue
-        count = math.prod(whole[int(axis)] for axis in axes.ravel())
-        for tile in tiles:
-            divisions = _divisions(state, tile, whole, count)
-            if divisions:
-                tiles = [other for other in tiles if other is not tile]
-                _restate(state, mean, tile, divisions)
-                done += 1
+        if whole is not None and axes is not None:
+            count = math.prod(whole[int(axis)] for axis in axes.ravel())
+            groups.setdefault((tuple(whole), count), []).append(mean)
+    after = descendants([mean for group in groups.values() for mean in group], controls=False)
+    tiles = [node for node in state.order if node.op == "Tile" and node in after]
+    done = 0
+    for (shape, count), group in groups.items():
+        fitting = [(tile, found) for tile in tiles if (found := _divisions(state, tile, list(shape), count))]
+        # Gradients come in the opposite order: that of a later layer goes into that of an earlier one.
+        owners = group[::-1] if len(fitting) == len(group) else group[:1] * len(fitting)
+        for mean, (tile, divisions) in zip(owners, fitting, strict=True):
+            _restate(state, mean, tile, divisions)
+            done += 1
     return done
 
 

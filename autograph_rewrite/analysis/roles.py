@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.shape_rules import constant
-from autograph_rewrite.ir.walk import ancestors, topological_order
+from autograph_rewrite.ir.walk import ancestors, descendants, topological_order
 from autograph_rewrite.item import GraphItem, Variable
 
 PASSES_HANDLES = frozenset(("Identity", "Enter", "Switch", "RefEnter"))
@@ -105,6 +105,16 @@ def is_update(node: Node) -> bool:
         "AssignSubVariableOp",
         "ResourceStridedSliceAssign",
     )
+
+
+def learnt_nodes(nodes: Iterable[Node]) -> set[Node]:
+    """Return the nodes that are computed from a variable."""
+    return descendants(touching_nodes(nodes), controls=False)
+
+
+def touching_nodes(nodes: Iterable[Node]) -> list[Node]:
+    """Return the nodes that read or write a variable, or another resource."""
+    return [node for node in nodes if any(value.dtype == dtypes.RESOURCE for value in node.inputs)]
 
 
 def handle_of(value: Value) -> Value:

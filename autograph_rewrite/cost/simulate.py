@@ -28,6 +28,7 @@ from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.quiet import no_garbage_collection
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.normal import normalise_original
+from autograph_rewrite.passes.alternatives import add_alternatives
 from autograph_rewrite.plan.check import require
 from autograph_rewrite.plan.check_variables import VARIABLE_CHECKS
 from autograph_rewrite.plan.config import Config, ConfigLike
@@ -66,7 +67,15 @@ def simulate(
     require(replace(neutral(plan), edges=()), flat)
     wrong = [plan.source.fault(*finding) for one in VARIABLE_CHECKS for finding in one(plan, flat)]
     raise_if_any(wrong, error=PlanError, title=plan.source.name)
-    return simulated(fold(flat, plan), plan, network_of(cluster), batch=batch, machine=machine)
+
+    def predicted(plan: Plan) -> Simulation:
+        return simulated(fold(flat, plan), plan, network_of(cluster), batch=batch, machine=machine)
+
+    try:
+        return predicted(plan)
+    except PlanError as error:
+        add_alternatives(error, plan, predicted)
+        raise
 
 
 def simulated(

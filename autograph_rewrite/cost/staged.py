@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from autograph_rewrite.analysis.roles import learnt_nodes
 from autograph_rewrite.cost.counted import Counted
 from autograph_rewrite.cost.folded import Folded
 from autograph_rewrite.errors import PlanError
@@ -19,7 +20,6 @@ from autograph_rewrite.ir.graph import Node, Span
 from autograph_rewrite.ir.walk import ancestors
 from autograph_rewrite.passes.context import Context
 from autograph_rewrite.passes.cross_stages import Devices, are_apart
-from autograph_rewrite.passes.meetings import learnt_nodes
 from autograph_rewrite.passes.place_stages import place_stages
 from autograph_rewrite.passes.stages import assign_stages
 from autograph_rewrite.plan.plan import Plan
@@ -142,13 +142,12 @@ def _refuse_meetings(folded: Folded, early: Collection[Node], joined: Collection
             raise PlanError(
                 f"'{node.name}' is in a loop, which all micro-batches run together; a pipeline cannot wait for that",
                 node=node,
-                hint="unroll the loop, or use microbatches without stages",
+                hint="unroll the loop",
             )
         if any(value.node in joined for value in node.inputs):
             raise PlanError(
                 f"'{node.name}' needs a value of the whole batch, for which no stage of a pipeline can wait",
                 node=node,
-                hint="keep examples apart (semantics.batch_norm: local), or use microbatches without stages",
             )
 
 

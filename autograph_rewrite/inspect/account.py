@@ -66,6 +66,7 @@ class Account:
         seconds: of the whole rewrite; None when it is not known any more.
         micro: micro-batches of each replica.
         plan_notes: what the plan says of itself: its builder's choices, settings that do nothing.
+        inexact: node, op, text: what is another quantity than on one device, as the configuration asks.
     """
 
     replicas: int
@@ -78,6 +79,7 @@ class Account:
     seconds: float | None
     micro: int = 1
     plan_notes: tuple[str, ...] = ()
+    inexact: tuple[tuple[str, str, str], ...] = ()
 
 
 def account_of(item: GraphItem) -> Account:
@@ -104,6 +106,7 @@ def account_of(item: GraphItem) -> Account:
         seconds=report.seconds,
         micro=plan.microbatches,
         plan_notes=plan.notes,
+        inexact=tuple((note.node, note.op, note.text) for note in report.inexact),
     )
 
 

@@ -21,6 +21,7 @@ def explain(new: GraphItem) -> str:
     account = account_of(new)
     parts = [
         _overview(account),
+        *_inexact(account),
         *_gradients(account),
         *_step(account),
         *_local(account),
@@ -40,6 +41,14 @@ def _overview(account: Account) -> str:
         f"The graph of {several(account.before, 'node')} became one of {several(account.after, 'node')}{spent}: "
         f"{several(account.replicas, 'replica')}{parts}, {where} ({account.mode})."
     )
+
+
+def _inexact(account: Account) -> Iterator[str]:
+    if not account.inexact:
+        return
+    yield f"{several(len(account.inexact), 'value')} not those of one device, as the configuration asks:"
+    for node, op, text in account.inexact:
+        yield f"  {op} '{node}': {text}"
 
 
 def _gradients(account: Account) -> Iterator[str]:

@@ -16,12 +16,12 @@ from typing import NamedTuple
 import numpy as np
 
 from autograph_rewrite.analysis.propagate import Propagation
+from autograph_rewrite.analysis.roles import learnt_nodes
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.dtypes import dtype_name
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.passes.meetings import learnt_nodes
 
-HINT = "set pipeline.form to unrolled, which takes stages of any kind, or cut between layers that are alike"
+HINT = "cut between layers that are alike"
 SEEDS = frozenset(("seed", "seed2"))
 
 

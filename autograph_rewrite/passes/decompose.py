@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from autograph_rewrite.analysis.roles import learnt_nodes
 from autograph_rewrite.analysis.rules.normalisation import BLOCK_STATISTICS
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir import dtypes
@@ -211,20 +212,27 @@ def decompose(
         graph: the graph to edit.
         nodes: what to rewrite.
         looped: the nodes that run inside a loop.
-        local_batch_norm: keep the statistics of each block.
+        local_batch_norm: keep the statistics of each block, where a variable has gone into what is normalised.
         replicas: how many blocks there are.
 
     Raises:
         PassError: an op has no decomposition.
     """
+    nodes = list(nodes)
+    learnt = learnt_nodes(graph) if local_batch_norm else ()
     for node in nodes:
-        if local_batch_norm and node.op.startswith("FusedBatchNorm"):
+        if local_batch_norm and node.op.startswith("FusedBatchNorm") and _normalised(node).node in learnt:
             _keep_block_statistics(graph, node, replicas, node in looped)
             continue
         rewrite = DECOMPOSITIONS.get(node.op)
         if rewrite is None:
             raise PassError(f"op {node.op} mixes examples and has no decomposition", node=node)
         rewrite(graph, node, node in looped)
+
+
+def _normalised(node: Node) -> Value:
+    """Return the values of which a batch normalisation, or the gradient of one, has the statistics."""
+    return node.inputs[1 if node.op.startswith("FusedBatchNormGrad") else 0]
 
 
 def _keep_block_statistics(graph: Graph, node: Node, replicas: int, in_loop: bool) -> None:

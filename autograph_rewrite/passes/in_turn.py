@@ -181,8 +181,14 @@ def _unroll(context: Context, update: Update, statistics: Sequence[tuple[Value, 
         for read in update.reads:
             made[read] = _copy(context, read, read.inputs, number, [*read.controls, *before])
         if is_there is not None:
-            old = made[update.reads[0]].output() if update.reads else statistic
             name = f"{update.total.node.name}/or_old_{number}"
+            old = made[update.reads[0]].output() if update.reads else statistic
+            if old.dtype != statistic.dtype:
+                attrs = {"DstT": statistic.dtype}
+                cast = context.add(
+                    "Cast", [old], name=f"{name}/cast", span=Span.ONCE, origin=update.total.node, attrs=attrs
+                )
+                old = cast.output()
             inputs = [is_there, statistic, old]
             statistic = context.add("SelectV2", inputs, name=name, span=Span.ONCE, origin=update.total.node).output()
         for node in (*update.chain, *update.writes):

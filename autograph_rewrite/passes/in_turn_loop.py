@@ -46,7 +46,7 @@ def update_in_loop(
         made[read].add_control(loop.number.node)
     statistic = loop.entry(means, "statistic")
     if filled is not None and update.reads:
-        old = made[update.reads[0]].output()
+        old = loop.cast(made[update.reads[0]].output(), statistic.dtype, "old")
         statistic = loop.chosen(loop.entry(filled, "is_there"), statistic, old, "or_old")
     for node in update.chain:
         made[node] = _copy(graph, loop, node, _inputs(loop, node, update, statistic, made), made)

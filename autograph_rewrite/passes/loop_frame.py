@@ -132,6 +132,10 @@ class Loop:
         """Return one value where a condition holds, else the other."""
         return self._add("SelectV2", [condition, value, other], name).output()
 
+    def cast(self, value: Value, dtype: int, name: str) -> Value:
+        """Return a value as one of another type."""
+        return value if value.dtype == dtype else self._add("Cast", [value], f"{name}/cast", {"DstT": dtype}).output()
+
     def total(self, value: Value) -> Value:
         """Return the sum of a value over all iterations."""
         return self._once("total", value, self._zero(value, f"{value.node.name}/zero"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from autograph_rewrite.ir import dtypes
+from autograph_rewrite.analysis.roles import touching_nodes
 from autograph_rewrite.ir.build import ORIGIN_ATTR
 from autograph_rewrite.ir.frames import Frame
 from autograph_rewrite.ir.graph import Node, Select, Span
@@ -25,11 +25,6 @@ def after(node: Node) -> list[Node]:
     return [*[use.node for value in node.read_outputs for use in value.uses], *node.control_users]
 
 
-def learnt_nodes(nodes: Iterable[Node]) -> set[Node]:
-    """Return the nodes that are computed from a variable."""
-    return descendants(_touching(nodes), controls=False)
-
-
 def counted_before(order: Iterable[Node]) -> set[Node]:
     """Return what a value that all micro-batches make together needs, and that can be had before any of them.
 
@@ -43,11 +38,7 @@ def counted_before(order: Iterable[Node]) -> set[Node]:
 
 def late_nodes(nodes: Iterable[Node]) -> set[Node]:
     """Return the nodes that are computed from a variable, or wait for what is, or for what touches one."""
-    return descendants(_touching(nodes))
-
-
-def _touching(nodes: Iterable[Node]) -> list[Node]:
-    return [node for node in nodes if any(value.dtype == dtypes.RESOURCE for value in node.inputs)]
+    return descendants(touching_nodes(nodes))
 
 
 def levels_of(order: list[Node], frames: Mapping[Node, Frame], early: Collection[Node]) -> dict[Node, int]:

@@ -15,22 +15,21 @@ from dataclasses import dataclass, field, replace
 from autograph_rewrite.analysis import cut
 from autograph_rewrite.analysis.fact import LOCAL, Placement
 from autograph_rewrite.analysis.once import mark_whole
-from autograph_rewrite.analysis.own import mark_statistics
+from autograph_rewrite.analysis.own import block_statistics, mark_statistics
 from autograph_rewrite.analysis.propagate import Propagation, notes, propagate, revise
-from autograph_rewrite.analysis.roles import is_update
 from autograph_rewrite.analysis.rows import choose_gathers
 from autograph_rewrite.analysis.rules.base import OWN_VALUE, Semantics
-from autograph_rewrite.errors import GraphError, PassError, PlanError
+from autograph_rewrite.errors import PassError, PlanError
 from autograph_rewrite.ir.frames import frames_of
 from autograph_rewrite.ir.graph import Graph, Node, Span, Value
 from autograph_rewrite.ir.quiet import no_garbage_collection
 from autograph_rewrite.ir.verify import check_folded
-from autograph_rewrite.ir.walk import ancestors, depends_on_any
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes import compress_choice
 from autograph_rewrite.passes import edges as edge_list
 from autograph_rewrite.passes.added import attach
 from autograph_rewrite.passes.agreed import agreed
+from autograph_rewrite.passes.alternatives import add_alternatives
 from autograph_rewrite.passes.batch import batch_values, measured_input, named_groups, own_inputs
 from autograph_rewrite.passes.before_branches import copy_before_branches
 from autograph_rewrite.passes.block_shapes import state_block_shapes
@@ -57,6 +56,7 @@ from autograph_rewrite.passes.place_instances import place_instances
 from autograph_rewrite.passes.proxies import add_proxies
 from autograph_rewrite.passes.prune import prune
 from autograph_rewrite.passes.report import Note, PassRecord, Report
+from autograph_rewrite.passes.required import require_no_servers, require_training
 from autograph_rewrite.passes.reshard import Reshard, assign_spans
 from autograph_rewrite.passes.served import served_by
 from autograph_rewrite.passes.stages import assign_stages
@@ -64,6 +64,8 @@ from autograph_rewrite.plan.plan import Plan
 
 MAX_DECOMPOSITIONS = 8
 MEETING = "all micro-batches meet before it, and what each has made so far is kept until then"
+OF_PARTS = "statistics of each part of the batch, not of the whole (semantics.batch_norm: local)"
+IDLE = "semantics.batch_norm is local, and nothing in this graph is a batch normalisation to which that applies"
 Observer = Callable[[str, Graph], None]
 """Called after each pass with its name and the folded graph."""
 
@@ -124,7 +126,19 @@ def rewrite(
         PassError: an edge cannot be lowered; with `strict`, an op without a rule.
     """
     with no_garbage_collection():
-        return _rewrite(item, plan, verify, observers, training, item.graph if in_place else item.graph.clone(), task)
+        original = item.graph
+        kept = original.clone() if in_place and plan.microbatches > 1 else original
+        graph = original if in_place else original.clone()
+        try:
+            return _rewrite(item, plan, verify, observers, training, graph, task)
+        except (PassError, PlanError) as error:
+
+            def attempt(other: Plan) -> None:
+                graph = kept.clone()
+                _rewrite(item.with_(graph=graph), other, None, (), training, graph, task)
+
+            add_alternatives(error, plan, attempt)
+            raise
 
 
 def analyse(graph: Graph, item: GraphItem, plan: Plan, run: _Run | None = None) -> tuple[Propagation, list[Value]]:
@@ -134,7 +148,7 @@ def analyse(graph: Graph, item: GraphItem, plan: Plan, run: _Run | None = None) 
     semantics = Semantics(plan.semantics.random, plan.semantics.batch_norm, static)
     with run.step("propagate"):
         state = propagate(graph, batch, semantics)
-    if semantics.batch_norm == "local" and plan.microbatches > 1:
+    if semantics.batch_norm == "local" and plan.microbatches > 1:  # replicas alone divide fused ones only
         state = mark_statistics(state, plan.instances)
     for attempt in range(MAX_DECOMPOSITIONS + 1):
         marked = [node for node, answer in state.answers.items() if answer.decompose]
@@ -187,7 +201,7 @@ def _rewrite(
     began = time.perf_counter()
     if not training:  # there is nothing to accumulate, and no gradient that tells where stages are
         plan = plan.without_stages()
-    _require_no_servers(plan)
+    require_no_servers(plan)
     nodes_before = len(graph)
     job, rank = plan, task
     if plan.is_asynchronous and len(plan.processes) > 1:
@@ -210,13 +224,19 @@ def _rewrite(
     item = sharded.with_(variables=shard_variables(sharded.variables))
     state, outputs = analyse(graph, item, plan, run)
     found = [Note(node.name, node.op, text) for node, text in notes(state)]
+    inexact = tuple(Note(node.name, node.op, OF_PARTS) for node in block_statistics(state))
+    found += (
+        [Note("semantics.batch_norm", "local", IDLE)] if plan.semantics.batch_norm == "local" and not inexact else []
+    )
     if plan.semantics.strict and found:
         raise PassError(
             f"{len(found)} ops have no rule, the first is {found[0].op} '{found[0].node}': {found[0].text}",
             hint="set semantics.strict to false to run them whole, which is correct but slower",
         )
+    if plan.semantics.batch_norm == "local" and not inexact:
+        found.append(Note("semantics.batch_norm", "local", IDLE))
     if training:
-        _require_training(graph, item, state)
+        require_training(graph, item, state)
     with run.step("resolve"):
         resolved = edge_list.resolve(plan, state, outputs, item.variables)
         plan = agreed(plan, resolved, state, item.with_(graph=graph))
@@ -292,6 +312,7 @@ def _rewrite(
         homes=context.served.homes,
         held=held_bytes(graph, item.variables, run_devices(plan, task)),
         batches=named_groups(reshard.groups, item),
+        inexact=inexact,
     )
     layout = Layout(
         graph,
@@ -342,39 +363,6 @@ def _placements(state: Propagation) -> dict[Value, Placement]:
     return {
         value: placement for value, placement in placements if placement.differs and placement not in (LOCAL, OWN_VALUE)
     }
-
-
-def _require_no_servers(plan: Plan) -> None:
-    """Refuse stages, and micro-batches in several processes, of variables that are on servers.
-
-    Raises:
-        PlanError: a variable, or a shard of one, lives on one device.
-    """
-    several = plan.microbatches > 1 and len(plan.processes) > 1
-    if plan.homes and (several or plan.pipeline is not None):
-        name, home = next(iter(plan.homes.items()))
-        what = "stages" if plan.pipeline is not None else "micro-batches in several processes"
-        raise PlanError(
-            f"'{name}' lives on {home}, which does not go together with {what} yet",
-            hint="use the strategy AllReduce or PartitionedAR, or leave microbatches and pipeline out",
-        )
-
-
-def _require_training(graph: Graph, item: GraphItem, state: Propagation) -> None:
-    """Refuse what would be a silent no-op."""
-    step = ancestors(graph.nodes[name] for name in item.targets if name in graph.nodes)
-    updates = [node for node in step if is_update(node)]
-    if not updates:
-        raise GraphError(
-            "the train op updates no variable, so there is nothing to distribute",
-            hint="pass the op that applies the gradients as train_op",
-        )
-    if not depends_on_any(updates, {value.node for value in state.whole_inputs}):
-        names = ", ".join(f"'{value.name}'" for value in state.whole_inputs)
-        raise GraphError(
-            f"no variable update depends on the batch ({names}), so there is nothing to distribute",
-            hint="name the inputs that carry examples in batch_inputs",
-        )
 
 
 def resolve(item: GraphItem, plan: Plan) -> Plan:

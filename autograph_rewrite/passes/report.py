@@ -50,6 +50,7 @@ class Report:
         homes: the devices of variables that live on one, the state of optimizers included, by name.
         held: bytes of variables on each device of this process, shards and copies counted.
         batches: names of the batch inputs in groups of one size each; none where all are of one.
+        inexact: what is another quantity than on one device because the configuration asks for it.
         contents: of one of several processes, what its graph must have in common with the others'.
     """
 
@@ -67,6 +68,7 @@ class Report:
     homes: Mapping[str, str] = field(default_factory=dict)
     held: Mapping[str, int] = field(default_factory=dict)
     batches: tuple[tuple[str, ...], ...] = ()
+    inexact: tuple[Note, ...] = ()
     extra: dict[str, object] = field(default_factory=dict)
 
     @property
@@ -101,6 +103,7 @@ class Report:
         ]
         lines.append(f"variables: {', '.join(f'{size:,} B on {device}' for device, size in self.held.items())}")
         lines += [f"  {r.name:<12} {r.seconds * 1e3:7.1f} ms  +{r.added} -{r.removed}" for r in self.passes]
+        lines += [f"not exact: {note.op} '{note.node}': {note.text}" for note in self.inexact]
         lines += [f"note: {note.op} '{note.node}': {note.text}" for note in self.notes]
         lines += [f"note: {note}" for note in self.plan.notes]
         return "\n".join(lines)

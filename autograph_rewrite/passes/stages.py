@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from autograph_rewrite.analysis.fact import REPLICATED
 from autograph_rewrite.analysis.propagate import Propagation
+from autograph_rewrite.analysis.roles import learnt_nodes
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.devices import canonical
 from autograph_rewrite.ir.graph import Graph, Node, Span, Value
@@ -24,7 +25,6 @@ from autograph_rewrite.passes.alike import require_stages_alike
 from autograph_rewrite.passes.balance import partition
 from autograph_rewrite.passes.context import Context
 from autograph_rewrite.passes.costs import cost_of, value_bytes
-from autograph_rewrite.passes.meetings import learnt_nodes
 from autograph_rewrite.passes.regions import differentiated, forward_nodes
 from autograph_rewrite.passes.repeats import repeated
 from autograph_rewrite.passes.served import states_of

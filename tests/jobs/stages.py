@@ -58,13 +58,14 @@ def where(job: Job, cuts: Sequence[str]) -> Sequence[str]:
     return {2: cuts[1:2], 3: cuts[:2]}.get(config(job)["pipeline"]["stages"], cuts)
 
 
-def graph(name: str, *, always_in_stages: bool = False, **pipeline: Any) -> Case:
+def graph(name: str, *, always_in_stages: bool = False, batch_norm: str = "sync", **pipeline: Any) -> Case:
     """Return the case of a graph in a session; the single process trains the original unless told otherwise."""
 
     def case(job: Job) -> Results:
         item, cuts = staged.staged_item(FORWARD[name])
         is_cut = job.is_rewritten or always_in_stages
-        new = ar.rewrite(item, config(job, boundaries=where(job, cuts), **pipeline)) if is_cut else item
+        asked = {**config(job, boundaries=where(job, cuts), **pipeline), "semantics": {"batch_norm": batch_norm}}
+        new = ar.rewrite(item, asked) if is_cut else item
         feeds = [staged.feed(item, step, size) for step, size in enumerate(SIZES)]
         outputs, variables = staged.train(new, feeds)
         found = {f"{key} of step {step}": value for step, got in enumerate(outputs) for key, value in got.items()}
@@ -218,7 +219,7 @@ CASES: dict[str, Case] = {
     "mlp": graph("mlp"),
     "tied": graph("tied", schedule="gpipe"),
     "dropout": graph("dropout"),
-    "normalised": graph("normalised", always_in_stages=True),
+    "normalised": graph("normalised", always_in_stages=True, batch_norm="local"),
     "where_it_ran": where_it_ran,
     "saver": saver,
     "function": function,

@@ -1,0 +1,54 @@
+"""Which change of a configuration would lift a refusal of micro-batches or stages: each is tried, none is guessed.
+
+    'conv/bn/Sub' needs 'conv/bn/mean' of the whole batch, for which no stage of a pipeline can wait
+      hint set semantics.batch_norm to local (...); or leave pipeline out: microbatches without stages can meet
+
+A refused graph is not run, so the time for trying is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from autograph_rewrite.errors import PlanError, RewriteError
+from autograph_rewrite.passes.loop_frame import UNROLL
+from autograph_rewrite.plan.plan import Plan
+
+LOCAL = "set semantics.batch_norm to local (each micro-batch is then normalised by its own statistics)"
+
+
+def add_alternatives(error: RewriteError, plan: Plan, attempt: Callable[[Plan], object]) -> None:
+    """Let a refusal say what would lift it.
+
+    Args:
+        error: the refusal.
+        plan: what was refused.
+        attempt: does the same with another plan, and raises if that is refused, too.
+    """
+    if plan.microbatches == 1 or (isinstance(error, PlanError) and not plan.looped and error.hint):
+        return  # what the plan itself has wrong says what to do about it
+    lifting = [text for text, other in _alternatives(plan) if _is_accepted(attempt, other)]
+    own = [error.hint] if error.hint and error.hint != UNROLL else []
+    error.change_hint("; or ".join([*own, *lifting]) or None)
+
+
+def _alternatives(plan: Plan) -> Iterator[tuple[str, Plan]]:
+    request = replace(plan, edges=())
+    micro = plan.micro
+    if plan.semantics.batch_norm == "sync":
+        yield LOCAL, replace(request, semantics=replace(plan.semantics, batch_norm="local"))
+    if micro is not None and plan.looped:
+        section = "accumulation" if plan.pipeline is None else "pipeline"
+        yield f"set {section}.form to unrolled", replace(request, micro=replace(micro, loop=False))
+    if micro is not None and plan.pipeline is not None and not plan.stage_hosts:
+        text = "leave pipeline out: microbatches without stages can meet"
+        yield text, replace(request, pipeline=None, micro=replace(micro, loop=False))
+
+
+def _is_accepted(attempt: Callable[[Plan], object], plan: Plan) -> bool:
+    try:
+        attempt(plan)
+    except RewriteError:
+        return False
+    return True
