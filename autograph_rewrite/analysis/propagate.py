@@ -218,11 +218,11 @@ def _walk(state: Propagation, *, optimistic: bool) -> bool:
     """Visit every node, those of a loop until it settles; return whether some fact or container changed."""
     changed = False
     for nodes in state.runs:
-        for _ in range(MAX_ROUNDS):
-            moved = _walk_once(state, nodes, optimistic)
-            changed |= moved
-            if not moved or len(state.runs) == 1:
+        is_loop = len(state.runs) > 1 and nodes[0].op in ("Enter", "RefEnter")
+        for _ in range(MAX_ROUNDS if is_loop else 1):
+            if not _walk_once(state, nodes, optimistic):
                 break
+            changed = True
     return changed
 
 
