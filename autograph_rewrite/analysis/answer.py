@@ -43,6 +43,7 @@ MOVES = MEASURES | frozenset(
     )
 )  # fmt: skip
 """Ops that move sizes without computing: unknown entries pass through them harmlessly."""
+MERGES = frozenset(("Merge", "RefMerge"))
 LARGEST_TRACKED = 64
 
 
@@ -86,7 +87,7 @@ def answer(node: Node, inputs: tuple[Fact, ...], cells: Mapping[int, Fact], sema
     """Return placements, conversions and facts for one node."""
     dtypes_out = node.output_dtypes
     rule = TABLE.get(node.op) if PINNED not in node.attrs else None
-    if any(f.placement == UNKNOWN for f in inputs) and node.op not in ("Merge", "RefMerge"):
+    if any(f.placement == UNKNOWN for f in inputs) and node.op not in MERGES:
         return Answer(tuple(Fact(UNKNOWN, dtype) for dtype in dtypes_out))
     n = Op(node.op, node.attr, inputs, dtypes_out, _static_shapes(node, len(dtypes_out)), semantics, cells)
     if OF_BLOCK in node.attrs:
@@ -195,9 +196,10 @@ def _conclude(node: Node, n: Op, rule: Rule | None, placed: Placed, note: str) -
     count = len(n.output_dtypes)
     shapes: tuple[Shape | None, ...] = (None,) * count
     values: tuple[tuple[Dim, ...] | None, ...] = (None,) * count
-    if rule is not None and not any(f.placement == UNKNOWN for f in inputs):
-        if rule.shape is not None:
-            shapes = rule.shape(after)
+    reached = not any(f.placement == UNKNOWN for f in inputs)
+    if rule is not None and rule.shape is not None and (reached or node.op in MERGES):
+        shapes = rule.shape(after)
+    if rule is not None and reached:
         if rule.value is not None and not any(p.is_split or p.is_partial for p in placed.outputs):
             values = rule.value(after) or values
     if len(shapes) != count or len(placed.outputs) != count:

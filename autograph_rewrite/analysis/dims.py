@@ -106,6 +106,35 @@ def to_global(dim: Dim, batch: int | None) -> Dim:
     return Sym(dim.coef, tuple(sorted((*rest, BATCH + mine[len(BLOCK) :]))))
 
 
+def are_same(a: Dim, b: Dim) -> bool:
+    """Return whether two sizes are known to be equal; two unknown ones are not."""
+    return a is not None and a == b
+
+
+def broadcast_dim(a: Dim, b: Dim) -> Dim:
+    """Return the size that two broadcast to; of two that are not known to be equal, a symbol may stand for 1."""
+    if a == 1 or a == b:
+        return b
+    if b == 1:
+        return a
+    return next((dim for dim in (a, b) if isinstance(dim, int)), None)
+
+
+def is_whole_of(dim: Dim, block: Dim, batch: int | None) -> bool:
+    """Return whether a size is known to be that of which `block` is one replica's part.
+
+    A size of which that is not known may be 1, where one row stands for all, or count something else: of neither there
+    is a block. Of an open batch it is not even enough to be a number, since the batch may have one example.
+
+    Args:
+        dim: a size of the whole.
+        block: the size of a block.
+        batch: the number of examples, where it is static.
+    """
+    everything = to_global(block, batch)
+    return are_same(dim, everything) or (isinstance(dim, int) and isinstance(everything, int) and dim != 1)
+
+
 def unit(dim: Dim) -> int | None:
     """Return c where the size is `c * b` with `b` the common block size; None otherwise."""
     return dim.coef if isinstance(dim, Sym) and dim.factors == (BLOCK,) else None

@@ -15,10 +15,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from autograph_rewrite.analysis.answer import Answer, const_fact, convert
+from autograph_rewrite.analysis.answer import MERGES, Answer, const_fact, convert
 from autograph_rewrite.analysis.answer import answer as answer_of
-from autograph_rewrite.analysis.dims import local_symbol
-from autograph_rewrite.analysis.fact import ANY, REPLICATED, UNKNOWN, Fact, Placement
+from autograph_rewrite.analysis.dims import Dim, local_symbol
+from autograph_rewrite.analysis.fact import ANY, REPLICATED, UNKNOWN, Fact, Placement, Shape
 from autograph_rewrite.analysis.rules import TABLE
 from autograph_rewrite.analysis.rules.arrays import element
 from autograph_rewrite.analysis.rules.base import OF_BLOCK, PINNED, WHOLE, Semantics, Want
@@ -206,7 +206,7 @@ def _forget_totals(state: Propagation) -> None:
     would be reduced in every iteration.
     """
     for node in state.order:
-        if node.op not in ("Merge", "RefMerge") or not any(state.facts[value].zero for value in node.inputs):
+        if node.op not in MERGES or not any(state.facts[value].zero for value in node.inputs):
             continue
         for carrier in [value.node for value in node.inputs if value.node.op in BACK_EDGES]:
             if state.facts[carrier.output()].placement == REPLICATED:
@@ -268,6 +268,8 @@ def _visit(state: Propagation, node: Node, optimistic: bool) -> Answer:
     if node.op == "Const":
         return state.answers.get(node) or Answer((const_fact(node),))
     inputs = tuple([facts.get(value, _UNKNOWN_FACT) for value in node.inputs])
+    if node.op in MERGES:
+        inputs = _without_own_size(node, inputs)
     if not optimistic:
         inputs = tuple([f._replace(placement=REPLICATED) if f.placement == UNKNOWN else f for f in inputs])
     cells: tuple[tuple[int, Fact], ...] = ()
@@ -283,6 +285,20 @@ def _visit(state: Propagation, node: Node, optimistic: bool) -> Answer:
         if rule is None or not (rule.identity or any(_is_fresh(fact) for fact in answer.outputs)):
             state.cache[key] = answer
     return answer
+
+
+def _without_own_size(node: Node, inputs: tuple[Fact, ...]) -> tuple[Fact, ...]:
+    """Return what meets, where a block size that went around a loop as it came in is that of what came in."""
+    own = local_symbol(f"{node.name}:0")
+    sizes = [fact.split_size for fact in inputs]
+    entered = next((size for size in sizes if size is not None and size != own), None)
+    if own not in sizes or entered is None:
+        return inputs
+    return tuple([fact._replace(shape=_replaced(fact.shape, own, entered)) for fact in inputs])
+
+
+def _replaced(shape: Shape | None, old: Dim, new: Dim) -> Shape | None:
+    return None if shape is None else tuple([new if dim == old else dim for dim in shape])
 
 
 def _is_fresh(fact: Fact) -> bool:
@@ -301,7 +317,7 @@ def _put(state: Propagation, node: Node, answer: Answer) -> bool:
         return False
     puts = state.puts.setdefault(cell, {})
     puts[node] = element(node.op, state.facts[node.inputs[index]])
-    joined = join(puts.values())._replace(cell="")
+    joined = join(puts.values(), state.semantics.batch)._replace(cell="")
     changed = state.cells.get(cell) != joined
     state.cells[cell] = joined
     return changed

@@ -8,13 +8,14 @@ from autograph_rewrite.analysis.dims import Sym
 from autograph_rewrite.analysis.fact import Fact, Placement
 from autograph_rewrite.analysis.rules import TABLE
 from autograph_rewrite.analysis.rules.arrays import element
-from autograph_rewrite.analysis.rules.base import LocalEntry, Slice, Want
+from autograph_rewrite.analysis.rules.base import LocalEntry, Slice, Want, whole
 from autograph_rewrite.analysis.rules.joining import join
 from tests.rules.facts import ANY, LOCAL, PARTIAL, REPLICATED, B, fact, node, placed, sizes, split
 
 BLOCKS = fact(split(0), B, 3)
 SUM = fact(PARTIAL, 5, 3)
-WHOLE = fact(REPLICATED, None, 3)
+ROWS = Sym(1, ("B",))
+WHOLE = fact(REPLICATED, ROWS, 3)
 INDEX = fact(REPLICATED)
 FLOW = fact(REPLICATED)
 HANDLE = fact(ANY, cell="array")
@@ -24,6 +25,12 @@ HANDLE = fact(ANY, cell="array")
 def test_an_empty_list_takes_what_is_put_in(item: Fact) -> None:
     assert placed(node("TensorListPushBack", fact(ANY), item)).outputs == (item.placement,)
     assert placed(node("TensorListSetItem", fact(ANY), INDEX, item)).outputs == (item.placement,)
+
+
+@pytest.mark.parametrize("rows", [1, 7, None])
+def test_what_has_no_blocks_makes_its_list_whole(rows: int | None) -> None:
+    n = node("TensorListPushBack", BLOCKS, fact(REPLICATED, rows, 3))
+    assert placed(n) == whole(n)
 
 
 def test_a_new_list_is_empty_and_zero() -> None:
@@ -43,7 +50,7 @@ def test_a_list_whose_element_shape_counts_a_block_is_split_from_the_start() -> 
         (WHOLE, BLOCKS, REPLICATED),
         (WHOLE, SUM, REPLICATED),
         (SUM, WHOLE, PARTIAL),
-        (BLOCKS, fact(split(1), 3, B), Slice(0, 1)),
+        (BLOCKS, fact(split(1), ROWS, B), Slice(0, 1)),
     ],
 )
 def test_what_is_put_into_a_list_follows_its_elements(container: Fact, item: Fact, want: Want) -> None:
@@ -127,7 +134,7 @@ def test_a_write_converts_its_value_to_what_the_array_holds() -> None:
     assert dict(placed(n).wants) == {2: Slice(0, 1)}
     n = node("TensorArrayWriteV3", HANDLE, INDEX, BLOCKS, FLOW, cells={0: WHOLE})
     assert dict(placed(n).wants) == {2: REPLICATED}
-    stacked = fact(REPLICATED, 2, None, 3)
+    stacked = fact(REPLICATED, 2, ROWS, 3)
     n = node("TensorArrayScatterV3", HANDLE, sizes(0, 1), stacked, FLOW, cells={0: BLOCKS})
     assert dict(placed(n).wants) == {2: Slice(1, 1)}
 
@@ -157,9 +164,10 @@ def test_an_array_that_holds_nothing_yet_reads_as_zeros() -> None:
 
 
 def test_all_writes_of_an_array_are_joined() -> None:
-    assert join([fact(REPLICATED, None, 3, zero=True), BLOCKS]).placement == split(0)
-    assert join([BLOCKS, fact(split(0), Sym(2, ("b",)), 3)]).shape == (None, 3)
-    assert join([SUM, BLOCKS]).placement == REPLICATED
+    assert join([fact(REPLICATED, ROWS, 3, zero=True), BLOCKS], None).placement == split(0)
+    assert join([fact(REPLICATED, None, 3, zero=True), BLOCKS], None).placement == REPLICATED
+    assert join([BLOCKS, fact(split(0), Sym(2, ("b",)), 3)], None).shape == (None, 3)
+    assert join([SUM, BLOCKS], None).placement == REPLICATED
 
 
 def test_a_stack_passes_on_what_is_pushed_and_gives_it_back() -> None:
@@ -180,6 +188,6 @@ def test_elements_put_end_to_end_make_their_array_whole() -> None:
     cells = (BLOCKS, fact(split(1), 3, B))
     rows, columns = (node("TensorArrayConcatV3", HANDLE, FLOW, outputs=2, cells={0: cell}) for cell in cells)
     assert placed(rows).holds == (0, 1)
-    assert join([BLOCKS, element("TensorArrayConcatV3", FLOW)]).placement == REPLICATED
+    assert join([BLOCKS, element("TensorArrayConcatV3", FLOW)], None).placement == REPLICATED
     assert placed(columns).holds is None
     assert placed(columns).outputs == (split(1), REPLICATED)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from autograph_rewrite.analysis.dims import Sym
 from autograph_rewrite.analysis.fact import Fact, Placement
 from autograph_rewrite.analysis.rules import TABLE
 from autograph_rewrite.analysis.rules.base import Op, Slice, Want
 from tests.rules.facts import ANY, PARTIAL, REPLICATED, UNKNOWN, B, fact, node, placed, sizes, split
 
 BLOCKS = fact(split(0), B, 3)
-WHOLE = fact(REPLICATED, None, 3)
-ZEROS = fact(REPLICATED, None, 3, zero=True)
+ROWS = Sym(1, ("B",))
+WHOLE = fact(REPLICATED, ROWS, 3)
+ZEROS = fact(REPLICATED, ROWS, 3, zero=True)
 SUM = fact(PARTIAL, 5, 3)
 OTHER = fact(split(1), 3, B)
 
@@ -32,6 +34,10 @@ def merge(*inputs: Fact) -> Op:
         (fact(UNKNOWN), fact(UNKNOWN), UNKNOWN, {}),
         (WHOLE, BLOCKS, split(0), {0: Slice(0, 1)}),
         (BLOCKS, ZEROS, split(0), {1: Slice(0, 1)}),
+        (BLOCKS, fact(REPLICATED, 1, 3), REPLICATED, {0: REPLICATED}),
+        (BLOCKS, fact(REPLICATED, 7, 3), REPLICATED, {0: REPLICATED}),
+        (BLOCKS, fact(REPLICATED, None, 3), REPLICATED, {0: REPLICATED}),
+        (BLOCKS, fact(REPLICATED), REPLICATED, {0: REPLICATED}),
         (WHOLE, SUM, PARTIAL, {0: PARTIAL}),
         (SUM, ZEROS, PARTIAL, {}),
         (BLOCKS, OTHER, REPLICATED, {0: REPLICATED, 1: REPLICATED}),
@@ -91,12 +97,12 @@ def test_a_merge_forgets_contents_that_differ() -> None:
     assert rule.value(merge(sizes(3), fact(ANY, zero=True))) == (None, None), "reserved elements are zeros"
 
 
-def test_a_merge_takes_the_rank_of_the_blocks_that_it_slices_to() -> None:
+def test_a_merge_of_blocks_of_different_sizes_has_blocks_of_unknown_size() -> None:
     rule = TABLE["Merge"]
     assert rule.shape is not None
-    unknown = Fact(REPLICATED, BLOCKS.dtype)
-    assert dict(placed(merge(BLOCKS, unknown)).wants) == {1: Slice(0, 1)}
-    assert rule.shape(merge(BLOCKS, unknown)) == ((B, None), ())
+    n = merge(BLOCKS, fact(split(0), Sym(2, ("b",)), 3))
+    assert placed(n).outputs[0] == split(0)
+    assert rule.shape(n) == ((None, 3), ())
 
 
 @pytest.mark.parametrize("op", ["NextIteration", "Exit", "Enter"])

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from autograph_rewrite.analysis.dims import Dim
 from autograph_rewrite.analysis.fact import ANY, PARTIAL, REPLICATED, UNKNOWN, Fact, Placement, Shape, split
-from autograph_rewrite.analysis.rules.base import Op, Placed, Rule, Want
-from autograph_rewrite.analysis.rules.joining import conform
+from autograph_rewrite.analysis.rules.base import Op, Placed, Rule, Want, whole
+from autograph_rewrite.analysis.rules.joining import MISFIT, conform
 from autograph_rewrite.analysis.rules.lists import with_leading, without_leading
 from autograph_rewrite.analysis.rules.signature import every
 from autograph_rewrite.analysis.rules.sizes import Values
@@ -86,7 +86,9 @@ def place_write(n: Op) -> Placed:
     if content.placement.is_split and n.op == "TensorArraySplitV3" and content.placement == split(0):
         content = content._replace(placement=REPLICATED)
     wants = _parameters(n, index)
-    want = conform(value, _lift(n.op, content))
+    want = conform(value, _lift(n.op, content), n.semantics.batch)
+    if want == MISFIT:
+        return whole(n)
     if want is not None:
         wants[index] = want
     return Placed((_token(content),), wants, zero=(content.zero,), holds=(0, index))
@@ -146,7 +148,9 @@ def place_push(n: Op) -> Placed:
     value, content = n.inputs[1], n.cells.get(0, EMPTY)
     if content.placement in (ANY, UNKNOWN):
         content = element(n.op, value)
-    want = conform(value, content)
+    want = conform(value, content, n.semantics.batch)
+    if want == MISFIT:
+        return whole(n)
     return Placed((content.placement,), {} if want is None else {1: want}, zero=(value.zero,), holds=(0, 1))
 
 

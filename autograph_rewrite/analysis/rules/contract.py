@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from autograph_rewrite.analysis.dims import Dim, unit
+from autograph_rewrite.analysis.dims import Dim, are_same, broadcast_dim, is_whole_of, to_global, unit
 from autograph_rewrite.analysis.fact import PARTIAL, REPLICATED, Shape, split
 from autograph_rewrite.analysis.rules.base import Op, Placed, Rule, Slice, Want, whole
-from autograph_rewrite.analysis.rules.elementwise import broadcast, known_extent
+from autograph_rewrite.analysis.rules.elementwise import broadcast
 from autograph_rewrite.ir import dtypes
 
 Labels = Sequence[str]
@@ -31,11 +31,10 @@ def contraction(n: Op, labels: Sequence[Labels], output: Labels) -> Placed:
     if chosen is None:
         return whole(n)
     label, size = chosen
-    if size is None and sum(label in mine for mine in labels) > 1:
-        return whole(n)  # blocks of unknown sizes need not line up
+    alone = sum(label in mine for mine in labels) == 1  # blocks of unknown sizes need not line up
     wants: dict[int, Want] = {}
     for i, mine in enumerate(labels):
-        want = _operand_want(n, i, mine.index(label) if label in mine else None, label, size)
+        want = _operand_want(n, i, mine.index(label) if label in mine else None, label, size, alone)
         if want is None:
             return whole(n)
         if want != n.placement(i):
@@ -44,18 +43,19 @@ def contraction(n: Op, labels: Sequence[Labels], output: Labels) -> Placed:
     return Placed((result,), wants)
 
 
-def _operand_want(n: Op, index: int, at: int | None, label: str, size: Dim) -> Want | None:
+def _operand_want(n: Op, index: int, at: int | None, label: str, size: Dim, alone: bool) -> Want | None:
     """Return what an operand must be where `label`, its dimension `at`, is split; None where that is not known."""
     fact = n.inputs[index]
     if at is None:
         return REPLICATED if fact.placement.differs else fact.placement
-    if fact.placement == split(at) and fact.split_size == size:
+    if fact.placement == split(at) and (are_same(fact.split_size, size) or alone):
         return fact.placement
     rows = unit(size)
     if rows is None:
         return None
-    if label.startswith(STRETCHES) and not fact.placement.is_split and not known_extent((fact.shape or ())[at]):
-        return None  # it may have size 1, of which there is no block
+    batch = n.semantics.batch
+    if label.startswith(STRETCHES) and not is_whole_of(to_global((fact.shape or ())[at], batch), size, batch):
+        return None
     return Slice(at, rows)
 
 
@@ -172,8 +172,9 @@ def shape_einsum(n: Op) -> tuple[Shape | None, ...]:
     sizes: dict[str, Dim] = {}
     for i, mine in enumerate(labels):
         for label, dim in zip(mine, n.shape(i) or (), strict=False):
-            if sizes.get(label, 1) in (1, None):
-                sizes[label] = dim
+            known = sizes.get(label)
+            stretches = label in sizes and label.startswith(STRETCHES)
+            sizes[label] = broadcast_dim(known, dim) if stretches else dim if known in (1, None) else known
     # A stretching dimension that no operand has is 1 in all of them.
     return (tuple(sizes.get(label, 1 if label.startswith(STRETCHES) else None) for label in output),)
 

@@ -45,18 +45,18 @@ def place_merge(n: Op) -> Placed:
         empty = [fact for fact in n.inputs if fact.placement == ANY]
         zero = any(fact.zero for fact in empty)
         return Placed((ANY if empty else UNKNOWN, REPLICATED), zero=(zero, False))
-    target = join(n.inputs)
-    wants = {i: conform(fact, target) for i, fact in enumerate(n.inputs) if reached([fact])}
+    target = join(n.inputs, n.semantics.batch)
+    wants = {i: conform(fact, target, n.semantics.batch) for i, fact in enumerate(n.inputs) if reached([fact])}
     needed = {i: want for i, want in wants.items() if want is not None}
     return Placed((target.placement, REPLICATED), needed, zero=(target.zero, False))
 
 
 def _merged_shape(n: Op) -> tuple[Shape | None, ...]:
-    return (join(n.inputs).shape, ())
+    return (join(n.inputs, n.semantics.batch).shape, ())
 
 
 def _merged_value(n: Op) -> tuple[tuple[Dim, ...] | None, ...]:
-    joined = join(n.inputs)
+    joined = join(n.inputs, n.semantics.batch)
     unknown: tuple[Dim, ...] = (None,)  # which path was taken: a size, so to speak, that nobody knows
     return (joined.value, unknown if joined.is_local else None)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from autograph_rewrite.analysis.dims import Dim, Sym, unit
+from autograph_rewrite.analysis.dims import Dim, are_same, broadcast_dim, is_whole_of, to_global, unit
 from autograph_rewrite.analysis.fact import PARTIAL, REPLICATED, Placement, Shape, split
 from autograph_rewrite.analysis.rules.base import Op, Placed, Rule, Slice, Want, whole
 from autograph_rewrite.analysis.rules.sizes import SIZE_ARITHMETIC, value_binary
@@ -106,11 +106,6 @@ def align(n: Op, indices: Sequence[int], rank: int) -> tuple[int, Dim] | None:
     return best
 
 
-def known_extent(dim: Dim) -> bool:
-    """Return whether a global size is certainly not 1, so that it is no broadcast dimension."""
-    return (isinstance(dim, int) and dim != 1) or (isinstance(dim, Sym) and any(f[0] == "B" for f in dim.factors))
-
-
 def split_wants(n: Op, indices: Sequence[int], rank: int, dim: int, size: Dim) -> dict[int, Want] | None:
     """Return what the inputs of a broadcasting op need so that all hold the same block of output dimension `dim`.
 
@@ -123,14 +118,14 @@ def split_wants(n: Op, indices: Sequence[int], rank: int, dim: int, size: Dim) -
             return None
         mine = dim - (rank - len(fact.shape))
         placement = fact.placement
-        if placement.is_split and placement.dim == mine and fact.split_size == size:
+        if placement.is_split and placement.dim == mine and are_same(fact.split_size, size):
             continue
         if mine < 0 or fact.shape[mine] == 1:
             if placement.differs:
                 wants[i] = REPLICATED
             continue
-        rows = unit(size)
-        if rows is None or not (placement.differs or known_extent(fact.shape[mine])):
+        rows, batch = unit(size), n.semantics.batch
+        if rows is None or not is_whole_of(to_global(fact.shape[mine], batch), size, batch):
             return None
         wants[i] = Slice(mine, rows)
     return wants
@@ -203,14 +198,6 @@ def place_select(n: Op) -> Placed:
     return Placed((split(0),), wants)
 
 
-def _broadcast_dim(a: Dim, b: Dim) -> Dim:
-    if a == 1 or a is None:
-        return b if a == 1 or b != 1 else None
-    if b == 1 or b is None or a == b:
-        return a
-    return a if isinstance(a, Sym) else b
-
-
 def broadcast(shapes: Sequence[Shape | None]) -> Shape | None:
     """Return the broadcast shape, None when a rank is unknown."""
     result: list[Dim] = []
@@ -219,7 +206,7 @@ def broadcast(shapes: Sequence[Shape | None]) -> Shape | None:
             return None
         longer, shorter = (result, list(shape)) if len(result) >= len(shape) else (list(shape), result)
         offset = len(longer) - len(shorter)
-        result = longer[:offset] + [_broadcast_dim(x, y) for x, y in zip(longer[offset:], shorter, strict=True)]
+        result = longer[:offset] + [broadcast_dim(x, y) for x, y in zip(longer[offset:], shorter, strict=True)]
     return tuple(result)
 
 

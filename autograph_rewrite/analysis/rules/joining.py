@@ -1,7 +1,8 @@
 """Where values take turns (a merge of paths, the elements of a container), one placement has to fit all.
 
 unknown, any   (not reached yet, an empty container) yield to whatever else there is
-split          a replicated value is sliced to it; all split ones must agree on dimension and block size
+split          a replicated value is sliced to it, if it is known to have the rows of all blocks: values that take turns
+               need not be equally long; all split ones must agree on the dimension
 partial        a replicated value counts on the first replica only; zeros count anywhere
 otherwise      everything becomes whole
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from autograph_rewrite.analysis.dims import Dim, is_settled, unit
+from autograph_rewrite.analysis.dims import Dim, is_whole_of, to_global, unit
 from autograph_rewrite.analysis.fact import ANY, LOCAL, PARTIAL, REPLICATED, UNKNOWN, Fact, Placement, Shape
 from autograph_rewrite.analysis.rules.base import Slice, Want
 
@@ -20,22 +21,27 @@ def reached(facts: Iterable[Fact]) -> list[Fact]:
     return [fact for fact in facts if fact.placement not in (UNKNOWN, ANY)]
 
 
-def join(facts: Iterable[Fact]) -> Fact:
-    """Return one fact for values that take turns: their common placement, and the sizes they agree on."""
+def join(facts: Iterable[Fact], batch: int | None) -> Fact:
+    """Return one fact for values that take turns: their common placement, and the sizes they agree on.
+
+    Args:
+        facts: of the values.
+        batch: the number of examples, where it is static.
+    """
     every = list(facts)
     known = reached(every)
     if not known:
         empty = [fact for fact in every if fact.placement == ANY]
         return (empty or every)[0]._replace(cell="")
-    placement, rows = _common(known)
+    placement, rows = _common(known, batch)
     zero = all(fact.zero for fact in known)
     unset = any(fact.placement == ANY and fact.zero for fact in every)  # reserved elements: zeros
     value = known[0].value if not unset and all(fact.value == known[0].value for fact in known) else None
-    shape = join_shapes([fact.shape for fact in known], placement, rows)
+    shape = join_shapes([_shape_in(fact, placement, batch) for fact in known], placement, rows)
     return Fact(placement, known[0].dtype, shape, value, zero)
 
 
-def _common(known: list[Fact]) -> tuple[Placement, Dim]:
+def _common(known: list[Fact], batch: int | None) -> tuple[Placement, Dim]:
     """Return the placement that fits all, and the size of its blocks."""
     placements = {fact.placement for fact in known}
     if placements == {LOCAL}:
@@ -48,11 +54,22 @@ def _common(known: list[Fact]) -> tuple[Placement, Dim]:
         mixed = placements != {target}
         return (REPLICATED if mixed and target != PARTIAL else target), None
     blocks = {fact.split_size for fact in known if fact.placement == target}
-    blocks = {size for size in blocks if is_settled(size)} or blocks  # stand-ins of an earlier round yield
     size = blocks.pop() if len(blocks) == 1 else None
-    if placements == {target} or unit(size) is not None:
-        return target, size
-    return REPLICATED, None
+    fits = all(fact.placement == target or _has_blocks(fact, target, size, batch) for fact in known)
+    return (target, size) if fits else (REPLICATED, None)
+
+
+def _has_blocks(fact: Fact, target: Placement, size: Dim, batch: int | None) -> bool:
+    """Return whether a replicated value is known to have a block of that size for each replica."""
+    rows = (fact.shape or ())[target.dim : target.dim + 1]
+    return unit(size) is not None and any(is_whole_of(dim, size, batch) for dim in rows)
+
+
+def _shape_in(fact: Fact, placement: Placement, batch: int | None) -> Shape | None:
+    """Return the shape of a value once it is converted to the joined placement."""
+    if fact.shape is None or placement.is_split:
+        return fact.shape
+    return tuple(to_global(dim, batch) for dim in fact.shape)
 
 
 def join_shapes(shapes: list[Shape | None], placement: Placement, rows: Dim) -> Shape | None:
@@ -68,16 +85,19 @@ def join_shapes(shapes: list[Shape | None], placement: Placement, rows: Dim) -> 
     return tuple(agreed)
 
 
-def conform(fact: Fact, target: Fact) -> Want | None:
-    """Return what turns one value into the joined placement; None where it is that already."""
+MISFIT = UNKNOWN
+"""What `conform` says of a value that has no blocks like those of the others."""
+
+
+def conform(fact: Fact, target: Fact, batch: int | None) -> Want | None:
+    """Return what turns one value into the joined placement, or MISFIT; None where it is that already."""
     have, want = fact.placement, target.placement
-    if have == want and (not want.is_split or not is_settled(fact.split_size) or target.split_size is None):
-        return None
-    if have == want and fact.split_size == target.split_size:
+    if have == want:
         return None
     if want.is_split:
-        rows = unit(target.split_size)
-        return REPLICATED if rows is None else Slice(want.dim, rows)
+        whole = fact._replace(shape=tuple(to_global(dim, batch) for dim in fact.shape or ()))
+        rows = unit(target.split_size) if _has_blocks(whole, want, target.split_size, batch) else None
+        return MISFIT if rows is None else Slice(want.dim, rows)
     if want == PARTIAL:
         return None if fact.zero and not have.differs else PARTIAL
     return REPLICATED if have.differs else None

@@ -8,7 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autograph_rewrite.analysis.dims import Dim, divide, is_local, local_symbol, product, times, to_global, unit
+from autograph_rewrite.analysis.dims import (
+    Dim,
+    are_same,
+    divide,
+    is_local,
+    is_whole_of,
+    local_symbol,
+    product,
+    times,
+    to_global,
+    unit,
+)
 from autograph_rewrite.analysis.fact import LOCAL, PARTIAL, REPLICATED, Placement, Shape, split
 from autograph_rewrite.analysis.rules import sizes
 from autograph_rewrite.analysis.rules.base import LocalEntry, Op, Placed, Rule, Slice, Want, whole
@@ -168,15 +179,14 @@ def place_broadcast_to(n: Op) -> Placed:
         at = local_entry(target)
         if at is None:
             return whole(n)
-        if placement.is_split and placement.dim + offset == at:
+        if placement.is_split and placement.dim + offset == at and are_same(n.inputs[0].split_size, target[at]):
             return Placed((split(at),), zero=zero)
-        wants: dict[int, Want] = {0: REPLICATED} if placement.differs else {}
-        if at >= offset and shape[at - offset] != 1:
-            rows = unit(target[at])
-            if rows is None:
-                return whole(n)
-            wants = {0: Slice(at - offset, rows)}
-        return Placed((split(at),), wants, zero=zero)
+        if at < offset or shape[at - offset] == 1:
+            return Placed((split(at),), {0: REPLICATED} if placement.differs else {}, zero=zero)
+        rows, batch = unit(target[at]), n.semantics.batch
+        if rows is None or not is_whole_of(to_global(shape[at - offset], batch), target[at], batch):
+            return whole(n)
+        return Placed((split(at),), {0: Slice(at - offset, rows)}, zero=zero)
     if placement.is_split:
         at, size = placement.dim + offset, n.inputs[0].split_size
         if target[at] == to_global(size, n.semantics.batch) and isinstance(target[at], int):
@@ -246,7 +256,7 @@ def align_pieces(n: Op, pieces: Sequence[int], dim: int, size: Dim) -> dict[int,
     rows = unit(size)
     wants: dict[int, Want] = {}
     for i in pieces:
-        if n.placement(i) == split(dim) and n.inputs[i].split_size == size:
+        if n.placement(i) == split(dim) and are_same(n.inputs[i].split_size, size):
             continue
         if rows is None:
             return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from autograph_rewrite.analysis.dims import Dim, any_local, is_local, is_settled
 from autograph_rewrite.analysis.fact import ANY, LOCAL, REPLICATED, Fact, Placement, Shape, split
 from autograph_rewrite.analysis.rules.base import LocalEntry, Op, Placed, Rule, Want, whole
-from autograph_rewrite.analysis.rules.joining import conform, join, join_shapes
+from autograph_rewrite.analysis.rules.joining import MISFIT, conform, join, join_shapes
 from autograph_rewrite.analysis.rules.signature import every
 
 Values = tuple[tuple[Dim, ...] | None, ...]
@@ -85,12 +85,15 @@ def _put(n: Op, handle: int, container: Fact, elements: dict[int, Fact]) -> Plac
     wants: dict[int, Want] = {
         i: REPLICATED for i, fact in enumerate(n.inputs) if i != handle and i not in elements and fact.placement.differs
     }
+    batch = n.semantics.batch
     follows = [fact for fact in elements.values() if fact.placement == container.placement]
-    target = join(elements.values()) if container.placement == ANY else join([container, *follows])
+    target = join(elements.values(), batch) if container.placement == ANY else join([container, *follows], batch)
     if container.is_local or target.is_local:
         return _put_sizes(n, handle, container, wants)
     for i, element in elements.items():
-        want = conform(element, target)
+        want = conform(element, target, batch)
+        if want == MISFIT:
+            return whole(n)
         if want is not None:
             wants[i] = want
     zero = container.zero and all(element.zero for element in elements.values())
@@ -301,7 +304,7 @@ def place_join(n: Op) -> Placed:
 
 
 def _joined_shape(n: Op) -> tuple[Shape | None, ...]:
-    return (join(n.inputs).shape,)
+    return (join(n.inputs, n.semantics.batch).shape,)
 
 
 def place_length(n: Op) -> Placed:

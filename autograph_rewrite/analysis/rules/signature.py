@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from autograph_rewrite.analysis.dims import Dim, any_local, unit
+from autograph_rewrite.analysis.dims import Dim, any_local, are_same, broadcast_dim, is_whole_of, to_global, unit
 from autograph_rewrite.analysis.fact import PARTIAL, REPLICATED, Fact, Placement, Shape, split
 from autograph_rewrite.analysis.rules.base import LocalEntry, Op, Placed, Rule, Slice, Want, whole
 from autograph_rewrite.ir.dtypes import INEXACT
@@ -90,8 +90,7 @@ def place(n: Op, sig: Signature | None) -> Placed:
         return whole(n)
     wants: dict[int, Want] = {}
     for i, fact in enumerate(n.inputs):
-        labels = sig.inputs[i] if i < len(sig.inputs) else None
-        converted = _convert(fact, labels, cut, sig, i)
+        converted = _convert(n, i, cut, sig)
         if converted is None:
             return whole(n)
         if converted != fact.placement:
@@ -124,20 +123,25 @@ def _ranks_fit(n: Op, sig: Signature) -> bool:
     return all(fact.shape is None or len(fact.shape) == len(labels) for fact, labels in _labelled(n, sig))
 
 
-def _convert(fact: Fact, labels: Labels | None, cut: Cut, sig: Signature, index: int) -> Want | None:
+def _convert(n: Op, index: int, cut: Cut, sig: Signature) -> Want | None:
     """Return the want of one input, its own placement where it fits as it is, or None where nothing helps."""
+    fact, batch = n.inputs[index], n.semantics.batch
+    labels = sig.inputs[index] if index < len(sig.inputs) else None
     if labels is None or cut.label not in labels:
         return REPLICATED if fact.placement.differs else fact.placement
     dim = labels.index(cut.label)
     if index in sig.sizes:
         return _convert_size(fact, dim, cut)
     # Blocks of unknown or other sizes need not line up with those of the first split input.
-    aligned = fact.split_size == cut.size and (cut.size is not None or _alone(sig, cut.label))
+    aligned = are_same(fact.split_size, cut.size) or _alone(sig, cut.label)
     if fact.placement == split(dim) and aligned:
         return fact.placement
-    if sig.broadcast and fact.shape is not None and fact.shape[dim] == 1:
-        return REPLICATED if fact.placement.differs else fact.placement
     rows = unit(cut.size)
+    if sig.broadcast:
+        size = None if fact.shape is None else to_global(fact.shape[dim], batch)
+        if size == 1:
+            return REPLICATED if fact.placement.differs else fact.placement
+        rows = rows if is_whole_of(size, cut.size, batch) else None
     return None if rows is None else Slice(dim, rows)
 
 
@@ -210,7 +214,11 @@ def sizes(n: Op, sig: Signature) -> dict[str, Dim]:
         if labels is None or dims is None or len(dims) != len(labels):
             continue
         for label, dim in zip(labels, dims, strict=True):
-            if label and dim is not None and (label not in found or (sig.broadcast and found[label] == 1)):
+            if not label:
+                continue
+            if sig.broadcast:
+                found[label] = broadcast_dim(found.get(label, 1), dim)
+            elif found.get(label) is None:
                 found[label] = dim
     return found
 

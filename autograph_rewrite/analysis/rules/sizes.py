@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from autograph_rewrite.analysis.dims import Dim, Sym, divide, product, times
+from autograph_rewrite.analysis.dims import Dim, Sym, divide, product, times, to_global
 from autograph_rewrite.analysis.fact import Shape
 from autograph_rewrite.analysis.rules.base import Op, Placed, Rule, whole
 
@@ -172,8 +172,8 @@ def broadcast_gradient_axes(a: Sequence[Dim], b: Sequence[Dim]) -> tuple[tuple[i
     rank = max(len(a), len(b))
     left: list[Dim] = [*[1] * (rank - len(a)), *a]
     right: list[Dim] = [*[1] * (rank - len(b)), *b]
-    if any(x is None or y is None for x, y in zip(left, right, strict=True)):
-        return None
+    if any(x is None or y is None or 1 not in (x, y, int(x == y)) for x, y in zip(left, right, strict=True)):
+        return None  # of two sizes that are not known to be equal, one may be 1
     both = [i for i in range(rank) if left[i] == 1 and right[i] == 1]
     sum_left = [i for i in range(rank) if left[i] == 1 and right[i] != 1]
     sum_right = [i for i in range(rank) if right[i] == 1 and left[i] != 1]
@@ -181,12 +181,16 @@ def broadcast_gradient_axes(a: Sequence[Dim], b: Sequence[Dim]) -> tuple[tuple[i
     return tuple(sorted(sum_left + both)), tuple(sorted(sum_right + both))
 
 
+def _global(sizes: Sequence[Dim] | None, batch: int | None) -> tuple[Dim, ...] | None:
+    return None if sizes is None else tuple(to_global(size, batch) for size in sizes)
+
+
 def value_broadcast_gradient_args(n: Op) -> Values | None:
     """Interpret BroadcastGradientArgs."""
-    a, b = n.value(0), n.value(1)
+    a, b = (_global(n.value(i), n.semantics.batch) for i in (0, 1))
     if a is None or b is None:
         return None
-    return broadcast_gradient_axes(a, b) if a != b else ((), ())
+    return ((), ()) if a == b and None not in a else broadcast_gradient_axes(a, b)
 
 
 def shape_of_axes(n: Op) -> tuple[Shape | None, ...]:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autograph_rewrite.analysis.dims import Dim, to_global
+from autograph_rewrite.analysis.dims import Dim, are_same, to_global
 from autograph_rewrite.analysis.fact import PARTIAL, REPLICATED, Shape, split
 from autograph_rewrite.analysis.rules import sizes
 from autograph_rewrite.analysis.rules.base import LocalEntry, Op, Placed, Rule, Want, whole
@@ -20,7 +20,7 @@ def place_slice(n: Op) -> Placed:
     if not placement.is_split or begin is None or size is None or begin[placement.dim] != 0:
         return whole(n)
     block, wanted = n.inputs[0].split_size, size[placement.dim]
-    if wanted in (-1, block):
+    if wanted == -1 or are_same(wanted, block):
         return Placed((placement,))
     if isinstance(wanted, int) and wanted == to_global(block, n.semantics.batch):
         return Placed((placement,), {2: LocalEntry(placement.dim, block)})
@@ -103,7 +103,7 @@ def strided_cuts(n: Op, rank: int, first: int) -> list[Cut] | None:
 
 def _keeps_whole(cut: Cut, size: Dim) -> bool:
     """Return whether a cut takes its dimension of that size completely."""
-    return cut.span is None or (cut.span[0] in (None, 0) and cut.span[1] == size and cut.span[2] == 1)
+    return cut.span is None or (cut.span[0] in (None, 0) and are_same(cut.span[1], size) and cut.span[2] == 1)
 
 
 def place_strided_slice(n: Op) -> Placed:
@@ -177,7 +177,7 @@ def place_strided_slice_grad(n: Op) -> Placed:
     if cut is None or cut.source is None or target is None:
         return whole(n)
     size, wanted = n.inputs[4].split_size, target[cut.source]
-    if wanted == size and _keeps_whole(cut, size):
+    if are_same(wanted, size) and _keeps_whole(cut, size):
         return Placed((split(cut.source),))
     everything = to_global(size, n.semantics.batch)
     if isinstance(wanted, int) and wanted == everything and _keeps_whole(cut, everything):
