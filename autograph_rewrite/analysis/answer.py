@@ -151,8 +151,8 @@ def _measured(n: Op, rule: Rule) -> Answer | None:
 def _place(n: Op, rule: Rule | None) -> tuple[Placed, str]:
     if n.attr(BLOCKWISE, False):
         return place_blockwise(n), ""
-    if n.attr(WHOLE, False):
-        return whole(n), ""
+    if marked := n.attr(WHOLE, False):
+        return whole(n), marked.decode() if isinstance(marked, bytes) else ""
     if n.op in MEASURES:
         if any(f.placement.is_split and (f.shape is None or n.op == "Size") for f in n.inputs):
             return whole(n), f"{n.op} measures a split value of unknown size"
@@ -199,9 +199,9 @@ def _conclude(node: Node, n: Op, rule: Rule | None, placed: Placed, note: str) -
     reached = not any(f.placement == UNKNOWN for f in inputs)
     if rule is not None and rule.shape is not None and (reached or node.op in MERGES):
         shapes = rule.shape(after)
-    if rule is not None and reached:
-        if rule.value is not None and not any(p.is_split or p.is_partial for p in placed.outputs):
-            values = rule.value(after) or values
+    is_size = not any(p.is_split or p.is_partial for p in placed.outputs)
+    if rule is not None and rule.value is not None and reached and is_size:
+        values = rule.value(after) or values
     if len(shapes) != count or len(placed.outputs) != count:
         raise PassError(f"the rule of {node.op} answers for another number of outputs", node=node)
     outputs = tuple(

@@ -17,13 +17,13 @@ from typing import Any
 
 from autograph_rewrite.analysis.answer import MERGES, Answer, const_fact, convert
 from autograph_rewrite.analysis.answer import answer as answer_of
+from autograph_rewrite.analysis.cells import content, put
 from autograph_rewrite.analysis.dims import Dim, local_symbol
-from autograph_rewrite.analysis.fact import ANY, REPLICATED, UNKNOWN, Fact, Placement, Shape
+from autograph_rewrite.analysis.fact import REPLICATED, UNKNOWN, Fact, Placement, Shape
+from autograph_rewrite.analysis.regions import mark_containers, mark_loops
 from autograph_rewrite.analysis.rules import TABLE
-from autograph_rewrite.analysis.rules.arrays import element
 from autograph_rewrite.analysis.rules.base import OF_BLOCK, PINNED, WHOLE, Semantics, Want
 from autograph_rewrite.analysis.rules.blockwise import BLOCKWISE
-from autograph_rewrite.analysis.rules.joining import join
 from autograph_rewrite.analysis.rules.normalisation import BLOCK_STATISTICS
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir import dtypes
@@ -34,6 +34,8 @@ from autograph_rewrite.ir.walk import BACK_EDGES, topological_order
 
 MAX_ROUNDS = 24
 RESTARTS = 4
+FALLBACKS = 64
+"""How often more of a graph is marked to be whole, before it is given up."""
 
 
 @dataclass
@@ -66,6 +68,7 @@ class Propagation:
     loops: bool = False
     runs: list[list[Node]] = field(default_factory=list)  # the order, with the nodes of each loop together
     edits: int = 0  # of the graph when `order` was made
+    moving: list[Node] = field(default_factory=list)  # what changed in the last walk, if placements did not settle
 
     def wants(self, node: Node) -> Mapping[int, Want]:
         """Return the conversions that the inputs of `node` need."""
@@ -102,24 +105,41 @@ def propagate(
         GraphError: the graph has a cycle outside its loops.
         PassError: the loops do not settle.
     """
+    cache = {} if cache is None else cache
+    for _ in range(FALLBACKS):
+        state = _propagate(graph, batch_inputs, semantics, frozenset(reduced), cache)
+        if not (mark_loops(state) if state.moving else mark_containers(state)):
+            break
+    if state.moving:
+        raise PassError("the placements of a loop do not settle", node=state.moving[0], hint="please report this graph")
+    return state
+
+
+def _propagate(
+    graph: Graph,
+    batch_inputs: Mapping[Value, int],
+    semantics: Semantics,
+    reduced: frozenset[Value],
+    cache: dict[Any, Answer],
+) -> Propagation:
+    """Find the placements with what is marked now; where `moving` is not empty, they do not settle."""
     state = Propagation(graph, topological_order(graph), semantics, edits=graph.edits)
     state.reduced = set(reduced)
     state.whole_inputs = dict(batch_inputs)
-    if cache is not None:
-        state.cache = cache
+    state.cache = cache
     loops = state.loops = any(node.op in ("NextIteration", "RefNextIteration") for node in state.order)
     state.runs = by_loops(state.order) if loops else [state.order]
-    _settle(state, loops, optimistic=True)
+    settled = _settle(state, loops, optimistic=True)
     for _ in range(RESTARTS if loops else 0):
         before = dict(state.facts)
         _forget_containers(state)
-        _settle(state, loops, optimistic=True)
-        if state.facts == before:
+        settled = settled and _settle(state, loops, optimistic=True)
+        if not settled or state.facts == before:
             break
-    if loops:
+    if loops and settled:
         _forget_totals(state)
-        _settle(state, loops, optimistic=True)
-    if any(fact.placement == UNKNOWN for fact in state.facts.values()):
+        settled = _settle(state, loops, optimistic=True)
+    if settled and any(fact.placement == UNKNOWN for fact in state.facts.values()):
         _settle(state, loops, optimistic=False)
     return state
 
@@ -178,13 +198,15 @@ def _record(state: Propagation, node: Node, answer: Answer) -> list[Value]:
     return changed
 
 
-def _settle(state: Propagation, loops: bool, *, optimistic: bool) -> None:
-    """Walk until nothing changes."""
+def _settle(state: Propagation, loops: bool, *, optimistic: bool) -> bool:
+    """Walk until nothing changes; return whether it came to that. What still changes is `moving`."""
     for _ in range(MAX_ROUNDS):
+        state.moving.clear()
         changed = _walk(state, optimistic=optimistic)
         if not (changed and (loops or state.cells)):
-            return
-    raise PassError("the placements of a loop do not settle", hint="please report this graph")
+            state.moving.clear()
+            return True
+    return False
 
 
 def _forget_containers(state: Propagation) -> None:
@@ -232,9 +254,10 @@ def _walk_once(state: Propagation, nodes: Iterable[Node], optimistic: bool) -> b
         answer = _visit(state, node, optimistic)
         if state.answers.get(node) is answer:
             continue
-        if answer.holds is not None:
-            changed |= _put(state, node, answer)
-        changed |= bool(_record(state, node, answer))
+        moved = answer.holds is not None and put(state, node, answer)
+        if _record(state, node, answer) or moved:
+            state.moving.append(node)
+            changed = True
     return changed
 
 
@@ -274,8 +297,7 @@ def _visit(state: Propagation, node: Node, optimistic: bool) -> Answer:
         inputs = tuple([f._replace(placement=REPLICATED) if f.placement == UNKNOWN else f for f in inputs])
     cells: tuple[tuple[int, Fact], ...] = ()
     if any(fact.cell for fact in inputs):
-        empty = Fact(ANY, 0)
-        cells = tuple((i, state.cells.get(fact.cell, empty)) for i, fact in enumerate(inputs) if fact.cell)
+        cells = tuple((i, content(state, fact.cell)) for i, fact in enumerate(inputs) if fact.cell)
     attrs = tuple([item for item in node._attrs.items() if item[0][0] != "_" or item[0] in _OWN_ATTRS])
     key = (node.op, attrs, inputs, cells, node._attrs.get("_output_shapes"))
     answer = state.cache.get(key)
@@ -306,21 +328,6 @@ def _is_fresh(fact: Fact) -> bool:
     return bool(fact.cell) or any(
         "#" in factor for dim in fact.shape or () if isinstance(dim, tuple) for factor in dim.factors
     )
-
-
-def _put(state: Propagation, node: Node, answer: Answer) -> bool:
-    """Record what a write puts into its container; return whether the container's fact changed."""
-    assert answer.holds is not None
-    container, index = answer.holds
-    cell = state.facts[node.inputs[container]].cell
-    if not cell:
-        return False
-    puts = state.puts.setdefault(cell, {})
-    puts[node] = element(node.op, state.facts[node.inputs[index]])
-    joined = join(puts.values(), state.semantics.batch)._replace(cell="")
-    changed = state.cells.get(cell) != joined
-    state.cells[cell] = joined
-    return changed
 
 
 def notes(state: Propagation) -> list[tuple[Node, str]]:

@@ -18,6 +18,9 @@ from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.attrs import decode
 from autograph_rewrite.ir.protos import proto
 
+RESULT_TYPES = "_result_types"
+"""Attribute of a call by function name, which no registry has: the types of what it gives."""
+
 
 @dataclass(frozen=True)
 class Arg:
@@ -156,4 +159,7 @@ def signature(name: str, attrs: Mapping[str, Any]) -> tuple[tuple[int, ...], tup
     Raises:
         GraphError: unknown op, or a deciding attribute is missing.
     """
+    stated = attrs.get(RESULT_TYPES)
+    if stated is not None and find_op(name) is None:
+        return (), tuple(decode(stated))
     return _signature(name, tuple([attrs.get(key) for key in get_op(name).type_attrs]))

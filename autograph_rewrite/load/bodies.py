@@ -9,7 +9,7 @@ from functools import cache
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.attrs import FunctionName, decode, encode
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.opdefs import Arg, find_op
+from autograph_rewrite.ir.opdefs import RESULT_TYPES, Arg, find_op
 from autograph_rewrite.ir.wire import RawNode, read_varint
 from autograph_rewrite.load.library import Function, Library
 
@@ -56,9 +56,11 @@ def is_invariant(value: Value) -> bool:
     return value.node.op == "Enter" and bool(value.node.attr("is_constant"))
 
 
-def result_dtypes(function: Function, attrs: Mapping[str, bytes]) -> tuple[int, ...]:
-    """Return the element types that a function gives."""
-    return tuple(dtype for arg in function.outputs for dtype in _arg_dtypes(arg, attrs))
+def state_results(node: Node, library: Library) -> None:
+    """State the element types that a call by function name gives: whoever reads it may ask before it is lowered."""
+    attrs = {key: raw for key, raw in node.attrs.items() if isinstance(raw, bytes)}
+    types = [dtype for arg in library.get(node.op).outputs for dtype in _arg_dtypes(arg, attrs)]
+    node.set_raw_attr(RESULT_TYPES, encode("list(type)", types))
 
 
 def instantiate(
@@ -89,6 +91,8 @@ def instantiate(
             raw.rest,
         )
         copies[raw.name] = graph.insert(node)
+        if raw.op in library:
+            state_results(node, library)
     scope = _Scope(function, library, given, copies)
     for raw in function.nodes:
         _connect(copies[raw.name], raw, scope, entry)

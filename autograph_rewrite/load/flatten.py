@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.walk import ancestors
-from autograph_rewrite.load.bodies import BRANCHES, FUNCTIONAL, LOOPS
+from autograph_rewrite.load.bodies import BRANCHES, FUNCTIONAL, LOOPS, state_results
 from autograph_rewrite.load.branches import lower_branches
 from autograph_rewrite.load.calls import lower_call
 from autograph_rewrite.load.library import Library, called
@@ -58,6 +58,9 @@ def _flatten(state: Lowering, roots: Iterable[Node]) -> None:
         # A call by function name has no op definition, so nothing else can handle it, needed or not.
         if node.op in state.library or (node in needed and node.op in FUNCTIONAL)
     )
+    for node, _, _ in state.pending:
+        if node.op in state.library:
+            state_results(node, state.library)
     while state.pending:
         node, pivot, state.chain = state.pending.popleft()
         _lower(state, node, pivot)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.attrs import FunctionName
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.load.bodies import FUNCTIONAL, Body, Entry, instantiate, is_invariant, result_dtypes
+from autograph_rewrite.load.bodies import FUNCTIONAL, Body, Entry, instantiate, is_invariant
 from autograph_rewrite.load.library import Library
 
 
@@ -62,20 +62,13 @@ class Lowering:
         """Whether a node calls functions in a way that can be lowered."""
         return node.op in FUNCTIONAL or node.op in self.library
 
-    def dtypes(self, node: Node) -> tuple[int, ...]:
-        """Return the element types that a functional node gives."""
-        if node.op in self.library:
-            attrs = {k: v for k, v in node.attrs.items() if isinstance(v, bytes)}
-            return result_dtypes(self.library.get(node.op), attrs)
-        return node.output_dtypes
-
     def gated(self, node: Node, index: int, value: Value, effects: Sequence[Node]) -> Value:
         """Make the readers of a result also run the effects; undone in the end where something else runs them."""
         if not effects or not node.output(index).uses:
             return value
         gate = self.graph.add(
             "Identity", [value], name=f"{node.name}/output_{index}", controls=effects, origin=node,
-            attrs={"T": self.dtypes(node)[index]},
+            attrs={"T": node.output_dtypes[index]},
         )  # fmt: skip
         self.gates.append(gate)
         return gate.output()
@@ -96,7 +89,7 @@ class Lowering:
             effects: what its name, when it is run, must run.
             done: what its waiters wait for now.
         """
-        dtypes = self.dtypes(node)
+        dtypes = node.output_dtypes
         name, origin, is_named = node.name, node, not self.chain
         done = list(dict.fromkeys(done))
         users = node.control_users

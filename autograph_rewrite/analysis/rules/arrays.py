@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from autograph_rewrite.analysis.dims import Dim
 from autograph_rewrite.analysis.fact import ANY, PARTIAL, REPLICATED, UNKNOWN, Fact, Placement, Shape, split
-from autograph_rewrite.analysis.rules.base import Op, Placed, Rule, Want, whole
+from autograph_rewrite.analysis.rules.base import Op, Placed, Rule, Want
 from autograph_rewrite.analysis.rules.joining import MISFIT, conform
 from autograph_rewrite.analysis.rules.lists import with_leading, without_leading
 from autograph_rewrite.analysis.rules.signature import every
@@ -87,8 +87,8 @@ def place_write(n: Op) -> Placed:
         content = content._replace(placement=REPLICATED)
     wants = _parameters(n, index)
     want = conform(value, _lift(n.op, content), n.semantics.batch)
-    if want == MISFIT:
-        return whole(n)
+    if want == MISFIT:  # what the array holds will be whole, once all writes are known
+        content, want = content._replace(placement=REPLICATED), REPLICATED
     if want is not None:
         wants[index] = want
     return Placed((_token(content),), wants, zero=(content.zero,), holds=(0, index))
@@ -150,7 +150,7 @@ def place_push(n: Op) -> Placed:
         content = element(n.op, value)
     want = conform(value, content, n.semantics.batch)
     if want == MISFIT:
-        return whole(n)
+        content, want = content._replace(placement=REPLICATED), REPLICATED
     return Placed((content.placement,), {} if want is None else {1: want}, zero=(value.zero,), holds=(0, 1))
 
 

@@ -90,13 +90,20 @@ MISFIT = UNKNOWN
 
 
 def conform(fact: Fact, target: Fact, batch: int | None) -> Want | None:
-    """Return what turns one value into the joined placement, or MISFIT; None where it is that already."""
+    """Return what turns one value into the joined placement, or MISFIT; None where it is that already.
+
+    Args:
+        fact: of the value.
+        target: the joined one; with a cell it is known to be as large as the value.
+        batch: the number of examples, where it is static.
+    """
     have, want = fact.placement, target.placement
     if have == want:
         return None
     if want.is_split:
         whole = fact._replace(shape=tuple(to_global(dim, batch) for dim in fact.shape or ()))
-        rows = unit(target.split_size) if _has_blocks(whole, want, target.split_size, batch) else None
+        fits = bool(target.cell) or _has_blocks(whole, want, target.split_size, batch)
+        rows = unit(target.split_size) if fits else None
         return MISFIT if rows is None else Slice(want.dim, rows)
     if want == PARTIAL:
         return None if fact.zero and not have.differs else PARTIAL
