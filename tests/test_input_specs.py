@@ -214,3 +214,20 @@ def test_sizes_that_meet_are_right_or_refused_and_never_taken_for_equal(name: st
         np.testing.assert_allclose(got[0], expected[0], rtol=1e-9)
         np.testing.assert_allclose(got[1], expected[1], rtol=1e-9)
         np.testing.assert_allclose(w, after, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["shared", "mirrored", "micro-batches"])
+def test_of_batches_of_static_sizes_the_largest_is_divided(name: str) -> None:
+    one, many = TwoBatches(coupled=True), TwoBatches(coupled=True)
+    given = linear(4, 1), linear(4, 2)[:, :2], linear(8, 3)
+    specs = [tf.TensorSpec(rows.shape, tf.float64) for rows in given]
+    batches = {"labelled": 0, "y": 0, "unlabelled": 0}
+    step = ar.distribute(many.step, CONFIGS[name], *specs, batch_inputs=batches)
+    single = tf.function(one.step)
+    for _ in range(2):
+        expected, got = single(*map(tf.constant, given)), step(*given)
+        for key in expected:
+            np.testing.assert_allclose(got[key], expected[key], rtol=1e-9, err_msg=key)
+        np.testing.assert_allclose(many.w, one.w, rtol=1e-9)
+    report = step.items[0].report
+    assert [note.node for note in report.notes if "static size" in note.text] == ["labelled", "y"]

@@ -6,6 +6,7 @@ TF2: TensorFlow loads the objects; the signature is a function over their variab
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ def load_directory(
         GraphError: no such signature; the message lists those that there are.
     """
     if any(meta.object_graph_def.nodes for meta in message.meta_graphs):
+        _tell_of_initialisers(directory, message)
         return _from_objects(directory, signature, batch_inputs)
     meta = _choose_meta_graph(message, signature)
     graph = read(meta.graph_def.SerializeToString(deterministic=True))
@@ -129,6 +131,15 @@ def _with_signature_names(item: GraphItem, signature: Any, outputs_given: bool) 
         named = {key: info.name for key, info in sorted(signature.outputs.items()) if info.name}
         outputs = {key: describe(key, find_value(item.graph, name, "output")) for key, name in named.items()}
     return item.with_(inputs=inputs, outputs=outputs)
+
+
+def _tell_of_initialisers(directory: Path, message: Any) -> None:
+    """Say that TensorFlow runs ops of the model when it loads it, where it does: they can read and write files."""
+    objects = [node for meta in message.meta_graphs for node in meta.object_graph_def.nodes]
+    count = sum(child.local_name == "_initialize" for node in objects for child in node.children)
+    if count:
+        what = f"loading '{directory}' runs its {count} initialisers (of tables, for example)"
+        warnings.warn(f"{what}; they can read and write files, so mind whose model it is", stacklevel=4)
 
 
 def _from_objects(directory: Path, signature: str | None, batch_inputs: BatchInputs | None) -> GraphItem:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from autograph_rewrite.analysis.batch_groups import BatchGroups
@@ -42,15 +44,45 @@ def batch_values(graph: Graph, item: GraphItem, plan: Plan) -> tuple[dict[Value,
             hint="name the inputs that carry examples: batch_inputs={'x': 0}",
         )
     if len(set(sizes.values())) > 1:
-        listed = ", ".join(f"{name}: {size}" for name, size in sizes.items())
-        raise GraphError(
-            f"the batch inputs have different sizes ({listed})",
-            hint="give None as the axis of the inputs that all replicas share: batch_inputs={'name': None}",
-        )
+        values, sizes = _of_the_largest(values, sizes, item, plan)
     static = next(iter(sizes.values()), None)
     if static is not None:
         _require_enough(static, plan)
     return values, static
+
+
+def _of_the_largest(
+    values: Mapping[Value, int], sizes: Mapping[str, int], item: GraphItem, plan: Plan
+) -> tuple[dict[Value, int], dict[str, int]]:
+    """Return the batch inputs that are cut where static sizes differ: those of the size that most elements have.
+
+    The shapes that a graph states hold for one size, so every replica has all of the others.
+
+    Raises:
+        GraphError: there are several processes, each of which is given a part of every batch.
+    """
+    listed = ", ".join(f"{name}: {size}" for name, size in sizes.items())
+    if len(plan.processes) > 1 or len(sizes) < len(values):
+        raise GraphError(
+            f"the batch inputs have different sizes ({listed})",
+            hint="leave them open (None), or give None as the axis of the inputs that all replicas share: "
+            "batch_inputs={'name': None}",
+        )
+    elements: Counter[int] = Counter()
+    for name, size in sizes.items():
+        elements[size] += math.prod(dim or 1 for dim in item.inputs[name].shape or ())
+    (chosen, _), *_ = elements.most_common()
+    kept = {name: size for name, size in sizes.items() if size == chosen}
+    tensors = {item.inputs[name].tensor.removesuffix(":0") for name in kept}
+    return {value: axis for value, axis in values.items() if value.name in tensors}, kept
+
+
+def shared_by_size(item: GraphItem, plan: Plan, state: Propagation) -> list[TensorInfo]:
+    """Return the batch inputs that every replica has all of, because their static size is another one."""
+    asked, cut = {given.name for given in plan.batch_inputs}, {value.name for value in state.whole_inputs}
+    infos = [info for name, info in item.inputs.items() if name in asked]
+    present = [info for info in infos if info.tensor.partition(":")[0] in state.graph.nodes]
+    return [info for info in present if info.tensor.removesuffix(":0") not in cut]
 
 
 def _require_enough(batch: int, plan: Plan) -> None:
@@ -104,11 +136,15 @@ def inputs_behind(state: Propagation) -> dict[Node, tuple[Value, ...]]:
     return {node: sets[mask] for node, mask in before.items()}
 
 
-def named_groups(found: BatchGroups | None, item: GraphItem) -> tuple[tuple[str, ...], ...]:
+def named_groups(
+    found: BatchGroups | None, item: GraphItem, state: Propagation, shared: Sequence[TensorInfo]
+) -> tuple[tuple[str, ...], ...]:
     """Return the names of the batch inputs in groups of one size; none where all of them are."""
-    groups = found.groups if found is not None else ()
     names = {info.tensor.removesuffix(":0"): name for name, info in item.inputs.items()}
-    return tuple(tuple(names[value.name] for value in group) for group in groups) if len(groups) > 1 else ()
+    groups = found.groups if found is not None else (tuple(state.whole_inputs),)
+    named = [tuple(names[value.name] for value in group) for group in groups]
+    named += [(info.name,) for info in shared]
+    return tuple(named) if len(named) > 1 else ()
 
 
 def own_inputs(item: GraphItem, plan: Plan, state: Propagation, task: int) -> dict[str, TensorInfo]:

@@ -30,7 +30,7 @@ from autograph_rewrite.passes import edges as edge_list
 from autograph_rewrite.passes.added import attach
 from autograph_rewrite.passes.agreed import agreed
 from autograph_rewrite.passes.alternatives import add_alternatives
-from autograph_rewrite.passes.batch import batch_values, measured_input, named_groups, own_inputs
+from autograph_rewrite.passes.batch import batch_values, measured_input, named_groups, own_inputs, shared_by_size
 from autograph_rewrite.passes.before_branches import copy_before_branches
 from autograph_rewrite.passes.block_shapes import state_block_shapes
 from autograph_rewrite.passes.blocks import Blocks
@@ -66,6 +66,7 @@ MAX_DECOMPOSITIONS = 8
 MEETING = "all micro-batches meet before it, and what each has made so far is kept until then"
 OF_PARTS = "statistics of each part of the batch, not of the whole (semantics.batch_norm: local)"
 IDLE = "semantics.batch_norm is local, and nothing in this graph is a batch normalisation to which that applies"
+OTHER_SIZE = "its static size is not that of the batch, so every replica has all of it"
 Observer = Callable[[str, Graph], None]
 """Called after each pass with its name and the folded graph."""
 
@@ -228,6 +229,7 @@ def _rewrite(
     found += (
         [Note("semantics.batch_norm", "local", IDLE)] if plan.semantics.batch_norm == "local" and not inexact else []
     )
+    shared = shared_by_size(item, plan, state)
     if plan.semantics.strict and found:
         raise PassError(
             f"{len(found)} ops have no rule, the first is {found[0].op} '{found[0].node}': {found[0].text}",
@@ -293,6 +295,7 @@ def _rewrite(
     with run.step("place"):
         instances = place_instances(graph, plan, task, stages, context.served.devices, captured=context.captures)
     found += [Note(*one) for one in item.notes]
+    found += [Note(info.name, "input", OTHER_SIZE) for info in shared]
     found += [Note(node.name, node.op, MEETING) for node in instances.order.meetings]
     common &= set(graph)
     began_expand = time.perf_counter()
@@ -311,7 +314,7 @@ def _rewrite(
         task=rank,
         homes=context.served.homes,
         held=held_bytes(graph, item.variables, run_devices(plan, task)),
-        batches=named_groups(reshard.groups, item),
+        batches=named_groups(reshard.groups, item, state, shared),
         inexact=inexact,
     )
     layout = Layout(
