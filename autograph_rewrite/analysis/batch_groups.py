@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from autograph_rewrite.analysis.dims import BATCH, BLOCK, Dim, Sym
 from autograph_rewrite.analysis.fact import REPLICATED, Fact
 from autograph_rewrite.analysis.propagate import Propagation
-from autograph_rewrite.analysis.rules.base import LocalEntry, Slice
 from autograph_rewrite.ir.graph import Node, Value
 
 
@@ -85,21 +84,23 @@ def batch_groups(state: Propagation) -> BatchGroups:
 
 def _walk(state: Propagation, found: BatchGroups, cells: dict[str, int]) -> bool:
     changed = False
+    masks = found.masks
     for node in state.order:
+        if not cells and not any(value in masks for value in node.inputs):
+            continue
         answer = state.answers[node]
-        wants = answer.wants
         together = everything = 0
         facts = [state.facts[value] for value in node.inputs]
         for index, (value, fact) in enumerate(zip(node.inputs, facts, strict=True)):
-            mask = found.masks.get(value, 0) | cells.get(fact.cell, 0)
+            mask = masks.get(value, 0) | cells.get(fact.cell, 0)
             everything |= mask
-            want = wants.get(index)
-            in_parts = want != REPLICATED if want is not None else fact.placement.differs
-            if in_parts or isinstance(want, Slice | LocalEntry):
+            want = answer.wants.get(index)
+            if want != REPLICATED if want is not None else fact.placement.differs:
                 together |= mask
         if not everything:
             continue
-        if answer.constant or any(fact.is_local for fact in facts):
+        kept = [fact for index, fact in enumerate(facts) if fact.is_local and answer.wants.get(index) is None]
+        if answer.constant or kept:  # a size of blocks may be compared with one of the whole batch
             together = everything
         if together:
             found.join(together)
@@ -108,10 +109,10 @@ def _walk(state: Propagation, found: BatchGroups, cells: dict[str, int]) -> bool
             value = node.output(index)
             if not (_carries(fact) or answer.holds is not None) or value in state.whole_inputs:
                 continue
-            before = found.masks.get(value, 0)
+            before = masks.get(value, 0)
             after = before | (together if together and not _is_of_whole(fact) else everything)
             if after != before:
-                found.masks[value] = after
+                masks[value] = after
                 changed = True
         if answer.holds is not None:
             cell = state.facts[node.inputs[answer.holds[0]]].cell

@@ -47,14 +47,14 @@ class Setting:
     Attributes:
         config: the configuration.
         plan: what was resolved from it.
-        step: the nodes that a training step runs.
+        item: what is rewritten, normalised; only its ops are looked at.
         path: of the key.
         value: of the key.
     """
 
     config: Config
     plan: Plan
-    step: Collection[Node]
+    item: GraphItem
     path: KeyPath
     value: Any
 
@@ -73,6 +73,12 @@ class Setting:
             return frozenset({*own, STEP})
         override = self.config.variables[int(self.path[1])]
         return frozenset(name for name in self._names if override_of(name, self.config) is override)
+
+    @cached_property
+    def step(self) -> Collection[Node]:
+        """The nodes that a training step runs."""
+        nodes = self.item.graph.nodes
+        return ancestors(nodes[name] for name in self.item.targets if name in nodes)
 
     @cached_property
     def requests(self) -> tuple[VariableRequest, ...]:
@@ -355,9 +361,8 @@ def idle_settings(config: Config, plan: Plan, item: GraphItem) -> list[str]:
         item: normalised; only its ops are looked at.
     """
     notes = []
-    step = frozenset(ancestors(item.graph.nodes[name] for name in item.targets if name in item.graph.nodes))
     for path, value in written(config):
-        setting = Setting(config, plan, step, path, value)
+        setting = Setting(config, plan, item, path, value)
         if setting.is_shadowed and path[2:] != ("match",):
             continue
         reason = READERS[setting.key](setting)
