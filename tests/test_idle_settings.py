@@ -56,8 +56,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 AT_RUN_TIME = {
     ("timeout_seconds", "mirrored"), ("timeout_seconds", "PartitionedAR"), ("timeout_seconds", "job"),
     ("timeout_seconds", "job with a server"), ("input", "job"), ("input", "job with a server"),
-    ("accumulation.uneven", "micro-batches"), ("semantics.batch_norm", "micro-batches"),
-    ("semantics.batch_norm", "stages"),
+    ("accumulation.uneven", "micro-batches"),
 }  # fmt: skip
 
 

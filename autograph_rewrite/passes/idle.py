@@ -23,6 +23,7 @@ from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.walk import ancestors
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes.compress_choice import HALVES
+from autograph_rewrite.passes.report import Report
 from autograph_rewrite.plan.config import Config
 from autograph_rewrite.plan.devices import parse
 from autograph_rewrite.plan.located import KeyPath, dotted
@@ -50,6 +51,7 @@ class Setting:
         item: what is rewritten, normalised; only its ops are looked at.
         path: of the key.
         value: of the key.
+        report: of the rewrite; None where there is only a plan.
     """
 
     config: Config
@@ -57,6 +59,7 @@ class Setting:
     item: GraphItem
     path: KeyPath
     value: Any
+    report: Report | None = None
 
     @property
     def key(self) -> str:
@@ -256,8 +259,9 @@ def _batch_norm(setting: Setting) -> str:
         return ""
     if setting.plan.instances == 1:
         return "there is one replica"
-    fused = any(node.op.startswith("FusedBatchNorm") for node in setting.step)
-    return "" if fused or setting.plan.microbatches > 1 else "the step has no fused batch normalisation"
+    if setting.report is None or setting.report.inexact:
+        return ""
+    return "nothing in this graph is a batch normalisation to which that applies"
 
 
 def _timeout(setting: Setting) -> str:
@@ -352,17 +356,18 @@ def written(section: BaseModel, path: KeyPath = ()) -> Iterator[tuple[KeyPath, A
                 yield from written(part, (*here, i))
 
 
-def idle_settings(config: Config, plan: Plan, item: GraphItem) -> list[str]:
+def idle_settings(config: Config, plan: Plan, item: GraphItem, report: Report | None = None) -> list[str]:
     """The settings that nothing reads, as notes.
 
     Args:
         config: the configuration.
         plan: resolved from it for a training step.
         item: normalised; only its ops are looked at.
+        report: of the rewrite, if it has been made.
     """
     notes = []
     for path, value in written(config):
-        setting = Setting(config, plan, item, path, value)
+        setting = Setting(config, plan, item, path, value, report)
         if setting.is_shadowed and path[2:] != ("match",):
             continue
         reason = READERS[setting.key](setting)
@@ -379,13 +384,13 @@ def _shown(value: Any) -> str:
 
 def with_idle_settings(item: GraphItem, config: Config, original: GraphItem) -> GraphItem:
     """A rewritten training step whose plan notes the settings that do nothing; there is one warning for all of them."""
-    plan = noted(item.report.plan, config, original)
+    plan = noted(item.report.plan, config, original, item.report)
     return item.with_(report=replace(item.report, plan=plan)) if plan is not item.report.plan else item
 
 
-def noted(plan: Plan, config: Config, item: GraphItem) -> Plan:
+def noted(plan: Plan, config: Config, item: GraphItem, report: Report | None = None) -> Plan:
     """The resolved plan of a training step with a note for each setting that does nothing, and one warning for all."""
-    notes = [note for note in idle_settings(config, plan, item) if note not in plan.notes]
+    notes = [note for note in idle_settings(config, plan, item, report) if note not in plan.notes]
     if not notes:
         return plan
     more = f"\n  ... and {len(notes) - SHOWN} more" if len(notes) > SHOWN else ""
