@@ -28,7 +28,8 @@ from autograph_rewrite.plan.membership import Membership, membership_of
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.background import repeat
 from autograph_rewrite.runtime.listening import confine
-from autograph_rewrite.runtime.peers import Lookout, listed
+from autograph_rewrite.runtime.meeting import Meetings
+from autograph_rewrite.runtime.peers import Lookout, listed, others
 
 LEADER = "/job:worker/replica:0/task:0"
 _ASK = 2.0
@@ -101,8 +102,29 @@ def configure(config: Any, member: Membership, servers: Iterable[str] = ()) -> N
     config.experimental.collective_group_leader = LEADER
     if not config.device_filters:
         own = f"/job:worker/replica:0/task:{member.task}"
-        others = (process_of(device) for device in servers)
-        config.device_filters.extend(dict.fromkeys((own, *others)))
+        holders = (process_of(device) for device in servers)
+        config.device_filters.extend(dict.fromkeys((own, *holders)))
+
+
+def meet(member: Membership, seconds: float, what: str) -> None:
+    """Wait until all other workers answer: TensorFlow would wait for them without end.
+
+    Args:
+        member: this process.
+        seconds: how long to wait.
+        what: what they are to do, for messages.
+
+    Raises:
+        ClusterError: somebody is not there in time.
+    """
+    target(member)  # this one has to answer, too
+    meetings().meet(others(member, {"worker": member.workers}), seconds, what)
+
+
+def meetings() -> Meetings:
+    """Return whom this process has met."""
+    known: ServerDef = _context()._collective_ops_server_def
+    return known.meetings
 
 
 def next_exchange() -> int:
@@ -144,6 +166,7 @@ class ServerDef:
 
     def __init__(self, member: Membership) -> None:
         self.member = member
+        self.meetings = Meetings(member)
         self.exchanges = count(1)
         self.channels = count(1)
         self.confined = False

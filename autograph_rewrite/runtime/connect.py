@@ -12,10 +12,10 @@ from autograph_rewrite.plan.devices import parse
 from autograph_rewrite.plan.membership import Membership
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.runtime.agreement import common_name, require_the_same
-from autograph_rewrite.runtime.cluster import configure, join, target
+from autograph_rewrite.runtime.cluster import configure, join, meetings, target
 from autograph_rewrite.runtime.devices import ensure_devices
 from autograph_rewrite.runtime.driven import Driven
-from autograph_rewrite.runtime.missing import require_there
+from autograph_rewrite.runtime.meeting import homes_of
 from autograph_rewrite.runtime.relay import Relay
 
 
@@ -88,7 +88,8 @@ def graph_of(item: GraphItem, member: Membership | None) -> Opened:
         for node in graph.node:
             node.device = ""  # nothing is to happen elsewhere when a Saver restores
     if plan.homes:
-        require_there(member, plan)
+        hint = "start the parameter servers, too: the same program, as TF_CONFIG's ps"
+        meetings().meet(homes_of(member, plan), plan.timeout_seconds, "hold variables", hint)
         container = f"autograph-{common_name(member, plan.timeout_seconds)}"
         for node in graph.node:
             if "container" in node.attr and not node.attr["container"].s:

@@ -29,12 +29,9 @@ class Exchange:
         like: an array of the shape and type of what is added up; int32, int64, float32 or float64.
         group: the group key.
         key: the instance key, which no other exchange of the group has.
-        is_first: nobody has been heard of yet: who is not there may not have started.
     """
 
-    def __init__(
-        self, member: Membership, seconds: float, like: Array, group: int, key: int, *, is_first: bool = False
-    ) -> None:
+    def __init__(self, member: Membership, seconds: float, like: Array, group: int, key: int) -> None:
         tf = self._tf = tensorflow()
         self._member = member
         self._seconds = seconds
@@ -59,7 +56,8 @@ class Exchange:
         self._session = tf.compat.v1.Session(cluster.target(member), graph=graph, config=config)
         lookout = functools.partial(Lookout, member, seconds)
         closing = functools.partial(Closing, self._session)
-        self._watchdog = Watchdog(seconds, None if is_first else lookout, closing, may_idle=True)
+        self._watchdog = Watchdog(seconds, lookout, closing, may_idle=True)
+        self._has_met = False
 
     def __enter__(self) -> Exchange:
         return self
@@ -81,6 +79,9 @@ class Exchange:
         Raises:
             ClusterError: somebody is missing.
         """
+        if not self._has_met:
+            cluster.meet(self._member, self._seconds, what)
+            self._has_met = True
         options = self._tf.compat.v1.RunOptions(timeout_in_ms=int(self._seconds * 1e3))
         options.experimental.collective_graph_key = self._group
         self._watchdog.start()

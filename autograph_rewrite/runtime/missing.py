@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Sequence
 
 from autograph_rewrite.errors import ClusterError
-from autograph_rewrite.plan.devices import process_of
 from autograph_rewrite.plan.membership import Membership
-from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.runtime import peers
 
-_ASK = 0.2
-"""Seconds between two looks for somebody who is still starting."""
 _OF_THE_JOB = ("DeadlineExceededError", "CancelledError", "UnavailableError", "AbortedError", "InternalError")
 _SIGNS = (
     "Collective ops is aborted",
@@ -62,27 +57,3 @@ def missing(
         hint="do all workers run the same program, fetch the same values, and have equally many batches? If one of "
         "them is only slower, raise timeout_seconds",
     )
-
-
-def require_there(member: Membership, plan: Plan) -> None:
-    """Wait for the processes whose devices hold variables: a session would wait for them without end.
-
-    Raises:
-        ClusterError: one of them is not there in time.
-    """
-    wanted = {process_of(home) for home in plan.homes.values()} - {""}
-    tasks = {
-        f"/job:{job}/replica:0/task:{task}": (address, peers.name_of(job, task, address))
-        for job, addresses in member.cluster.items()
-        for task, address in enumerate(addresses)
-    }
-    others = dict(tasks[process] for process in wanted if process in tasks)
-    others.pop(member.address, None)
-    deadline = time.monotonic() + plan.timeout_seconds
-    presence = peers.Presence(others)
-    while absent := others.keys() - presence.there():
-        if time.monotonic() > deadline:
-            names = peers.listed(sorted(others[address] for address in absent))
-            problem = f"{member.name} waited {plan.timeout_seconds:g} s for {names}, which hold variables: no answer"
-            raise ClusterError(problem, hint="start the parameter servers, too: the same program, as TF_CONFIG's ps")
-        time.sleep(_ASK)

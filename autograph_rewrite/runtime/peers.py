@@ -18,11 +18,13 @@ from autograph_rewrite.runtime.connections import break_connections
 STATUS = "/tensorflow.WorkerService/GetStatus"
 PATIENCE = 3.0
 """Seconds for an answer: a living process gives one within milliseconds, however busy it is."""
+OTHER = "OTHER"
+"""The status of a process that answers as somebody else."""
 
 
 def silent(member: Membership, patience: float = PATIENCE) -> list[str]:
     """Return the other processes that do not answer, as `worker 1 (10.0.0.2:2222)`."""
-    return [name for name, status in _ask(_others(member, member.cluster), patience).items() if status != "OK"]
+    return [name for name, status in ask(others(member, member.cluster), patience).items() if status != "OK"]
 
 
 class Lookout:
@@ -37,17 +39,17 @@ class Lookout:
 
     def __init__(self, member: Membership, seconds: float, *, workers: bool = True, servers: bool = False) -> None:
         jobs = {"worker": member.workers if workers else (), "ps": member.ps if servers else ()}
-        self._others = _others(member, jobs)
+        self._others = others(member, jobs)
         self._seconds = seconds
         self._silent_since: dict[str, float] = {}
 
     def lost(self) -> list[str]:
         """Return who has ended, for nobody listens at its address any more, or has been silent for too long."""
         now = time.monotonic()
-        answers = _ask(self._others, min(PATIENCE, self._seconds))
+        answers = ask(self._others, min(PATIENCE, self._seconds))
         gone = [name for name, status in answers.items() if status == "UNAVAILABLE"]
         if gone:  # a connection may break once
-            again = _ask({name: self._others[name] for name in gone}, PATIENCE)
+            again = ask({name: self._others[name] for name in gone}, PATIENCE)
             gone = [name for name in gone if again[name] == "UNAVAILABLE"]
         mute = {name for name, status in answers.items() if status != "OK"}
         self._silent_since = {name: self._silent_since.get(name, now) for name in mute}
@@ -75,35 +77,50 @@ class Presence:
 
     def there(self) -> set[str]:
         """Return the addresses at which somebody listens."""
-        return {name for name, status in _ask(self._addresses, PATIENCE).items() if status != "UNAVAILABLE"}
+        return {name for name, status in ask(self._addresses, PATIENCE).items() if status != "UNAVAILABLE"}
 
 
-def _others(member: Membership, jobs: Mapping[str, Iterable[str]]) -> dict[str, str]:
+def others(member: Membership, jobs: Mapping[str, Iterable[str]]) -> dict[str, str]:
     """Return the addresses of the other processes by name."""
     found = {name_of(job, task, a): a for job, addresses in jobs.items() for task, a in enumerate(addresses)}
     return {name: address for name, address in found.items() if address != member.address}
 
 
-def _ask(addresses: Mapping[str, str], patience: float) -> dict[str, str]:
-    """Return what becomes of asking each: gRPC's name of the status."""
+def ask(addresses: Mapping[str, str], patience: float, *, as_themselves: bool = False) -> dict[str, str]:
+    """Return what becomes of asking each: gRPC's name of the status.
+
+    Args:
+        addresses: by what messages call a process.
+        patience: seconds to wait for an answer.
+        as_themselves: `OTHER` instead of `OK` for one that says to be another process of a job.
+    """
     if not threading.main_thread().is_alive():
         return dict.fromkeys(addresses, "OK")  # the program ends: no threads can be had any more, and nobody cares
     with ThreadPoolExecutor(max(1, len(addresses))) as pool:
-        answers = {name: pool.submit(_status, address, patience) for name, address in addresses.items()}
+        answers = {
+            name: pool.submit(_status, address, patience, _task_of(name) if as_themselves else b"")
+            for name, address in addresses.items()
+        }
         return {name: answer.result() for name, answer in answers.items()}
 
 
-def _status(address: str, patience: float) -> str:
+def _task_of(name: str) -> bytes:
+    """Return how a process called `worker 1 (10.0.0.2:2222)` calls itself: its devices begin with it."""
+    job, task, _ = name.split(" ", 2)
+    return f"/job:{job}/replica:0/task:{task}/".encode()
+
+
+def _status(address: str, patience: float, task: bytes = b"") -> str:
     import grpc
 
     # A call that blocks: others have gRPC start threads, which may be in the way when Python ends.
     with contextlib.closing(grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)])) as channel:
-        ask = channel.unary_unary(STATUS, request_serializer=None, response_deserializer=None)
+        call = channel.unary_unary(STATUS, request_serializer=None, response_deserializer=None)
         try:
-            ask(b"", timeout=patience)
+            answer: bytes = call(b"", timeout=patience)
         except grpc.RpcError as error:
             return str(error.code().name)
-    return "OK"
+    return "OK" if task in answer else OTHER
 
 
 def name_of(job: str, task: int, address: str) -> str:

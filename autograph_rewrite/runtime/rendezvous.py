@@ -46,9 +46,8 @@ class Rendezvous:
         Raises:
             ClusterError: somebody is missing.
         """
-        number = cluster.next_exchange()
-        key = FIRST_KEY + number
-        with Exchange(self._member, self._seconds, value, FIRST_KEY, key, is_first=number == 1) as exchange:
+        key = FIRST_KEY + cluster.next_exchange()
+        with Exchange(self._member, self._seconds, value, FIRST_KEY, key) as exchange:
             return exchange.add_up(value, what)
 
     def rows(self, value: Array, what: str) -> Array:

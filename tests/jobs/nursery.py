@@ -56,7 +56,7 @@ class Worker:
     @property
     def output(self) -> str:
         """What it has written."""
-        return self.log.read_text(errors="replace")
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
 
 
 class Nursery:
