@@ -99,7 +99,12 @@ class _Serves:
 
 def is_update(node: Node) -> bool:
     """Return whether a node writes a variable."""
-    return node.op.startswith(("ResourceApply", "ResourceSparseApply", "ResourceScatter")) or node.op in (
+    return writes_variable(node.op)
+
+
+def writes_variable(op: str) -> bool:
+    """Return whether ops of a type write variables."""
+    return op.startswith(("ResourceApply", "ResourceSparseApply", "ResourceScatter")) or op in (
         "AssignVariableOp",
         "AssignAddVariableOp",
         "AssignSubVariableOp",

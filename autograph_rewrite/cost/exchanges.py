@@ -123,8 +123,6 @@ class Group:
 def groups(folded: Folded, edges: Sequence[EdgePlan], held: dict[str, Holder], sizes: Sizes) -> list[Group]:
     """Return the exchanges of a step, those of a bucket together."""
     step = set(folded.order)
-    if not any(_needs_sizes(edge) for edge in edges):
-        edges = [edge for edge in edges if edge.to != SIZES]
     found: list[list[Member]] = []
     bucket: dict[int, list[Member]] = {}
     for edge in edges:
@@ -142,11 +140,6 @@ def groups(folded: Folded, edges: Sequence[EdgePlan], held: dict[str, Holder], s
         if edge.bucket and (holder is None or not holder.servers):
             bucket[edge.bucket] = found[-1]
     return [Group(tuple(members), held.get(members[0].edge.owner)) for members in found]
-
-
-def _needs_sizes(edge: EdgePlan) -> bool:
-    """Return whether an edge asks how long the parts of all processes are."""
-    return edge.lowering in BY_SIZE or (edge.lowering == "slice" and edge.from_ == "replicated")
 
 
 def _member(edge: EdgePlan, value: Value, folded: Folded, sizes: Sizes) -> Member:

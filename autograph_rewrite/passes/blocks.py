@@ -9,6 +9,9 @@ exchanged once per step:
 
     parts = all processes' shape(x)[0]      B = sum(parts)      this process's part begins at the sum of those before
 
+With its size each process sends a digest of what all should have been given alike; the runtime feeds it, and compares
+what all have sent (`runtime.step_digest`).
+
 The micro-batches of a replica divide its examples again; of M that are interleaved, number m has every M-th example,
 the first of which is the m-th of the replica. They are as many as in the m-th of M parts that follow each other.
 """
@@ -30,6 +33,8 @@ from autograph_rewrite.passes.keys import Keys
 from autograph_rewrite.plan.parts import SIZES, EdgePlan
 
 SCOPE = "autograph_batch"
+DIGEST = 2
+"""How many numbers a digest has."""
 
 
 def bounds(batch: int, parts: int) -> list[int]:
@@ -96,15 +101,34 @@ class Blocks:
         if self.static is not None:
             sizes = [b - a for a, b in pairwise(bounds(self.static, context.processes))]
             return self._vector("parts", sizes)
-        return self.of_each_process(self.part, context.edges[self.source.name, SIZES], self.source)
+        return self._once("GatherV2", "parts", self._table, self._const("size_column", 0), self._const("columns", 1))
 
-    def of_each_process(self, number: Value, edge: EdgePlan, near: Value) -> Value:
-        """Return the numbers of all processes, given this one's (scalar int32).
+    @cached_property
+    def digest(self) -> Value:
+        """What is fed the digest of what this process was given (vector, runs once); zeros if nobody feeds it."""
+        zeros = self._vector("no_digest", [0] * DIGEST)
+        return self._once("PlaceholderWithDefault", "digest", zeros, shape=(DIGEST,))
+
+    @cached_property
+    def _table(self) -> Value:
+        """The number of examples, and the digest, of each process (matrix, runs once)."""
+        edge = self._context.edges[self.source.name, SIZES]
+        size = self._once("ExpandDims", "size_row", self.part, self._const("row_axis", 0))
+        row = self._once("ConcatV2", "row", size, self.digest, self._const("row_line", 0), N=2)
+        return self.of_each_process(row, edge, self.source, is_row=True)
+
+    @cached_property
+    def digests(self) -> Value:
+        """What each process has sent, for the runtime to compare (matrix, runs once)."""
+        return self._once("Identity", "digests", self._table)
+
+    def of_each_process(self, number: Value, edge: EdgePlan, near: Value, *, is_row: bool = False) -> Value:
+        """Return the numbers of all processes, given this one's (scalar int32, or a row of them).
 
         Added up as vectors with one entry each, so that it does not matter how the runtime orders the processes.
         """
         context = self._context
-        mine = np.zeros(context.processes, np.int32)
+        mine = np.zeros((context.processes, 1) if is_row else context.processes, np.int32)
         mine[context.task] = 1
         name = f"{near.node.name}/{SIZES}"
 

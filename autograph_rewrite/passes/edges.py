@@ -23,6 +23,7 @@ from autograph_rewrite.ir.walk import descendants
 from autograph_rewrite.item import Variable
 from autograph_rewrite.passes import combine, compress_choice
 from autograph_rewrite.passes.batch import measured_input
+from autograph_rewrite.passes.blocks import DIGEST
 from autograph_rewrite.passes.buckets import assign_buckets
 from autograph_rewrite.passes.gather import can_gather_collectively
 from autograph_rewrite.plan import keys
@@ -67,9 +68,10 @@ def resolve(plan: Plan, state: Propagation, outputs: Iterable[Value], variables:
         found[value.name, target] = edge
 
     if len(plan.processes) > 1:
-        if state.semantics.batch is None:
-            measured = measured_input(state)
-            found[measured.name, SIZES] = _sizes_edge(measured, "each process is given a part of any size")
+        measured = measured_input(state)
+        is_open = state.semantics.batch is None
+        reason = "each process is given a part of any size" if is_open else "what all are given is compared"
+        found[measured.name, SIZES] = _sizes_edge(measured, reason, 1 + DIGEST)
         for value in fresh_draws(state):
             found[value.name, "replicated"] = _draw_edge(value)
     for node in state.order:
@@ -114,8 +116,8 @@ def _draw_edge(value: Value) -> EdgePlan:
     return EdgePlan(value.name, "single", "replicated", lowering="host_reduce", dtype=dtype, reason=reason)
 
 
-def _sizes_edge(value: Value, reason: str) -> EdgePlan:
-    return EdgePlan(value.name, "local", SIZES, lowering="host_reduce", dtype="int32", bytes=4, reason=reason)
+def _sizes_edge(value: Value, reason: str, numbers: int = 1) -> EdgePlan:
+    return EdgePlan(value.name, "local", SIZES, lowering="host_reduce", dtype="int32", bytes=4 * numbers, reason=reason)
 
 
 def _knows_rows(state: Propagation, value: Value) -> bool:

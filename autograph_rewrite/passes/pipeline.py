@@ -37,6 +37,7 @@ from autograph_rewrite.passes.blocks import Blocks
 from autograph_rewrite.passes.context import Context
 from autograph_rewrite.passes.decompose import decompose
 from autograph_rewrite.passes.decorrelate import decorrelate
+from autograph_rewrite.passes.digests import add_digests, digest_names, digest_nodes
 from autograph_rewrite.passes.expand import expand
 from autograph_rewrite.passes.guard import guard_empty_blocks
 from autograph_rewrite.passes.hand_over import hand_over, lock_updates, name_served_roots
@@ -258,6 +259,8 @@ def _rewrite(
         blocks = Blocks(context, source, state.whole_inputs[source], keys)
         reshard = Reshard(context, blocks, keys)
         reshard.run()
+        if context.processes > 1:
+            add_digests(graph, blocks)
         decorrelate(context)
         state_block_shapes(context)
         item = attach(context, item)
@@ -312,6 +315,7 @@ def _rewrite(
         time.perf_counter() - began,
         tuple(one.named() for one in context.compressed),
         task=rank,
+        digests=digest_names(graph),
         homes=context.served.homes,
         held=held_bytes(graph, item.variables, run_devices(plan, task)),
         batches=named_groups(reshard.groups, item, state, shared),
@@ -350,7 +354,7 @@ def _roots(graph: Graph, item: GraphItem) -> list[Node]:
     names += item.keep
     for variable in item.variables.values():
         names += [variable.handle, *([variable.initializer] if variable.initializer else [])]
-    return [graph.nodes[name] for name in dict.fromkeys(names) if name in graph.nodes]
+    return [*(graph.nodes[name] for name in dict.fromkeys(names) if name in graph.nodes), *digest_nodes(graph)]
 
 
 def _holds_own(context: Context, node: Node) -> bool:

@@ -52,6 +52,7 @@ class Report:
         batches: names of the batch inputs in groups of one size each; none where all are of one.
         inexact: what is another quantity than on one device because the configuration asks for it.
         contents: of one of several processes, what its graph must have in common with the others'.
+        digests: of one of several processes, the tensor that is fed its digest, and the one that holds those of all.
     """
 
     plan: Plan
@@ -65,6 +66,7 @@ class Report:
     task: int = 0
     member: Membership | None = None
     contents: bytes = b""
+    digests: tuple[str, str] | None = None
     homes: Mapping[str, str] = field(default_factory=dict)
     held: Mapping[str, int] = field(default_factory=dict)
     batches: tuple[tuple[str, ...], ...] = ()

@@ -114,19 +114,6 @@ def adopt(member: Membership, seconds: float, values: Sequence[Array]) -> list[A
     return Rendezvous(member, seconds).of_chief(values, "adopt the variables of worker 0")
 
 
-def require_equal(member: Membership, seconds: float, number: int, what: str, hint: str) -> None:
-    """Compare a number that has to be the same in all workers.
-
-    Raises:
-        ClusterError: it differs.
-    """
-    numbers = Rendezvous(member, seconds).rows(np.array(number, np.int64), f"compare {what}")
-    odd = [task for task, other in enumerate(numbers) if other != numbers[0]]
-    if odd:
-        names = listed(f"worker {task}" for task in odd)
-        raise ClusterError(f"{names} and worker 0 do not have the same {what}", hint=hint)
-
-
 def common_seed(member: Membership, seconds: float, own: int | None) -> int:
     """Return the random seed of all workers: the one that they have set, or else one that the chief draws.
 

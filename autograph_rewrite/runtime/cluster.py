@@ -139,6 +139,12 @@ def next_channel() -> int:
     return next(known.channels)
 
 
+def next_account() -> int:
+    """Return the number of the next exchange of accounts; workers that tell each other what they do count alike."""
+    known: ServerDef = _context()._collective_ops_server_def
+    return next(known.accounts)
+
+
 def abort_when_lost(member: Membership, seconds: float) -> None:
     """Let all collectives of functions fail, with the reason, once a worker is not there any more; from now on.
 
@@ -169,6 +175,7 @@ class ServerDef:
         self.meetings = Meetings(member)
         self.exchanges = count(1)
         self.channels = count(1)
+        self.accounts = count(1)
         self.confined = False
         self.is_guarded = False
 

@@ -62,7 +62,7 @@ def _driven(tf: Any, plan: Plan, member: Membership, graph: Any, config: Any) ->
         session = tf.compat.v1.Session(target(member), graph=graph, config=config)
     else:  # for what insists on a session, as a Saver does
         session = tf.compat.v1.Session(graph=graph, config=config)
-    return Driven(session, relay, member)
+    return Driven(session, relay, member, plan.timeout_seconds)
 
 
 class Opened(NamedTuple):

@@ -3,28 +3,31 @@
     worker 0   session.run(["loss", "train"], feeds) ──► stages @ worker 0, worker 1 ──► values ──► relay
     worker 1   session.run(["loss", "train"], feeds) ──────── waits ─────────────────────────────────┴──► values
 
-All feed the whole batch. What each was asked for, and has fed, goes with the values and is compared.
+All feed the whole batch. What each is asked for, and feeds, is compared while the run goes on (`beside`).
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import threading
 import weakref
-import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from autograph_rewrite.errors import ClusterError
 from autograph_rewrite.plan.membership import Membership
 from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime.accounts import Account
+from autograph_rewrite.runtime.beside import Beside
 from autograph_rewrite.runtime.missing import is_of_the_job
 from autograph_rewrite.runtime.peers import all_answer
 from autograph_rewrite.runtime.relay import Relay, abandon
+from autograph_rewrite.runtime.step_digest import described
 
 _WIDTH = 200
+_HINT = "stages are no replicas: every worker makes the same calls, and feeds the whole batch"
+_HINT_GONE = "look at what it printed last: do all workers run the same program, and have equally many batches?"
 _OF_FEEDS = (ValueError, TypeError)
 """What a session raises for feeds that do not fit; the errors of what it runs are OpErrors."""
 
@@ -36,10 +39,17 @@ class Driven:
         session: on the stages of all workers; of other workers, one that runs nothing of the program's steps.
         relay: hands the results over.
         member: this process.
+        seconds: how long to wait for the others.
+
+    Attributes:
+        changed: what else all workers have in common in the next run, by name.
     """
 
-    def __init__(self, session: Any, relay: Relay, member: Membership) -> None:
+    def __init__(self, session: Any, relay: Relay, member: Membership, seconds: float) -> None:
         self._tf = tensorflow()
+        self._beside = Beside(member, seconds)
+        self._runs = 0
+        self.changed: Mapping[str, str] = {}
         self._relay, self._member = relay, member
         self._problem: ClusterError | None = None
         self.session = self._running = session
@@ -82,45 +92,53 @@ class Driven:
             raise self._problem
         elements = self._tf.nest.flatten(fetches)
         names = [element.name for element in elements]
-        call = {"fetches": names, "feeds": _digests(feeds or {})}
+        self._runs += 1
+        what = f"run {self._runs} of the session"
+        self._beside.start(functools.partial(_account, what, names, dict(feeds or {}), self.changed))
+        self.changed = {}
         try:
-            if self._member.is_chief:
-                values = self._drive(call, elements, feeds, options)
-            else:
-                values = self._follow(call, options)
+            values = self._drive(names, elements, feeds, options) if self._member.is_chief else self._follow(options)
         except EOFError as error:
-            problem = f"{self._member.name} runs {_listed(names)}, but {error} has closed its session"
-            hint = "look at what it printed last: do all workers run the same program, and have equally many batches?"
-            raise self._parted(problem, hint) from None
-        return self._tf.nest.pack_sequence_as(fetches, values)
+            problem = self._beside.problem(failed=True)
+            if problem is None:
+                said = f"{self._member.name} runs {_listed(names)}, but {error} has closed its session"
+                problem = ClusterError(said, hint=_HINT_GONE)
+            raise self._parted(problem) from None
+        except (self._tf.errors.OpError, *_OF_FEEDS) as error:
+            problem = self._beside.problem(failed=True)
+            if problem is not None:
+                raise self._parted(problem) from error
+            raise
+        problem = self._beside.problem()
+        if problem is not None:
+            raise self._parted(problem)
+        return self._tf.nest.pack_sequence_as(fetches, [values[name] for name in names])
 
-    def _drive(self, call: Mapping[str, Any], elements: Sequence[Any], feeds: Any, options: Any) -> list[Any]:
+    def _drive(self, names: Sequence[str], elements: Sequence[Any], feeds: Any, options: Any) -> dict[str, Any]:
         try:
             values: list[Any] = self.session.run(elements, feeds, options=options)
         except (self._tf.errors.OpError, *_OF_FEEDS) as error:
             if not is_of_the_job(error):  # it is the program's own, in all workers
                 code = getattr(error, "error_code", type(error).__name__)
-                failed = {**call, "error": [code, getattr(error, "message", str(error))]}
+                failed = {"fetches": names, "error": [code, getattr(error, "message", str(error))]}
                 self._send([json.dumps(failed).encode()])
             raise
-        self._send([json.dumps(call).encode(), *map(self._encoded, values)])
-        return values
+        self._send([json.dumps({"fetches": names}).encode(), *map(self._encoded, values)])
+        return dict(zip(names, values, strict=True))
 
     def _send(self, texts: Sequence[bytes]) -> None:
         self._running = self._relay.session
         self._relay.send(texts)
         self._running = self.session
 
-    def _follow(self, call: Mapping[str, Any], options: Any) -> list[Any]:
+    def _follow(self, options: Any) -> dict[str, Any]:
         self._running = self._relay.session
         head, *texts = self._relay.take(options)
         self._running = self.session
         theirs = json.loads(head)
-        self._require_the_same(call, theirs)
         if "error" in theirs:
             raise self._error(*theirs["error"])
-        found = dict(zip(theirs["fetches"], texts, strict=True))
-        return [self._decoded(found[name]) for name in call["fetches"]]
+        return dict(zip(theirs["fetches"], map(self._decoded, texts), strict=True))
 
     def _error(self, code: int | str, message: str) -> Exception:
         """Return the error that worker 0 has got from the program's own computation."""
@@ -130,25 +148,9 @@ class Driven:
         made: Exception = self._tf.compat.v1.errors.exception_type_from_error_code(code)(None, None, message)
         return made
 
-    def _require_the_same(self, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
-        """Refuse values that this worker has not asked for, or that other examples gave.
-
-        Raises:
-            ClusterError: this worker and worker 0 do something else; no run can follow.
-        """
-        name = self._member.name
-        hint = "stages are no replicas: every worker makes the same calls, and feeds the whole batch"
-        if set(mine["fetches"]) != set(theirs["fetches"]):
-            problem = f"{name} runs {_listed(mine['fetches'])}, but worker 0 runs {_listed(theirs['fetches'])}"
-            raise self._parted(problem, hint)
-        if mine["feeds"] != theirs["feeds"]:
-            both = {**theirs["feeds"], **mine["feeds"]}
-            odd = [key for key in both if mine["feeds"].get(key) != theirs["feeds"].get(key)]
-            raise self._parted(f"{name} feeds {_listed(odd)} with other values than worker 0", hint)
-
-    def _parted(self, problem: str, hint: str) -> ClusterError:
-        """Return the error of a worker that does something else than worker 0, for this call and all later ones."""
-        self._problem = ClusterError(problem, hint=hint)
+    def _parted(self, problem: ClusterError) -> ClusterError:
+        """Return the error of workers that do not do the same, for this call and all later ones."""
+        self._problem = problem
         if not self._member.is_chief:
             self._relay.leave()
         return self._problem
@@ -175,15 +177,10 @@ def _close(session: Any, relay: Relay, member: Membership) -> None:
     relay.end() if others_are_there else relay.leave()
 
 
-def _digests(feeds: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return type, shape and a checksum of what is fed, by name."""
-    found = {}
-    for key, given in feeds.items():
-        value = np.asarray(given)
-        is_text = value.dtype.kind in "OSU"
-        data: Any = repr(value.tolist()).encode() if is_text else value.reshape(-1).view(np.uint8)
-        found[key if isinstance(key, str) else key.name] = [str(value.dtype), list(value.shape), zlib.crc32(data)]
-    return found
+def _account(what: str, names: Sequence[str], feeds: Mapping[Any, Any], changed: Mapping[str, str]) -> Account:
+    """Return what a worker tells of a run."""
+    fed = {f"'{key if isinstance(key, str) else key.name}'": described(value) for key, value in feeds.items()}
+    return Account(what, {"what is fetched": _listed(sorted(set(names))), **fed, **changed}, hint=_HINT)
 
 
 def _listed(names: Sequence[str]) -> str:

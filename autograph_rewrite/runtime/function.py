@@ -149,7 +149,8 @@ class DistributedFunction:
         """Return what runs a rewritten item."""
         report = item.report
         is_served = report is not None and report.member is not None and (report.homes or report.plan.stage_hosts)
-        return ServedStep(item, self._mirrors) if is_served else Step(item, self._mirrors)
+        what = f"'{self.__name__}'"
+        return ServedStep(item, self._mirrors) if is_served else Step(item, self._mirrors, what)
 
     def _outside(self) -> Any:
         """Return a context outside of any function that is being traced: captures have to be eager tensors."""

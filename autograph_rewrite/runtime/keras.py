@@ -150,8 +150,22 @@ class _StepOnData:
     def __call__(self, data: Any) -> Any:
         """Run the step."""
         data = self._without_optionals(data)
-        if self._job is not None:
-            data = self._job.part(data, self._kind)
+        if self._job is None:
+            return self._run(data)
+        part = self._job.part(data, self._kind)
+        try:
+            result = self._run(part)
+        except Exception as error:
+            problem = self._job.problem(failed=True)
+            if problem is not None:
+                raise problem from error
+            raise
+        problem = self._job.problem()
+        if problem is not None:
+            raise problem
+        return result
+
+    def _run(self, data: Any) -> Any:
         parts = data if isinstance(data, tuple) and 1 <= len(data) <= 3 else None
         form = len(parts) if parts is not None else 0
         function = self._by_form.get(form)
@@ -161,6 +175,7 @@ class _StepOnData:
 
     def _distributed(self, form: int) -> DistributedFunction:
         function = step_function(self._model, self._step, form) if form else self._on_data()
+        function.__name__ = self._step  # for messages
 
         def traced(function: Any, *specs: Any, batch_inputs: Any = None) -> GraphItem:
             # As Keras does, without autograph; and without XLA, which compiles for one device.

@@ -9,19 +9,21 @@ With `input: per_worker` the data is split already, and the batch of a step is w
 from __future__ import annotations
 
 import functools
-import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-import numpy as np
-
+from autograph_rewrite.errors import ClusterError
 from autograph_rewrite.passes.blocks import bounds
 from autograph_rewrite.plan.membership import Membership
 from autograph_rewrite.requires import tensorflow
-from autograph_rewrite.runtime.agreement import common_seed, require_equal
+from autograph_rewrite.runtime.accounts import Account
+from autograph_rewrite.runtime.agreement import common_seed
+from autograph_rewrite.runtime.beside import Beside
 from autograph_rewrite.runtime.keras_backups import Backups
+from autograph_rewrite.runtime.step_digest import described
 
+_HINT = "give all workers the same data in the same order, or set input: per_worker"
 WRITES = ("save", "save_weights", "export")
 
 
@@ -51,6 +53,7 @@ class KerasJob:
         self._splits, self._whole = splits, frozenset(whole)
         self._axes = dict(batch_inputs or {})
         self._batches: Counter[str] = Counter()
+        self._beside = Beside(member, seconds) if splits else None
 
     def install(self, model: Any) -> None:
         """Let all workers shuffle alike, and only worker 0 write files.
@@ -71,28 +74,33 @@ class KerasJob:
     def part(self, data: Any, kind: str) -> Any:
         """Return this worker's part of a batch that all workers are given; of a step in stages, all of it.
 
-        Raises:
-            ClusterError: a batch is not the same everywhere. The 1st, 2nd, 4th, 8th... of a kind are compared.
+        While the step runs, the whole batch is compared with what the others were given: see `problem`.
         """
-        if not self._splits:
+        if self._beside is None:
             return data
-        self._batches[kind] += 1
-        number = self._batches[kind]
-        if number & (number - 1) == 0:
-            hint = "give all workers the same data in the same order, or set input: per_worker"
-            what = f"{'first' if number == 1 else f'{number}th'} batch to {kind} on"
-            require_equal(self._member, self._seconds, _checksum(self._tf, data), what, hint)
+        if kind not in self._whole:  # else all of it is fed, and compared there
+            self._batches[kind] += 1
+            self._beside.start(functools.partial(_account, self._tf, data, f"batch {self._batches[kind]} to {kind} on"))
         if kind in self._whole:
             return data
         paths = self._tf.nest.flatten_with_joined_string_paths(data) if self._axes else ()
         axes = iter([self._axis(path) for path, _ in paths])
         return self._tf.nest.map_structure(lambda leaf: self._cut(leaf, next(axes, 0)), data)
 
+    def problem(self, *, failed: bool = False) -> ClusterError | None:
+        """Return the error of a step whose batch was not the same everywhere.
+
+        Args:
+            failed: the step has failed.
+
+        Raises:
+            ClusterError: somebody is missing.
+        """
+        return self._beside.problem(failed=failed) if self._beside is not None else None
+
     def _axis(self, path: str) -> int | None:
         """Return the batch axis of a leaf of (x, y, sample_weight): by default the first."""
-        position, _, rest = path.partition("/")
-        name = dict(zip("012", ("x", "y", "sample_weight"), strict=True)).get(position, position)
-        return self._axes.get(f"{name}/{rest}" if rest else name, 0)
+        return self._axes.get(_named(path).strip("'"), 0)
 
     def _cut(self, leaf: Any, axis: int | None) -> Any:
         if axis is None or leaf is None:
@@ -123,15 +131,17 @@ def _seed() -> int | None:
     return None if seed is None else int(seed)
 
 
-def _checksum(tf: Any, data: Any) -> int:
-    """Return a number that differs where the contents do."""
-    total = 0
-    for leaf in tf.nest.flatten(data, expand_composites=True):
-        if leaf is not None:
-            total = zlib.crc32(
-                np.ascontiguousarray(leaf).tobytes() if not isinstance(leaf, str) else leaf.encode(), total
-            )
-    return total
+def _account(tf: Any, data: Any, what: str) -> Account:
+    """Return what a worker tells of a batch: a digest of all that there is of each of its parts."""
+    leaves = tf.nest.flatten_with_joined_string_paths(data, expand_composites=True)
+    return Account(what, {_named(path): described(leaf) for path, leaf in leaves if leaf is not None}, hint=_HINT)
+
+
+def _named(path: str) -> str:
+    """Return what messages call a part of (x, y, sample_weight)."""
+    position, _, rest = path.partition("/")
+    name = dict(zip("012", ("x", "y", "sample_weight"), strict=True)).get(position, position)
+    return f"'{name}/{rest}'" if rest else f"'{name}'"
 
 
 def _nothing(method: Callable[..., Any]) -> Callable[..., None]:

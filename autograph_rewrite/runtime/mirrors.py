@@ -107,7 +107,7 @@ class Mirrors:
 
 
 class Guard:
-    """Refreshes the mirrors of the variables of one step when they were written outside it."""
+    """Refreshes the mirrors of the variables of one step when they were written outside it; tells which those are."""
 
     def __init__(self, variables: Iterable[Mirrored | Sharded]) -> None:
         self.variables = tuple(variables)
@@ -120,15 +120,19 @@ class Guard:
             types = [v.dtype.as_datatype_enum for v in self.watched]
             self._read = calls.Call(function_def.reader(calls.new_name("read"), types))
 
-    def before(self) -> None:
-        """Refresh what was written since the last step, and let go of its values."""
+    def before(self) -> list[tuple[Mirrored | Sharded, Any]]:
+        """Refresh what was written since the last step, and let go of its values; return what has changed."""
+        written: list[tuple[Mirrored | Sharded, Any]] = []
         if self._read is not None:
             for mirrored, now in zip(self.watched, self._read(self._handles), strict=True):
                 seen, mirrored.seen = mirrored.seen, None
                 if seen is None or not is_same(seen, now):
                     mirrored.refresh(now)
+                    if seen is None or not is_equal(seen, now):
+                        written.append((mirrored, now))
         for mirrored in self._unwatched:
             mirrored.refresh(mirrored.value())
+        return written
 
     def after(self, values: Iterable[Any]) -> None:
         """Take the values that the variables have after a step."""
@@ -142,7 +146,7 @@ class Guard:
 
     def in_graph(self) -> list[Any]:
         """Copy every variable to its mirrors, in the function that is being traced; return the ops."""
-        return [op for mirrored in self.variables for op in mirrored.refresh(mirrored.value())]
+        return [op for copied in self.variables if copied.copies for op in copied.refresh(copied.value())]
 
 
 def is_same(old: Any, new: Any) -> bool:
@@ -153,3 +157,13 @@ def is_same(old: Any, new: Any) -> bool:
     if a.ndim == 0 or a.size == 0:
         return a.tobytes() == b.tobytes()
     return bool(a.__array_interface__["data"][0] == b.__array_interface__["data"][0])
+
+
+def is_equal(old: Any, new: Any) -> bool:
+    """Return whether two tensors have the same contents, bit by bit."""
+    a, b = np.asarray(old), np.asarray(new)
+    return a.shape == b.shape and np.array_equal(_bits(a), _bits(b))
+
+
+def _bits(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from autograph_rewrite.errors import ClusterError
 from autograph_rewrite.plan.membership import Membership
@@ -29,7 +29,12 @@ def is_of_the_job(error: Exception) -> bool:
 
 
 def missing(
-    member: Membership, what: str, seconds: float, error: Exception | None = None, lost: Sequence[str] = ()
+    member: Membership,
+    what: str,
+    seconds: float,
+    error: Exception | None = None,
+    lost: Sequence[str] = (),
+    differs: Callable[[], ClusterError | None] | None = None,
 ) -> ClusterError:
     """Return the error of a worker that waited in vain, with the names of those who do not answer.
 
@@ -39,6 +44,7 @@ def missing(
         seconds: how long it is patient.
         error: TensorFlow's.
         lost: who was missed already.
+        differs: finds out what the workers do differently, if all of them are there.
     """
     quiet = lost or peers.silent(member)
     node = _NODE.search(str(getattr(error, "message", "")))
@@ -47,9 +53,12 @@ def missing(
         problem = f"{member.name} waited for {peers.listed(quiet)} to {what}: no answer"
         hint = "look at what it printed last; start the job again once it can run"
         return ClusterError(problem, where=where, hint=hint)
+    found = differs() if differs is not None else None
+    if found is not None:
+        return found
     if error is not None and type(error).__name__ not in ("DeadlineExceededError", "CancelledError"):
-        told = str(getattr(error, "message", error)).strip().splitlines()
-        problem = f"{member.name} failed to {what}: {told[0][:300] if told else type(error).__name__}"
+        lines = str(getattr(error, "message", error)).strip().splitlines()
+        problem = f"{member.name} failed to {what}: {lines[0][:300] if lines else type(error).__name__}"
         return ClusterError(problem, where=where)
     return ClusterError(
         f"{member.name} waited {seconds:g} s for the other workers to {what}; all processes answer",

@@ -26,8 +26,9 @@ from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime import calls, function_def
 from autograph_rewrite.runtime.agreement import adopt, common_name
-from autograph_rewrite.runtime.mirrors import Mirrored, Mirrors, is_same
+from autograph_rewrite.runtime.mirrors import Mirrored, Mirrors, is_equal, is_same
 from autograph_rewrite.runtime.session import DistributedSession
+from autograph_rewrite.runtime.step_digest import described, written_between
 from autograph_rewrite.runtime.unbind import unbind
 
 TARGET = "autograph_step"
@@ -170,21 +171,25 @@ class ServedStep:
         users = {op for handle in handles for op in handle.consumers()} - own
         return all(op.type in _READS for op in users)
 
-    def _write_changes(self) -> None:
-        """Hand over what somebody else has written since the last step."""
-        if self._is_driven and not self._is_chief:
-            return
+    def _write_changes(self) -> dict[str, str]:
+        """Hand over what somebody else has written since the last step; return what has changed, for the others."""
         feeds: dict[Any, Any] = {}
         writes: list[Any] = []
+        changed: dict[str, str] = {}
         for (name, variable), now in zip(self._variables.items(), self._values(), strict=True):
-            if name not in self._seen or not _is_known(variable, self._seen[name], now):
-                source, ops = self._writes[name]
-                if ops:
-                    feeds[source] = now.numpy()
-                    writes += ops
-                self._seen[name] = now
-        if writes:
+            seen = self._seen.get(name)
+            if seen is not None and _is_known(variable, seen, now):
+                continue
+            source, ops = self._writes[name]
+            if ops:
+                feeds[source] = now.numpy()
+                writes += ops
+            if seen is None or not is_equal(seen, now):
+                changed[written_between(name)] = described(now)
+            self._seen[name] = now
+        if writes and (self._is_chief or not self._is_driven):
             self._session.run_ops(writes, feeds, alone=self._is_driven)
+        return changed
 
     def __call__(self, flat: Sequence[Any]) -> list[Any]:
         """Run the step.
@@ -204,10 +209,10 @@ class ServedStep:
                 "a step that uses variables in other processes cannot be part of another tf.function",
                 hint="call it from Python, or use strategy AllReduce without stages",
             )
-        self._write_changes()
+        changed = self._write_changes()
         feeds = {f"{node}:0": value.numpy() for node, value in zip(self.binding.inputs, flat, strict=True)}
         fetches = [list(self.binding.outputs), list(self._reads.values()), list(self.item.targets)]
-        outputs, values, _ = self._session.run(fetches, feeds)
+        outputs, values, _ = self._session.run(fetches, feeds, changed=changed)
         for name, value in zip(self._reads, values, strict=True):
             self._variables[name].write(value)
         self._seen.update(zip(self._reads, self._written(), strict=True))

@@ -19,6 +19,7 @@ from autograph_rewrite.passes.layout import View
 from autograph_rewrite.passes.proxies import proxy_of
 from autograph_rewrite.plan.membership import Membership
 from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime.accounts import difference, disagreement
 from autograph_rewrite.runtime.agreement import CARRY_ON, common_name, require_the_same
 from autograph_rewrite.runtime.batch_sizes import check_batch_sizes
 from autograph_rewrite.runtime.clock import Clock
@@ -31,6 +32,8 @@ from autograph_rewrite.runtime.leftovers import Leftovers
 from autograph_rewrite.runtime.missing import is_of_the_job, missing
 from autograph_rewrite.runtime.peers import Lookout
 from autograph_rewrite.runtime.relay import abandon
+from autograph_rewrite.runtime.session_digest import SessionDigest
+from autograph_rewrite.runtime.step_digest import agree
 from autograph_rewrite.runtime.watchdog import Closing, Watchdog, may_wait, users_may_wait
 
 
@@ -68,6 +71,7 @@ class DistributedSession:
         limit = plan.timeout_seconds if plan is not None and (plan.mode == "mirrored" or self._member) else 0.0
         self._watchdog = _watchdog(self._member, item, self._session, limit)
         self._timeout_ms = int(limit * 1e3) if self._watchdog is None else 0
+        self._digest = SessionDigest(item, self.graph) if self._member is not None and item.report.digests else None
         self._problem: ClusterError | None = None
         self._failed = False
         self._clock: Clock | None = None
@@ -94,7 +98,14 @@ class DistributedSession:
             self._clock.close()
         self._session.close()
 
-    def run(self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None, *, timeout_ms: int | None = None) -> Any:
+    def run(
+        self,
+        fetches: Any,
+        feed_dict: Mapping[Any, Any] | None = None,
+        *,
+        timeout_ms: int | None = None,
+        changed: Mapping[str, str] | None = None,
+    ) -> Any:
         """Run one step.
 
         Args:
@@ -102,10 +113,11 @@ class DistributedSession:
             feed_dict: values by original name or tensor.
             timeout_ms: give up after this long; by default after `timeout_seconds` where replicas wait for each other:
                 of mirrored variables in any case, of several processes only if nothing is computed meanwhile.
+            changed: what else has to be equal in all workers, by name.
 
         Raises:
             GraphError: a name is unknown or was pruned, or batch sizes differ.
-            ClusterError: the step did not finish in time.
+            ClusterError: the step did not finish in time, or the workers were not given the same.
         """
         found = [self._resolve(name_of(fetch)) for fetch in self._tf.nest.flatten(fetches)]
         wanted = [element for fetch in found for element in fetch.elements]
@@ -121,7 +133,7 @@ class DistributedSession:
         if self._clock is not None and counts:
             self._clock.wait()
         try:
-            got = iter(self._run(wanted, feeds, options) if wanted or not found else ())
+            got = iter(self._run(wanted, feeds, options, changed or {}) if wanted or not found else ())
             if self._clock is not None and counts:
                 self._clock.step()
         except self._tf.errors.OpError as error:
@@ -139,11 +151,11 @@ class DistributedSession:
         ]
         return self._tf.nest.pack_sequence_as(fetches, values)
 
-    def _run(self, wanted: list[Any], feeds: Mapping[str, Any], options: Any) -> Any:
+    def _run(self, wanted: list[Any], feeds: Mapping[str, Any], options: Any, changed: Mapping[str, str]) -> Any:
         """Run the step.
 
         Raises:
-            ClusterError: somebody is missing, or was in an earlier run.
+            ClusterError: somebody is missing, or was in an earlier run, or the workers were not given the same.
         """
         if self._failed and self._member is not None:
             # The program goes on after an error: so must all, and each may have updated something else.
@@ -152,11 +164,26 @@ class DistributedSession:
             self._clear_servers()
             self._failed = False
         try:
-            return self.run_ops(wanted, feeds, options)
+            return self._compared(wanted, feeds, options, changed)
         except self._tf.errors.OpError:
             plan = self.item.report.plan if self._member is not None else None
             self._failed = plan is not None and not plan.is_asynchronous and not plan.stage_hosts
             raise
+
+    def _compared(self, wanted: list[Any], feeds: Mapping[str, Any], options: Any, changed: Mapping[str, str]) -> Any:
+        """Run the step, and compare what it was given with what the other workers' was."""
+        if isinstance(self._session, Driven):
+            self._session.changed = changed
+        digest = self._digest.before(wanted, feeds, changed) if self._digest is not None else None
+        if self._digest is None or digest is None:
+            return self.run_ops(wanted, feeds, options)
+        fed = {**feeds, self._digest.feed: digest}
+        *got, table = self.run_ops([*wanted, self._digest.fetch], fed, options)
+        if not agree(table):
+            assert self._member is not None
+            self._failed = True
+            raise disagreement(self._member, self._digest.account, self.item.report.plan.timeout_seconds)
+        return got
 
     def run_ops(
         self, fetches: Any, feeds: Mapping[Any, Any] | None = None, options: Any = None, *, alone: bool = False
@@ -185,7 +212,8 @@ class DistributedSession:
             if not watchdog.expired and not is_of_the_job(error):
                 raise
             what = f"finish run {self._steps} of the session"
-            self._problem = missing(self._member, what, watchdog.seconds, error, watchdog.lost)
+            differs = functools.partial(difference, self._member, self._digest.account) if self._digest else None
+            self._problem = missing(self._member, what, watchdog.seconds, error, watchdog.lost, differs)
             self._session.abandon() if isinstance(self._session, Driven) else abandon(self._session)
             raise self._problem from error
         finally:
@@ -347,6 +375,8 @@ class DistributedSession:
                 hint="pass zeros of the shape that read_variable returns to start anew",
             )
         self.run_ops(writes, dict(zip(sources, rows, strict=True)))
+        if self._digest is not None and name not in self.item.state:
+            self._digest.wrote(name, value)
 
     @property
     def state(self) -> dict[str, Any]:

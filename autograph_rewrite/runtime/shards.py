@@ -29,6 +29,7 @@ class Sharded:
     Attributes:
         seen: the value that the user's variable got after the last step.
         parts: tensors that tell its value after a step.
+        copies: of the shards, by where they are.
     """
 
     def __init__(self, handle: Any, dtype: str, shape: Sequence[int | None] | None, shards: Shards) -> None:
@@ -40,17 +41,17 @@ class Sharded:
         self.parts = len(shards.sizes)
         self.watchable = bool(shape) and self.dtype.is_numpy_compatible and "CPU" in handle.device
         self.watchable = self.watchable and self.dtype != self._tf.string
-        self._copies: dict[tuple[str, ...], tuple[Any, ...]] = {}
+        self.copies: dict[tuple[str, ...], tuple[Any, ...]] = {}
 
     def copy_on(self, device: str) -> list[Any]:
         """Return the handles of the shards that a replica uses, making them if there are none."""
         places = self.shards.devices or (device,) * self.parts
-        if places not in self._copies:
+        if places not in self.copies:
             with self._tf.init_scope():
-                self._copies[places] = tuple(
+                self.copies[places] = tuple(
                     self._made(k, part, place) for k, (part, place) in enumerate(zip(self._cut(), places, strict=True))
                 )
-        return [shard.handle for shard in self._copies[places]]
+        return [shard.handle for shard in self.copies[places]]
 
     def _made(self, shard: int, value: Any, device: str) -> Any:
         with self._tf.device(device):
@@ -72,7 +73,7 @@ class Sharded:
         """Give the shards of all copies a value; return the ops, which exist while a function is traced."""
         ops = []
         parts = self._cut(value)
-        for copy in self._copies.values():
+        for copy in self.copies.values():
             for variable, part in zip(copy, parts, strict=True):
                 with self._tf.device(variable.handle.device):
                     ops.append(self._tf.raw_ops.AssignVariableOp(resource=variable.handle, value=part))

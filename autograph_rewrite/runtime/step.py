@@ -6,7 +6,7 @@ What the function captured is bound once, copies of variables on other devices i
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,15 +16,18 @@ from autograph_rewrite.ir import serde
 from autograph_rewrite.ir.dtypes import NUMBERS
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.binding import FunctionBinding
+from autograph_rewrite.passes.blocks import DIGEST
 from autograph_rewrite.passes.place import run_devices
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime import calls, cluster, function_def
+from autograph_rewrite.runtime.accounts import Account, difference, disagreement
 from autograph_rewrite.runtime.agreement import CARRY_ON, COMPARE, adopt, require_the_same
 from autograph_rewrite.runtime.batch_sizes import check_batch_sizes
 from autograph_rewrite.runtime.handles import copies_of
 from autograph_rewrite.runtime.mirrors import Guard, Mirrors
 from autograph_rewrite.runtime.missing import is_of_the_job, missing
 from autograph_rewrite.runtime.peers import Lookout
+from autograph_rewrite.runtime.step_digest import Inputs, agree, described, digest_of, written_between
 from autograph_rewrite.runtime.watchdog import Watchdog, may_wait
 
 
@@ -34,9 +37,11 @@ class Step:
     Args:
         item: made from a function; its binding holds what the function captured.
         mirrors: where copies of variables are kept.
+        what: the function, for messages.
     """
 
-    def __init__(self, item: GraphItem, mirrors: Mirrors) -> None:
+    def __init__(self, item: GraphItem, mirrors: Mirrors, what: str = "the function") -> None:
+        self._what = what
         self._tf = tensorflow()
         self.item = item
         self.binding = _binding(item)
@@ -46,13 +51,17 @@ class Step:
         self._number = 0
         self._plan = item.report.plan if item.report is not None else None
         self._batches = _batch_axes(item, self.binding)
+        self._digests = item.report.digests if self._member is not None else None
+        self._shared = Inputs(item, {f"{node}:0": i for i, node in enumerate(self.binding.inputs)}.get)
+        self._account = Account("")
         instances = {node: self._instances(node) for node in self.binding.inputs}
         captured = [(capture, self._instances(capture.node)) for capture in self.binding.captures]
         copied = {
             names[0]: mirrors.of(capture.value, *_kind(item, capture.name))
             for capture, names in captured
-            if capture.name is not None and len(names) > 1
+            if capture.name is not None and (len(names) > 1 or self._is_compared(capture.name))
         }
+        self._names = {id(capture.value): capture.name for capture, _ in captured}
         cut = [
             (mirrors.in_shards(capture.value, variable, variable.shards), copies_of(item, variable))
             for capture, _ in captured
@@ -66,12 +75,14 @@ class Step:
         added = [(v, self._instances(v.handle)) for v in item.state.values()]
         nodes += [name for _, names in added for name in names]
         nodes += [name for _, copies in cut for names in copies for name in names]
+        own, everyones = self._digests or ("", "")
+        nodes += [own.partition(":")[0]] if own else []
         data = serde.to_bytes(item.graph) if item.report is None else item.graph_bytes
         function = function_def.build(
             data,
             calls.new_name("step"),
             nodes,
-            self.binding.outputs,
+            [*self.binding.outputs, everyones] if everyones else self.binding.outputs,
             item.targets,
             read_after=watched,
             separate=self._plan is None or len(self._plan.processes) == 1,
@@ -92,6 +103,9 @@ class Step:
             for replica, names in enumerate(copies):
                 fixed |= dict(zip(names, sharded.copy_on(devices[replica]), strict=True))
         self._fixed = [fixed.get(name) for name in function.arguments]
+        if own:
+            self._digest_at = function.arguments.index(own.partition(":")[0])
+            self._fixed[self._digest_at] = self._tf.zeros([DIGEST], self._tf.int32)
         position = {name: index for index, names in enumerate(instances.values()) for name in names}
         self._inputs = [(at, position[name]) for at, name in enumerate(function.arguments) if name in position]
         self._watchdog = self._make_watchdog(function)
@@ -118,6 +132,15 @@ class Step:
         for variable, value in zip(new, adopt(self._member, self._plan.timeout_seconds, values), strict=True):
             variable.write(value)
             variable.adopts = False
+
+    @property
+    def _seconds(self) -> float:
+        return self._plan.timeout_seconds if self._plan is not None else 0.0
+
+    def _is_compared(self, name: str) -> bool:
+        """Return whether it is noticed if only some workers write a variable from Python."""
+        variable = self.item.variables[name]
+        return self._digests is not None and variable.dtype in NUMBERS and variable.shards is None
 
     def _instances(self, node: str) -> tuple[str, ...]:
         layout = self.item.layout
@@ -159,18 +182,39 @@ class Step:
             self._failed = False
         if self._member is not None and self._plan is not None and not self._tf.executing_eagerly():
             cluster.abort_when_lost(self._member, self._plan.timeout_seconds)  # nobody sees that function run
-        if self._guard is None:
-            return self._run(args)
-        count = len(self.binding.outputs)
         if not self._tf.executing_eagerly():
-            with self._tf.control_dependencies(self._guard.in_graph()):
-                results = self._call(args)
-            self._guard.after(results[count:])
-            return results[:count]
-        self._guard.before()
+            return self._run_in_graph(args)
+        written = self._guard.before() if self._guard is not None else []
+        if self._digests is not None:
+            self._tell(args, flat, written)
         results = self._run(args)
-        self._guard.after(results[count:])
+        count = len(self.binding.outputs)
+        if self._guard is not None:
+            self._guard.after(results[count + (self._digests is not None) :])
+        if self._digests is not None and not agree(results[count].numpy()):
+            assert self._member is not None
+            self._failed = True
+            raise disagreement(self._member, self._account, self._seconds)
         return results[:count]
+
+    def _run_in_graph(self, args: list[Any]) -> list[Any]:
+        """Call the function from one that is being traced."""
+        count = len(self.binding.outputs)
+        if self._guard is None:
+            return self._call(args)[:count]
+        with self._tf.control_dependencies(self._guard.in_graph()):
+            results = self._call(args)
+        self._guard.after(results[count + (self._digests is not None) :])
+        return results[:count]
+
+    def _tell(self, args: list[Any], flat: Sequence[Any], written: Iterable[tuple[Any, Any]]) -> None:
+        """Send, with the step, the digest of what all workers have to be given alike."""
+        given = self._shared.given(flat)
+        for variable, value in written:
+            given[written_between(str(self._names[id(variable.handle)]))] = described(value)
+        self._account = Account(f"step {self._number} of {self._what}", given)
+        if given:
+            args[self._digest_at] = self._tf.constant(digest_of(given))
 
     def _run(self, args: list[Any]) -> list[Any]:
         """Run the function; if it fails, the mirrors are refreshed before the next step, as they may differ."""
@@ -194,7 +238,9 @@ class Step:
     def _translate(self, error: Any, watchdog: Watchdog) -> ClusterError | None:
         """Return what a failure of a collective means, None for an error of the user's own computation."""
         if self._member is not None and (watchdog.expired or is_of_the_job(error)):
-            return missing(self._member, f"finish step {self._number}", watchdog.seconds, error, watchdog.lost)
+            differs = functools.partial(difference, self._member, self._account)
+            what = f"finish step {self._number}"
+            return missing(self._member, what, watchdog.seconds, error, watchdog.lost, differs)
         return _translate(error, watchdog)
 
     def _check_batch(self, flat: Sequence[Any]) -> None:
