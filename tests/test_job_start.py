@@ -17,6 +17,8 @@ TROUBLE, DIFFERENCES = "tests/jobs/trouble.py", "tests/jobs/differences.py"
 LIMIT = 60
 DIFFER = re.compile(r"worker 1 \(127\.0\.0\.1:\d+\) would run something else than worker 0")
 
+SAME = re.compile(r"worker 1 \(127\.0\.0\.1:\d+\) does not do the same as worker 0")
+
 EXPECTED = {
     "program": (DIFFER, "-%Adam", "+%Momentum"),
     "configuration": (DIFFER, "-semantics: {batch_norm: sync", "+semantics: {batch_norm: local"),
@@ -24,7 +26,7 @@ EXPECTED = {
     "number": (DIFFER, "value=0.1", "value=1.1"),
     "captured": (DIFFER, "-captured float64[] #", "+captured float64[] #"),
     "shape": (DIFFER, "float64[?,3]", "float64[?,4]"),
-    "data": ("worker 1 and worker 0 do not have the same first batch to train on", "input: per_worker"),
+    "data": (SAME, "in batch 1 to train on", "'x'", "input: per_worker"),
     "seed": ("the workers have set different random seeds (0, 1)", "set the same seed everywhere"),
 }
 

@@ -25,6 +25,7 @@ GROUP = 2**29 - 1
 PATIENCE = 4.0
 """Seconds that a worker which has waited in vain takes for the others to tell."""
 _SHOWN, _WIDTH = 8, 120
+_SAME = "not do the same as worker 0"
 HINT = (
     "what all replicas share has to be the same everywhere: feed equal values, write variables in every worker, make "
     "the same calls in the same order"
@@ -66,16 +67,30 @@ def difference(member: Membership, account: Account, seconds: float = PATIENCE) 
     return _compared(member, told, account.hint)
 
 
-def disagreement(member: Membership, account: Account, seconds: float) -> ClusterError:
+def disagreement(member: Membership, account: Account, seconds: float, table: Array) -> ClusterError:
     """Return the error of a step in which workers did not do the same, as their digests have shown.
 
     Args:
         member: this process.
         account: of this worker.
         seconds: how long others may still wait for each other in the step.
+        table: the digests, one row for each worker.
     """
     found = difference(member, account, seconds + PATIENCE)
-    return found or ClusterError(f"the workers were not given the same in {account.what}", hint=HINT)
+    if found is not None:
+        return found
+    odd = [task for task, row in enumerate(table) if (row != table[0]).any()]
+    return ClusterError(f"{_not_the_same(member, odd)} in {account.what}", hint=account.hint)
+
+
+def is_told(error: BaseException) -> bool:
+    """Return whether an error says what workers do differently."""
+    return isinstance(error, ClusterError) and _SAME in str(error)
+
+
+def _not_the_same(member: Membership, odd: Sequence[int]) -> str:
+    names = listed(f"worker {task} ({member.workers[task]})" for task in odd)
+    return f"{names} {'do' if len(odd) > 1 else 'does'} {_SAME}"
 
 
 def _texts(member: Membership, text: str, seconds: float) -> list[str]:
@@ -100,11 +115,9 @@ def _compared(member: Membership, told: Sequence[Account], hint: str) -> Cluster
     if not parts:
         return None
     odd = [task for task, one in enumerate(told) if (one.what, one.given) != (told[0].what, told[0].given)]
-    names = listed(f"worker {task} ({member.workers[task]})" for task in odd)
     lines = "".join(f"\n         {part}" for part in parts[:_SHOWN])
     more = f"\n         and {len(parts) - _SHOWN} more" if len(parts) > _SHOWN else ""
-    verb = "do" if len(odd) > 1 else "does"
-    return ClusterError(f"{names} {verb} not do the same as worker 0 in {told[0].what}:{lines}{more}", hint=hint)
+    return ClusterError(f"{_not_the_same(member, odd)} in {told[0].what}:{lines}{more}", hint=hint)
 
 
 def _differences(told: Sequence[Account]) -> Iterator[str]:
@@ -112,6 +125,7 @@ def _differences(told: Sequence[Account]) -> Iterator[str]:
     steps = [one.what for one in told]
     if len(set(steps)) > 1:
         yield listed(f"worker {task} is in {what}" for task, what in enumerate(steps))
+        return
     for key in dict.fromkeys(key for one in told for key in one.given):
         values = [one.given.get(key) for one in told]
         if len(set(values)) > 1:

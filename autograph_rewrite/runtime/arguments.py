@@ -148,7 +148,7 @@ class Arguments:
         names += [f"arg{i}" for i in range(len(names), len(args))]
         found: list[str] = []
         for name, value in [*zip(names, args, strict=False), *kwargs.items()]:
-            found += _paths(value, name)
+            found += leaf_paths(value, name)
         return found
 
     def relaxed(self, leaves: Sequence[Leaf], paths: Sequence[str]) -> list[Leaf]:
@@ -187,13 +187,14 @@ def _is_hashable(value: Any) -> bool:
     return True
 
 
-def _paths(value: Any, path: str) -> list[str]:
+def leaf_paths(value: Any, path: str) -> list[str]:
+    """Return the path of every leaf of a nested value, which begin with that of the whole."""
     if isinstance(value, Mapping):
-        return [p for key in sorted(value) for p in _paths(value[key], f"{path}/{key}")]
+        return [p for key in sorted(value) for p in leaf_paths(value[key], f"{path}/{key}")]
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return [p for key, item in zip(value._fields, value, strict=True) for p in _paths(item, f"{path}/{key}")]
+        return [p for key, item in zip(value._fields, value, strict=True) for p in leaf_paths(item, f"{path}/{key}")]
     if isinstance(value, tuple | list):
-        return [p for index, item in enumerate(value) for p in _paths(item, f"{path}/{index}")]
+        return [p for index, item in enumerate(value) for p in leaf_paths(item, f"{path}/{index}")]
     return [path]
 
 

@@ -18,7 +18,7 @@ from autograph_rewrite.passes.blocks import DIGEST
 from autograph_rewrite.plan.membership import Membership
 from autograph_rewrite.runtime import cluster
 from autograph_rewrite.runtime.accounts import Account, disagreement
-from autograph_rewrite.runtime.exchange import Exchange
+from autograph_rewrite.runtime.exchange import Array, Exchange
 from autograph_rewrite.runtime.rendezvous import FIRST_KEY
 from autograph_rewrite.runtime.step_digest import digest_of
 
@@ -38,7 +38,7 @@ class Beside:
         self._channel = cluster.next_channel()
         self._exchange: Exchange | None = None
         self._pool = ThreadPoolExecutor(1, "autograph_beside")
-        self._pending: Future[Account | None] | None = None
+        self._pending: Future[tuple[Account, Array] | None] | None = None
 
     def start(self, account: Callable[[], Account]) -> None:
         """Begin to compare.
@@ -66,14 +66,14 @@ class Beside:
             if failed:
                 return None
             raise
-        return disagreement(self._member, odd, self._seconds) if odd is not None else None
+        return disagreement(self._member, odd[0], self._seconds, odd[1]) if odd is not None else None
 
-    def _odd(self, account: Callable[[], Account]) -> Account | None:
-        """Return the account if it is not that of all workers."""
+    def _odd(self, account: Callable[[], Account]) -> tuple[Account, Array] | None:
+        """Return the account and all digests if these differ."""
         told = account()
         table = np.zeros((len(self._member.workers), DIGEST), np.int32)
         if self._exchange is None:
             self._exchange = Exchange(self._member, self._seconds, table, FIRST_KEY + self._channel, FIRST_KEY)
         table[self._member.task] = digest_of({"": told.what, **told.given})
         table = self._exchange.add_up(table, _WHAT)
-        return told if (table != table[0]).any() else None
+        return (told, table) if (table != table[0]).any() else None

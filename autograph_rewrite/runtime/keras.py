@@ -20,6 +20,7 @@ from autograph_rewrite.load.functions import from_concrete, trace
 from autograph_rewrite.load.keras_models import step_function
 from autograph_rewrite.passes.report import Note
 from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime.accounts import is_told
 from autograph_rewrite.runtime.function import DistributedFunction
 from autograph_rewrite.runtime.keras_job import KerasJob
 from autograph_rewrite.runtime.mirrors import Mirrors
@@ -156,7 +157,7 @@ class _StepOnData:
         try:
             result = self._run(part)
         except Exception as error:
-            problem = self._job.problem(failed=True)
+            problem = self._job.problem(failed=True) if not is_told(error) else None
             if problem is not None:
                 raise problem from error
             raise

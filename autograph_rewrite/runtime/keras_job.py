@@ -19,6 +19,7 @@ from autograph_rewrite.plan.membership import Membership
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.accounts import Account
 from autograph_rewrite.runtime.agreement import common_seed
+from autograph_rewrite.runtime.arguments import leaf_paths
 from autograph_rewrite.runtime.beside import Beside
 from autograph_rewrite.runtime.keras_backups import Backups
 from autograph_rewrite.runtime.step_digest import described
@@ -83,8 +84,7 @@ class KerasJob:
             self._beside.start(functools.partial(_account, self._tf, data, f"batch {self._batches[kind]} to {kind} on"))
         if kind in self._whole:
             return data
-        paths = self._tf.nest.flatten_with_joined_string_paths(data) if self._axes else ()
-        axes = iter([self._axis(path) for path, _ in paths])
+        axes = iter([self._axis(path) for path in _paths(data)] if self._axes else ())
         return self._tf.nest.map_structure(lambda leaf: self._cut(leaf, next(axes, 0)), data)
 
     def problem(self, *, failed: bool = False) -> ClusterError | None:
@@ -100,7 +100,7 @@ class KerasJob:
 
     def _axis(self, path: str) -> int | None:
         """Return the batch axis of a leaf of (x, y, sample_weight): by default the first."""
-        return self._axes.get(_named(path).strip("'"), 0)
+        return self._axes.get(_named(path), 0)
 
     def _cut(self, leaf: Any, axis: int | None) -> Any:
         if axis is None or leaf is None:
@@ -133,15 +133,24 @@ def _seed() -> int | None:
 
 def _account(tf: Any, data: Any, what: str) -> Account:
     """Return what a worker tells of a batch: a digest of all that there is of each of its parts."""
-    leaves = tf.nest.flatten_with_joined_string_paths(data, expand_composites=True)
-    return Account(what, {_named(path): described(leaf) for path, leaf in leaves if leaf is not None}, hint=_HINT)
+    given = {}
+    for path, leaf in zip(_paths(data), tf.nest.flatten(data), strict=True):
+        for number, part in enumerate(tf.nest.flatten(leaf, expand_composites=True)):
+            if part is not None:
+                given[f"'{_named(path)}'{f' ({number})' if number else ''}"] = described(part)
+    return Account(what, given, hint=_HINT)
+
+
+def _paths(data: Any) -> list[str]:
+    """Return the paths of the leaves of a batch: "0/image", "1"."""
+    return [path.lstrip("/") for path in leaf_paths(data, "")]
 
 
 def _named(path: str) -> str:
     """Return what messages call a part of (x, y, sample_weight)."""
     position, _, rest = path.partition("/")
     name = dict(zip("012", ("x", "y", "sample_weight"), strict=True)).get(position, position)
-    return f"'{name}/{rest}'" if rest else f"'{name}'"
+    return f"{name}/{rest}" if rest else name
 
 
 def _nothing(method: Callable[..., Any]) -> Callable[..., None]:

@@ -182,7 +182,8 @@ class DistributedSession:
         if not agree(table):
             assert self._member is not None
             self._failed = True
-            raise disagreement(self._member, self._digest.account, self.item.report.plan.timeout_seconds)
+            seconds = self.item.report.plan.timeout_seconds
+            raise disagreement(self._member, self._digest.account, seconds, table[:, 1:])
         return got
 
     def run_ops(

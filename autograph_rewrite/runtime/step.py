@@ -191,10 +191,11 @@ class Step:
         count = len(self.binding.outputs)
         if self._guard is not None:
             self._guard.after(results[count + (self._digests is not None) :])
-        if self._digests is not None and not agree(results[count].numpy()):
+        digests = results[count].numpy() if self._digests is not None else None
+        if digests is not None and not agree(digests):
             assert self._member is not None
             self._failed = True
-            raise disagreement(self._member, self._account, self._seconds)
+            raise disagreement(self._member, self._account, self._seconds, digests[:, 1:])
         return results[:count]
 
     def _run_in_graph(self, args: list[Any]) -> list[Any]:
