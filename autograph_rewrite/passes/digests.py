@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.passes.blocks import Blocks
+from autograph_rewrite.passes.context import Context
 
 _OWN, _ALL = "digest of this process", "digests of all processes"
 
 
-def add_digests(graph: Graph, blocks: Blocks) -> None:
-    """Keep both for the runtime."""
+def add_digests(context: Context, blocks: Blocks) -> None:
+    """Keep both for the runtime, where there are several processes."""
+    if context.processes == 1:
+        return
+    graph = context.graph
     graph.anchors[_OWN], graph.anchors[_ALL] = blocks.digest, blocks.digests
 
 

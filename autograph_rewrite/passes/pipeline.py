@@ -259,8 +259,7 @@ def _rewrite(
         blocks = Blocks(context, source, state.whole_inputs[source], keys)
         reshard = Reshard(context, blocks, keys)
         reshard.run()
-        if context.processes > 1:
-            add_digests(graph, blocks)
+        add_digests(context, blocks)
         decorrelate(context)
         state_block_shapes(context)
         item = attach(context, item)

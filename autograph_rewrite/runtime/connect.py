@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 from autograph_rewrite.errors import ClusterError
@@ -16,7 +17,9 @@ from autograph_rewrite.runtime.cluster import configure, join, meetings, target
 from autograph_rewrite.runtime.devices import ensure_devices
 from autograph_rewrite.runtime.driven import Driven
 from autograph_rewrite.runtime.meeting import homes_of
+from autograph_rewrite.runtime.peers import Lookout
 from autograph_rewrite.runtime.relay import Relay
+from autograph_rewrite.runtime.watchdog import Closing, Watchdog, may_wait, users_may_wait
 
 
 def joined(item: GraphItem) -> Membership | None:
@@ -129,3 +132,15 @@ def _cpus(item: GraphItem) -> list[int]:
         return [device.index for device in devices if device.kind == "CPU"]
     specs = [spec for name in {node.device for node in item.graph} if (spec := specification(name)) is not None]
     return [int(spec.number) for spec in specs if spec.kind == "CPU" and spec.number]
+
+
+def watchdog_of(member: Membership | None, item: GraphItem, session: Any, seconds: float) -> Watchdog | None:
+    """Return what watches over the runs of one of several processes."""
+    if member is None:
+        return None
+    plan = item.report.plan
+    servers = bool(plan.homes)
+    lookout = functools.partial(Lookout, member, seconds, workers=not plan.is_asynchronous, servers=servers)
+    waits = users_may_wait(item.graph) if servers else may_wait(item.graph_bytes)
+    ends = (lambda: session) if isinstance(session, Driven) else functools.partial(Closing, session)
+    return Watchdog(seconds, lookout, ends, may_idle=waits)

@@ -17,24 +17,21 @@ from autograph_rewrite.errors import ClusterError, GraphError
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes.layout import View
 from autograph_rewrite.passes.proxies import proxy_of
-from autograph_rewrite.plan.membership import Membership
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.accounts import difference, disagreement
 from autograph_rewrite.runtime.agreement import CARRY_ON, common_name, require_the_same
 from autograph_rewrite.runtime.batch_sizes import check_batch_sizes
 from autograph_rewrite.runtime.clock import Clock
-from autograph_rewrite.runtime.connect import connected, graph_of, joined, require_devices
+from autograph_rewrite.runtime.connect import connected, graph_of, joined, require_devices, watchdog_of
 from autograph_rewrite.runtime.driven import Driven
 from autograph_rewrite.runtime.fetches import Fetch, assemble, name_of, variable_of
 from autograph_rewrite.runtime.gates import Gates
 from autograph_rewrite.runtime.handles import Copy, copies_of
 from autograph_rewrite.runtime.leftovers import Leftovers
 from autograph_rewrite.runtime.missing import is_of_the_job, missing
-from autograph_rewrite.runtime.peers import Lookout
 from autograph_rewrite.runtime.relay import abandon
 from autograph_rewrite.runtime.session_digest import SessionDigest
 from autograph_rewrite.runtime.step_digest import agree
-from autograph_rewrite.runtime.watchdog import Closing, Watchdog, may_wait, users_may_wait
 
 
 def open_session(item: GraphItem, *, config: Any = None, target: str = "") -> DistributedSession:
@@ -69,7 +66,7 @@ class DistributedSession:
         self._fetches: dict[str, Fetch] = {}
         self._reads: dict[str, Any] = {}
         limit = plan.timeout_seconds if plan is not None and (plan.mode == "mirrored" or self._member) else 0.0
-        self._watchdog = _watchdog(self._member, item, self._session, limit)
+        self._watchdog = watchdog_of(self._member, item, self._session, limit)
         self._timeout_ms = int(limit * 1e3) if self._watchdog is None else 0
         self._digest = SessionDigest(item, self.graph) if self._member is not None and item.report.digests else None
         self._problem: ClusterError | None = None
@@ -392,15 +389,3 @@ class DistributedSession:
     def tf_session(self) -> Any:
         """The tf.compat.v1.Session that runs the graph, for what insists on one, as a Saver does."""
         return self._session.session if isinstance(self._session, Driven) else self._session
-
-
-def _watchdog(member: Membership | None, item: GraphItem, session: Any, seconds: float) -> Watchdog | None:
-    """Return what watches over the runs of one of several processes."""
-    if member is None:
-        return None
-    plan = item.report.plan
-    servers = bool(plan.homes)
-    lookout = functools.partial(Lookout, member, seconds, workers=not plan.is_asynchronous, servers=servers)
-    waits = users_may_wait(item.graph) if servers else may_wait(item.graph_bytes)
-    ends = (lambda: session) if isinstance(session, Driven) else functools.partial(Closing, session)
-    return Watchdog(seconds, lookout, ends, may_idle=waits)
