@@ -2,6 +2,7 @@
 
 gradients   1, 50 and 200 of 1,000 numbers each, one collective each or in buckets
 step        a network over two processes, against one process on one core with the same total batch
+digests     steps in which all that workers have to be given alike is compared, against steps in which it is not
 link        the same with 100 Mbit/s between the processes, plain and compressed
 """
 
@@ -35,6 +36,7 @@ def run(effort: Effort) -> tuple[list[Figure], dict[str, Any]]:
     exchanged = _job("gradients", {"counts": counts, "rounds": rounds})
     two = _job("step", common)
     one = call("benchmarks.dist:step", {**common, "core": 0}, timeout=300)
+    compared = _job("digests", common)
     kinds = COMPRESSORS[:2] if effort.tiny else COMPRESSORS
     slow = {kind: _job("step", {**common, "compressor": kind}, MEGABITS * 1e6) for kind in kinds}
 
@@ -51,6 +53,9 @@ def run(effort: Effort) -> tuple[list[Figure], dict[str, Any]]:
         )
     how = f"{milliseconds(two['seconds'])} / {milliseconds(one['seconds'])}, the same batch in all"
     figures.append(Figure("step of an MLP: two processes / one", two["seconds"] / one["seconds"], how=how))
+    for what, found in compared.items():
+        how = f"{milliseconds(found['with'])} / {milliseconds(found['without'])}"
+        figures.append(Figure(f"{what}: compared in every step / not", found["ratio"], at_most=1.05, how=how))
     for kind, found in slow.items():
         ratio = found["seconds"] / slow["none"]["seconds"]
         sent = (
@@ -58,7 +63,7 @@ def run(effort: Effort) -> tuple[list[Figure], dict[str, Any]]:
         )
         how = f"{milliseconds(found['seconds'])}; {sent}"
         figures.append(Figure(f"the same, {MEGABITS} Mbit/s: {kind} / plain", ratio, how=how))
-    return figures, {"gradients": exchanged, "two": two, "one": one, "slow": slow}
+    return figures, {"gradients": exchanged, "two": two, "one": one, "compared": compared, "slow": slow}
 
 
 def _job(what: str, arguments: Mapping[str, Any], bits_per_second: float = 0.0) -> Any:
@@ -149,6 +154,97 @@ def step(tiny: bool, rounds: int, core: int, compressor: str = "none", meters: S
     sent = (sum(map(passed, meters)) - before) / (2 * CALLS * rounds)
     planned = sum(edge.bytes for edge in distributed.items[0].report.edges if edge.is_collective)
     return {"seconds": seconds, "passed": sent, "planned": planned}
+
+
+def digests(tiny: bool, rounds: int, core: int) -> dict[str, dict[str, float]]:
+    """Time steps with and without the comparison of what workers are given, in turn."""
+    pin(core)
+    import autograph_rewrite  # noqa: F401  joins the job
+    from benchmarks import programs
+
+    makers = {
+        "step of an MLP": lambda: _mlp_step(programs.build("mlp", tiny=tiny), core),
+        f"{4 if tiny else 200} small variables and a fed rate": lambda: _many_variables(4 if tiny else 200),
+        "Keras, a batch of images": lambda: _keras_step(8 if tiny else 64),
+    }
+    return {what: _with_and_without(make, rounds) for what, make in makers.items()}
+
+
+def _with_and_without(make: Callable[[], Callable[[], Any]], rounds: int) -> dict[str, float]:
+    """Return the seconds of a step with and without the comparison, and the median of the ratios."""
+    from unittest import mock
+
+    class Nothing:
+        """Compares nothing."""
+
+        def __init__(self, *_: Any) -> None: ...
+
+        def start(self, *_: Any) -> None: ...
+
+        def problem(self, **_: Any) -> None: ...
+
+    both = {"with": make()}
+    both["with"]()  # traced and rewritten now
+    with (
+        mock.patch("autograph_rewrite.passes.pipeline.digest_names", return_value=None),
+        mock.patch("autograph_rewrite.runtime.keras_job.Beside", Nothing),
+    ):
+        both["without"] = make()
+        both["without"]()
+    found: dict[str, list[float]] = {"with": [], "without": []}
+    for number in range(rounds):
+        for name in sorted(both, reverse=bool(number % 2)):
+            found[name].append(_time(both[name], 1, warm_up=2))
+    ratio = median(a / b for a, b in zip(found["with"], found["without"], strict=True))
+    return {**{name: median(times) for name, times in found.items()}, "ratio": ratio}
+
+
+def _mlp_step(program: Any, core: int) -> Callable[[], Any]:
+    import tensorflow as tf
+
+    import autograph_rewrite as ar
+    from benchmarks import programs
+
+    half = len(program.y) // 2
+    part = slice(0, half) if core == 0 else slice(half, None)
+    x, y = tf.constant(program.x[part]), tf.constant(program.y[part])
+    distributed = ar.distribute(programs.single_step(program), {"devices": ["CPU:0"]})
+    return lambda: distributed(x, y)
+
+
+def _many_variables(count: int) -> Callable[[], Any]:
+    import tensorflow as tf
+
+    import autograph_rewrite as ar
+
+    weights = [tf.Variable(tf.zeros([NUMBERS])) for _ in range(count)]
+
+    def train(x: Any, rate: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([tf.reduce_mean(tf.linalg.matvec(x, w)) for w in weights])
+        for w, g in zip(weights, tape.gradient(loss, weights), strict=True):
+            w.assign_sub(rate * g)
+        return loss
+
+    x, rate = tf.ones([4, NUMBERS]), tf.constant(0.01)
+    distributed = ar.distribute(train, {"devices": ["CPU:0"]}, batch_inputs={"x": 0})
+    return lambda: distributed(x, rate)
+
+
+def _keras_step(batch: int) -> Callable[[], Any]:
+    import keras
+    import numpy as np
+
+    import autograph_rewrite as ar
+
+    layers = keras.layers
+    body = [layers.Conv2D(16, 3, activation="relu"), layers.MaxPooling2D(), layers.Flatten(), layers.Dense(10)]
+    model = keras.Sequential([keras.Input((32, 32, 3)), *body])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
+    model = ar.distribute(model, {"devices": ["CPU:0"]})
+    x = np.random.default_rng(0).normal(size=(batch, 32, 32, 3)).astype("float32")
+    y = np.zeros(batch, "int64")
+    return lambda: model.train_on_batch(x, y)
 
 
 def _time(run: Callable[[], Any], rounds: int, warm_up: int = 3) -> float:
