@@ -53,15 +53,15 @@ class Meetings:
             ClusterError: somebody is not there in time.
         """
         deadline = time.monotonic() + seconds
-        absent = dict(others)
+        absent, gone = dict(others), set[str]()
         while absent:
             left = deadline - time.monotonic()
             statuses = peers.ask(absent, min(peers.PATIENCE, max(left, _ASK)), as_themselves=True)
             absent = {name: address for name, address in absent.items() if statuses[name] != "OK"}
-            gone = {name for name in absent if name in self._met and statuses[name] == "UNAVAILABLE"}
-            if absent and (time.monotonic() >= deadline or gone):
+            before, gone = gone, {n for n in absent if n in self._met and statuses[n] == "UNAVAILABLE"}
+            if absent and (time.monotonic() >= deadline or gone & before):  # a connection may break once
                 self._met -= gone
-                names = peers.listed(f"{name}{_SAID.get(statuses[name], _STRANGER)}" for name in sorted(gone or absent))
+                names = peers.listed(f"{name}{_SAID.get(statuses[name], _STRANGER)}" for name in sorted(absent))
                 raise ClusterError(f"{self._member.name} waited for {names} to {what}: no answer", hint=hint)
             if absent:
                 time.sleep(_ASK)
