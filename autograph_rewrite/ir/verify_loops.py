@@ -36,6 +36,7 @@ def loop_faults(order: Sequence[Node]) -> Iterator[LoopFault]:
     if frames:
         yield from _by_no_door(order, frames)
         yield from _waiting_for_themselves(order, frames)
+        yield from _standing_still(order)
 
 
 def _by_no_door(order: Sequence[Node], frames: dict[Node, Frame]) -> Iterator[LoopFault]:
@@ -69,6 +70,14 @@ def _waiting_for_themselves(order: Sequence[Node], frames: dict[Node, Frame]) ->
                 if bits[loop] & earlier.get(producer, 0):
                     problem = f"'{node.name}' in the loop '{loop[-1]}' needs '{producer.name}', which waits for its end"
                     yield LoopFault(problem, node)
+
+
+def _standing_still(order: Sequence[Node]) -> Iterator[LoopFault]:
+    """Yield the Merges of loops that wait for something: it would run before the first iteration only."""
+    for node in order:
+        if node._controls and node.op in ("Merge", "RefMerge") and any(v.node.op in BACK_EDGES for v in node._inputs):
+            awaited = next(iter(node._controls)).name
+            yield LoopFault(f"'{node.name}' waits for '{awaited}', so its loop would stand still", node)
 
 
 def _producers(node: Node) -> list[Node]:

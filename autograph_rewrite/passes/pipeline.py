@@ -295,7 +295,7 @@ def _rewrite(
             else:
                 loop_stages(graph, stages, plan, context.slices, _roots(graph, item))
     with run.step("place"):
-        instances = place_instances(graph, plan, task, stages, context.served.devices, captured=context.captures)
+        instances = place_instances(context, stages)
     found += [Note(*one) for one in item.notes]
     found += [Note(info.name, "input", OTHER_SIZE) for info in shared]
     found += [Note(node.name, node.op, MEETING) for node in instances.order.meetings]

@@ -20,7 +20,7 @@ from autograph_rewrite.analysis.rules.base import LocalEntry, Slice, Want
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.graph import Node, Select, Span, Value
-from autograph_rewrite.ir.walk import ancestors
+from autograph_rewrite.ir.walk import BACK_EDGES, ancestors
 from autograph_rewrite.passes import combine, compress
 from autograph_rewrite.passes.batch import inputs_behind
 from autograph_rewrite.passes.blocks import Blocks
@@ -29,6 +29,7 @@ from autograph_rewrite.passes.context import Context
 from autograph_rewrite.passes.gather import gather_collective, gather_once, gather_parts
 from autograph_rewrite.passes.keys import Keys
 from autograph_rewrite.passes.predicates import common_predicate
+from autograph_rewrite.passes.spans import differs_by_replica
 from autograph_rewrite.plan.lowerings import CROSSING
 from autograph_rewrite.plan.parts import EdgePlan
 
@@ -52,35 +53,24 @@ def _stands_between_instances(node: Node) -> bool:
 
 def _span(context: Context, node: Node) -> Span:
     state = context.state
-    answer = state.answers[node]
     if node in context.served.nodes:
         return Span.ONCE
     if node.op == "LoopCond":
         return Span.ONCE  # one condition for all replicas
-    if answer.constant:
-        return Span.EACH  # a constant takes its place; it stays only where something waits for it
-    made = [node.output(i) for i in range(len(answer.outputs))]
-    for value in made:
-        if state.source(value).placement.differs or value in context.future_splits:
-            return Span.EACH
-    for index, value in enumerate(node.inputs):
-        fact = state.facts[value]
-        if fact.cell and state.cells.get(fact.cell, fact).placement.differs:
-            return Span.EACH
-        if index not in answer.wants and fact.placement.differs and answer.outputs and not _is_size(node):
-            return Span.EACH
-    for value in made if state.cells else ():
-        cell = state.facts[value].cell
-        if cell in state.cells and state.cells[cell].placement.differs:
-            return Span.EACH
+    if differs_by_replica(state, node, context.future_splits):
+        return Span.EACH
     if not context.mirrored or is_pinned(node) or node in context.served.devices:
         return Span.ONCE
     is_input = node.op in ("Placeholder", "PlaceholderWithDefault") and node.name not in context.variables
     return Span.ONCE if is_input else Span.EACH
 
 
-def _is_size(node: Node) -> bool:
-    return node.op in ("Shape", "ShapeN", "Size", "Rank")
+def _carries(carrier: Node, merge: Node) -> bool:
+    """Return whether a node brings a loop variable to its Merge, and nothing else."""
+    if carrier.op in BACK_EDGES:
+        return True
+    enters = carrier.op in ("Enter", "RefEnter") and not carrier.attr("is_constant")
+    return enters and merge.span is Span.ONCE and all(reader is merge for reader, _ in carrier.output().uses)
 
 
 class Reshard:
@@ -95,7 +85,8 @@ class Reshard:
         self._pieces: dict[tuple[Value, int, int, Value], Value] = {}
         self._terms: dict[Value, Value] = {}
         self._predicates: dict[Value, Value] = {}
-        self._carried: dict[Node, Want] = {}
+        self._carried: dict[Node, Want | None] = {}  # what brings values to the Merge of a loop
+        self._brought: dict[Value, Value] = {}  # by what is converted for it, the value that has the plan's edge
         state = context.state
         matters = context.processes == 1 and blocks.static is None and len(state.whole_inputs) > 1
         self._behind = inputs_behind(state) if matters else {}
@@ -123,27 +114,38 @@ class Reshard:
             context.aliases[value] = shared
 
     def _before_back_edges(self) -> None:
-        """Let a back edge carry the converted value: nothing may stand between NextIteration and its Merge."""
+        """Let what brings a loop variable to its Merge carry the converted value, and run where the Merge does.
+
+        Nothing may stand between NextIteration and its Merge; and what only enters a loop is there in the first
+        iteration only, while TensorFlow would wait in each for what comes from another device.
+        """
         state = self._context.state
         for node in state.order:
             if node.op not in ("Merge", "RefMerge"):
                 continue
-            for index, want in state.answers[node].wants.items():
-                carrier = node.inputs[index].node
-                if carrier.op in ("NextIteration", "RefNextIteration"):
-                    self._carried[carrier] = want
-                    carrier.span = node.span
+            for index, value in enumerate(node.inputs):
+                want = state.answers[node].wants.get(index, REPLICATED if value in state.reduced else None)
+                if _carries(value.node, node) and (want is not None or node.span is Span.ONCE):
+                    self._carry(value, node, want)
+
+    def _carry(self, value: Value, merge: Node, want: Want | None) -> None:
+        carrier, devices = value.node, self._context.served.devices
+        self._brought[carrier.inputs[0]] = value
+        self._carried[carrier] = want
+        carrier.span = merge.span
+        if merge in devices:
+            devices[carrier] = devices[merge]
 
     def _connect(self, node: Node) -> None:
         state = self._context.state
         wants = state.answers[node].wants
-        if node in self._carried:
-            wants = {0: self._carried[node]}
-        elif any(value.node in self._carried for value in node.inputs):
-            wants = {i: want for i, want in wants.items() if node.inputs[i].node not in self._carried}
+        if (carried := self._carried.get(node)) is not None:
+            wants = {0: carried}
         for index, value in enumerate(node.inputs):
             want = wants.get(index)
-            if want is None and value in state.whole_inputs:
+            if value.node in self._carried:
+                want = None
+            elif want is None and value in state.whole_inputs:
                 want = Slice(state.whole_inputs[value], 1)
             elif want is None and value in state.reduced:
                 want = REPLICATED
@@ -214,6 +216,8 @@ class Reshard:
         if fact.is_local:
             return self._global_size(value, fact)
         edge = context.edges.get((value.name, "replicated"))
+        if edge is None and value in self._brought:
+            edge = context.edges.get((self._brought[value].name, "replicated"))
         with context.at(self._home(edge)):
             return self._combined(value, fact, edge)
 

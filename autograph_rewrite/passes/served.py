@@ -12,16 +12,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
+from autograph_rewrite.analysis.containers import future_splits
 from autograph_rewrite.analysis.fact import REPLICATED
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.roles import handle_of, is_update
 from autograph_rewrite.ir import dtypes
-from autograph_rewrite.ir.frames import unconditional
+from autograph_rewrite.ir.frames import frames_of, unconditional
 from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.resources import updates
 from autograph_rewrite.ir.walk import ancestors
 from autograph_rewrite.item import Variable
 from autograph_rewrite.passes.edges import static_bytes
 from autograph_rewrite.passes.homes import Served
+from autograph_rewrite.passes.partition_slots import slots_of
+from autograph_rewrite.passes.spans import differs_by_replica
 from autograph_rewrite.plan.lowerings import PUSHED
 from autograph_rewrite.plan.parts import EdgePlan
 from autograph_rewrite.plan.plan import Plan
@@ -39,25 +43,42 @@ def served_by(plan: Plan, state: Propagation, variables: Mapping[str, Variable])
         return Served()
     taken = {state.graph.value(edge.value): edge.owner for edge in plan.edges if is_taken(plan, edge)}
     homes = dict(plan.homes)
+    homes |= {name: homes[owner] for name, owner in states_of(state, variables, taken, homes).items()}
+    homes |= _slots(state, variables, homes)
     if plan.is_asynchronous:
         homes |= dict.fromkeys(_stepped(state, variables) - homes.keys(), min(homes.values()))
-    homes |= {name: homes[owner] for name, owner in states_of(state, variables, taken, homes).items()}
-    dependent = _dependents(state, taken)
+    dependent, differing = _dependents(state, taken), _differing(state)
     known = {variable.handle: name for name, variable in variables.items()}
     while True:
         handles = {state.graph.nodes[variables[name].handle]: home for name, home in homes.items()}
         writes = [node for node in state.order if is_update(node) and handle_of(node.inputs[0]).node in handles]
         needed = ancestors(writes, controls=False)
-        nodes = {node for node in state.order if node in dependent and node in needed and not _differs(state, node)}
+        nodes = {node for node in state.order if node in dependent and node in needed and node not in differing}
         served = Served(homes, handles, nodes | set(writes))
-        _keep_branches_together(state, served.nodes)
+        _keep_branches_together(state, served.nodes, differing)
         written = {handle_of(node.inputs[0]).node for node in served.nodes if is_update(node)} - handles.keys()
         if not written:  # else what a served branch writes is served as well
             break
         homes |= {known[handle.name]: min(homes.values()) for handle in written}
-    _keep_reads_together(state, served)
+    _keep_reads_together(state, served, differing)
     _place(state, served, {value: homes[owner] for value, owner in taken.items()})
     return served
+
+
+def _slots(state: Propagation, variables: Mapping[str, Variable], homes: Mapping[str, str]) -> dict[str, str]:
+    """Return the homes of what an optimizer keeps for variables, also where their gradients are no exchange's.
+
+    A gradient that every replica computes whole (of an op that needs the whole batch) is taken from nobody.
+    """
+    handles = {state.graph.nodes[v.handle]: v for v in variables.values() if v.handle in state.graph.nodes}
+    by_handle = updates(state.order)
+    settled = {handle for handle, variable in handles.items() if variable.name in homes or variable.trainable}
+    found: dict[str, str] = {}
+    for handle, variable in handles.items():
+        if variable.name in homes:
+            for slot in slots_of(state, handle, handles, by_handle, settled):
+                found.setdefault(handles[slot].name, homes[variable.name])
+    return found
 
 
 def _stepped(state: Propagation, variables: Mapping[str, Variable]) -> set[str]:
@@ -102,9 +123,10 @@ def _dependents(state: Propagation, taken: Collection[Value]) -> set[Node]:
     return found
 
 
-def _differs(state: Propagation, node: Node) -> bool:
-    answer = state.answers[node]
-    return any(state.source(node.output(i)).placement.differs for i in range(len(answer.outputs)))
+def _differing(state: Propagation) -> set[Node]:
+    """Return what every replica has to run: of that, nothing can be served."""
+    lists = future_splits(state)
+    return {node for node in state.order if differs_by_replica(state, node, lists)}
 
 
 def states_of(
@@ -151,7 +173,7 @@ def states_of(
             grads |= bits[name]
 
 
-def _keep_branches_together(state: Propagation, nodes: set[Node]) -> None:
+def _keep_branches_together(state: Propagation, nodes: set[Node], differing: Collection[Node]) -> None:
     """Serve what reads a served value that is there only sometimes: in a branch, or in the iterations of a loop."""
     certain = unconditional(state.order)
     if len(certain) == len(state.order):
@@ -160,16 +182,18 @@ def _keep_branches_together(state: Propagation, nodes: set[Node]) -> None:
     while grown:
         before = len(nodes)
         for node in state.order:
-            if node not in nodes and not _differs(state, node):
+            if node not in nodes and node not in differing:
                 producers = (value.node for value in node.inputs)
                 if any(producer in nodes and producer not in certain for producer in producers):
                     nodes.add(node)
         grown = len(nodes) > before
 
 
-def _keep_reads_together(state: Propagation, served: Served) -> None:
+def _keep_reads_together(state: Propagation, served: Served, differing: Collection[Node]) -> None:
     """Serve the reads that only served nodes use: they are part of the update."""
     for node in reversed(state.order):
+        if node in differing:
+            continue
         readers = [use.node for value in node.outputs for use in value.uses]
         reads = any(handle_of(value).node in served.handles for value in node.inputs)
         if reads and readers and all(reader in served.nodes for reader in readers) and not node.control_users:
@@ -191,3 +215,19 @@ def _place(state: Propagation, served: Served, taken: Mapping[Value, str]) -> No
                 weight = 1 + static_bytes(state.facts[value])
                 if home is not None and weight > heaviest:
                     heaviest, devices[node] = weight, home
+    _keep_loops_together(state, served)
+
+
+def _keep_loops_together(state: Propagation, served: Served) -> None:
+    """Put what is served of a loop on one device, but for what handles a variable.
+
+    TensorFlow would wait in each iteration for what comes from another device, also for what enters the loop only.
+    """
+    homes: dict[str, str] = {}
+    inside = [(node, frame[0]) for node, frame in frames_of(state.order).items() if node in served.nodes]
+    for node, loop in inside:
+        if node in served.devices:
+            homes.setdefault(loop, served.devices[node])
+    for node, loop in inside:
+        if loop in homes and not any(handle_of(value).node in served.handles for value in node.inputs):
+            served.devices[node] = homes[loop]

@@ -1,0 +1,67 @@
+"""A variable and all that reads or writes it are on one device, instance by instance; slots live with their update.
+
+w @ CPU:1, m @ CPU:1 ──► ResourceApplyMomentum(w, m) @ CPU:1        right
+w @ CPU:1, m @ CPU:0 ──► ResourceApplyMomentum(w, m)                TensorFlow could place it nowhere
+
+It is checked once everything has its device: TensorFlow would say so in its own words, in the first step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from autograph_rewrite.analysis.roles import PASSES_HANDLES
+from autograph_rewrite.errors import VerifyError
+from autograph_rewrite.ir.devices import canonical
+from autograph_rewrite.ir.graph import Graph, Node, Span
+
+REPORT = "report this, with the graph; strategy AllReduce puts no variable elsewhere"
+
+
+def require_beside(graph: Graph, handles: Iterable[str], devices: Sequence[str], elsewhere: Mapping[Node, str]) -> None:
+    """Refuse a placement that no session could run.
+
+    Args:
+        graph: the folded graph; what runs once has its device.
+        handles: the names of the nodes that give the variables' handles.
+        devices: of the instances of a node that every replica runs.
+        elsewhere: the devices of nodes that are not where their replica is.
+
+    Raises:
+        VerifyError: a node is on another device than a variable that it reads or writes.
+    """
+
+    def places(node: Node) -> Sequence[str]:
+        if node.span is Span.ONCE:
+            return (node.device,)
+        return (elsewhere[node],) if node in elsewhere else devices
+
+    for name in handles:
+        handle = graph.nodes.get(name)
+        home = [canonical(place) for place in places(handle)] if handle is not None else []
+        for node in _uses(handle) if handle is not None else ():
+            mine = [canonical(place) for place in places(node)]
+            if not _meet(mine, home):
+                problem = f"'{node.name}' runs on {mine[0]}, but '{name}', which it reads or writes, is on {home[0]}"
+                raise VerifyError(problem, node=node, hint=REPORT)
+
+
+def _meet(mine: Sequence[str], home: Sequence[str]) -> bool:
+    """Return whether each instance finds its variable on its own device."""
+    if len(home) == 1 or len(mine) == 1:  # one variable for all, or one reader of the first replica's
+        return all(place == home[0] for place in mine)
+    return list(mine) == list(home)
+
+
+def _uses(handle: Node) -> Iterator[Node]:
+    """Yield what a handle reaches, through what only hands it on."""
+    pending, seen = [handle], {handle}
+    while pending:
+        for value in pending.pop().read_outputs:
+            for node, _ in value.uses:
+                if node in seen:
+                    continue
+                seen.add(node)
+                yield node
+                if node.op in PASSES_HANDLES:
+                    pending.append(node)
