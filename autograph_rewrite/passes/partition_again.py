@@ -5,15 +5,19 @@
                                                               └─^─► read ──► ConcatV2 ──┘
 
 A reader is later if it depends on another reader of the same whole: in training, the backward pass. What is gathered
-for one reader waits for the reader's other operands.
+for one reader waits for the reader's other operands, unless an update of the variable may have come before them: it
+is what the reads saw that is wanted, and never what is there later.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from functools import reduce
+from operator import or_
 
 from autograph_rewrite.ir.build import provenance
 from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.resources import source, writes
 from autograph_rewrite.ir.walk import marks_before, topological_order
 
 
@@ -27,13 +31,20 @@ def gather_on_use(graph: Graph, handles: Iterable[Node]) -> int:
     wholes = [whole for handle in handles for whole in _wholes(handle)]
     gathers = set(wholes)
     readers = {reader: None for whole in wholes for reader, _ in whole.output().uses}
-    marks = {reader: 1 << i for i, reader in enumerate(readers)}
+    updates = {update: None for whole in wholes for update in _updates(whole)}
+    marks = {node: 1 << i for i, node in enumerate({**readers, **updates})}
     before = marks_before(topological_order(graph), marks)
     count = 0
     for whole in wholes:
+        reads = [value.node for value in whole.inputs[:-1]]
         uses = whole.output().uses
         mine = sum({marks[reader] for reader, _ in uses})
-        later = [use for use in uses if any((before[n] | marks.get(n, 0)) & mine for n in _operands(use.node, gathers))]
+        new = sum({marks[update] for update in _updates(whole) if not any(before[n] & marks[update] for n in reads)})
+
+        def seen(reader: Node) -> int:
+            return reduce(or_, (before[n] | marks.get(n, 0) for n in _operands(reader, gathers)), 0)
+
+        later = [use for use in uses if seen(use.node) & mine and not seen(use.node) & new]
         for reader, index in later:
             copy = _copied(graph, whole, _operands(reader, gathers))
             gathers.add(copy.node)
@@ -42,8 +53,16 @@ def gather_on_use(graph: Graph, handles: Iterable[Node]) -> int:
         first = {reader for reader, _ in uses} - {reader for reader, _ in later}
         alone = all(len(value.uses) == 1 for value in whole.inputs[:-1])  # no lookup reads the shards
         if len(first) == 1 and alone and not _is_anchored(graph, whole):  # with one reader, no cycle can come of it
-            _delay([value.node for value in whole.inputs[:-1]], _operands(first.pop(), gathers))
+            reader = first.pop()
+            _delay(reads, _operands(reader, gathers) if not seen(reader) & new else ())
     return count
+
+
+def _updates(whole: Node) -> list[Node]:
+    """Return the updates of the variable whose shards a node joins, of each shard."""
+    handles = (source(value.node.inputs[0]) for value in whole.inputs[:-1])
+    uses = (use.node for handle in handles for use in handle.output().uses)
+    return [node for node in dict.fromkeys(uses) if writes(node.op)]
 
 
 def _operands(reader: Node, gathers: Collection[Node]) -> list[Node]:

@@ -49,6 +49,7 @@ from autograph_rewrite.passes.loop_micro import loop_micro
 from autograph_rewrite.passes.loop_stages import loop_stages
 from autograph_rewrite.passes.merge import merge_kept, merge_outputs, merge_targets
 from autograph_rewrite.passes.mirror import name_resources
+from autograph_rewrite.passes.order_accesses import access_order, order_accesses
 from autograph_rewrite.passes.order_reads import order_reads
 from autograph_rewrite.passes.own_parts import take_own_parts
 from autograph_rewrite.passes.partition import by_shards, partition, shard_variables
@@ -219,6 +220,7 @@ def _rewrite(
             item = take_own_parts(graph, item, plan, task)
     with run.step("prune"):
         prune(graph, _roots(graph, item))
+    accesses = access_order(graph, [graph.nodes[name] for name in item.targets if name in graph.nodes])
     asked = plan.variables
     if any(variable.captured for variable in item.variables.values()):
         plan = within_reach(plan, task)
@@ -282,6 +284,7 @@ def _rewrite(
             name_served_roots(context, item)
             add_proxies(context, item)
     with run.step("order reads"):
+        order_accesses(graph, accesses)
         order_reads(graph, [graph.nodes[name] for name in item.targets if name in graph.nodes])
     if context.served.nodes and context.workers > 1:
         with run.step("hand over"):
