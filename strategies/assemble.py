@@ -11,7 +11,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from autograph_rewrite.analysis.roles import roles
+from autograph_rewrite.analysis.cuttable import obstacle
+from autograph_rewrite.analysis.roles import Role, roles
 from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.item import GraphItem, Variable
@@ -51,8 +52,12 @@ def assemble(
     """
     plan = request(item, config, strategy=strategy)
     trained = trained_variables(item, plan.graph_digest)
+    chosen = {one.name: choose(one) for one in trained.values()}
+    whole = [one for one in trained.values() if one.obstacle and chosen[one.name].parts is not None]
+    chosen |= {one.name: replace(chosen[one.name], parts=None, stage=0) for one in whole}
+    notes = (*notes, *(f"'{one.name}' stays whole: {one.obstacle}" for one in whole))
     choices = {
-        one.name: overridden(choose(one), one, override_of(one.name, config), plan.replicas) for one in trained.values()
+        name: overridden(chosen[name], one, override_of(name, config), plan.replicas) for name, one in trained.items()
     }
     raise_if_any(misfits(config, trained, choices), error=ConfigError, title=config.where())
     all_servers = servers(config)
@@ -66,8 +71,21 @@ def trained_variables(item: GraphItem, digest: str = "") -> dict[str, Trained]:
     """Return the trained variables of an item by name, in its order."""
     found = roles(item)
     return {
-        name: Trained(variable, found[name], digest) for name, variable in item.variables.items() if found[name].trained
+        name: Trained(variable, role, digest, _obstacle(item, variable, role))
+        for name, variable in item.variables.items()
+        if (role := found[name]).trained
     }
+
+
+def _obstacle(item: GraphItem, variable: Variable, role: Role) -> str:
+    """Return why a variable cannot be split; empty where it can."""
+    if variable.shape is None or None in variable.shape:
+        return "its shape is open"
+    if role.captured:
+        return "a branch or loop uses it"
+    handle = item.graph.nodes.get(variable.handle)
+    found = obstacle(handle) if handle is not None else None
+    return found.reason if found is not None else ""
 
 
 def nbytes(variable: Variable) -> int:

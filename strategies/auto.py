@@ -6,11 +6,12 @@ ones, since every process has to find the same plan. The plan's notes say what w
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from autograph_rewrite.errors import RewriteError
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.plan import available
 from autograph_rewrite.plan.config import Config
@@ -51,10 +52,11 @@ class Auto:
             ConfigError: as the builders do.
         """
         from autograph_rewrite.cost.search import Evaluator, Search
+        from autograph_rewrite.cost.trial import first_possible
 
         network = config.cluster.network if config.cluster is not None else None
         evaluator = Evaluator(item, network)
-        plans = dict(self._single(item, config))
+        plans, dropped = self._plans(item, config)
         compared = self._compared(evaluator, plans)
         best = min(compared, key=lambda name: compared[name].key)
         budget = evaluator.tried + max(FEWEST, min(MOST, NODES // max(len(item.graph), 1)))
@@ -62,10 +64,31 @@ class Auto:
         self._mix(item, config, search, list(plans.values()))
         self._bucket(config, search)
         self._compress(item, config, search)
-        return _named(search, compared, best)
+        if self.every:
+            return _named(search, compared, search.best, dropped)
+        ranked = sorted(compared.values(), key=lambda candidate: candidate.key)
+        found, impossible = first_possible(item, [*reversed(search.kept), *ranked])
+        return _named(search, compared, found, [*dropped, *impossible])
 
-    def _single(self, item: GraphItem, config: Config) -> Iterator[tuple[str, Plan]]:
-        """Yield the plan of every builder; in both modes, where the configuration leaves that open."""
+    def _plans(self, item: GraphItem, config: Config) -> tuple[dict[str, Plan], list[str]]:
+        """Return the plans of all builders that have one for this item, and why the others have none.
+
+        Raises:
+            RewriteError: none has one.
+        """
+        plans: dict[str, Plan] = {}
+        errors: dict[str, RewriteError] = {}
+        for name, make in self._single(item, config):
+            try:
+                plans[name] = make()
+            except RewriteError as error:
+                errors[name] = error
+        if not plans:
+            raise next(iter(errors.values()))
+        return plans, [f"{name} has no plan: {error.problem}" for name, error in errors.items()]
+
+    def _single(self, item: GraphItem, config: Config) -> Iterator[tuple[str, Callable[[], Plan]]]:
+        """Yield what makes the plan of every builder; in both modes, where the configuration leaves that open."""
         known = config.strategy.variables
         modes = (known,) if known or config.workers > 1 else ("shared", "mirrored")
         for mode in modes:
@@ -76,8 +99,7 @@ class Auto:
             chosen._source = config._source
             for name, builder in self.builders.items():
                 if self.every or name in available.STRATEGIES:
-                    plan = builder.build(item, chosen)
-                    yield f"{name} ({plan.mode})" if len(modes) > 1 else name, plan
+                    yield f"{name} ({mode})" if len(modes) > 1 else name, partial(builder.build, item, chosen)
 
     def _compared(self, evaluator: Evaluator, plans: Mapping[str, Plan]) -> dict[str, Candidate]:
         from autograph_rewrite.cost.search import Candidate
@@ -132,19 +154,23 @@ def _assembled(item: GraphItem, config: Config, choices: Mapping[str, Choice]) -
     return assemble(item, config, lambda one: choices.get(one.name, Choice()), strategy="Auto")
 
 
-def _named(search: Search, compared: Mapping[str, Candidate], best: str) -> Plan:
-    """Return the best plan under Auto's name, with the reasons."""
+def _named(search: Search, compared: Mapping[str, Candidate], found: Candidate, dropped: list[str]) -> Plan:
+    """Return what was found under Auto's name, with the reasons."""
     from autograph_rewrite.cost.search import milliseconds
 
     ranked = sorted(compared, key=lambda name: compared[name].key)
     times = (f"{name} {milliseconds(compared[name].found.step_seconds)}" for name in ranked)
-    took = milliseconds(search.best.found.step_seconds)
+    took = milliseconds(found.found.step_seconds)
+    reasons = search.reasons[: search.kept.index(found)] if found in search.kept else []
+    first = search.kept[0] if found in search.kept else found
+    began = next(name for name in ranked if compared[name] is first)
     notes = (
+        *dropped,
         f"Auto simulated {search.evaluator.tried} plans; a step of the best takes {took}",
         f"a step of single builders: {', '.join(times)}",
-        f"it began with {best}; " + ("; ".join(search.reasons) or "no change made it better"),
+        f"it began with {began}; " + ("; ".join(reasons) or "no change made it better"),
     )
-    plan = replace(search.best.plan, strategy="Auto", notes=(*search.best.plan.notes, *notes), id="")
+    plan = replace(found.plan, strategy="Auto", notes=(*found.plan.notes, *notes), id="")
     return replace(plan, id=f"Auto-{plan.digest()[:12]}")
 
 

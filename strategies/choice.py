@@ -16,11 +16,13 @@ class Trained:
         variable: as the item has it.
         role: what it is in the step.
         digest: of the graph: what a choice that shall look random is made from.
+        obstacle: why it cannot be split; empty where it can.
     """
 
     variable: Variable
     role: Role
     digest: str
+    obstacle: str = ""
 
     @property
     def name(self) -> str:

@@ -20,6 +20,6 @@ def over_replicas(trained: Trained, replicas: int, *, stage: int, axis: int | No
         possible = [axis]
     possible = [one for one in possible if one < len(sizes) and sizes[one] >= replicas]
     even = [one for one in possible if sizes[one] % replicas == 0]
-    if replicas < 2 or not possible or trained.role.captured:
+    if replicas < 2 or not possible:
         return Choice()
     return Choice(parts=Parts((even or possible)[0], replicas), stage=stage)

@@ -65,7 +65,9 @@ def _problem(partition: Partition, trained: Trained) -> str:
     if trained.role.captured:
         return f"'{trained.name}' is used inside a branch or loop, so it stays whole"
     if partition.axis is None and partition.over == "data":
-        return ""  # what is too small for the replicas stays whole
+        return (
+            f"'{trained.name}' cannot be split: {trained.obstacle}" if trained.obstacle else ""
+        )  # what is too small for the replicas stays whole
     if not shape:
         return f"'{trained.name}' is a scalar, which has no axis to split"
     if axis >= len(shape):
@@ -73,6 +75,8 @@ def _problem(partition: Partition, trained: Trained) -> str:
     size = shape[axis]
     if size is None:
         return f"the size of axis {axis} of '{trained.name}' is not known"
+    if trained.obstacle:
+        return f"'{trained.name}' cannot be split: {trained.obstacle}"
     if partition.shards is not None and size < partition.shards:
         return f"'{trained.name}' has {size} along axis {axis}, too few for {partition.shards} shards"
     return ""

@@ -11,10 +11,10 @@ from autograph_rewrite.strategies.shards import MOST
 def along(trained: Trained, axis: int, count: Callable[[int], int]) -> Parts | None:
     """Return the parts that `count` makes of an axis; None where the variable stays whole.
 
-    It does where it is a scalar or too short, where the number would be beyond all use, and inside control flow.
+    It does where it is a scalar or too short, and where the number would be beyond all use.
     """
     size = trained.shape[axis] if axis < len(trained.shape) else None
-    if size is None or trained.role.captured:
+    if size is None:
         return None
     shards = count(size)
     return Parts(axis, shards) if 2 <= shards <= min(size, MOST) else None

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from autograph_rewrite.cost.search import Evaluator
+from autograph_rewrite.errors import PassError
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.normal import normalise
+from autograph_rewrite.passes import pipeline
 from autograph_rewrite.plan.check import check
 from autograph_rewrite.plan.config import Config
 from autograph_rewrite.plan.plan import Plan
@@ -135,3 +137,28 @@ def test_a_real_model_is_searched_in_time(model: str, case: dict[str, Any]) -> N
     plan = chosen(item, read)
     assert time.process_time() - began < 20
     assert seconds(item, plan, read) <= best_single(item, read)
+
+
+def test_what_cannot_be_built_gives_way_to_the_next_best_and_the_plan_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    item, tried = normalise(regression()), []
+    real = pipeline.rewrite
+
+    def rewrite(flat: GraphItem, plan: Plan, **options: Any) -> GraphItem:
+        tried.append(plan)
+        if len(tried) < 3:
+            raise PassError(f"no way {len(tried)}")
+        return real(flat, plan, **options)
+
+    monkeypatch.setattr(pipeline, "rewrite", rewrite)
+    plan = Auto(SINGLE).build(item, config())
+    assert [note.partition("cannot be built: ")[2] for note in plan.notes[:2]] == ["no way 1", "no way 2"]
+    assert (plan.variables, plan.mode) == (tried[-1].variables, tried[-1].mode)
+
+
+def test_where_nothing_can_be_built_the_reason_of_the_best_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rewrite(flat: GraphItem, plan: Plan, **options: Any) -> GraphItem:
+        raise PassError("no way at all")
+
+    monkeypatch.setattr(pipeline, "rewrite", rewrite)
+    with pytest.raises(PassError, match="no way at all"):
+        Auto(SINGLE).build(normalise(regression()), config())

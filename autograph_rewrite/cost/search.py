@@ -18,6 +18,7 @@ from autograph_rewrite.cost.folded import Folded, fold, whole
 from autograph_rewrite.cost.machine import Machine
 from autograph_rewrite.cost.result import Simulation
 from autograph_rewrite.cost.simulate import simulated, sizes_of
+from autograph_rewrite.errors import RewriteError
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.plan.parts import EdgePlan
@@ -89,24 +90,33 @@ class Search:
         budget: how many plans may be tried.
         best: so far.
         reasons: for people.
+        kept: what was the best, one after another; each but the first has its reason.
     """
 
     evaluator: Evaluator
     budget: int
     best: Candidate
     reasons: list[str] = field(default_factory=list)
+    kept: list[Candidate] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.kept.append(self.best)
 
     def offer(self, make: Callable[[], Plan], reason: str) -> bool:
         """Simulate a changed plan, and keep it if it is better; return whether it was."""
         if self.evaluator.tried >= self.budget:
             return False
-        plan = make()
-        candidate = Candidate(plan, self.evaluator.simulate(plan))
+        try:
+            plan = make()
+            candidate = Candidate(plan, self.evaluator.simulate(plan))
+        except RewriteError:  # a mixture that no graph can follow
+            return False
         if not candidate.is_better_than(self.best):
             return False
         saved = self.best.found.step_seconds - candidate.found.step_seconds
         self.reasons.append(f"{reason}: {milliseconds(saved)} less")
         self.best = candidate
+        self.kept.append(candidate)
         return True
 
 

@@ -10,11 +10,11 @@ A use that none of these is, is refused by name before anything is edited.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 import numpy as np
 
+from autograph_rewrite.analysis.cuttable import obstacle
 from autograph_rewrite.analysis.dims import unit
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir import dtypes
@@ -22,20 +22,11 @@ from autograph_rewrite.ir.attrs import encode
 from autograph_rewrite.ir.build import provenance
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.opdefs import get_op
-from autograph_rewrite.ir.resources import ANONYMOUS, is_handle, source, writes
+from autograph_rewrite.ir.resources import ANONYMOUS, is_handle, writes
 from autograph_rewrite.passes.partition_emit import Emitter
 from autograph_rewrite.passes.partition_place import Member, Shares, dense_inputs, updates_rows
 from autograph_rewrite.passes.partition_rows import Rows
 from autograph_rewrite.plan.shards import Cut, shard_name
-
-_CARRIERS = frozenset(("Identity", "Switch"))
-_UPDATES = re.compile(
-    r"Assign(Add|Sub|)VariableOp|Resource(Sparse)?Apply\w+|ResourceScatter(Add|Sub|Mul|Div|Min|Max|Update)"
-)
-_OTHERS = frozenset(
-    ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp", "DestroyResourceOp")
-)
-_LOOPS = frozenset(("Enter", "Exit", "NextIteration", "Merge"))
 
 
 def require_cuttable(name: str, handle: Node, cut: set[Node]) -> None:
@@ -49,25 +40,9 @@ def require_cuttable(name: str, handle: Node, cut: set[Node]) -> None:
     Raises:
         GraphError: a loop captures it, or an op reads or writes it that works on whole variables only.
     """
-    pending = [handle]
-    while pending:
-        for value in pending.pop().read_outputs:
-            for node, index in value.uses:
-                if node.op in _CARRIERS:
-                    pending.append(node)
-                elif node.op in _LOOPS:
-                    problem = f"'{name}' cannot be cut into shards: a loop captures it"
-                    raise GraphError(problem, node=node, hint="leave it whole")
-                elif not _is_known(node, index, cut):
-                    problem = f"'{name}' cannot be cut into shards: {node.op} needs the whole variable"
-                    raise GraphError(problem, node=node, hint="leave it whole")
-
-
-def _is_known(node: Node, index: int, cut: set[Node]) -> bool:
-    if not writes(node.op):
-        return node.op in _OTHERS and index == 0
-    handles = [source(value) for value in node.inputs if is_handle(value)]
-    return _UPDATES.fullmatch(node.op) is not None and all(handle in cut for handle in handles)
+    found = obstacle(handle, cut)
+    if found is not None:
+        raise GraphError(f"'{name}' cannot be cut into shards: {found.reason}", node=found.node, hint="leave it whole")
 
 
 class Uses:

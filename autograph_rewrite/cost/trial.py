@@ -1,0 +1,56 @@
+"""Try a plan: carry it out on a copy of the graph, so that nobody is given one that cannot be.
+
+A simulation knows what a step takes, not whether every edge of it can be lowered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+
+from autograph_rewrite.cost.search import Candidate
+from autograph_rewrite.errors import RewriteError
+from autograph_rewrite.ir.verify import check_folded
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.passes import pipeline
+from autograph_rewrite.plan import check
+from autograph_rewrite.plan.plan import Plan
+
+
+def refusal(item: GraphItem, plan: Plan) -> RewriteError | None:
+    """Return why a plan cannot be carried out, None where it can.
+
+    Args:
+        item: normalised; it is not changed.
+        plan: a request.
+    """
+    verify = partial(check_folded, replicas=plan.instances_each, devices=plan.all_devices)
+    try:
+        check.require(plan, item)
+        for task in sorted({0, plan.workers - 1}):  # what worker 0 does for all, and what the others do
+            pipeline.rewrite(item, plan, verify=verify, training=False, task=task)
+    except RewriteError as error:
+        return error
+    return None
+
+
+def first_possible(item: GraphItem, candidates: Iterable[Candidate]) -> tuple[Candidate, list[str]]:
+    """Return the first candidate that can be carried out, and for each before it why it cannot.
+
+    Args:
+        item: normalised.
+        candidates: at least one, the best first.
+
+    Raises:
+        RewriteError: that of the first, if none of them can.
+    """
+    notes: list[str] = []
+    first: RewriteError | None = None
+    for candidate in candidates:
+        error = refusal(item, candidate.plan)
+        if error is None:
+            return candidate, notes
+        first = first or error
+        notes.append(f"a plan like {candidate.plan.strategy} was dropped, since it cannot be built: {error.problem}")
+    assert first is not None
+    raise first
