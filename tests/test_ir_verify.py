@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from hypothesis import given, settings
@@ -34,8 +35,6 @@ def folded() -> Graph:
 
 
 def const(graph: Graph, name: str, value: int) -> Value:
-    import numpy as np
-
     return graph.add("Const", name=name, attrs={"value": np.int32(value), "dtype": INT32}).output()
 
 
@@ -298,6 +297,39 @@ def test_a_reference_may_be_read_as_a_value_but_not_the_other_way_round() -> Non
     assert problems(graph) == []
     graph.add("Assign", [value.output(), value.output()], name="assign")
     assert problems(graph) == ["'assign' takes float32_ref where 'value' gives float32"]
+
+
+def looped(graph: Graph) -> Node:
+    """Add a loop that carries a number, and return its Exit."""
+    zero = graph.add("Const", name="zero", attrs={"value": np.float32(0), "dtype": FLOAT}).output()
+    go = graph.add("Placeholder", name="go", attrs={"dtype": dtypes.BOOL}).output()
+    enter = graph.add("Enter", [zero], name="enter", attrs={"frame_name": "loop"}).output()
+    merge = graph.add("Merge", [enter, enter], name="merge")
+    runs = graph.add("Enter", [go], name="runs", attrs={"frame_name": "loop", "is_constant": True}).output()
+    condition = graph.add("LoopCond", [runs], name="cond").output()
+    switch = graph.add("Switch", [merge.output(), condition], name="switch")
+    body = graph.add("Neg", [switch.output(1)], name="body").output()
+    merge.set_input(1, graph.add("NextIteration", [body], name="next").output())
+    return graph.add("Exit", [switch.output(0)], name="exit")
+
+
+def test_a_loop_that_needs_what_waits_for_its_end_is_found() -> None:
+    """No edge of it closes a cycle, for another loop variable hands out what enters again."""
+    graph = Graph()
+    total = graph.add("Neg", [looped(graph).output()], name="total").output()
+    assert problems(graph) == []
+    again = graph.add("Enter", [total], name="again", attrs={"frame_name": "loop", "is_constant": True})
+    graph.add("Mul", [again.output(), graph.node("body").output()], name="scaled")
+    assert problems(graph) == ["'again' in the loop 'loop' needs 'total', which waits for its end"]
+
+
+def test_what_gets_into_a_loop_or_out_of_it_by_no_door_is_found() -> None:
+    graph = Graph()
+    looped(graph)
+    graph.node("body").set_inputs([graph.node("switch").output(1)])
+    graph.add("Mul", [graph.node("body").output(), graph.node("zero").output()], name="in")
+    graph.add("NoOp", name="end", controls=[graph.node("exit")])
+    assert problems(graph) == ["'in' is in the loop 'loop' and reads 'zero', which is in no loop"]
 
 
 def test_ten_thousand_nodes_are_checked_in_a_fraction_of_a_second() -> None:

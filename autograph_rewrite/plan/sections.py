@@ -197,8 +197,8 @@ class Semantics(Section):
     """What must come out exactly as on one device."""
 
     batch_norm: Literal["sync", "local"] = "sync"
-    """Statistics over the whole batch (sync, exact) or over each replica's or micro-batch's part (local); left out:
-    sync, with micro-batches local."""
+    """Statistics over the whole batch (sync, exact), or those of batch normalisations over each replica's or
+    micro-batch's part (local)."""
     random: Literal["exact", "independent"] = "exact"
     """One random mask for the whole batch (exact), or one per replica with seeds of its own (independent)."""
     strict: Flag = False
