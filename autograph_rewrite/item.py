@@ -158,8 +158,10 @@ class GraphItem:
         """Return a copy with some attributes replaced; a new `graph` or `data` replaces both."""
         if "graph" not in changes and "data" not in changes:
             changes |= {"graph": self._graph, "data": self._data}
-        kept = ("inputs", "outputs", "targets", "init_op", "variables", "keep", "report", "binding", "layout", "state")
-        kept += ("notes",)
+        kept = (
+            *("inputs", "outputs", "targets", "init_op", "variables", "keep"),
+            *("report", "binding", "layout", "state", "notes"),
+        )
         return GraphItem(**({name: getattr(self, name) for name in kept} | changes))
 
     def session(self, target: str = "") -> Any:

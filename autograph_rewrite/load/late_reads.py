@@ -65,8 +65,8 @@ def notes(found: Iterable[Race]) -> list[tuple[str, str, str]]:
     for variable, readers in by_variable.items():
         listed = ", ".join(f"'{name}'" for name in list(readers)[:_KEPT_READS])
         more = f" and {len(readers) - _KEPT_READS} more" if len(readers) > _KEPT_READS else ""
-        update = next(iter(readers.values()))
-        text = f"no edge orders its readers {listed}{more} with its update '{update}': they read it before"
+        written = next(iter(readers.values()))
+        text = f"no edge orders its readers {listed}{more} with its update '{written}': they read it before"
         said.append((variable.name, variable.op, text))
     return said
 

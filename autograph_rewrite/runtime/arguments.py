@@ -136,7 +136,8 @@ class Arguments:
             except (TypeError, ValueError):
                 return given
         if isinstance(spec, Mapping) and isinstance(given, Mapping) and spec.keys() == given.keys():
-            return type(given)({key: self.cast(given[key], spec[key]) for key in given}) if _is_plain(given) else given
+            like: Any = type(given)
+            return like({key: self.cast(given[key], spec[key]) for key in given}) if _is_plain(given) else given
         if isinstance(spec, tuple | list) and type(spec) is type(given) and len(spec) == len(given):
             items = [self.cast(item, part) for item, part in zip(given, spec, strict=True)]
             return type(given)(*items) if hasattr(given, "_fields") else type(given)(items)
@@ -218,7 +219,8 @@ def accepts(traced: Sequence[Leaf], given: Sequence[Leaf]) -> bool:
 
 def _accepts(traced: Leaf, given: Leaf) -> bool:
     if traced.dtype is None and given.dtype is None and traced.static != given.static:
-        return _is_composite(traced.static) and given.static.is_subtype_of(traced.static)
+        spec: Any = given.static
+        return _is_composite(traced.static) and bool(spec.is_subtype_of(traced.static))
     if traced.dtype != given.dtype or traced.static != given.static:
         return False
     if traced.shape is None or given.shape is None:
@@ -235,7 +237,8 @@ def common(traced: Sequence[Leaf], given: Sequence[Leaf]) -> list[Leaf] | None:
     found = []
     for a, b in zip(traced, given, strict=True):
         if _is_composite(a.static) and _is_composite(b.static):
-            both = a.static.most_specific_common_supertype([b.static])
+            spec: Any = a.static
+            both = spec.most_specific_common_supertype([b.static])
             if both is None:
                 return None
             found.append(a._replace(static=both))
