@@ -220,7 +220,7 @@ class GraphItem:
         init_op: Any = None,
         batch_inputs: Mapping[str, int | None] | None = None,
     ) -> GraphItem:
-        """Wrap a tf.Graph or GraphDef; ops and tensors are given by name or as TensorFlow objects."""
+        """Wrap a tf.Graph, GraphDef or MetaGraphDef; ops and tensors are given by name or as TensorFlow objects."""
         from autograph_rewrite.load import graphs
 
         with no_garbage_collection():

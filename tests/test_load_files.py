@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import autograph_rewrite as ar
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.normal import normalise
@@ -177,3 +178,46 @@ def test_a_graph_def_named_meta_is_refused(files: Path, tmp_path: Path) -> None:
     (tmp_path / "g.meta").write_bytes((files / "g.pb").read_bytes())
     with pytest.raises(GraphError, match="MetaGraphDef"):
         GraphItem.load(tmp_path / "g.meta")
+
+
+def _saved_step(path: Path, *, registered: bool) -> None:
+    """Write a .meta with moving averages behind the step, a layer's statistic and a metric beside it."""
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float64, [None, 3], "x")
+        w = v1.get_variable("w", initializer=np.ones([3, 1]), use_resource=True)
+        mean = v1.get_variable("mean", initializer=np.zeros([3]), use_resource=True, trainable=False)
+        loss = tf.reduce_mean(tf.square(tf.matmul(x, w)), name="loss")
+        update = mean.assign_add(tf.reduce_mean(x, 0), name="statistic", read_value=False)
+        if registered:
+            v1.add_to_collection("update_ops", update)
+        v1.metrics.mean(loss, name="metric")
+        average = v1.train.ExponentialMovingAverage(0.9)
+        with tf.control_dependencies([v1.train.AdamOptimizer(0.1).minimize(loss)]):
+            tf.group(average.apply([w]), name="train_step")
+        v1.group(v1.global_variables_initializer(), v1.local_variables_initializer(), name="init_all")
+        v1.train.export_meta_graph(str(path), graph=graph)
+
+
+@pytest.mark.parametrize("registered", [True, False])
+def test_a_metagraph_without_names_keeps_what_its_step_updates_and_says_what_it_leaves_out(
+    tmp_path: Path, registered: bool
+) -> None:
+    _saved_step(tmp_path / "m.meta", registered=registered)
+    with pytest.warns(UserWarning, match="leaves out .*'metric/update_op'") as seen:
+        item = GraphItem.load(tmp_path / "m.meta")
+    assert set(item.targets) == ({"train_step", "statistic"} if registered else {"train_step"})
+    assert ("'statistic'" in str(seen[0].message).partition("leaves out")[2]) is not registered
+    item.save(tmp_path / "m.ar")
+    for one in (item, GraphItem.load(tmp_path / "m.ar")):
+        report = ar.rewrite(one, {"devices": ["CPU:0", "CPU:1"]}).report
+        assert "metric/update_op" in {note.node for note in report.notes}
+
+
+def test_a_metagraph_may_be_given_as_an_object(tmp_path: Path) -> None:
+    _saved_step(tmp_path / "m.meta", registered=True)
+    message = v1.MetaGraphDef.FromString((tmp_path / "m.meta").read_bytes())
+    with pytest.warns(UserWarning, match="leaves out"):
+        item, loaded = GraphItem.from_graph(message), GraphItem.load(tmp_path / "m.meta")
+    assert item.targets == loaded.targets
+    assert item.variables == loaded.variables
+    assert item.graph_bytes == loaded.graph_bytes

@@ -53,6 +53,7 @@ def save(item: GraphItem, path: Path) -> None:
         "targets": item.targets,
         "init_op": item.init_op,
         "keep": item.keep,
+        "notes": item.notes,
         "variables": [asdict(variable) for variable in item.variables.values()],
     }
     parts = {"graph.pb": item.graph_bytes}
@@ -178,6 +179,7 @@ def _item(manifest: Any, data: bytes, binding: SavedBinding | None) -> GraphItem
         init_op=manifest["init_op"],
         variables={entry["name"]: _variable(entry) for entry in manifest["variables"]},
         keep=tuple(manifest["keep"]),
+        notes=[(node, op, text) for node, op, text in manifest.get("notes", ())],
         binding=binding,
     )
 

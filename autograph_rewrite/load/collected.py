@@ -15,12 +15,14 @@ class Collected:
         trainable: handles of trainable variables; None when no collection lists variables.
         initializers: handle -> the op that initialises it.
         train_ops: ops that optimizers registered as train ops.
+        update_ops: ops that layers registered to be run with each step.
         keep: nodes that outsiders run besides the step (saver, table initialisers).
     """
 
     trainable: frozenset[str] | None = None
     initializers: Mapping[str, str] = field(default_factory=dict)
     train_ops: tuple[str, ...] = ()
+    update_ops: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()
 
 
@@ -36,9 +38,14 @@ def from_tf_graph(graph: Any) -> Collected:
     return Collected(
         trainable=frozenset(filter(None, map(_op_name, trainable))) if variables or trainable else None,
         initializers=initializers,
-        train_ops=tuple(dict.fromkeys(filter(None, map(_name, graph.get_collection("train_op"))))),
-        keep=tuple(dict.fromkeys(filter(None, map(_name, graph.get_collection("table_initializer"))))),
+        train_ops=_names(graph, "train_op"),
+        update_ops=_names(graph, "update_ops"),
+        keep=_names(graph, "table_initializer"),
     )
+
+
+def _names(graph: Any, collection: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(filter(None, map(_name, graph.get_collection(collection)))))
 
 
 def _op_name(variable: Any) -> Any:

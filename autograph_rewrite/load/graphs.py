@@ -7,6 +7,7 @@ The graph is kept whole: a user may fetch any tensor of it.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.ir.walk import ancestors
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load import collected as collections
-from autograph_rewrite.load import validate
+from autograph_rewrite.load import metagraph, validate
 from autograph_rewrite.load.collected import Collected
 from autograph_rewrite.load.inputs import describe_output, graph_inputs
 from autograph_rewrite.load.names import as_list, find_node, is_tensor, output_count
@@ -33,12 +34,14 @@ def from_graph(
     init_op: Any = None,
     batch_inputs: Mapping[str, int | None] | None = None,
 ) -> GraphItem:
-    """Wrap a tf.Graph, a GraphDef or its bytes. See `GraphItem.from_graph`.
+    """Wrap a tf.Graph, a GraphDef or its bytes, or a MetaGraphDef. See `GraphItem.from_graph`.
 
     Raises:
         GraphError: malformed graph, unknown name, or a batch of unknown rank.
     """
     known = collections.from_tf_graph(graph) if hasattr(graph, "as_graph_def") else Collected()
+    if hasattr(graph, "graph_def") and hasattr(graph, "collection_def"):
+        known, graph = metagraph.collected(graph), graph.graph_def
     return build_item(
         read(graph), known, train_op=train_op, outputs=outputs, init_op=init_op, batch_inputs=batch_inputs
     )
@@ -90,11 +93,9 @@ def build_item(
         GraphError: unknown name, or a batch of unknown rank.
     """
     named = as_list(train_op)
-    targets = (
-        tuple(dict.fromkeys(find_node(graph, one, "train_op").name for one in named))
-        if named
-        else infer_train_ops(graph, collected)
-    )
+    targets, left_out = tuple(dict.fromkeys(find_node(graph, one, "train_op").name for one in named)), ()
+    if not named:
+        targets, left_out = infer_train_ops(graph, collected)
     # A train op that is a tensor is fetched for its value, too.
     values = [one for one in named if is_tensor(one) and output_count(find_node(graph, one, "train_op")) != 0]
     declared = {info.name: info for one in (*as_list(outputs), *values) for info in [describe_output(graph, one)]}
@@ -111,4 +112,21 @@ def build_item(
         init_op=init,
         variables=find_variables(graph, collected, init, step),
         keep=tuple(name for name in dict.fromkeys(kept) if name in graph),
+        notes=_left_out(graph, targets, left_out),
     )
+
+
+def _left_out(graph: Graph, targets: Sequence[str], names: Sequence[str]) -> list[tuple[str, str, str]]:
+    """Say which updates are no part of the step that was inferred."""
+    if not names:
+        return []
+    text = (
+        f"updates variables, but is no part of the step ({', '.join(targets)}): name all that a step runs in train_op"
+    )
+    listed = ", ".join(f"'{name}'" for name in names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    warnings.warn(
+        f"the step was inferred from the collection of train ops: it runs {', '.join(map(repr, targets))}, and leaves "
+        f"out {listed}, which update variables, too; name all that a step runs in train_op",
+        stacklevel=5,
+    )
+    return [(name, graph.node(name).op, text) for name in names]

@@ -34,6 +34,7 @@ def collected(meta_graph: Any) -> Collected:
         trainable=frozenset(_node(v.variable_name) for v in trainable) if listed or trainable else None,
         initializers={_node(v.variable_name): _node(v.initializer_name) for v in (*listed, *trainable)},
         train_ops=_nodes(collections, "train_op"),
+        update_ops=_nodes(collections, "update_ops"),
         keep=tuple(dict.fromkeys((*map(_node, filter(None, saver_names)), *_nodes(collections, "table_initializer")))),
     )
 

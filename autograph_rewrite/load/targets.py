@@ -14,18 +14,58 @@ from autograph_rewrite.load.variables import ASSIGNS, HANDLES, REF_VARIABLES
 _GROUPS = frozenset(("NoOp", "Identity"))
 
 
-def infer_train_ops(graph: Graph, collected: Collected) -> tuple[str, ...]:
-    """Return the registered train ops; else the sinks that update a variable from an input; else nothing.
+def infer_train_ops(graph: Graph, collected: Collected) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return what a step runs, and which sinks that update variables from inputs it leaves out.
 
-    Where a registered op is one of a group (with moving averages, say), the group is what the user runs.
+    A step is what the registered train ops belong to: the group that the user runs, moving averages that wait for
+    them, and what layers registered to be run with them. Where nothing is registered, it is every sink that updates a
+    variable from an input.
     """
-    registered = [_outermost_group(graph.node(name)).name for name in collected.train_ops if name in graph]
-    if registered:
-        return tuple(dict.fromkeys(registered))
+    registered = [graph.node(name) for name in collected.train_ops if name in graph]
+    if not registered:
+        return _trained_sinks(graph), ()
+    found = dict.fromkeys(one for node in registered for one in _step_of(node))
+    covered = ancestors(found)
+    for name in collected.update_ops:
+        node = graph.nodes.get(name)
+        if node is not None and node not in covered:
+            found[_outermost_group(node)] = None
+            covered |= ancestors([node])
+    found = {node: None for node in found if not (descendants([node]) - {node}) & found.keys()}  # not part of another
+    missed = _fed_updates(graph) - ancestors(found)
+    return tuple(node.name for node in found), tuple(node.name for node in _sinks_that_run(missed))
+
+
+def _step_of(train_op: Node) -> list[Node]:
+    """Return what to run for a train op and the updates that wait for it."""
+    missing = {node for node in descendants([train_op]) if node is not train_op and _updates(node)}
+    if not missing:
+        return [_outermost_group(train_op)]
+    return _sinks_that_run(missing)
+
+
+def _sinks_that_run(updates: set[Node]) -> list[Node]:
+    """Return sinks that together run some updates: groups rather than what only reads behind them."""
+    sinks = sorted((node for node in descendants(updates) if _is_sink(node)), key=lambda node: node.name)
+    needs = {sink: ancestors([sink]) & updates for sink in sinks}
+    found, missing = [], set(updates)
+    for sink in sorted(sinks, key=lambda node: (-len(needs[node]), node.op != "NoOp", node.op == "ReadVariableOp")):
+        if needs[sink] & missing:
+            found.append(sink)
+            missing -= needs[sink]
+    return found
+
+
+def _trained_sinks(graph: Graph) -> tuple[str, ...]:
+    trained = descendants(_fed_updates(graph))
+    return tuple(node.name for node in graph if node in trained and _is_sink(node))
+
+
+def _fed_updates(graph: Graph) -> set[Node]:
+    """Return the updates that depend on an input, but for those that restore checkpoints."""
     fed = descendants(value.node for value in source_values(graph))
     restored = descendants(node for node in graph if node.op == "RestoreV2")
-    trained = descendants(node for node in graph if node in fed and node not in restored and _updates(node))
-    return tuple(node.name for node in graph if node in trained and _is_sink(node))
+    return {node for node in graph if node in fed and node not in restored and _updates(node)}
 
 
 def _outermost_group(node: Node) -> Node:
