@@ -8,9 +8,8 @@ Everything up to `expand` works on the folded graph, whose size does not depend 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from autograph_rewrite.analysis import cut
 from autograph_rewrite.analysis.fact import LOCAL, Placement
@@ -20,6 +19,7 @@ from autograph_rewrite.analysis.propagate import Propagation, notes, propagate, 
 from autograph_rewrite.analysis.rows import choose_gathers
 from autograph_rewrite.analysis.rules.base import OWN_VALUE, Semantics
 from autograph_rewrite.errors import PassError, PlanError
+from autograph_rewrite.ir.claims import Certifier
 from autograph_rewrite.ir.frames import frames_of
 from autograph_rewrite.ir.graph import Graph, Node, Span, Value
 from autograph_rewrite.ir.quiet import no_garbage_collection
@@ -34,6 +34,7 @@ from autograph_rewrite.passes.batch import batch_values, measured_input, named_g
 from autograph_rewrite.passes.before_branches import copy_before_branches
 from autograph_rewrite.passes.block_shapes import state_block_shapes
 from autograph_rewrite.passes.blocks import Blocks
+from autograph_rewrite.passes.claims import claims_of
 from autograph_rewrite.passes.context import Context
 from autograph_rewrite.passes.decompose import decompose
 from autograph_rewrite.passes.decorrelate import decorrelate
@@ -60,6 +61,7 @@ from autograph_rewrite.passes.prune import prune
 from autograph_rewrite.passes.report import Note, PassRecord, Report
 from autograph_rewrite.passes.required import require_no_servers, require_training
 from autograph_rewrite.passes.reshard import Reshard, assign_spans
+from autograph_rewrite.passes.run import Observer, Run
 from autograph_rewrite.passes.served import served_by
 from autograph_rewrite.passes.stages import assign_stages
 from autograph_rewrite.plan.plan import Plan
@@ -69,37 +71,6 @@ MEETING = "all micro-batches meet before it, and what each has made so far is ke
 OF_PARTS = "statistics of each part of the batch, not of the whole (semantics.batch_norm: local)"
 IDLE = "semantics.batch_norm is local, and nothing in this graph is a batch normalisation to which that applies"
 OTHER_SIZE = "its static size is not that of the batch, so every replica has all of it"
-Observer = Callable[[str, Graph], None]
-"""Called after each pass with its name and the folded graph."""
-
-
-@dataclass
-class _Run:
-    """Times the passes and verifies the graph between them."""
-
-    graph: Graph
-    verify: Callable[[Graph], None] | None
-    observers: Sequence[Observer]
-    records: list[PassRecord] = field(default_factory=list)
-
-    @contextmanager
-    def step(self, name: str) -> Iterator[None]:
-        """Run one pass; an error says which pass it came from."""
-        graph = self.graph
-        before, graph.current_pass, began = len(graph), name, time.perf_counter()
-        try:
-            yield
-            if self.verify is not None:
-                self.verify(graph)
-        except Exception as error:
-            error.add_note(f"while running pass '{name}'") if hasattr(error, "add_note") else None
-            raise
-        finally:
-            graph.current_pass = ""
-        delta = len(graph) - before
-        self.records.append(PassRecord(name, time.perf_counter() - began, max(delta, 0), max(-delta, 0)))
-        for observe in self.observers:
-            observe(name, graph)
 
 
 def rewrite(
@@ -111,6 +82,7 @@ def rewrite(
     training: bool = True,
     in_place: bool = False,
     task: int = 0,
+    certificate: Certifier | None = None,
 ) -> GraphItem:
     """Distribute a normalised item over the replicas of a plan.
 
@@ -122,6 +94,7 @@ def rewrite(
         training: refuse a graph that updates nothing, or whose updates do not depend on the batch.
         in_place: the caller owns the item's graph and has no more use for it.
         task: which of the plan's processes the graph is for.
+        certificate: sees the rewrite, and refuses it where it does something else than the original.
 
     Raises:
         GraphError: no batch input, or nothing to distribute.
@@ -132,21 +105,23 @@ def rewrite(
         original = item.graph
         kept = original.clone() if in_place and plan.microbatches > 1 else original
         graph = original if in_place else original.clone()
+        if certificate is not None:
+            certificate.begin(graph, item.targets)
         try:
-            return _rewrite(item, plan, verify, observers, training, graph, task)
+            return _rewrite(item, plan, Run(graph, verify, observers, certificate), training, task)
         except (PassError, PlanError) as error:
 
             def attempt(other: Plan) -> None:
                 graph = kept.clone()
-                _rewrite(item.with_(graph=graph), other, None, (), training, graph, task)
+                _rewrite(item.with_(graph=graph), other, Run(graph), training, task)
 
             add_alternatives(error, plan, attempt)
             raise
 
 
-def analyse(graph: Graph, item: GraphItem, plan: Plan, run: _Run | None = None) -> tuple[Propagation, list[Value]]:
+def analyse(graph: Graph, item: GraphItem, plan: Plan, run: Run | None = None) -> tuple[Propagation, list[Value]]:
     """Propagate placements through `graph`, decomposing what mixes examples; return them with the declared outputs."""
-    run = run or _Run(graph, None, ())
+    run = run or Run(graph)
     batch, static = batch_values(graph, item, plan)
     semantics = Semantics(plan.semantics.random, plan.semantics.batch_norm, static)
     with run.step("propagate"):
@@ -195,13 +170,11 @@ def _share_a_device(plan: Plan) -> bool:
 def _rewrite(
     item: GraphItem,
     plan: Plan,
-    verify: Callable[[Graph], None] | None,
-    observers: Sequence[Observer],
+    run: Run,
     training: bool,
-    graph: Graph,
     task: int,
 ) -> GraphItem:
-    began = time.perf_counter()
+    graph, began = run.graph, time.perf_counter()
     if not training:  # there is nothing to accumulate, and no gradient that tells where stages are
         plan = plan.without_stages()
     require_no_servers(plan)
@@ -214,7 +187,6 @@ def _rewrite(
     feeds = frozenset(node.name for node in graph if node.op.startswith("Placeholder"))
     for name, info in item.outputs.items():
         graph.anchors[f"output {name}"] = graph.value(info.tensor)
-    run = _Run(graph, verify, observers)
     if any(given.whole for given in plan.batch_inputs):
         with run.step("own-parts"):
             item = take_own_parts(graph, item, plan, task)
@@ -248,6 +220,8 @@ def _rewrite(
         found += compress_choice.left_out(plan, state, item.variables)
     handles = frozenset(variable.handle for variable in item.variables.values())
     context = Context(graph, plan, state, frames_of(state.order), handles)
+    if run.certificate is not None:
+        run.certificate.claimed(graph, claims_of(state, outputs, plan))
     context.edges = {(edge.value, edge.to): edge for edge in plan.edges if not edge.role}
     context.owners = item.variables
     context.task = task
@@ -291,7 +265,7 @@ def _rewrite(
             hand_over(context, item)
             prune(graph, _roots(graph, item))
     if plan.looped:
-        run.verify = verify and (lambda folded: check_folded(folded, plan.replicas_each, plan.all_devices))
+        run.verify = run.verify and (lambda folded: check_folded(folded, plan.replicas_each, plan.all_devices))
         with run.step("loop"):
             if stages is None:
                 loop_micro(graph, plan.replicas_each, plan.microbatches, context.slices, _roots(graph, item))
@@ -340,7 +314,7 @@ def _rewrite(
     return item.with_(graph=None, data=data, report=report, layout=layout, inputs=inputs, variables=sharded.variables)
 
 
-def _in_shards(run: _Run, item: GraphItem, plan: Plan) -> tuple[GraphItem, Plan]:
+def _in_shards(run: Run, item: GraphItem, plan: Plan) -> tuple[GraphItem, Plan]:
     """Cut the variables of which the plan wants it; mostly that is none."""
     if not any(request.sizes for request in plan.variables):
         return item, plan
@@ -387,7 +361,7 @@ def resolve(item: GraphItem, plan: Plan) -> Plan:
             graph.anchors[f"output {name}"] = graph.value(info.tensor)
         prune(graph, _roots(graph, item))
         own = plan.alone(0) if plan.is_asynchronous and len(plan.processes) > 1 else plan
-        run = _Run(graph, None, ())
+        run = Run(graph)
         sharded, own = _in_shards(run, item, own)
         item = sharded.with_(variables=shard_variables(sharded.variables))
         state, outputs = analyse(graph, item, own, run)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from autograph_rewrite.certify.certificate import Certificate
+from autograph_rewrite.errors import VerifyError
+from autograph_rewrite.ir.claims import Claims
+from autograph_rewrite.ir.graph import Graph
 from tests.seeded_mistakes.execute import execute
 from tests.seeded_mistakes.seed import Mistake, StillbornError, spoil
 
@@ -16,9 +21,41 @@ def judge(mistake: Mistake) -> dict[str, Any]:
         "boundary": mistake.boundary,
         "number": mistake.number,
     }
+    guard = Refusals()
     try:
-        spoilt = spoil(mistake)
+        spoilt = spoil(mistake, guard)
     except StillbornError as error:
         return row | {"verdict": "stillborn", "detail": str(error)}
     outcome = execute(mistake.draw, spoilt.item)
-    return row | {"verdict": outcome.verdict, "detail": outcome.detail, "sentence": spoilt.sentence}
+    return row | {
+        "verdict": outcome.verdict,
+        "detail": outcome.detail,
+        "sentence": spoilt.sentence,
+        "refused": guard.refusal,
+        "not_covered": len(guard.certificate.not_covered),
+    }
+
+
+class Refusals:
+    """A certificate that notes its first refusal and lets the rewrite go on, so that it can be run."""
+
+    def __init__(self) -> None:
+        self.certificate = Certificate()
+        self.refusal = ""
+
+    def begin(self, graph: Graph, targets: Sequence[str]) -> None:
+        """Take the original."""
+        self.certificate.begin(graph, targets)
+
+    def claimed(self, graph: Graph, claims: Claims) -> None:
+        """Take the claims."""
+        self.certificate.claimed(graph, claims)
+
+    def check(self, after: str, graph: Graph) -> None:
+        """Check behind a pass, unless something was refused already."""
+        if self.refusal:
+            return
+        try:
+            self.certificate.check(after, graph)
+        except VerifyError as error:
+            self.refusal = f"behind {after}: {error}"

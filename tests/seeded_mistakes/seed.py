@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from autograph_rewrite import GraphItem
 from autograph_rewrite.errors import RewriteError
+from autograph_rewrite.ir.claims import Certifier
 from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.passes import pipeline
 from tests.seeded_mistakes import accesses, blocks, exchanges
@@ -60,12 +61,12 @@ class Spoilt:
     sentence: str
 
 
-def spoil(mistake: Mistake, observers: Sequence[Callable[[str, Graph], None]] = ()) -> Spoilt:
+def spoil(mistake: Mistake, certificate: Certifier | None = None) -> Spoilt:
     """Rewrite the program of a mistake, and make it on the way.
 
     Args:
         mistake: which.
-        observers: called after each pass, after the mistake was made.
+        certificate: sees the rewrite, with the mistake in it.
 
     Raises:
         StillbornError: no graph comes out.
@@ -87,7 +88,7 @@ def spoil(mistake: Mistake, observers: Sequence[Callable[[str, Graph], None]] = 
             raise StillbornError("nothing to spoil") from error
 
     try:
-        item = pipeline.rewrite(draw.flat, plan, observers=[observe, *observers])
+        item = pipeline.rewrite(draw.flat, plan, observers=[observe], certificate=certificate)
     except (RewriteError, ValueError, KeyError, IndexError) as error:
         raise StillbornError(f"{type(error).__name__}: {error}") from error
     if not said:

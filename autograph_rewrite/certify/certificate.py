@@ -1,0 +1,196 @@
+"""Certificate: takes a rewrite step by step, and refuses it where it does something else than the original.
+
+certificate = Certificate()
+pipeline.rewrite(item, plan, certificate=certificate)      raises VerifyError
+certificate.not_covered                                    what it could not check
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from autograph_rewrite.certify.order import Accesses, accesses_of, check_order, effects_before, origin
+from autograph_rewrite.certify.samples import Sample
+from autograph_rewrite.certify.simulate import Baseline, Simulation, spans
+from autograph_rewrite.errors import VerifyError
+from autograph_rewrite.ir import resources
+from autograph_rewrite.ir.claims import Claims
+from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Span
+from autograph_rewrite.ir.walk import topological_order
+
+BEHIND = frozenset(("loop", "place", "hand over"))
+"""Passes behind which the graph is no longer compared: what they do is checked by `ir.verify` and by execution."""
+
+
+class Certificate:
+    """Checks one rewrite; see the package.
+
+    Attributes:
+        not_covered: what it could not check, in words.
+        inexact: what the configuration lets differ from one device.
+    """
+
+    def __init__(self) -> None:
+        self.not_covered: dict[str, None] = {}
+        self.inexact: tuple[str, ...] = ()
+        self._original: Graph | None = None
+        self._accesses: Accesses | None = None
+        self._targets: tuple[str, ...] = ()
+        self._baseline: Baseline | None = None
+        self._claimed: Accesses | None = None
+        self._shards: set[str] = set()  # handles of variables, and of shards of them
+        self._names: dict[str, str] = {}  # by claimed access, the original one
+
+    def begin(self, graph: Graph, targets: Sequence[str]) -> None:
+        """Take the normalised original."""
+        self._original = graph.clone()
+        self._accesses = accesses_of(self._original)
+        self._targets = tuple(targets)
+
+    def claimed(self, graph: Graph, claims: Claims) -> None:
+        """Take the graph that placements are claimed of; compare its accesses with the original's.
+
+        Raises:
+            VerifyError: partitioning or decomposing changed the order of accesses.
+        """
+        copy = graph.clone()
+        self._claimed = accesses_of(copy)
+        self._baseline = Baseline.of(copy, claims)
+        self.inexact = tuple(claims.inexact)
+        assert self._accesses is not None
+        assert self._original is not None
+        known = {node.name: node for node in self._accesses.bit}
+        names = {node: origin(node, known) for node in self._claimed.bit}
+        shards = {name: origin(copy.nodes[name], self._original.nodes) for name in self._claimed.of}
+        self._shards = {part for part, whole in shards.items() if whole}
+        self._names = {node.name: name for node, name in names.items()}
+        check_order(self._accesses, self._claimed, self._shards, names, reads_are_ordered=False)
+        _check_shards(self._accesses, self._claimed, shards, names)
+
+    def check(self, after: str, graph: Graph) -> None:
+        """Check the folded graph behind a pass.
+
+        Raises:
+            VerifyError: with the node, its op, the pass and what is wrong.
+        """
+        if self._baseline is None or self._claimed is None:
+            return
+        claims = self._baseline.claims
+        if claims.processes > 1:
+            self.not_covered["what several processes exchange (ir.verify_ranks checks that)"] = None
+            return
+        if after in BEHIND:
+            if after == "loop":
+                self.not_covered[
+                    "what the loop of micro-batches or stages does (ir.verify and execution check that)"
+                ] = None
+            return
+        try:
+            self._check(after, graph, claims)
+        except VerifyError as error:
+            error.add_note(f"behind pass '{after}'")
+            raise
+
+    def _check(self, after: str, graph: Graph, claims: Claims) -> None:
+        assert self._baseline is not None
+        order = topological_order(graph)
+        self._check_accesses(after, graph)
+        spans(self._baseline, order)
+        _check_storage(graph)
+        for batch in batches(claims):
+            sample = Sample(claims, dict(self._baseline.types), dict(self._baseline.same), batch)
+            simulation = Simulation(self._baseline, sample, order)
+            simulation.run()
+            if after not in ("reshard", "guard"):
+                simulation.outputs(graph.anchors)
+            self.not_covered |= simulation.not_covered
+
+    def _check_accesses(self, after: str, graph: Graph) -> None:
+        baseline, claimed = self._baseline, self._claimed
+        assert baseline is not None
+        assert claimed is not None
+        now = accesses_of(graph)
+        matches = {node: found.name for node in graph if (found := baseline.match(node)) is not None}
+        local = any(text.startswith("batch_norm") for text in self.inexact)
+        in_turn: set[str] = set()
+        for handle, nodes in now.of.items():
+            added = [node for node in nodes if resources.writes(node.op) and node not in matches]
+            if added and handle in claimed.of and not local:
+                raise VerifyError(f"'{added[0].name}' writes '{handle}', which the original does not do", node=added[0])
+            if added:
+                in_turn.add(handle)
+                self.not_covered[f"'{handle}', which micro-batches update in turn"] = None
+        check_order(claimed, now, {name for name in now.of if name in claimed.of} - in_turn, matches)
+        if after not in ("reshard", "guard", "merge", "serve"):  # by now reads wait for writes, and writes for reads
+            assert self._accesses is not None
+            names = {node: self._names.get(name, "") for node, name in matches.items()}
+            check_order(self._accesses, now, self._shards - in_turn, names)
+        if in_turn:
+            return
+        for name in self._targets:
+            self._check_effects(graph, name, matches)
+
+    def _check_effects(self, graph: Graph, name: str, matches: Mapping[Node, str]) -> None:
+        """Check that a target brings about what it brought about."""
+        baseline = self._baseline
+        assert baseline is not None
+        was, now = baseline.nodes.get(name), graph.nodes.get(name)
+        if was is None:
+            return
+        if now is None:
+            raise VerifyError(f"the target '{name}' is gone")
+        expected = {node.name for node in effects_before([was])}
+        reached = effects_before([now])
+        missing = expected - {matches[node] for node in reached if node in matches}
+        if missing:
+            raise VerifyError(f"'{name}' no longer runs '{min(missing)}'", node=now)
+
+
+def _check_shards(original: Accesses, claimed: Accesses, shards: Mapping[str, str], names: Mapping[Node, str]) -> None:
+    """Check that every write of a variable writes each of its shards once.
+
+    Raises:
+        VerifyError: one does not.
+    """
+    parts: dict[str, list[str]] = {}
+    for name, whole in shards.items():
+        if whole:
+            parts.setdefault(whole, []).append(name)
+    for whole, nodes in original.of.items():
+        for node in nodes:
+            if not resources.writes(node.op):
+                continue
+            for part in parts.get(whole, ()):
+                writers = [one for one in claimed.of[part] if resources.writes(one.op) and names.get(one) == node.name]
+                if len(writers) > 1:
+                    raise VerifyError(f"{len(writers)} nodes write '{part}' for '{node.name}'", node=writers[1])
+
+
+def _check_storage(graph: Graph) -> None:
+    """Check that no two variables, and no two replicas' copies of one, share storage.
+
+    Raises:
+        VerifyError: two do.
+    """
+    owner: dict[object, Node] = {}
+    for node in graph:
+        if node.op != "VarHandleOp":
+            continue
+        raw = node.attrs.get("shared_name")
+        names = raw.raws if isinstance(raw, PerInstance) else (raw,)
+        if len(set(names)) < len(names):
+            raise VerifyError(f"two replicas share a copy of '{node.name}'", node=node)
+        if not isinstance(raw, PerInstance) and node.span is Span.EACH:
+            continue
+        for name in names:
+            if name is not None and owner.setdefault((name, node.attrs.get("container")), node) is not node:
+                other = owner[name, node.attrs.get("container")]
+                if isinstance(raw, PerInstance) or isinstance(other.attrs.get("shared_name"), PerInstance):
+                    raise VerifyError(f"'{node.name}' and '{other.name}' share storage", node=node)
+
+
+def batches(claims: Claims) -> tuple[int, ...]:
+    """Return the sizes of the batch that are tried: uneven, and such that no block is empty."""
+    if claims.batch is not None:
+        return (claims.batch,)
+    return (2 * claims.instances + 1, 3 * claims.instances)

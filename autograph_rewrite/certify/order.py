@@ -1,0 +1,156 @@
+"""The order of accesses: what happens before what in the original happens before it in the rewritten graph.
+
+    original     assign_sub(w) ──^──► ResourceApply(w)
+    shards       assign_sub(w/part_k) ──► ResourceApply(w/part_k)      for every k
+
+For each variable, each pair of accesses of which one writes keeps its order. No read comes behind a write that it was
+not behind, no write is lost or repeated, and what a target or an output brings about, it brings about still.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from autograph_rewrite.errors import VerifyError
+from autograph_rewrite.ir import dtypes, resources
+from autograph_rewrite.ir.build import ORIGIN_ATTR
+from autograph_rewrite.ir.graph import Graph, Node
+from autograph_rewrite.ir.opdefs import find_op
+from autograph_rewrite.ir.walk import ancestors, marks_before, topological_order
+
+READS = frozenset(("ReadVariableOp", "ResourceGather", "ResourceGatherNd"))
+HANDLES = frozenset(("VarHandleOp", "Placeholder", "VariableV2", "Variable"))
+
+
+@dataclass(frozen=True)
+class Accesses:
+    """The accesses of one graph.
+
+    Attributes:
+        of: by variable, the nodes that access it.
+        before: bits of the accesses that run before each node.
+        bit: of each access.
+        order: all nodes, producers first.
+    """
+
+    of: Mapping[str, list[Node]]
+    before: Mapping[Node, int]
+    bit: Mapping[Node, int]
+    order: list[Node]
+
+    def is_before(self, first: Node, second: Node) -> bool:
+        """Return whether one access certainly comes before another."""
+        return bool(self.before[second] & self.bit[first])
+
+
+def accesses_of(graph: Graph) -> Accesses:
+    """Find all accesses of a graph, and what comes before what."""
+    order = topological_order(graph)
+    of: dict[str, list[Node]] = {}
+    for node in order:
+        for handle in accessed(node):
+            of.setdefault(handle.name, []).append(node)
+    bit: dict[Node, int] = {}
+    for nodes in of.values():
+        for node in nodes:
+            bit.setdefault(node, 1 << len(bit))
+    return Accesses(of, marks_before(order, bit), bit, order)
+
+
+def accessed(node: Node) -> list[Node]:
+    """Return the handles of the variables that a node reads or writes."""
+    if node.op not in READS and not resources.writes(node.op):
+        return []
+    found = (resources.source(v) for v in node.inputs if v.dtype == dtypes.RESOURCE or v.dtype > dtypes.REF_OFFSET)
+    return [handle for handle in dict.fromkeys(found) if handle.op in HANDLES]
+
+
+def origin(node: Node, known: Mapping[str, Node]) -> str:
+    """Return the name of the original access that a node stands for; its own name if it is original."""
+    seen = set()
+    name = node.name
+    current: Node | None = node
+    while current is not None and name not in known and name not in seen:
+        seen.add(name)
+        raw = current.attr(ORIGIN_ATTR)
+        if raw is None:
+            return ""
+        name = raw.decode()
+        current = current.graph.nodes.get(name)
+    return name if name in known else ""
+
+
+def check_order(
+    original: Accesses,
+    rewritten: Accesses,
+    shards: Collection[str],
+    names: Mapping[Node, str],
+    *,
+    reads_are_ordered: bool = True,
+) -> None:
+    """Check the accesses to every variable, or to every shard of it.
+
+    Args:
+        original: the accesses as they were.
+        rewritten: as they are.
+        shards: the handles of the rewritten graph that are looked at.
+        names: by access of the rewritten graph, the original access.
+        reads_are_ordered: whether reads already wait where they come before writes; else a later pass sees to it.
+
+    Raises:
+        VerifyError: an order is lost or turned round; the message says of which accesses.
+    """
+    originals = {node.name: node for node in original.bit}
+    for handle, nodes in rewritten.of.items():
+        if handle not in shards:
+            continue
+        known = [(node, originals[names[node]]) for node in nodes if names.get(node) in originals]
+        for i, (a, first) in enumerate(known):
+            for b, second in known[i + 1 :]:
+                if first is not second and (resources.writes(first.op) or resources.writes(second.op)):
+                    _check_pair(original, rewritten, (a, b), (first, second), handle, reads_are_ordered)
+
+
+def _check_pair(
+    original: Accesses,
+    rewritten: Accesses,
+    pair: tuple[Node, Node],
+    were: tuple[Node, Node],
+    handle: str,
+    reads_are_ordered: bool,
+) -> None:
+    for i, j in ((0, 1), (1, 0)):
+        if original.is_before(were[i], were[j]):
+            if not reads_are_ordered and not resources.writes(were[i].op) and not rewritten.is_before(pair[j], pair[i]):
+                return
+            if not rewritten.is_before(pair[i], pair[j]):
+                raise VerifyError(
+                    f"'{pair[j].name}' no longer waits for '{pair[i].name}', which accesses '{handle}' before it",
+                    node=pair[j],
+                )
+            return
+    for i, j in ((0, 1), (1, 0)):
+        if resources.writes(were[i].op) and not resources.writes(were[j].op) and rewritten.is_before(pair[i], pair[j]):
+            raise VerifyError(
+                f"'{pair[j].name}' reads '{handle}' behind '{pair[i].name}', which it did not wait for", node=pair[j]
+            )
+
+
+def effects_before(roots: Iterable[Node]) -> set[Node]:
+    """Return the nodes with effects that run when roots run."""
+    return {node for node in ancestors(roots) if has_effect(node)}
+
+
+def has_effect(node: Node) -> bool:
+    """Return whether running a node changes something that stays."""
+    if resources.writes(node.op):
+        return True
+    op = find_op(node.op)
+    return op is not None and op.is_stateful and node.op not in QUIET and not node.op.startswith(SETUP)
+
+
+QUIET = READS | frozenset(
+    ("VarHandleOp", "VariableV2", "Variable", "VarIsInitializedOp", "VariableShape", "NoOp", "Placeholder")
+)
+SETUP = ("Collective", "ResourceAccumulator", "ConditionalAccumulator", "TensorArray", "HashTable", "Lookup")

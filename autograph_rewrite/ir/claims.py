@@ -1,0 +1,104 @@
+"""What propagation claims about a graph, as plain data that a certificate can check without knowing how it was found.
+
+%dw   Claim("partial", op="sum", shape=(3, 4))         each replica holds a contribution
+dw ─► apply   Read("replicated")                       the update reads it whole
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from autograph_rewrite.ir.graph import Graph
+
+Dim = Any
+"""A size: an integer, a pair (constant, symbols) of which those that begin with `b` count a block, or None."""
+
+
+class Claim(NamedTuple):
+    """What each instance of a value is said to hold where it is produced.
+
+    Attributes:
+        kind: replicated, split, partial, local, any or unknown.
+        dim: the dimension that is cut.
+        op: how contributions are combined.
+        shape: of one instance; None for an unknown rank.
+        value: contents of a small integer value, flat.
+        zero: all elements are zero.
+    """
+
+    kind: str
+    dim: int = 0
+    op: str = ""
+    shape: tuple[Dim, ...] | None = None
+    value: tuple[Dim, ...] | None = None
+    zero: bool = False
+
+    @property
+    def differs(self) -> bool:
+        """Whether instances hold different values."""
+        return self.kind in ("split", "partial", "local")
+
+
+class Read(NamedTuple):
+    """As what a node is said to read one of its inputs.
+
+    Attributes:
+        kind: own (as it was produced), replicated, split, partial or entry.
+        dim: the dimension of a block; or the position of the entry of a shape.
+        unit: rows of each example in the block.
+        size: what the entry of a shape has to be.
+    """
+
+    kind: str
+    dim: int = 0
+    unit: int = 1
+    size: Dim = None
+
+
+OWN = Read("own")
+
+
+@dataclass(frozen=True)
+class Claims:
+    """Everything that is claimed about one graph.
+
+    Attributes:
+        values: by value name.
+        reads: by node name and input index, where that is not `OWN`.
+        outputs: names of the declared outputs by their anchor.
+        instances: how many instances an EACH node has.
+        micro: how many of them follow each other on one replica.
+        batch: the static size of the batch, or None.
+        interleaved: whether a micro-batch has every so-many-th example.
+        processes: how many processes the plan has.
+        folded: nodes that are constants after all.
+        carriers: nodes that hand a converted value to the next iteration.
+        inexact: what the configuration lets differ from one device.
+    """
+
+    values: Mapping[str, Claim]
+    reads: Mapping[tuple[str, int], Read]
+    outputs: Mapping[str, str]
+    instances: int
+    micro: int = 1
+    batch: int | None = None
+    interleaved: bool = False
+    processes: int = 1
+    folded: frozenset[str] = frozenset()
+    carriers: frozenset[str] = frozenset()
+    inexact: Sequence[str] = field(default_factory=tuple)
+
+
+class Certifier(Protocol):
+    """Sees a rewrite from the original to the folded graph, and raises VerifyError where it is wrong."""
+
+    def begin(self, graph: Graph, targets: Sequence[str]) -> None:
+        """Take the normalised original."""
+
+    def claimed(self, graph: Graph, claims: Claims) -> None:
+        """Take the graph that placements are claimed of."""
+
+    def check(self, after: str, graph: Graph) -> None:
+        """Check the folded graph behind a pass."""

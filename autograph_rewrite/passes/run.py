@@ -1,0 +1,55 @@
+"""Run: what happens around each pass (timing, verification, observers, the certificate)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from autograph_rewrite.ir.claims import Certifier
+from autograph_rewrite.ir.graph import Graph
+from autograph_rewrite.passes.report import PassRecord
+
+Observer = Callable[[str, Graph], None]
+"""Called after each pass with its name and the folded graph."""
+
+
+@dataclass
+class Run:
+    """Times the passes, verifies the graph between them, and shows it to who wants to see it.
+
+    Attributes:
+        graph: the folded graph that passes edit.
+        verify: checks it after each pass.
+        observers: called after each pass.
+        certificate: sees what observers have seen, and compares it with the original.
+        records: what each pass took.
+    """
+
+    graph: Graph
+    verify: Callable[[Graph], None] | None = None
+    observers: Sequence[Observer] = ()
+    certificate: Certifier | None = None
+    records: list[PassRecord] = field(default_factory=list)
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Run one pass; an error says which pass it came from."""
+        graph = self.graph
+        before, graph.current_pass, began = len(graph), name, time.perf_counter()
+        try:
+            yield
+            if self.verify is not None:
+                self.verify(graph)
+        except Exception as error:
+            error.add_note(f"while running pass '{name}'") if hasattr(error, "add_note") else None
+            raise
+        finally:
+            graph.current_pass = ""
+        delta = len(graph) - before
+        self.records.append(PassRecord(name, time.perf_counter() - began, max(delta, 0), max(-delta, 0)))
+        for observe in self.observers:
+            observe(name, graph)
+        if self.certificate is not None:
+            self.certificate.check(name, graph)
