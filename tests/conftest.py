@@ -6,6 +6,7 @@ is set by an import hook, so no test can come too early or too late for it.
 
 from __future__ import annotations
 
+import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -14,11 +15,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 pytest_plugins = ("tests.matrix.summary", "tests.jobs.fixtures")
 VIRTUAL_DEVICES = 4
+CERTIFIED = frozenset(("test_matrix", "test_random_programs", "test_verify"))
+"""Test modules whose rewrites are certified in every run; with AUTOGRAPH_CERTIFY=all, those of all modules are."""
 
 # One thread per operation: xdist's workers share the machine's cores, and tiny shapes gain nothing from more.
 os.environ.update(
@@ -68,6 +72,24 @@ def pytest_configure() -> None:
         set_up_tensorflow(sys.modules["tensorflow"])
     else:
         sys.meta_path.insert(0, TensorFlowHook())
+
+
+@pytest.fixture(autouse=True)
+def certified_rewrites(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let rewrites be compared with their original behind every pass: those of `CERTIFIED`, or all if the user says so."""
+    if request.module.__name__.rpartition(".")[2] not in CERTIFIED and os.environ.get("AUTOGRAPH_CERTIFY") != "all":
+        return
+    from autograph_rewrite.certify.certificate import Certificate
+    from autograph_rewrite.passes import pipeline
+
+    plain = pipeline.rewrite
+
+    @functools.wraps(plain)
+    def certified(*args: Any, **options: Any) -> Any:
+        options.setdefault("certificate", Certificate(strict=True))
+        return plain(*args, **options)
+
+    monkeypatch.setattr(pipeline, "rewrite", certified)
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ LAYERS = (
     {"ir"},
     {"item"},
     {"load", "analysis", "plan"},
-    {"passes", "strategies", "configs"},
+    {"passes", "strategies", "configs", "certify"},
     {"cost"},
     {"runtime", "inspect"},
     {"api"},
@@ -31,6 +31,9 @@ LAYERS = (
 RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}
 # A strategy decides and a pass edits; neither may know the other.
 STRANGERS = {("strategies", "passes"), ("passes", "strategies")}
+# A certificate trusts nothing that made the rewrite, so it knows nothing of it.
+STRANGERS |= {("certify", part) for part in ("item", "load", "analysis", "passes", "strategies", "configs")}
+STRANGERS |= {(part, "certify") for part in ("passes", "strategies", "configs")}
 # `GraphItem` is the facade: its methods reach up, when they are called, to what loads, runs and shows graphs.
 REACHES_UP_WHEN_CALLED = {("item", "load"), ("item", "runtime"), ("item", "inspect"), ("strategies", "cost")}
 

@@ -25,12 +25,16 @@ BEHIND = frozenset(("loop", "place", "hand over"))
 class Certificate:
     """Checks one rewrite; see the package.
 
+    Args:
+        strict: a failure of the certificate itself is an error, too, and not only something that is not covered.
+
     Attributes:
         not_covered: what it could not check, in words.
         inexact: what the configuration lets differ from one device.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, strict: bool = False) -> None:
+        self._strict = strict
         self.not_covered: dict[str, None] = {}
         self.inexact: tuple[str, ...] = ()
         self._original: Graph | None = None
@@ -90,6 +94,10 @@ class Certificate:
         except VerifyError as error:
             error.add_note(f"behind pass '{after}'")
             raise
+        except Exception as error:
+            if self._strict:
+                raise
+            self.not_covered[f"the graph behind '{after}': {error!r}"] = None
 
     def _check(self, after: str, graph: Graph, claims: Claims) -> None:
         assert self._baseline is not None

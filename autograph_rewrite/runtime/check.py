@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from autograph_rewrite.certify.certificate import Certificate
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.ir.verify import check_folded
@@ -78,8 +79,10 @@ def verify(
     plan = in_one_process(asked)
     original, seeded = _with_seeds(single, flat, seed)
 
+    certificate = Certificate()
+
     def rewrite(with_plan: Plan) -> GraphItem:
-        rewritten = pipeline.rewrite(flat, with_plan, verify=_checker(plan))
+        rewritten = pipeline.rewrite(flat, with_plan, verify=_checker(plan), certificate=certificate)
         check_expanded(rewritten.graph_bytes, flat, plan.all_devices, micro=plan.microbatches)
         return rewritten
 
@@ -94,7 +97,8 @@ def verify(
     if compressed is not None:
         rows = compressed_rows(compressed, feeds, steps=steps, rtol=rtol, atol=atol, values=values, seed=seed)
         report = with_compressed(report, rows, plan)
-    notes = (*fitting, *_semantics_notes(plan), *seeded, *report.notes)
+    uncertain = [f"not covered by the certificate: {what}" for what in certificate.not_covered]
+    notes = (*fitting, *_semantics_notes(plan), *seeded, *uncertain, *report.notes)
     return replace(report, config=_described(asked), batch=size, notes=notes, seconds=time.perf_counter() - began)
 
 

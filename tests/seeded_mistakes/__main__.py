@@ -46,6 +46,7 @@ def main() -> int:
     parser.add_argument("--shard", default="0/1")
     parser.add_argument("--per-draw", type=int, default=7)
     parser.add_argument("--only", default="")
+    parser.add_argument("--skip", default="\0", help="leave out draws with this text in their name")
     args = parser.parse_args()
     pytest_configure()
     from tests.seeded_mistakes.draws import draws
@@ -56,7 +57,7 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     made: Counter[str] = Counter()
     with args.out.open("a") as out:
-        for draw in [draw for draw in draws() if args.only in str(draw)][mine::of]:
+        for draw in [draw for draw in draws() if args.only in str(draw) and args.skip not in str(draw)][mine::of]:
             alive = 0
             for mistake in mistakes(draw, made):
                 began = time.perf_counter()
