@@ -21,7 +21,7 @@ import pytest
 
 pytest_plugins = ("tests.matrix.summary", "tests.jobs.fixtures")
 VIRTUAL_DEVICES = 4
-CERTIFIED = frozenset(("test_matrix", "test_random_programs", "test_verify"))
+CERTIFIED = frozenset(("test_matrix", "test_fuzz", "test_verify"))
 """Test modules whose rewrites are certified in every run; with AUTOGRAPH_CERTIFY=all, those of all modules are."""
 
 # One thread per operation: xdist's workers share the machine's cores, and tiny shapes gain nothing from more.
@@ -76,7 +76,7 @@ def pytest_configure() -> None:
 
 @pytest.fixture(autouse=True)
 def certified_rewrites(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let rewrites be compared with their original behind every pass: those of `CERTIFIED`, or all if the user says so."""
+    """Let the rewrites of `CERTIFIED` modules be compared with their originals behind every pass."""
     if request.module.__name__.rpartition(".")[2] not in CERTIFIED and os.environ.get("AUTOGRAPH_CERTIFY") != "all":
         return
     from autograph_rewrite.certify.certificate import Certificate

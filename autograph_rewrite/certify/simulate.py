@@ -19,7 +19,7 @@ import numpy as np
 from autograph_rewrite.certify import kernels
 from autograph_rewrite.certify.samples import COMBINE, Sample, Token, TooLargeError
 from autograph_rewrite.errors import VerifyError
-from autograph_rewrite.ir import dtypes
+from autograph_rewrite.ir import dtypes, resources
 from autograph_rewrite.ir.claims import OWN, Claims, Read
 from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Select, Span, Value
 from autograph_rewrite.ir.opdefs import get_op
@@ -33,7 +33,9 @@ RENAMED = re.compile(r"(.*)/(?:instance|served)(?:_\d+)?")
 OF_REPLICA = ("TensorArray", "Stack")
 """What each replica has of its own, and no other sees."""
 SHAPES_OF_ELEMENTS = frozenset(("TensorListReserve", "EmptyTensorList"))
-RESTATED = frozenset(("shared_name", "container", "element_shape", "element_shape_except0"))
+RESTATED = frozenset(
+    ("shared_name", "container", "element_shape", "element_shape_except0", "tensor_array_name", "stack_name")
+)
 """Attributes that may differ between instances of one node; what they mean is checked elsewhere."""
 
 
@@ -357,13 +359,23 @@ def spans(baseline: Baseline, nodes: Iterable[Node]) -> None:
         )
         if differs and node.span is Span.ONCE:
             raise VerifyError(f"'{node.name}' runs once, but each replica holds a value of its own", node=node)
+        _check_writes(node)
         op = get_op(node.op)
         if differs or node.span is Span.ONCE or not op.is_stateful:
             continue
-        handles = [
-            value.node.span
-            for value, kind in zip(node.inputs, node.input_dtypes, strict=False)
-            if kind == dtypes.RESOURCE
-        ]
+        handles = [kind for kind in node.input_dtypes if kind == dtypes.RESOURCE]
         if not handles and node.op not in ("VarHandleOp", "NoOp") and not node.op.startswith(OF_REPLICA):
             raise VerifyError(f"'{node.name}' ({node.op}) has an effect, and runs on each replica", node=node)
+
+
+def _check_writes(node: Node) -> None:
+    """Check that a write runs as often as there are copies of what it writes.
+
+    Raises:
+        VerifyError: it does not.
+    """
+    for handle in resources.written(node):
+        if handle.span is not node.span:
+            often = "once" if node.span is Span.ONCE else "on each replica"
+            copies = "one copy" if handle.span is Span.ONCE else "a copy on each"
+            raise VerifyError(f"'{node.name}' runs {often}, and there is {copies} of '{handle.name}'", node=node)
