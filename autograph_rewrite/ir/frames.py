@@ -10,6 +10,7 @@ from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.walk import BACK_EDGES, EXITS, dependencies
 
 OPENS = frozenset(("Enter", "RefEnter", "Switch", "RefSwitch"))
+ENTERS = frozenset(("Enter", "RefEnter"))
 Frame = tuple[str, ...]
 """Names of the nested loops, outermost first; empty outside of all loops."""
 
@@ -54,6 +55,13 @@ def frames_of(order: Iterable[Node]) -> dict[Node, Frame]:
 def _name_of(frame: bytes | tuple[bytes, ...]) -> str:
     """Return the name of a loop; of one that each replica has under its own name, the first."""
     return (frame if isinstance(frame, bytes) else frame[0]).decode()
+
+
+def before_loops(value: Value) -> Value:
+    """Return what a value is that a loop got from outside: where it can be converted once, not in every iteration."""
+    while value.node.op in ENTERS:
+        value = value.node.inputs[0]
+    return value
 
 
 def by_loops(order: Iterable[Node]) -> list[list[Node]]:

@@ -18,6 +18,7 @@ from autograph_rewrite.analysis.roles import PASSES_HANDLES, handle_of, is_updat
 from autograph_rewrite.analysis.rules import TABLE, random
 from autograph_rewrite.analysis.rules.base import LocalEntry, Slice
 from autograph_rewrite.ir import dtypes
+from autograph_rewrite.ir.frames import ENTERS, before_loops
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.walk import descendants
 from autograph_rewrite.item import Variable
@@ -57,6 +58,10 @@ def resolve(plan: Plan, state: Propagation, outputs: Iterable[Value], variables:
         return state.source(value).placement.differs
 
     def need(value: Value, target: str, reason: str) -> None:
+        if target == repr(REPLICATED) and value.node.op in ENTERS and is_spread(value):
+            value = before_loops(value)
+            if not is_spread(value):
+                return
         if (value.name, target) in found:
             return
         is_cut = value in state.whole_inputs and target == f"split({state.whole_inputs[value]})"

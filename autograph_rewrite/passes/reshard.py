@@ -19,6 +19,7 @@ from autograph_rewrite.analysis.propagate import is_pinned
 from autograph_rewrite.analysis.rules.base import LocalEntry, Slice, Want
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir import dtypes
+from autograph_rewrite.ir.frames import ENTERS
 from autograph_rewrite.ir.graph import Node, Select, Span, Value
 from autograph_rewrite.ir.walk import BACK_EDGES, ancestors
 from autograph_rewrite.passes import combine, compress
@@ -88,6 +89,7 @@ class Reshard:
         self._carried: dict[Node, Want | None] = {}  # what brings values to the Merge of a loop
         self._brought: dict[Value, Value] = {}  # by what is converted for it, the value that has the plan's edge
         state = context.state
+        self._entered = {node: node.inputs[0] for node in state.order if node.op in ENTERS}
         matters = context.processes == 1 and blocks.static is None and len(state.whole_inputs) > 1
         self._behind = inputs_behind(state) if matters else {}
         self.groups: BatchGroups | None = batch_groups(state) if matters else None
@@ -213,6 +215,8 @@ class Reshard:
         if not fact.placement.differs:
             return value
         combine.refuse_container(value, fact, reader)
+        if value.node in self._entered:
+            return self._enter(value.node, self.whole(self._entered[value.node], reader))
         if fact.is_local:
             return self._global_size(value, fact)
         edge = context.edges.get((value.name, "replicated"))
@@ -220,6 +224,16 @@ class Reshard:
             edge = context.edges.get((self._brought[value].name, "replicated"))
         with context.at(self._home(edge)):
             return self._combined(value, fact, edge)
+
+    def _enter(self, enter: Node, value: Value) -> Value:
+        """Return a value in the loop that `enter` leads into: exchanged before it, not by a collective in it."""
+        attrs = {name: enter.attr(name) for name in ("frame_name", "is_constant", "parallel_iterations")}
+        name, controls = f"{enter.name}/whole", enter.controls
+        node = self._context.add(
+            "Enter", [value], name=name, span=value.node.span, origin=enter, attrs=attrs, controls=controls
+        )
+        self._context.frames[node] = self._context.frames[enter]
+        return node.output()
 
     def _home(self, edge: EdgePlan | None) -> str | None:
         """Return where what the replicas of the only process hold is combined, if its owner lives somewhere."""
