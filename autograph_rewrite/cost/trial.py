@@ -6,6 +6,7 @@ A simulation knows what a step takes, not whether every edge of it can be lowere
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 
 from autograph_rewrite.cost.search import Candidate
@@ -22,11 +23,11 @@ def refusal(item: GraphItem, plan: Plan) -> RewriteError | None:
 
     Args:
         item: normalised; it is not changed.
-        plan: a request.
+        plan: a request, or a plan with edges.
     """
     verify = partial(check_folded, replicas=plan.instances_each, devices=plan.all_devices)
     try:
-        check.require(plan, item)
+        check.require(replace(plan, edges=()), item)  # edges are checked once the graph is analysed
         for task in sorted({0, plan.workers - 1}):  # what worker 0 does for all, and what the others do
             pipeline.rewrite(item, plan, verify=verify, training=False, task=task)
     except RewriteError as error:
