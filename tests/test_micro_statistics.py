@@ -241,19 +241,20 @@ def test_what_local_would_lift_is_tried_before_it_is_said(form: str) -> None:
 
 
 def counted(when: str) -> Mapping[str, Any]:
-    """Count the labels before the gradients are computed, as update ops are: at once, or behind the loss."""
+    """Count labels or predictions before the gradients are computed, as update ops are: at once, or behind the loss."""
     x, y = placeholder("x", None, 4), placeholder("y", None, 3)
     seen = v1.get_variable("seen", initializer=np.zeros(3), trainable=False, use_resource=True)
     z = tf.tanh(x @ variable("w", W), name="hidden") @ variable("u", U)
     value = square(z - y)
     with tf.control_dependencies([value] if when == "behind the loss" else []):
-        update = seen.assign_add(tf.reduce_sum(y, 0))
+        update = seen.assign_add(tf.reduce_sum(z if when == "from predictions" else y, 0))
     with tf.control_dependencies([update]):
-        return {"loss": value + 0.01 * tf.nn.l2_loss(z)}
+        total = value + 0.01 * tf.nn.l2_loss(z)
+        return {"loss": total, "slope": tf.gradients(total, z)[0]}
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("when", ["at once", "behind the loss"])
+@pytest.mark.parametrize("when", ["at once", "behind the loss", "from predictions"])
 def test_a_counter_that_is_updated_before_the_gradients_holds_nobody_up(when: str, form: str) -> None:
     item = make_item(lambda: counted(when))
     expected = train(item, FEEDS)

@@ -82,15 +82,15 @@ def let_actors_wait(graph: Graph, *, count_first: bool) -> list[Node]:
     order = topological_order(graph)
     certain = unconditional(order)
     levels = levels_of(order, frames_of(order), counted_before(order) if count_first else ())
+    held = {value.node for value in graph.anchors.values()}
     for node in order:
-        if node.span is Span.ONCE or node not in certain or not _only_passes_on(node):
+        if node not in certain or node in held or not _only_passes_on(node):
             continue
         late = [one for one in node.controls if one.span is Span.ONCE and one in certain and levels[one]]
-        actors = _actors(node, certain) if late else None
-        for control in late if actors is not None else ():
-            node.remove_control(control)
-            for actor in actors or ():
+        for actor in _actors(node, certain, held) if late else ():
+            for control in late:
                 actor.add_control(control)
+                node.remove_control(control)
     for node in order:
         if is_running_sum(node) and node.controls:
             _wait_behind(graph, node)
@@ -101,22 +101,27 @@ def _only_passes_on(node: Node) -> bool:
     return _is_pure(node) and (bool(node.read_outputs) or node.op == "NoOp")
 
 
-def _actors(node: Node, certain: Collection[Node]) -> list[Node] | None:
-    """Return what runs once behind a node of each micro-batch; None where something of a micro-batch acts before."""
+def _actors(start: Node, certain: Collection[Node], held: Collection[Node]) -> list[Node]:
+    """Return what acts behind a node, once for all micro-batches; none where one of them acts, or has no part in it."""
     found: dict[Node, None] = {}
-    seen, pending = {node}, [node]
+    seen, pending, each = {start}, [start], start.span is Span.EACH
     while pending:
-        for user in after(pending.pop()):
+        node = pending.pop()
+        for user in after(node):
             if user in seen:
                 continue
             seen.add(user)
-            if user.span is Span.ONCE:
-                found[user] = None
-            elif user not in certain or not _only_passes_on(user):
-                return None
-            else:
+            passes_on = user in certain and _only_passes_on(user)
+            if user.span is Span.EACH:
+                if not passes_on:
+                    return []
+                each = True
                 pending.append(user)
-    return list(found)
+            elif node.span is Span.ONCE and passes_on and user not in held and after(user):
+                pending.append(user)  # on its way to the micro-batches, or to what acts
+            else:
+                found[user] = None
+    return list(found) if each else []
 
 
 def _wait_behind(graph: Graph, total: Node) -> None:
