@@ -18,13 +18,16 @@ import tensorflow as tf
 import autograph_rewrite as ar
 from autograph_rewrite import GraphItem
 from tests.jobs.job import Job
+from tests.jobs.worker import split_cpu
 
 v1 = tf.compat.v1
 MODE, WHAT = sys.argv[1:3]
 STEPS, AT = 4, 3
 JOB = Job.here(Path(sys.argv[3]))
+REPLICAS = int(os.environ.get("JOB_REPLICAS", "1"))
+split_cpu(REPLICAS)
 CONFIG = {
-    **JOB.config(replicas=int(os.environ.get("JOB_REPLICAS", "1"))),
+    **JOB.config(replicas=REPLICAS),
     **json.loads(os.environ.get("JOB_CONFIG", "{}")),
     "timeout_seconds": 5,
 }
