@@ -14,12 +14,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: help install demo test test-full fuzz bench bench-dist bench-pipeline bench-cost lint format types wheel clean distclean
+.PHONY: help install demo test test-full fuzz mistakes bench bench-dist bench-pipeline bench-cost lint format types wheel clean distclean
 
 help:
 	@echo "make demo        train a Keras CNN on one device and over two replicas, and compare"
 	@echo "make test        run the tests;  make test-full: the whole matrix too (about an hour)"
 	@echo "make fuzz        run 3,000 random programs under random configurations (hours; SEEDS=0:100 for fewer)"
+	@echo "make mistakes    seed mistakes into rewrites, run them, and see what the certificate refuses (an hour)"
 	@echo "make bench       measure rewrite throughput, step time, start-up time and memory"
 	@echo "make bench-pipeline  measure two stages in two processes against one process"
 	@echo "make bench-dist  measure two processes: exchanges, buckets, compressors on a slow link"
@@ -48,6 +49,10 @@ test: $(VENV)/.ok
 
 test-full: $(VENV)/.ok
 	$(BIN)/python -m pytest -n $(WORKERS) -m "" --timeout 900 $(ARGS)
+
+mistakes: $(VENV)/.ok
+	mkdir -p out
+	$(BIN)/python -m tests.seeded_mistakes --out out/mistakes.jsonl $(ARGS)
 
 fuzz: $(VENV)/.ok
 	$(BIN)/python -m tests.fuzz --seeds $(SEEDS) --workers $(WORKERS) --out out/fuzz.jsonl $(ARGS)

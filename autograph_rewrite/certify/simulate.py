@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from autograph_rewrite.certify import kernels
 from autograph_rewrite.certify.samples import COMBINE, Sample, Token, TooLargeError
 from autograph_rewrite.errors import VerifyError
 from autograph_rewrite.ir import dtypes, resources
-from autograph_rewrite.ir.claims import OWN, Claims, Read
+from autograph_rewrite.ir.claims import OWN, Claim, Claims, Read
 from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Select, Span, Value
 from autograph_rewrite.ir.opdefs import get_op
 from autograph_rewrite.ir.walk import topological_order
@@ -30,8 +30,8 @@ MERGES = {b"Add": "sum", b"Max": "max", b"Min": "min", b"Mul": "prod"}
 COLLECTIVES = frozenset(("CollectiveReduceV2", "CollectiveGatherV2"))
 RENAMED = re.compile(r"(.*)/(?:instance|served)(?:_\d+)?")
 """What a node is called whose name another one took."""
-OF_REPLICA = ("TensorArray", "Stack")
-"""What each replica has of its own, and no other sees."""
+OF_REPLICA = ("TensorArray", "Stack", "CheckNumerics", "Assert")
+"""What each replica has of its own, and no other sees; and what only looks at its values."""
 SHAPES_OF_ELEMENTS = frozenset(("TensorListReserve", "EmptyTensorList"))
 RESTATED = frozenset(
     ("shared_name", "container", "element_shape", "element_shape_except0", "tensor_array_name", "stack_name")
@@ -63,7 +63,7 @@ class Baseline:
 
     @staticmethod
     def of(graph: Graph, claims: Claims) -> Baseline:
-        """Index a graph, which nobody may change afterwards."""
+        """Index a graph; nobody may change it."""
         types: dict[str, int] = {}
         same: dict[str, str] = {}
         for node in topological_order(graph):
@@ -74,7 +74,8 @@ class Baseline:
                 same[node.output().name] = same.get(source, source)
         for name in claims.values:
             types.setdefault(name, graph.value(name).dtype)
-        return Baseline({node.name: node for node in graph}, claims, types, same)
+        nodes = {node.name: node for node in graph}
+        return Baseline(nodes, replace(claims, values=_as_long_as_the_batch(nodes, claims)), types, same)
 
     def match(self, node: Node) -> Node | None:
         """Return the claimed node that a node of the rewritten graph is, by name, op and attributes."""
@@ -89,6 +90,20 @@ class Baseline:
         """Return whether a node took the name of one that is called otherwise now."""
         renamed = (node.graph.nodes.get(f"{node.name}/{suffix}") for suffix in ("instance", "served"))
         return any(one is not None and one.op == found.op for one in renamed)
+
+
+def _as_long_as_the_batch(nodes: Mapping[str, Node], claims: Claims) -> Mapping[str, Claim]:
+    """Return the claims, with a size for each open dimension of which replicas read their blocks."""
+    values = dict(claims.values)
+    for (name, index), read in claims.reads.items():
+        if read.kind != "split":
+            continue
+        value = nodes[name].inputs[index].name
+        shape = values[value].shape if values[value].shape is not None else (None,) * (read.dim + 1)
+        if shape is not None and shape[read.dim] is None:
+            rows = (read.unit, ("B",))
+            values[value] = values[value]._replace(shape=(*shape[: read.dim], rows, *shape[read.dim + 1 :]))
+    return values
 
 
 class Simulation:
@@ -282,6 +297,9 @@ class Simulation:
                 good = alike(sum(actual[1:], np.asarray(actual[0])), self._sample.whole(name))
             else:
                 good = all(alike(data, self._expected(name, read, r)) for r, data in enumerate(actual))
+        except IndexError:
+            self.not_covered[f"{what}: its rows do not follow from the size of the batch"] = None
+            return
         except TooLargeError:
             if not isinstance(held, Leaf) or held.name != name:
                 self.not_covered[f"{what}: too large"] = None

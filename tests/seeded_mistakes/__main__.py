@@ -1,6 +1,6 @@
 """Seed mistakes, run every spoilt rewrite beside one device, and print what came of each kind.
 
-python -m tests.seeded_mistakes --out FILE.jsonl [--shard 0/4] [--per-draw 7] [--only TEXT]
+python -m tests.seeded_mistakes --out FILE.jsonl [--shard 0/4] [--per-draw 7] [--only TEXT] [--accepted]
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.conftest import pytest_configure
 
-VERDICTS = ("changed", "failed", "hang", "unchanged")
+VERDICTS = ("changed", "failed", "hang", "unchanged", "not run")
 
 
 def table(rows: Iterable[Mapping[str, Any]]) -> str:
@@ -47,6 +47,7 @@ def main() -> int:
     parser.add_argument("--per-draw", type=int, default=7)
     parser.add_argument("--only", default="")
     parser.add_argument("--skip", default="\0", help="leave out draws with this text in their name")
+    parser.add_argument("--accepted", action="store_true", help="run only what the certificate accepts")
     args = parser.parse_args()
     pytest_configure()
     from tests.seeded_mistakes.draws import draws
@@ -61,7 +62,7 @@ def main() -> int:
             alive = 0
             for mistake in mistakes(draw, made):
                 began = time.perf_counter()
-                row = judge(mistake)
+                row = judge(mistake, run_refused=not args.accepted)
                 if row["verdict"] == "stillborn":
                     continue
                 row["seconds"] = round(time.perf_counter() - began, 2)

@@ -9,12 +9,17 @@ from autograph_rewrite.certify.certificate import Certificate
 from autograph_rewrite.errors import VerifyError
 from autograph_rewrite.ir.claims import Claims
 from autograph_rewrite.ir.graph import Graph
-from tests.seeded_mistakes.execute import execute
+from tests.seeded_mistakes.execute import Outcome, execute
 from tests.seeded_mistakes.seed import Mistake, StillbornError, spoil
 
 
-def judge(mistake: Mistake) -> dict[str, Any]:
-    """Return what came of a mistake: `verdict` by execution, `refused` by the certificate, and the sentence."""
+def judge(mistake: Mistake, *, run_refused: bool = True) -> dict[str, Any]:
+    """Return what came of a mistake: `verdict` by execution, `refused` by the certificate, and the sentence.
+
+    Args:
+        mistake: which.
+        run_refused: also run what the certificate refuses; else its verdict is `not run`.
+    """
     row: dict[str, Any] = {
         "draw": str(mistake.draw),
         "kind": mistake.kind.__name__,
@@ -26,7 +31,8 @@ def judge(mistake: Mistake) -> dict[str, Any]:
         spoilt = spoil(mistake, guard)
     except StillbornError as error:
         return row | {"verdict": "stillborn", "detail": str(error)}
-    outcome = execute(mistake.draw, spoilt.item)
+    run = run_refused or not guard.refusal
+    outcome = execute(mistake.draw, spoilt.item) if run else Outcome("not run")
     return row | {
         "verdict": outcome.verdict,
         "detail": outcome.detail,

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from autograph_rewrite import GraphItem
-from autograph_rewrite.errors import RewriteError
+from autograph_rewrite.errors import RewriteError, VerifyError
 from autograph_rewrite.ir.claims import Certifier
 from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.passes import pipeline
@@ -61,12 +61,13 @@ class Spoilt:
     sentence: str
 
 
-def spoil(mistake: Mistake, certificate: Certifier | None = None) -> Spoilt:
+def spoil(mistake: Mistake, certificate: Certifier | None = None, *, let_through: bool = False) -> Spoilt:
     """Rewrite the program of a mistake, and make it on the way.
 
     Args:
         mistake: which.
         certificate: sees the rewrite, with the mistake in it.
+        let_through: a refusal is raised, and does not only mean that no graph comes out.
 
     Raises:
         StillbornError: no graph comes out.
@@ -90,6 +91,8 @@ def spoil(mistake: Mistake, certificate: Certifier | None = None) -> Spoilt:
     try:
         item = pipeline.rewrite(draw.flat, plan, observers=[observe], certificate=certificate)
     except (RewriteError, ValueError, KeyError, IndexError) as error:
+        if let_through and isinstance(error, VerifyError):
+            raise
         raise StillbornError(f"{type(error).__name__}: {error}") from error
     if not said:
         raise StillbornError("the rewrite has no such boundary")
