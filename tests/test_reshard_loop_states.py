@@ -34,6 +34,7 @@ def recurrent(x: Any, w: Any) -> Any:
 
 LOOPS: dict[str, Callable[[Any, Any], Any]] = {
     "grows along the batch": lambda x, w: repeated(lambda a: tf.concat([a, x[:, 0] @ w], 0), x[:, 0], (None, 3)),
+    "every row twice": lambda x, w: repeated(lambda a: tf.repeat(tf.tanh(a @ w), 2, axis=0), x[:, 0], (None, 3)),
     "grows along time": lambda x, w: repeated(lambda a: tf.concat([a, a[:, -1:] @ w], 1), x, (None, None, 3)),
     "a row becomes the batch": lambda x, w: repeated(lambda a: a @ w + x[:, 0], tf.ones([1, 3], "double"), (None, 3)),
     "the batch becomes a row": lambda x, w: x[:, 1] + repeated(lambda a: (a @ w)[:1], x[:, 0], (None, 3)),

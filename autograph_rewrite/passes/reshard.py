@@ -227,12 +227,12 @@ class Reshard:
 
     def _enter(self, enter: Node, value: Value) -> Value:
         """Return a value in the loop that `enter` leads into: exchanged before it, not by a collective in it."""
-        attrs = {name: enter.attr(name) for name in ("frame_name", "is_constant", "parallel_iterations")}
-        name, controls = f"{enter.name}/whole", enter.controls
-        node = self._context.add(
-            "Enter", [value], name=name, span=value.node.span, origin=enter, attrs=attrs, controls=controls
-        )
-        self._context.frames[node] = self._context.frames[enter]
+        context, name = self._context, f"{enter.name}/whole"
+        attrs = {key: enter.attr(key) for key in ("frame_name", "is_constant", "parallel_iterations")}
+        # A Merge on another device would wait for the value in every iteration, so each has an Enter of its own.
+        span = Span.EACH if value.node.span is Span.EACH else context.common_span
+        node = context.add("Enter", [value], name=name, span=span, origin=enter, attrs=attrs, controls=enter.controls)
+        context.frames[node] = context.frames[enter]
         return node.output()
 
     def _home(self, edge: EdgePlan | None) -> str | None:
