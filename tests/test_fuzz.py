@@ -13,10 +13,11 @@ from tests.fuzz import many, one, table
 from tests.fuzz.__main__ import seeds_of
 from tests.fuzz.program import Program
 
-SAMPLE = (1, 5, 6, 7, 10, 11, 15, 17, 20, 27, 30, 33)
+SAMPLE = (1, 6, 7, 10, 11, 15, 17, 27, 30, 33)
+FOUND = (103, 1518)  # a lookup that servers took for part of an update; a folded ConcatOffset that ran all the same
 
 
-@pytest.mark.parametrize("seed", SAMPLE)
+@pytest.mark.parametrize("seed", SAMPLE + FOUND)
 def test_a_random_program_gives_what_one_device_gives_or_is_refused(seed: int) -> None:
     outcome = one.run(seed)
     assert outcome.outcome in ("equal", "refused"), outcome

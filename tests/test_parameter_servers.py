@@ -26,7 +26,7 @@ from tests.mutation_servers import KINDS
 from tests.mutations import mutants, refusal
 from tests.rank_jobs import Job, item_of, served_job, served_jobs
 from tests.small_items import regression
-from tests.training import v1
+from tests.training import train, v1
 from tests.zoo import ZOO
 
 STRATEGIES = ("PS", "PSLoadBalancing", "Parallax")
@@ -207,3 +207,25 @@ def test_every_broken_exchange_through_a_server_is_refused(model: str) -> None:
             assert refusal(mutant), f"accepted, or not named: {mutant.sentence}"
             made[mutant.kind] += 1
     assert made.total() >= 15, made
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_lookup_that_is_wanted_whole_in_the_forward_pass_is_no_part_of_an_update(strategy: str, mode: str) -> None:
+    graph = tf.Graph()
+    with graph.as_default():
+        ids = v1.placeholder(tf.int64, [None, None], name="ids")
+        table = v1.get_variable("table", initializer=np.linspace(-1, 1, 24).reshape(6, 4), use_resource=True)
+        w = v1.get_variable("w", initializer=np.linspace(-1, 1, 8).reshape(4, 2), use_resource=True)
+        pooled = tf.reduce_mean(tf.concat([tf.gather(table, ids), tf.gather(table, ids) ** 2], 2)[:, :, 2:6], 1)
+        rows = tf.reshape(tf.gather(table, ids), [tf.size(ids), 4])  # of unknown length and batch: whole
+        loss = tf.math.reduce_std(pooled @ w) + tf.math.reduce_std(tf.reshape(rows @ w, [-1]))
+        slopes = [tf.convert_to_tensor(slope) for slope in v1.gradients(loss, [table, w])]
+        tf.group([v.assign_sub(0.1 * slope) for v, slope in zip((table, w), slopes, strict=True)], name="train")
+        tf.identity(loss, name="out_loss")
+        tf.group(v1.global_variables_initializer(), name="init")
+    item = GraphItem.from_graph(graph, train_op="train", outputs=["out_loss"], init_op="init")
+    feeds = [{"ids": np.random.default_rng(0).integers(0, 6, (5, 3))}] * 2
+    expected, got = train(item, feeds), train(in_one_process(item, strategy, mode), feeds)
+    for name, value in {**expected.fetched[1], **expected.variables}.items():
+        np.testing.assert_allclose({**got.fetched[1], **got.variables}[name], value, 1e-9, err_msg=name)

@@ -31,6 +31,7 @@ from autograph_rewrite.plan import keys
 from autograph_rewrite.plan.parts import SIZES, STEP, EdgePlan
 from autograph_rewrite.plan.plan import Plan
 
+MEASURES = frozenset(("Shape", "ShapeN", "Size", "Rank"))  # how many rows there are is not the rows
 MIXES_ROWS = frozenset(("contract", "neural", "normalisation", "pooling", "recurrent", "reduce"))
 """Families of rules that the rows of a sparse gradient never pass: what does was gathered in the forward pass."""
 ACCUMULATED = frozenset((dtypes.HALF, dtypes.FLOAT, dtypes.DOUBLE))
@@ -270,7 +271,7 @@ class Owners:
                     pending.extend(read for read in self._reads(node.inputs[0]) if read not in seen)
                     seen.update(self._reads(node.inputs[0]))
                     continue
-                if sparse and _mixes_rows(node):
+                if sparse and (_mixes_rows(node) or node.op in MEASURES):
                     continue
                 for other in [node.output(index)] if node.op == "IdentityN" else self._made(node):
                     if other not in seen and self._follows(other, shape, sparse):

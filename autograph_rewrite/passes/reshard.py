@@ -27,6 +27,7 @@ from autograph_rewrite.passes.batch import inputs_behind
 from autograph_rewrite.passes.blocks import Blocks
 from autograph_rewrite.passes.buckets import reduce_bucket
 from autograph_rewrite.passes.context import Context
+from autograph_rewrite.passes.fold import fold
 from autograph_rewrite.passes.gather import gather_collective, gather_once, gather_parts
 from autograph_rewrite.passes.keys import Keys
 from autograph_rewrite.passes.predicates import common_predicate
@@ -101,7 +102,7 @@ class Reshard:
         for node in self._context.state.order:
             answer = self._context.state.answers[node]
             if answer.constant:
-                self._fold(node)
+                fold(self._context, node, self._read)
             else:
                 self._connect(node)
 
@@ -171,23 +172,6 @@ class Reshard:
         node.set_input(index, value, Select.FIRST if crosses else None)
         if crosses and self._context.mirrored:
             node.add_control(value.node)  # fetching replica 0's value alone would leave its collectives waiting
-
-    def _fold(self, node: Node) -> None:
-        """Replace a size that is a plain number after all."""
-        for index, fact in enumerate(self._context.state.answers[node].outputs):
-            value = node.output(index)
-            if not value.uses:
-                continue
-            dtype = dtypes.numpy_dtype(fact.dtype)
-            shape = [dim for dim in fact.shape or () if isinstance(dim, int)]
-            content = np.array(fact.value, dtype=dtype).reshape(shape)
-            new = self._context.const(content, dtype, name=f"{node.name}/folded", near=value)
-            new.node.span = self._context.common_span
-            for user, position in value.uses:
-                self._read(user, position, new)
-            self._context.graph.anchors.update(
-                {name: new for name, anchor in self._context.graph.anchors.items() if anchor is value}
-            )
 
     def convert(self, value: Value, want: Want, reader: Node) -> Value:
         """Return `value` as `reader` wants it."""

@@ -63,7 +63,8 @@ def masked_mean(net: Net, h: Any) -> Any:
 
 
 def named_losses(net: Net, h: Any) -> Any:
-    """The loss functions of v1, with weights and reductions."""
+    """The loss functions of v1, with weights and reductions; they compute in float32."""
+    net.loose = True
     out, y = linear(net, h, 2), net.input("y", 2)
     function = net.dice.choice([v1.losses.mean_squared_error, v1.losses.absolute_difference, v1.losses.huber_loss])
     kinds = v1.losses.Reduction
