@@ -139,7 +139,7 @@ def compare(trial: Trial, expected: Results, got: Results) -> tuple[str, str, st
         return "equal", "", ""
     noise = dict.fromkeys(far, 0.0)
     for i in range(NUDGES):
-        other = trial.original((i + 1) * 2.0**-51)
+        other = trial.original((i + 1) * (2.0**-23 if trial.loose else 2.0**-51))
         noise = {name: max(noise[name], error_of(expected[name], other[name])) for name in noise}
     wrong = {name: error for name, error in far.items() if not error <= NOISE_FACTOR * noise[name]}
     text = ", ".join(
