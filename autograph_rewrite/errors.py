@@ -66,6 +66,12 @@ class RewriteError(Exception):
         return "\n".join(lines)
 
 
+def add_note(error: Exception, note: str) -> None:
+    """Add a line below an error's traceback, from Python 3.11 on."""
+    if hasattr(error, "add_note"):
+        error.add_note(note)
+
+
 class ConfigError(RewriteError):
     """The configuration is wrong: an unknown key, a wrong type or an impossible combination."""
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from autograph_rewrite.certify.order import Accesses, accesses_of, check_order, effects_before, origin
 from autograph_rewrite.certify.samples import Sample
 from autograph_rewrite.certify.simulate import Baseline, Simulation, spans
-from autograph_rewrite.errors import VerifyError
+from autograph_rewrite.errors import VerifyError, add_note
 from autograph_rewrite.ir import resources
 from autograph_rewrite.ir.claims import Claims
 from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Span
@@ -92,7 +92,7 @@ class Certificate:
         try:
             self._check(after, graph, claims)
         except VerifyError as error:
-            error.add_note(f"behind pass '{after}'")
+            add_note(error, f"behind pass '{after}'")
             raise
         except Exception as error:
             if self._strict:

@@ -93,7 +93,8 @@ def build_item(
         GraphError: unknown name, or a batch of unknown rank.
     """
     named = as_list(train_op)
-    targets, left_out = tuple(dict.fromkeys(find_node(graph, one, "train_op").name for one in named)), ()
+    targets = tuple(dict.fromkeys(find_node(graph, one, "train_op").name for one in named))
+    left_out: tuple[str, ...] = ()
     if not named:
         targets, left_out = infer_train_ops(graph, collected)
     # A train op that is a tensor is fetched for its value, too.

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from autograph_rewrite.errors import add_note
 from autograph_rewrite.ir.claims import Certifier
 from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.passes.report import PassRecord
@@ -43,7 +44,7 @@ class Run:
             if self.verify is not None:
                 self.verify(graph)
         except Exception as error:
-            error.add_note(f"while running pass '{name}'") if hasattr(error, "add_note") else None
+            add_note(error, f"while running pass '{name}'")
             raise
         finally:
             graph.current_pass = ""

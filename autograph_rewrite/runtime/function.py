@@ -149,7 +149,7 @@ class DistributedFunction:
         """Return what runs a rewritten item."""
         report = item.report
         is_served = report is not None and report.member is not None and (report.homes or report.plan.stage_hosts)
-        what = f"'{self.__name__}'"
+        what = f"'{getattr(self, '__name__', 'step')}'"
         return ServedStep(item, self._mirrors) if is_served else Step(item, self._mirrors, what)
 
     def _outside(self) -> Any:
