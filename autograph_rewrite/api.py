@@ -17,6 +17,7 @@ from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.normal import normalise_original
 from autograph_rewrite.passes import pipeline
 from autograph_rewrite.passes.idle import noted, with_idle_settings
+from autograph_rewrite.passes.run import Observer
 from autograph_rewrite.plan import check, own_code
 from autograph_rewrite.plan.chosen import chosen, chosen_config
 from autograph_rewrite.plan.config import Config
@@ -53,7 +54,7 @@ def rewrite(
     config: ConfigLike | Plan | None = None,
     *,
     verify_each: bool = True,
-    observers: Sequence[pipeline.Observer] = (),
+    observers: Sequence[Observer] = (),
     training: bool = True,
     task: int | None = None,
 ) -> GraphItem:

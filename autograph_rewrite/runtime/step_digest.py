@@ -45,7 +45,7 @@ def described(value: Any) -> str:
         text = repr(array.tolist())
         return text if array.dtype.kind in "fiub" and not array.ndim else f"{form} {text}"
     is_text = array.dtype.kind in "OSU"
-    data = repr(array.tolist()).encode() if is_text else memoryview(np.ascontiguousarray(array).reshape(-1).view("u1"))
+    data = repr(array.tolist()).encode() if is_text else array.tobytes()
     return f"{form} #{zlib.crc32(data):08x}"
 
 
