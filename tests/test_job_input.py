@@ -19,7 +19,17 @@ LIMIT = 120
 WIDTH, BATCH, RATE = 3, 5, 0.1
 LENGTHS = (7, 1, 4, 9)
 COUNTS = (2, 3)
-KINDS = ("rows", "rows of files", "files", "one file", "endless", "own", "batched here", "files in a session")
+KINDS = (
+    "rows",
+    "rows of files",
+    "files",
+    "one file",
+    "endless",
+    "own",
+    "own, padded",
+    "batched here",
+    "files in a session",
+)
 TOLD = {
     "single examples": ("GraphError", "the dataset gives single examples", "dataset.batch(global_batch_size)"),
     "no files": ("GraphError", "the dataset reads no files", "the policy DATA splits any dataset"),

@@ -3,6 +3,7 @@
     worker 0   a  b  c  .          before each batch all tell each other whether they have one;
     worker 1   d  .  .  .          the first time that nobody has, all end
 
+An empty batch is as long in each open dimension as the others' are: it has no rows, and is a part of theirs.
 They do so in the program's own thread, between its steps. A tf.data pipeline may run ahead in threads of its own: it
 would ask for a batch that the program never wants, and wait for the others for ever.
 """
@@ -16,8 +17,7 @@ import numpy as np
 
 from autograph_rewrite.errors import ClusterError
 from autograph_rewrite.plan.membership import Membership
-from autograph_rewrite.requires import tensorflow
-from autograph_rewrite.runtime.dataset_rows import empty, none_of
+from autograph_rewrite.runtime.dataset_rows import lengths, none_of
 from autograph_rewrite.runtime.exchange import Array, Exchange
 
 Connect = Callable[[Array], Exchange]
@@ -49,30 +49,32 @@ class EndingTogether:
         iteration = self._iterations
         own = iter(self.dataset)
         batch, number, last = next(own, None), 0, None
-        while self._somebody_has(batch is not None, iteration, number):
+        while (sizes := self._of_somebody(batch, iteration, number)) is not None:
             if batch is not None:
                 last = batch
                 yield batch
                 batch = next(own, None)
             else:
-                yield tensorflow().nest.map_structure(empty, last) if last is not None else none_of(self.element_spec)
+                yield none_of(self.element_spec, sizes, last)
             number += 1
 
-    def _somebody_has(self, has: bool, iteration: int, number: int) -> bool:
-        """Tell the others.
+    def _of_somebody(self, batch: Any, iteration: int, number: int) -> list[int] | None:
+        """Tell the others whether there is another batch; return the lengths of one, None if nobody has any.
 
         Raises:
             ClusterError: they are somewhere else, or somebody is missing.
         """
-        table = np.zeros((len(self._member.workers), 3), np.int64)
-        table[self._member.task] = iteration, number, has
+        mine = [iteration, number, batch is not None, *lengths(batch, self.element_spec)]
+        table = np.zeros((len(self._member.workers), len(mine)), np.int64)
+        table[self._member.task] = mine
         if self._exchange is None:
             self._exchange = self._connect(table)
         table = self._exchange.add_up(table, "tell whether they have another batch")
         if (table[:, :2] != table[0, :2]).any():
-            at = ", ".join(f"worker {task}: {n + 1} of time {i}" for task, (i, n, _) in enumerate(table.tolist()))
+            at = ", ".join(f"worker {task}: {n + 1} of time {i}" for task, (i, n) in enumerate(table[:, :2].tolist()))
             raise ClusterError(
                 f"the workers want different batches of a dataset ({at})",
                 hint="all have to iterate over it equally often, and to leave it early at the same batch",
             )
-        return bool(table[:, 2].any())
+        having = table[table[:, 2] > 0]
+        return [int(size) for size in having[0, 3:]] if len(having) else None

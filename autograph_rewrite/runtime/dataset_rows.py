@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,29 +63,63 @@ def empty(leaf: Any) -> Any:
     return leaf[:0]
 
 
-def none_of(spec: Any) -> Any:
-    """Return an element without rows; what else is not known of its shape is empty, too."""
-    return tensorflow().nest.map_structure(_none, spec)
+def lengths(batch: Any, spec: Any) -> list[int]:
+    """Return the lengths of a batch that its spec leaves open, besides the number of rows; zeros for None."""
+    leaves = _leaves(batch) if batch is not None else [None] * len(_leaves(spec))
+    return [
+        0 if leaf is None else int(leaf.shape[dim])
+        for leaf, of in zip(leaves, _leaves(spec), strict=True)
+        for dim in _open(of)
+    ]
 
 
-def _none(spec: Any) -> Any:
+def none_of(spec: Any, sizes: Sequence[int] = (), last: Any = None) -> Any:
+    """Return an element without rows.
+
+    Args:
+        spec: of the element.
+        sizes: the `lengths` that it has; what else is not known of its shape is empty, too.
+        last: the element before it, like which it is where the spec says too little.
+    """
+    known = iter(sizes)
+    before = _leaves(last) if last is not None else [None] * len(_leaves(spec))
+    found = [_none(of, known, leaf) for of, leaf in zip(_leaves(spec), before, strict=True)]
+    return tensorflow().nest.pack_sequence_as(spec, found)
+
+
+def _leaves(nested: Any) -> list[Any]:
+    leaves: list[Any] = tensorflow().nest.flatten(nested)
+    return leaves
+
+
+def _open(spec: Any) -> list[int]:
+    """Return the dimensions that a spec leaves open, besides that of the rows."""
+    if isinstance(spec, tensorflow().RaggedTensorSpec) or spec.shape.rank is None:
+        return []
+    return [dim for dim, size in enumerate(spec.shape.as_list()) if dim and size is None]
+
+
+def _none(spec: Any, known: Iterator[int], last: Any) -> Any:
     tf = tensorflow()
-    if isinstance(spec, tf.RaggedTensorSpec):
+    is_ragged = isinstance(spec, tf.RaggedTensorSpec)
+    if last is not None and (is_ragged or spec.shape.rank is None):
+        return empty(last)
+    if is_ragged:
         inner = (
             spec.flat_values_spec.shape[1:] if spec.flat_values_spec is not None else spec.shape[spec.ragged_rank + 1 :]
         )
-        values = tf.zeros([0, *_sizes(inner)], spec.dtype)
+        values = tf.zeros([0, *_sizes(inner, iter(()))], spec.dtype)
         for _ in range(spec.ragged_rank):
             values = tf.RaggedTensor.from_row_splits(values, tf.zeros([1], spec.row_splits_dtype))
         return values
-    sizes = [0, *_sizes(spec.shape[1:])]
+    sizes = [0, *_sizes(spec.shape[1:], known)]
     if isinstance(spec, tf.SparseTensorSpec):
         return tf.SparseTensor(np.zeros([0, len(sizes)], np.int64), tf.zeros([0], spec.dtype), sizes)
     return tf.zeros(sizes, spec.dtype)
 
 
-def _sizes(shape: Any) -> list[int]:
-    return [0 if size is None else size for size in shape.as_list()]
+def _sizes(shape: Any, known: Iterator[int]) -> list[int]:
+    return [next(known, 0) if size is None else size for size in shape.as_list()]
 
 
 def checksum(leaves: Iterable[Any]) -> int:

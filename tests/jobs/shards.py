@@ -47,6 +47,21 @@ def of_own(job: Job, folder: Path) -> Any:
     return tf.data.TextLineDataset(names[job.task]).batch(BATCH).map(parsed).with_options(options)
 
 
+def of_own_padded(job: Job, folder: Path) -> Any:
+    """Return batches of one file, each of another width: the numbers are followed by zeros."""
+    names = sorted(str(path) for path in folder.glob("*.txt"))
+
+    def padded(number: Any, batch: Any) -> Any:
+        x, y = batch
+        x = tf.concat([x, tf.zeros([tf.shape(x)[0], tf.cast(number, tf.int32)], tf.float64)], 1)
+        return tf.ensure_shape(x, [None, None]), y
+
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = POLICY.OFF
+    data = tf.data.TextLineDataset(names[job.task]).batch(6).map(parsed)  # 6: parts of it are of one width
+    return data.enumerate().map(padded).with_options(options)
+
+
 def datasets(job: Job, folder: Path) -> dict[str, Any]:
     """Return this worker's parts of several datasets."""
     lines = tf.data.TextLineDataset(sorted(str(path) for path in folder.glob("*.txt"))).map(lambda line: parsed([line]))
@@ -59,6 +74,7 @@ def datasets(job: Job, folder: Path) -> dict[str, Any]:
         "endless": ar.shard_dataset(of_files(folder).repeat(), policy=POLICY.FILE).take(9),
         "own": ar.shard_dataset(of_own(job, folder)),
         "batched here": ar.shard_dataset(examples, BATCH, policy="FILE"),
+        "own, padded": ar.shard_dataset(of_own_padded(job, folder)),
         "files in a session": ar.shard_dataset(of_files(folder)),
     }
 
@@ -69,11 +85,13 @@ def function(job: Job, data: Steps) -> Any:
 
     def step(x: Any, y: Any) -> Any:
         with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(x @ weights - y))
+            error = tf.square(x[:, :WIDTH] @ weights - y)
+            loss = tf.reduce_mean(error + tf.zeros_like(x))  # over what has the width of x
         weights.assign_sub(RATE * tape.gradient(loss, weights))
         return loss
 
-    distributed = ar.distribute(step, job.config())
+    specs = tf.TensorSpec([None, None], tf.float64), tf.TensorSpec([None, 1], tf.float64)
+    distributed = ar.distribute(step, job.config(), *specs)
     for x, y in data:
         distributed(x, y)
     return weights.numpy()
@@ -121,7 +139,7 @@ def main(folder: Path, out: Path) -> None:
 
         def noted(data: Any = data, seen: list[Any] = seen) -> Steps:
             for x, y in data:
-                seen.append((x.numpy(), y.numpy()))
+                seen.append((x.numpy()[:, :WIDTH], y.numpy()))
                 yield x, y
 
         found[f"{name}: w"] = (session if "session" in name else function)(job, noted())
