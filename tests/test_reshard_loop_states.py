@@ -53,6 +53,21 @@ def test_what_goes_around_a_loop_gives_what_one_device_gives(loop: str, version:
     assert_trains_alike(make_item(forward, version=version), [{"x": X}])
 
 
+def test_branches_in_a_loop_that_exchange_rows_do_not_wait_for_each_other() -> None:
+    def forward() -> dict[str, Any]:
+        x, w = placeholder("x", None, None, 3), variable("w", W)
+
+        def body(i: Any, rows: Any) -> Any:
+            made = tf.cond(i < 1, lambda: (x[:, 0] @ w)[:2], lambda: x[:, 1] @ w)
+            return i + 1, rows.write(i, made)
+
+        rows = tf.TensorArray(tf.float64, 3, infer_shape=False, element_shape=[None, 3])
+        y = tf.while_loop(lambda i, _: i < 3, body, (0, rows))[1].concat()
+        return {"loss": tf.reduce_mean(y * y), "y": y}
+
+    assert_trains_alike(make_item(forward), [{"x": X}])
+
+
 def test_what_differs_in_size_makes_its_list_whole() -> None:
     def forward() -> dict[str, Any]:
         x, w = placeholder("x", None, 3), variable("w", W)

@@ -106,7 +106,7 @@ def guards_of(order: Iterable[Node], frames: dict[Node, Frame]) -> dict[Node, Gu
     none: Guards = frozenset()
     for node in nodes:
         given = [
-            _opened(value, frames, found.get(value.node, none))
+            opened(value, frames, found.get(value.node, none))
             for value in node._inputs
             if value.node.op not in BACK_EDGES
         ]
@@ -122,7 +122,7 @@ def guards_of(order: Iterable[Node], frames: dict[Node, Frame]) -> dict[Node, Gu
     return found
 
 
-def _opened(value: Value, frames: dict[Node, Frame], guards: Guards) -> Guards:
+def opened(value: Value, frames: dict[Node, Frame], guards: Guards) -> Guards:
     """Return what a value is there behind: a Switch hands on one of its outputs only."""
     node = value.node
     if node.op not in ("Switch", "RefSwitch") or len(node._inputs) < 2:

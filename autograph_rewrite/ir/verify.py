@@ -19,10 +19,11 @@ from autograph_rewrite.ir.attrs import decode
 from autograph_rewrite.ir.collectives import collect
 from autograph_rewrite.ir.dtypes import base, dtype_name
 from autograph_rewrite.ir.fold import PerInstance, Select, Span
+from autograph_rewrite.ir.frames import ENTERS
 from autograph_rewrite.ir.graph import PASS_ATTR, Graph, Node, Value
 from autograph_rewrite.ir.opdefs import OpDef, find_op, get_op, signature
 from autograph_rewrite.ir.text import function_names
-from autograph_rewrite.ir.verify_loops import ENTERS, loop_faults
+from autograph_rewrite.ir.verify_loops import loop_faults
 from autograph_rewrite.ir.walk import topological_order
 
 SHOWN = 12  # faults in one message

@@ -22,6 +22,7 @@ from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.job import Job, Root
 from autograph_rewrite.ir.verify import Fault, folded_faults, raise_for
 from autograph_rewrite.ir.verify_collectives import collective_faults
+from autograph_rewrite.ir.verify_dead import on_other_devices, values_arrive
 from autograph_rewrite.ir.walk import ancestors
 
 _SHARD = re.compile(r"/part_\d+$")
@@ -119,6 +120,7 @@ def expanded_faults(
     faults = list(names_resolve(finished))
     faults += no_storage_is_shared_by_accident(finished)
     faults += devices_are_the_plans(finished)
+    faults += values_arrive(graph, original.graph.nodes, on_other_devices)
     if not faults:
         faults += variables_are_written_as_often(finished)
         faults += collective_faults(job_of([graph], original, processes))

@@ -12,11 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from autograph_rewrite.ir.frames import Frame, frames_of
+from autograph_rewrite.ir.frames import ENTERS, Frame, frames_of
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.walk import BACK_EDGES, marks_before
-
-ENTERS = frozenset(("Enter", "RefEnter"))
 
 
 class LoopFault(NamedTuple):

@@ -50,7 +50,7 @@ class Keys:
         ordered = sorted({edge.instance_key for edge in edges})
         self._row = {key: row for row, key in enumerate(ordered)}
         self._bits = max(1, (len(ordered) - 1).bit_length())
-        self._cache: dict[tuple[str, int, tuple[str, ...]], Value] = {}
+        self._cache: dict[tuple[str, int, Value | None], Value] = {}
 
     def __call__(self, context: Context, edge: EdgePlan, near: Value, *, changing: bool) -> list[Value]:
         """Return group size, group key and instance key for a collective of `near`.
@@ -69,7 +69,8 @@ class Keys:
         return [size, group, self._key_of_size(self._row[edge.instance_key], near)]
 
     def _number(self, what: str, number: int, near: Value) -> Value:
-        key = (what, number, self._context.frames.get(near.node, ()))
+        # In a loop a constant waits for what it is near: another branch, which that is not in, has one of its own.
+        key = (what, number, near if self._context.frames.get(near.node) else None)
         if key not in self._cache:
             name = f"autograph_keys/{what}_{number}"
             self._cache[key] = self._context.const(number, np.int32, name=name, near=near)

@@ -24,6 +24,7 @@ from autograph_rewrite.ir.frames import frames_of
 from autograph_rewrite.ir.graph import Graph, Node, Span, Value
 from autograph_rewrite.ir.quiet import no_garbage_collection
 from autograph_rewrite.ir.verify import check_folded
+from autograph_rewrite.ir.verify_dead import check_arrivals, on_other_replicas
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes import compress_choice
 from autograph_rewrite.passes import edges as edge_list
@@ -273,6 +274,8 @@ def _rewrite(
                 loop_stages(graph, stages, plan, context.slices, _roots(graph, item))
     with run.step("place"):
         instances = place_instances(context, stages)
+    if run.verify is not None and len(set(run_devices(plan))) > 1:
+        check_arrivals(graph, {node.name for node in state.order}, on_other_replicas)
     found += [Note(*one) for one in item.notes]
     found += [Note(info.name, "input", OTHER_SIZE) for info in shared]
     found += [Note(node.name, node.op, MEETING) for node in instances.order.meetings]
