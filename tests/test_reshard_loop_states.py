@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import autograph_rewrite as ar
 from tests.training import assert_trains_alike, make_item, placeholder, variable
 
 RNG = np.random.default_rng(0)
@@ -76,6 +77,28 @@ def test_what_differs_in_size_makes_its_list_whole() -> None:
         return {"loss": tf.reduce_mean(y * y), "y": y}
 
     assert_trains_alike(make_item(forward), [{"x": X[:, 0]}])
+
+
+def test_the_gradient_of_a_gradient_of_branches_that_a_tape_took_is_distributed() -> None:
+    w = tf.Variable(W)
+
+    @tf.function
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                y = tf.cond(tf.reduce_sum(x) > 0, lambda: tf.tanh(x @ w), lambda: x @ w)
+                z = tf.reduce_mean(tf.square(y))
+            loss = tf.reduce_mean(tf.reduce_sum(inner.gradient(z, x) ** 2, 1)) + z
+        w.assign_sub(0.1 * outer.gradient(loss, w))
+        return loss
+
+    expected = [step(tf.constant(X[:, 0])).numpy() for _ in range(2)]
+    for mode in ("shared", "mirrored"):
+        w.assign(W)
+        config = {"devices": ["CPU:0", "CPU:1"], "strategy": {"name": "AllReduce", "variables": mode}}
+        got = ar.distribute(step, config, tf.TensorSpec([None, 3], tf.float64))
+        np.testing.assert_allclose([got(tf.constant(X[:, 0])).numpy() for _ in range(2)], expected, 1e-9)
 
 
 def test_a_function_called_by_name_in_the_condition_of_a_loop_is_inlined() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.ir.graph import Graph, Node
+from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.walk import ancestors
 from autograph_rewrite.load.bodies import BRANCHES, FUNCTIONAL, LOOPS, state_results
 from autograph_rewrite.load.branches import lower_branches
@@ -96,10 +96,16 @@ def _open_gates(state: Lowering, roots: Iterable[Node]) -> None:
             if producer not in seen:
                 seen.add(producer)
                 stack.append(producer)
+    behind: dict[Value, Value] = {}
     for gate in state.gates:
         if all(effect in seen for effect in gate.controls):
+            behind[gate.output()] = gate.inputs[0]
             gate.output().replace_all_uses_with(gate.inputs[0])
             state.graph.erase(gate)
+    for merge, predicate in state.predicates.items():
+        while predicate in behind:
+            predicate = behind[predicate]
+        state.predicates[merge] = predicate
 
 
 def _sweep(graph: Graph, original: frozenset[str]) -> None:
