@@ -89,7 +89,7 @@ def rewrite(
             given, member = in_job(config) if task is None else (config, None)
             plan = _request(flat, given)
         if member is not None and not member.is_worker:
-            serve(member)
+            serve(member, plan.timeout_seconds)
         if not training:
             plan = plan.without_stages()
         checker = _checker(plan) if verify_each else None
@@ -159,9 +159,9 @@ def join(config: ConfigLike | None = None) -> None:
     from autograph_rewrite.runtime.cluster import join as run
     from autograph_rewrite.runtime.serve import serve
 
-    member = in_job(chosen_config(config))[1]
+    given, member = in_job(chosen_config(config))
     if member is not None and not member.is_worker:
-        serve(member)
+        serve(member, given.timeout_seconds)
     if member is not None:
         run(member)
 

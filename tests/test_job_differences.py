@@ -11,7 +11,7 @@ from tests.jobs.fixtures import Jobs, ended
 from tests.jobs.nursery import Worker
 
 UNEQUAL = "tests/jobs/unequal.py"
-LIMIT = 90
+LIMIT = 180
 full = pytest.mark.full
 RATE, LENGTH = r"'rate.*': 0\.1 on worker 0, 0\.2 on worker 1", r"'x\S*'.*5 on worker 0, 4 on worker 1"
 WRITTEN = r"variable 'w', written between steps"

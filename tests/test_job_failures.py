@@ -16,7 +16,7 @@ from tests.jobs.fixtures import Jobs, ended, until
 from tests.jobs.nursery import ROOT, Worker
 
 TROUBLE = "tests/jobs/trouble.py"
-LIMIT = 60
+LIMIT = 180
 PATIENCE = 5
 DID = {"session": "finish run [34] of the session", "function": "finish step [23]", "keras": "finish step [23]"}
 full = pytest.mark.full
@@ -177,6 +177,17 @@ def test_a_killed_worker_is_named_though_the_other_waits_at_the_server_which_end
     )
     assert re.search(problem, first.output), first.output[-3000:]
     assert server.wait(LIMIT) == 0, server.output
+
+
+def test_a_server_whose_workers_are_all_stopped_names_them(jobs: Jobs) -> None:
+    environ = {"JOB_TIMEOUT": str(PATIENCE)}
+    workers, (server,) = jobs.job_with_servers(2, 1, TROUBLE, "none", "session", jobs.folder, environ=environ)
+    until(lambda: all("did step 2" in w.output or w.code is not None for w in workers), LIMIT)
+    for worker in workers:
+        worker.kill(signal.SIGSTOP)
+    assert server.wait(LIMIT) == 1, server.output
+    problem = r"ClusterError: ps 0 has waited \d+ s for worker 0 \(127\.0\.0\.1:\d+\), worker 1 \(.*\): no answer"
+    assert re.search(problem, server.output), server.output
 
 
 @pytest.mark.full

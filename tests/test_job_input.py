@@ -15,7 +15,7 @@ from autograph_rewrite.errors import ConfigError, GraphError
 from tests.jobs.fixtures import Jobs, Once, ended
 from tests.jobs.nursery import Nursery
 
-LIMIT = 120
+LIMIT = 240
 WIDTH, BATCH, RATE = 3, 5, 0.1
 LENGTHS = (7, 1, 4, 9)
 COUNTS = (2, 3)

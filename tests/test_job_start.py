@@ -14,7 +14,7 @@ from tests.jobs.fixtures import Jobs, Once, ended, free_ports, tf_config
 from tests.jobs.nursery import Nursery
 
 TROUBLE, DIFFERENCES = "tests/jobs/trouble.py", "tests/jobs/differences.py"
-LIMIT = 60
+LIMIT = 180
 DIFFER = re.compile(r"worker 1 \(127\.0\.0\.1:\d+\) would run something else than worker 0")
 
 SAME = re.compile(r"worker 1 \(127\.0\.0\.1:\d+\) does not do the same as worker 0")

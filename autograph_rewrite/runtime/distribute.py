@@ -90,7 +90,7 @@ class Rewriter:
         elif self._plan is not None and self._plan.workers > 1:
             self.member = in_job(Config())[1]
         if self.member is not None and not self.member.is_worker:
-            serve(self.member)
+            serve(self.member, given.timeout_seconds)
         if self.member is not None:
             join(self.member)
         self.devices = self._own_devices()

@@ -18,6 +18,8 @@ from autograph_rewrite.runtime.connections import break_connections
 STATUS = "/tensorflow.WorkerService/GetStatus"
 PATIENCE = 3.0
 """Seconds for an answer: a living process gives one within milliseconds, however busy it is."""
+_LEAST = 1.0
+"""Seconds for an answer of one who has been silent for long already."""
 OTHER = "OTHER"
 """The status of a process that answers as somebody else."""
 
@@ -46,7 +48,8 @@ class Lookout:
     def lost(self) -> list[str]:
         """Return who has ended, for nobody listens at its address any more, or has been silent for too long."""
         now = time.monotonic()
-        answers = ask(self._others, min(PATIENCE, self._seconds))
+        left = self._seconds - max((now - since for since in self._silent_since.values()), default=0.0)
+        answers = ask(self._others, min(PATIENCE, self._seconds, max(left, _LEAST)))
         gone = [name for name, status in answers.items() if status == "UNAVAILABLE"]
         if gone:  # a connection may break once
             again = ask({name: self._others[name] for name in gone}, PATIENCE)
@@ -70,14 +73,23 @@ class Presence:
 
     Args:
         addresses: theirs.
+
+    Attributes:
+        answered: when one of them has last answered, or none was there; who only accepts connections may be stopped,
+            or another program.
     """
 
     def __init__(self, addresses: Iterable[str]) -> None:
         self._addresses = {address: address for address in addresses}
+        self.answered = time.monotonic()
 
     def there(self) -> set[str]:
         """Return the addresses at which somebody listens."""
-        return {name for name, status in ask(self._addresses, PATIENCE).items() if status != "UNAVAILABLE"}
+        statuses = ask(self._addresses, PATIENCE)
+        there = {name for name, status in statuses.items() if status != "UNAVAILABLE"}
+        if "OK" in statuses.values() or not there:
+            self.answered = time.monotonic()
+        return there
 
 
 def others(member: Membership, jobs: Mapping[str, Iterable[str]]) -> dict[str, str]:

@@ -23,11 +23,15 @@ LATEST = 600.0
 """Seconds within which the first worker must have started."""
 
 
-def serve(member: Membership) -> NoReturn:
+def serve(member: Membership, seconds: float) -> NoReturn:
     """Serve the workers of a job; end the program once they have ended.
 
+    Args:
+        member: this process.
+        seconds: how long all workers that are there may stay silent.
+
     Raises:
-        ClusterError: this process's port is taken, or no worker ever came.
+        ClusterError: this process's port is taken, no worker ever came, or none answers any more.
         SystemExit: the workers have ended.
     """
     chosen.answered()
@@ -46,6 +50,11 @@ def serve(member: Membership) -> NoReturn:
         seen |= there
         if seen and not there and not presence.there():
             raise SystemExit(0)
+        silent = time.monotonic() - presence.answered
+        if there and silent > max(seconds, LOOK):
+            names = listed(f"worker {task} ({a})" for task, a in enumerate(member.workers) if a in there)
+            problem = f"{member.name} has waited {silent:.0f} s for {names}: no answer"
+            raise ClusterError(problem, hint="are they stopped? Look at what they printed last; start the job again")
         if not seen and time.monotonic() - began > LATEST:
             problem = f"{member.name} has served for {LATEST:.0f} s, and no worker came: {listed(member.workers)}"
             raise ClusterError(problem, hint="look at what the workers printed last")

@@ -24,7 +24,7 @@ TRAINING = "tests/jobs/training.py"
 ROLES = {"chief": 0, "worker": 1, "server": 2}
 """The processes of a job of two workers and, perhaps, a parameter server."""
 FAULTS = ("absent", "stopped", "cut", "stranger")
-LIMIT = 90
+LIMIT = 180
 
 
 class Network:
