@@ -59,6 +59,7 @@ MORE = (
     Case("function", "write", WRITTEN, "shards"),
     Case("function", "rate", RATE, "stages"),
     Case("keras", "labels", "'y': "),
+    Case("keras", "data", "'x': ", "large"),
     Case("keras", "data", "'x': ", "served"),
     Case("keras", "data", "'x:0': ", "stages"),
     Case("keras", "write", "variable 'adam/learning_rate'", "served"),
@@ -70,6 +71,7 @@ KINDS: dict[str, dict[str, str]] = {
     "shared": {"JOB_CONFIG": '{"strategy": {"name": "AllReduce", "variables": "shared"}}'},
     "shards": {"JOB_REPLICAS": "2", "JOB_CONFIG": '{"strategy": {"name": "PartitionedAR"}}'},
     "served": {"JOB_STRATEGY": "PSLoadBalancing"},
+    "large": {"JOB_SMALL": "0"},
     "stages": {"JOB_STAGES": "1"},
 }
 

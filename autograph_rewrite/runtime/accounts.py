@@ -9,7 +9,7 @@ They are exchanged in a session of their own, which works whatever has become of
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -47,6 +47,14 @@ class Account:
     given: Mapping[str, str] = field(default_factory=dict)
     shown: Mapping[str, str] = field(default_factory=dict)
     hint: str = HINT
+
+
+Telling = Callable[[], Account | None]
+"""Gives what a step has to tell besides what it is given itself."""
+
+
+def nothing() -> None:
+    """Tell nothing more."""
 
 
 def difference(member: Membership, account: Account, seconds: float = PATIENCE) -> ClusterError | None:

@@ -16,6 +16,7 @@ from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.functions import from_function
 from autograph_rewrite.load.specs import output_leaves
 from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime.accounts import Telling, nothing
 from autograph_rewrite.runtime.arguments import Arguments, Flat, Leaf, accepts, common
 from autograph_rewrite.runtime.extra_state import track, trackable
 from autograph_rewrite.runtime.mirrors import Mirrors
@@ -62,6 +63,7 @@ class DistributedFunction:
         batch_inputs: Mapping[str, int | None] | None = None,
         mirrors: Mirrors | None = None,
         trace: Trace = from_function,
+        telling: Telling = nothing,
     ) -> None:
         functools.update_wrapper(self, getattr(function, "python_function", function), updated=())
         self._tf = tensorflow()
@@ -69,7 +71,7 @@ class DistributedFunction:
         self._rewrite = rewrite
         self._batch_inputs = batch_inputs
         self._mirrors = mirrors if mirrors is not None else Mirrors()
-        self._trace = trace
+        self._trace, self._telling = trace, telling
         track(self, "state", self.state)
         self._arguments = Arguments(function, batch_inputs)
         self._run_unconverted = self._tf.autograph.experimental.do_not_convert(self._run)
@@ -150,7 +152,7 @@ class DistributedFunction:
         report = item.report
         is_served = report is not None and report.member is not None and (report.homes or report.plan.stage_hosts)
         what = f"'{getattr(self, '__name__', 'step')}'"
-        return ServedStep(item, self._mirrors) if is_served else Step(item, self._mirrors, what)
+        return ServedStep(item, self._mirrors) if is_served else Step(item, self._mirrors, what, self._telling)
 
     def _outside(self) -> Any:
         """Return a context outside of any function that is being traced: captures have to be eager tensors."""

@@ -20,7 +20,7 @@ from autograph_rewrite.load.functions import from_concrete, trace
 from autograph_rewrite.load.keras_models import step_function
 from autograph_rewrite.passes.report import Note
 from autograph_rewrite.requires import tensorflow
-from autograph_rewrite.runtime.accounts import is_told
+from autograph_rewrite.runtime.accounts import is_told, nothing
 from autograph_rewrite.runtime.function import DistributedFunction
 from autograph_rewrite.runtime.keras_job import KerasJob
 from autograph_rewrite.runtime.mirrors import Mirrors
@@ -189,6 +189,7 @@ class _StepOnData:
             batch_inputs=self._batch_inputs_of(function),
             mirrors=self._mirrors,
             trace=traced,
+            telling=self._job.tell if self._job is not None else nothing,
         )
 
     def _rewritten(self, item: GraphItem) -> GraphItem:

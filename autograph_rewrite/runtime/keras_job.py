@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import numpy as np
+
 from autograph_rewrite.errors import ClusterError
 from autograph_rewrite.passes.blocks import bounds
 from autograph_rewrite.plan.membership import Membership
@@ -25,6 +27,8 @@ from autograph_rewrite.runtime.keras_backups import Backups
 from autograph_rewrite.runtime.step_digest import described
 
 _HINT = "give all workers the same data in the same order, or set input: per_worker"
+_SMALL = 2**22
+"""Bytes of a batch up to which its digest is made before the step, and travels with it: that takes some milliseconds."""
 WRITES = ("save", "save_weights", "export")
 
 
@@ -55,6 +59,8 @@ class KerasJob:
         self._axes = dict(batch_inputs or {})
         self._batches: Counter[str] = Counter()
         self._beside = Beside(member, seconds) if splits else None
+        self._pending: tuple[Callable[[], Account], str] | None = None
+        self._untold: set[str] = set()  # kinds whose steps have no digest for others to travel with
 
     def install(self, model: Any) -> None:
         """Let all workers shuffle alike, and only worker 0 write files.
@@ -75,13 +81,18 @@ class KerasJob:
     def part(self, data: Any, kind: str) -> Any:
         """Return this worker's part of a batch that all workers are given; of a step in stages, all of it.
 
-        While the step runs, the whole batch is compared with what the others were given: see `problem`.
+        The whole batch is compared with what the others were given, by the step itself (see `tell`) or, if it is
+        large, while the step runs: see `problem`.
         """
         if self._beside is None:
             return data
         if kind not in self._whole:  # else all of it is fed, and compared there
             self._batches[kind] += 1
-            self._beside.start(functools.partial(_account, self._tf, data, f"batch {self._batches[kind]} to {kind} on"))
+            account = functools.partial(_account, self._tf, data, f"batch {self._batches[kind]} to {kind} on")
+            if kind not in self._untold and _size(self._tf, data) <= _SMALL:
+                self._pending = account, kind
+            else:
+                self._beside.start(account)
         if kind in self._whole:
             return data
         axes = iter([self._axis(path) for path in _paths(data)] if self._axes else ())
@@ -96,7 +107,18 @@ class KerasJob:
         Raises:
             ClusterError: somebody is missing.
         """
-        return self._beside.problem(failed=failed) if self._beside is not None else None
+        if self._beside is None:
+            return None
+        pending, self._pending = self._pending, None
+        if pending is not None and not failed:  # the step has no digest to travel with
+            self._untold.add(pending[1])
+            self._beside.start(pending[0])
+        return self._beside.problem(failed=failed)
+
+    def tell(self) -> Account | None:
+        """Return what is compared of a batch by the step that is given a part of it."""
+        pending, self._pending = self._pending, None
+        return pending[0]() if pending is not None else None
 
     def _axis(self, path: str) -> int | None:
         """Return the batch axis of a leaf of (x, y, sample_weight): by default the first."""
@@ -139,6 +161,16 @@ def _account(tf: Any, data: Any, what: str) -> Account:
             if part is not None:
                 given[f"'{_named(path)}'{f' ({number})' if number else ''}"] = described(part)
     return Account(what, given, hint=_HINT)
+
+
+def _size(tf: Any, data: Any) -> int:
+    """Return how many bytes a batch has."""
+    parts = tf.nest.flatten(data, expand_composites=True)
+    return sum(
+        int(np.prod(part.shape)) * np.dtype(tf.as_dtype(part.dtype).as_numpy_dtype).itemsize
+        for part in parts
+        if hasattr(part, "dtype")
+    )
 
 
 def _paths(data: Any) -> list[str]:

@@ -20,7 +20,7 @@ from autograph_rewrite.passes.blocks import DIGEST
 from autograph_rewrite.passes.place import run_devices
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime import calls, cluster, function_def
-from autograph_rewrite.runtime.accounts import Account, difference, disagreement
+from autograph_rewrite.runtime.accounts import Account, Telling, difference, disagreement, nothing
 from autograph_rewrite.runtime.agreement import CARRY_ON, COMPARE, adopt, require_the_same
 from autograph_rewrite.runtime.batch_sizes import check_batch_sizes
 from autograph_rewrite.runtime.handles import copies_of
@@ -38,10 +38,13 @@ class Step:
         item: made from a function; its binding holds what the function captured.
         mirrors: where copies of variables are kept.
         what: the function, for messages.
+        telling: gives what else all workers have to be given alike in a step.
     """
 
-    def __init__(self, item: GraphItem, mirrors: Mirrors, what: str = "the function") -> None:
-        self._what = what
+    def __init__(
+        self, item: GraphItem, mirrors: Mirrors, what: str = "the function", telling: Telling = nothing
+    ) -> None:
+        self._what, self._telling = what, telling
         self._tf = tensorflow()
         self.item = item
         self.binding = _binding(item)
@@ -54,6 +57,7 @@ class Step:
         self._digests = item.report.digests if self._member is not None else None
         self._shared = Inputs(item, {f"{node}:0": i for i, node in enumerate(self.binding.inputs)}.get)
         self._account = Account("")
+        self._told: tuple[dict[str, str], Any] = {}, None
         instances = {node: self._instances(node) for node in self.binding.inputs}
         captured = [(capture, self._instances(capture.node)) for capture in self.binding.captures]
         copied = {
@@ -213,9 +217,13 @@ class Step:
         given = self._shared.given(flat)
         for variable, value in written:
             given[written_between(str(self._names[id(variable.handle)]))] = described(value)
-        self._account = Account(f"step {self._number} of {self._what}", given)
+        told = self._telling() or Account("")
+        given |= told.given
+        self._account = Account(f"step {self._number} of {self._what}", given, hint=told.hint)
+        if given and given != self._told[0]:
+            self._told = given, self._tf.constant(digest_of(given))
         if given:
-            args[self._digest_at] = self._tf.constant(digest_of(given))
+            args[self._digest_at] = self._told[1]
 
     def _run(self, args: list[Any]) -> list[Any]:
         """Run the function; if it fails, the mirrors are refreshed before the next step, as they may differ."""

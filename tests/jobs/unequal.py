@@ -17,6 +17,7 @@ import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite import GraphItem
+from autograph_rewrite.runtime import keras_job
 from tests.jobs.job import Job
 from tests.jobs.worker import split_cpu
 
@@ -127,6 +128,7 @@ def data() -> tuple[Any, Any]:
 def keras_model() -> None:
     """Fit a model."""
     keras.utils.set_random_seed(1)
+    keras_job._SMALL = int(os.environ.get("JOB_SMALL", keras_job._SMALL))
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dense(1)])
     model.compile(keras.optimizers.Adam(0.1), "mse", jit_compile=False)
     model = ar.distribute(model, CONFIG)
