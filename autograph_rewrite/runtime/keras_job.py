@@ -28,7 +28,7 @@ from autograph_rewrite.runtime.step_digest import described
 
 _HINT = "give all workers the same data in the same order, or set input: per_worker"
 _SMALL = 2**22
-"""Bytes of a batch up to which its digest is made before the step, and travels with it: that takes some milliseconds."""
+"""Bytes of a batch up to which its digest is made before the step, and travels with it."""
 WRITES = ("save", "save_weights", "export")
 
 
