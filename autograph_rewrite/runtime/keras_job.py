@@ -19,7 +19,7 @@ from autograph_rewrite.errors import ClusterError
 from autograph_rewrite.passes.blocks import bounds
 from autograph_rewrite.plan.membership import Membership
 from autograph_rewrite.requires import tensorflow
-from autograph_rewrite.runtime.accounts import Account
+from autograph_rewrite.runtime.accounts import Account, difference
 from autograph_rewrite.runtime.agreement import common_seed
 from autograph_rewrite.runtime.arguments import leaf_paths
 from autograph_rewrite.runtime.beside import Beside
@@ -110,7 +110,9 @@ class KerasJob:
         if self._beside is None:
             return None
         pending, self._pending = self._pending, None
-        if pending is not None and not failed:  # the step has no digest to travel with
+        if pending is not None and failed:  # it has not begun: do the others do something else?
+            return difference(self._member, pending[0]())
+        if pending is not None:  # the step has no digest to travel with
             self._untold.add(pending[1])
             self._beside.start(pending[0])
         return self._beside.problem(failed=failed)
