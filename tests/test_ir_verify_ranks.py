@@ -118,7 +118,8 @@ def test_all_faults_are_reported_not_the_first() -> None:
 def test_a_missing_rank_is_a_missing_member_of_every_collective() -> None:
     job = fresh(3)
     found = [fault.problem for fault in verify_ranks(job.graphs[:2], job.original)]
-    assert len([problem for problem in found if "has 2 members; it needs 3" in problem]) == 2
+    collectives = ("gradient", "loss", "sizes, and a digest of what all workers are given alike")
+    assert len([problem for problem in found if "has 2 members; it needs 3" in problem]) == len(collectives)
 
 
 def test_two_ranks_with_one_graph_are_for_one_process() -> None:

@@ -64,8 +64,8 @@ def update_in_turn(
     averages: Mapping[Node, Value],
     outputs: Iterable[Value],
     named: Collection[str],
-) -> int:
-    """Rewrite the updates of moving averages; return how many micro-batches now do by themselves.
+) -> set[Node]:
+    """Rewrite the updates of moving averages; return the reads and updates that micro-batches now do by themselves.
 
     Args:
         context: the rewrite.
@@ -75,21 +75,21 @@ def update_in_turn(
         named: names of nodes that the outside runs.
     """
     if context.micro == 1 or context.processes > 1:
-        return 0
-    kept, done = {value.node for value in outputs}, 0
+        return set()
+    kept, repeated = {value.node for value in outputs}, set[Node]()
     certain = unconditional(topological_order(context.graph)) if context.plan.looped else set()
     for average, statistic in averages.items():
         made = average.output()
         update = _update_by(made if average.span is Span.ONCE else reshard.whole(made, average), kept)
         if update is None:
             continue
-        done += 1
+        repeated.update(update.reads, update.writes)
         means, filled = _statistics(context, reshard.blocks_at(statistic.node), statistic)
         if context.plan.looped and _is_certain(update, certain):
             update_in_loop(context.graph, update, context.micro, means, filled, named)
         else:
             _unroll(context, update, _unpacked(context, means, filled))
-    return done
+    return repeated
 
 
 def _update_by(total: Value, kept: set[Node]) -> Update | None:

@@ -57,12 +57,14 @@ def access_order(graph: Graph, targets: Iterable[Node]) -> AccessOrder:
     return AccessOrder(bits, {node.name: node for node in bits}, {node: before[node] for node in bits})
 
 
-def order_accesses(graph: Graph, recorded: AccessOrder) -> int:
+def order_accesses(graph: Graph, recorded: AccessOrder, repeated: Iterable[Node] = ()) -> int:
     """Add the edges that passes have lost; return how many.
 
     Args:
         graph: the folded graph, complete.
         recorded: what the original graph said.
+        repeated: reads and updates that each micro-batch makes, one micro-batch after another: among themselves they
+            have an order of their own.
 
     Raises:
         VerifyError: two accesses are in the other order now.
@@ -70,7 +72,8 @@ def order_accesses(graph: Graph, recorded: AccessOrder) -> int:
     order = topological_order(graph)
     certain = unconditional(order)
     found = {node: original for node in order if node in certain and (original := _original(graph, node, recorded))}
-    pairs = list(_pairs(found, recorded))
+    alone = {_original(graph, node, recorded) for node in repeated}
+    pairs = [pair for pair in _pairs(found, recorded) if not alone.issuperset(found[node] for node in pair)]
     marks = {node: 1 << i for i, node in enumerate(dict.fromkeys(node for pair in pairs for node in pair))}
     sound = _before_on_every_replica(order, marks)
     lost = [(one, other) for one, other in pairs if not sound[other] & marks[one]]

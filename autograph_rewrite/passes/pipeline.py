@@ -243,7 +243,7 @@ def _rewrite(
     with run.step("guard"):
         averages = averages_of(context)
         guard_empty_blocks(context, blocks, reshard.blocks_at)
-        update_in_turn(context, reshard, averages, outputs, (*item.targets, *item.keep))
+        repeated = update_in_turn(context, reshard, averages, outputs, (*item.targets, *item.keep))
     common = {node for node in graph if node.span is Span.EACH and not _holds_own(context, node)}
     placements = _placements(state)
     with run.step("merge"):
@@ -259,7 +259,7 @@ def _rewrite(
             name_served_roots(context, item)
             add_proxies(context, item)
     with run.step("order reads"):
-        order_accesses(graph, accesses)
+        order_accesses(graph, accesses, repeated)
         order_reads(graph, [graph.nodes[name] for name in item.targets if name in graph.nodes])
     if context.served.nodes and context.workers > 1:
         with run.step("hand over"):
