@@ -14,7 +14,7 @@ from tests.fuzz.__main__ import seeds_of
 from tests.fuzz.program import Program
 
 SAMPLE = (1, 6, 7, 10, 11, 15, 17, 27, 30, 33)
-FOUND = (103,)  # a lookup that servers took for part of an update
+FOUND = (25, 93, 103)  # a handle away from its variable; a trial without micro-batches; a lookup served as an update
 
 
 @pytest.mark.parametrize("seed", SAMPLE + FOUND)

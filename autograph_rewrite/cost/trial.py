@@ -25,11 +25,13 @@ def refusal(item: GraphItem, plan: Plan) -> RewriteError | None:
         item: normalised; it is not changed.
         plan: a request, or a plan with edges.
     """
-    verify = partial(check_folded, replicas=plan.instances_each, devices=plan.all_devices)
+    training = bool(item.targets)  # micro-batches and stages are tried with the rest, where anything is trained
+    tried = plan if training else plan.without_stages()
+    verify = partial(check_folded, replicas=tried.instances_each, devices=tried.all_devices)
     try:
         check.require(replace(plan, edges=()), item)  # edges are checked once the graph is analysed
         for task in sorted({0, plan.workers - 1}):  # what worker 0 does for all, and what the others do
-            pipeline.rewrite(item, plan, verify=verify, training=False, task=task)
+            pipeline.rewrite(item, tried, verify=verify, training=training, task=task)
     except RewriteError as error:
         return error
     return None

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from autograph_rewrite.analysis.roles import PASSES_HANDLES
 from autograph_rewrite.errors import VerifyError
+from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.devices import canonical
 from autograph_rewrite.ir.graph import Graph, Node, Span
 
@@ -44,6 +45,15 @@ def require_beside(graph: Graph, handles: Iterable[str], devices: Sequence[str],
             if not _meet(mine, home):
                 problem = f"'{node.name}' runs on {mine[0]}, but '{name}', which it reads or writes, is on {home[0]}"
                 raise VerifyError(problem, node=node, hint=REPORT)
+
+
+def follow(graph: Graph, elsewhere: dict[Node, str]) -> None:
+    """Put what brings a handle into a loop of micro-batches where the variable is."""
+    for node in graph:
+        if node.op == "Enter" and node not in elsewhere:
+            source = node.inputs[0]
+            if source.dtype == dtypes.RESOURCE and source.node in elsewhere:
+                elsewhere[node] = elsewhere[source.node]
 
 
 def _meet(mine: Sequence[str], home: Sequence[str]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autograph_rewrite.passes.beside import require_beside
+from autograph_rewrite.passes.beside import follow, require_beside
 from autograph_rewrite.passes.context import Context
 from autograph_rewrite.passes.cross_stages import tell_ready
 from autograph_rewrite.passes.expand import Instances
@@ -28,6 +28,8 @@ def place_instances(context: Context, stages: Stages | None) -> Instances:
     devices = run_devices(plan, context.task)
     if stages is None or plan.pipeline is None:
         order = order_micro(graph, micro)
+        if plan.looped:
+            follow(graph, elsewhere)
         place(graph, devices, elsewhere)
         instances = tuple(device for device in devices for _ in range(micro))
         require_beside(graph, context.variables, instances, elsewhere)
