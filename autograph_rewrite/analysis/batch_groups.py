@@ -40,6 +40,11 @@ class BatchGroups:
         masks = dict.fromkeys(self._group)
         return tuple(self.within(mask) for mask in masks)
 
+    @property
+    def is_one(self) -> bool:
+        """Whether all inputs have to be of one size."""
+        return len(set(self._group)) == 1
+
     def within(self, mask: int) -> tuple[Value, ...]:
         """The inputs of a mask."""
         return tuple(value for i, value in enumerate(self.inputs) if mask >> i & 1)
@@ -64,8 +69,8 @@ class BatchGroups:
         return self.within(self.joined(mask))
 
 
-def batch_groups(state: Propagation) -> BatchGroups:
-    """Return the batch inputs in groups whose sizes meet.
+def batch_groups(state: Propagation) -> BatchGroups | None:
+    """Return the batch inputs in groups whose sizes meet; None where all have to be of one size.
 
     Args:
         state: placements, under one block size for all.
@@ -73,13 +78,11 @@ def batch_groups(state: Propagation) -> BatchGroups:
     inputs = tuple(state.whole_inputs)
     masks = {value: 1 << i for i, value in enumerate(inputs)}
     found = BatchGroups(inputs, masks, {}, list(masks.values()))
-    if len(inputs) < 2:
-        return found
     cells: dict[str, int] = {}
     changed = True
-    while changed:  # once, but for loops, in which a mask may come back
+    while changed and not found.is_one:  # once, but for loops, in which a mask may come back
         changed = _walk(state, found, cells) and (state.loops or bool(state.cells))
-    return found
+    return None if found.is_one else found
 
 
 def _walk(state: Propagation, found: BatchGroups, cells: dict[str, int]) -> bool:
@@ -104,6 +107,8 @@ def _walk(state: Propagation, found: BatchGroups, cells: dict[str, int]) -> bool
             together = everything
         if together:
             found.join(together)
+            if found.is_one:  # as in most graphs, soon
+                return False
             found.at[node] = together
         for index, fact in enumerate(answer.outputs):
             value = node.output(index)

@@ -31,6 +31,10 @@ def require_beside(graph: Graph, handles: Iterable[str], devices: Sequence[str],
     Raises:
         VerifyError: a node is on another device than a variable that it reads or writes.
     """
+    known = {place: canonical(place) for place in devices}
+
+    def canonically(node: Node) -> list[str]:
+        return [known.get(place) or known.setdefault(place, canonical(place)) for place in places(node)]
 
     def places(node: Node) -> Sequence[str]:
         if node.span is Span.ONCE:
@@ -39,9 +43,9 @@ def require_beside(graph: Graph, handles: Iterable[str], devices: Sequence[str],
 
     for name in handles:
         handle = graph.nodes.get(name)
-        home = [canonical(place) for place in places(handle)] if handle is not None else []
+        home = canonically(handle) if handle is not None else []
         for node in _uses(handle) if handle is not None else ():
-            mine = [canonical(place) for place in places(node)]
+            mine = canonically(node)
             if not _meet(mine, home):
                 problem = f"'{node.name}' runs on {mine[0]}, but '{name}', which it reads or writes, is on {home[0]}"
                 raise VerifyError(problem, node=node, hint=REPORT)

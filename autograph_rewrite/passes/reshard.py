@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from autograph_rewrite.analysis.batch_groups import BatchGroups, batch_groups
+from autograph_rewrite.analysis.batch_groups import batch_groups
 from autograph_rewrite.analysis.containers import future_splits
 from autograph_rewrite.analysis.dims import is_local, unit
 from autograph_rewrite.analysis.fact import PARTIAL, REPLICATED, Fact, split
@@ -93,7 +93,7 @@ class Reshard:
         self._entered = {node: node.inputs[0] for node in state.order if node.op in ENTERS}
         matters = context.processes == 1 and blocks.static is None and len(state.whole_inputs) > 1
         self._behind = inputs_behind(state) if matters else {}
-        self.groups: BatchGroups | None = batch_groups(state) if matters else None
+        self.groups = batch_groups(state) if matters else None
 
     def run(self) -> None:
         """Convert every edge of the original graph."""
