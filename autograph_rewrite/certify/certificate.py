@@ -46,7 +46,8 @@ class Certificate:
         self._names: dict[str, str] = {}  # by claimed access, the original one
 
     def begin(self, graph: Graph, targets: Sequence[str]) -> None:
-        """Take the normalised original."""
+        """Take the normalised original; nothing is claimed of it yet, whatever was of the graph before."""
+        self._baseline = self._claimed = None
         self._original = graph.clone()
         self._accesses = accesses_of(self._original)
         self._targets = tuple(targets)
@@ -105,6 +106,9 @@ class Certificate:
         self._check_accesses(after, graph)
         spans(self._baseline, order)
         _check_storage(graph)
+        if "compressors" in self.inexact:
+            self.not_covered["values, where compressors send something else (ar.verify bounds the difference)"] = None
+            return
         for batch in batches(claims):
             sample = Sample(claims, dict(self._baseline.types), dict(self._baseline.same), batch)
             simulation = Simulation(self._baseline, sample, order)
