@@ -199,7 +199,7 @@ def draw(key: str, shape: tuple[int, ...], dtype: int) -> Any:
         return rng.integers(0, 2, shape).astype(bool)
     if dtype == dtypes.STRING:
         return np.array([f"{key}/{i}" for i in range(int(np.prod(shape)))], object).reshape(shape)
-    kind = dtypes.numpy_dtype(dtype)
+    kind = np.float32 if dtype == dtypes.BFLOAT16 else dtypes.numpy_dtype(dtype)
     if np.dtype(kind).kind in "iu":
         return rng.integers(0, 50, shape).astype(kind)
     top = 1 << BITS.get(dtype, 18)
