@@ -30,6 +30,9 @@ def small_item() -> GraphItem:
         "count": Variable("count", "c", "int32", ()),
         "dense/kernel/momentum": Variable("dense/kernel/momentum", "m", "float32", (3, 2), trainable=False),
     }
+    for variable in variables.values():
+        dtype = INT32 if variable.dtype == "int32" else FLOAT
+        graph.add("VarHandleOp", name=variable.handle, attrs={"dtype": dtype, "shape": variable.shape})
     return GraphItem(graph, inputs, {}, variables=variables)
 
 

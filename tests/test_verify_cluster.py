@@ -61,7 +61,7 @@ def test_the_command_line_says_whether_they_fit(
     assert cli.main(["verify", "item.ar", "--config", "cluster.yaml"]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("ok: 3 values agree")
-    assert "note: the graphs of 2 processes fit together (2 collectives with 4 members)" in printed
+    assert "note: the graphs of 2 processes fit together (3 collectives with 6 members)" in printed
 
 
 def test_graphs_that_do_not_fit_are_refused_before_anything_runs(
