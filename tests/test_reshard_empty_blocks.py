@@ -148,7 +148,8 @@ def test_a_block_is_measured_where_its_rows_have_no_fixed_number_for_each_exampl
 def test_moving_averages_of_local_statistics_leave_empty_blocks_out(mode: str) -> None:
     def forward() -> dict[str, Any]:
         x = placeholder("x", None, *IMAGE, dtype=tf.float32)
-        y, mean, variance, *_ = normalised(x, True)
+        one = v1.get_variable("one", initializer=np.ones(1, np.float32), trainable=False, use_resource=True)
+        y, mean, variance, *_ = normalised(x * one, True)  # statistics of what no variable reached are never local
         moving = v1.get_variable("moving", initializer=np.zeros((2, 4), np.float32), trainable=False, use_resource=True)
         with tf.control_dependencies([moving.assign(tf.stack([mean, variance]))]):
             return {"loss": tf.reduce_sum(tf.square(y)) / 1000, "mean": mean}
