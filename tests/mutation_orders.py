@@ -127,9 +127,15 @@ def out_of_loop(bench: Bench) -> Mutant:
     zero = number(next(n for n in bench.graph if n.op == "Const" and not n.controls).output(), 0)
     sent = bench.graph.add("Cast", [zero], name="broken/sent", attrs={"DstT": node.inputs[0].dtype}).output()
     keys = [number(zero, int(value)) for value in (group.group_size, group.group_key, int(group.instance_key))]
+    frame = frames_of(topological_order(bench.graph))[node][-1]
+    readers = list(node.output().uses)
     node.set_inputs([sent, *keys])
     for control in node.controls:
         node.remove_control(control)
+    attrs = {"frame_name": frame.encode(), "is_constant": True}
+    inside = bench.graph.add("Enter", [node.output()], name="broken/entered", attrs=attrs).output()
+    for reader, index in readers:
+        reader.set_input(index, inside)
     return bench.broken("different frame", [group], f"'{node.name}' runs once, before the loop")
 
 

@@ -16,6 +16,7 @@ from autograph_rewrite.ir.collectives import KeyRange, contracted_order, key_ran
 from autograph_rewrite.ir.graph import Graph, Node, Span
 from autograph_rewrite.ir.verify import Fault, folded_faults
 from autograph_rewrite.ir.verify_ranks import check_ranks, verify_ranks
+from autograph_rewrite.runtime.session_digest import common_name
 from tests.mutation_bench import Bench, in_loop
 from tests.mutation_orders import chained
 from tests.mutations import KINDS, MODELS, mutants, refusal, table
@@ -39,6 +40,8 @@ def problems(job: Job) -> list[str]:
 def test_real_rewrites_fit_together(model: str) -> None:
     for job in jobs_of(model, item_of(model)):
         assert problems(job) == [], job.name
+        met = [{common_name(node.name) for node in graph if node.op.startswith("Collective")} for graph in job.graphs]
+        assert met[1:] == met[:-1], "workers tell each other by name where they meet"
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -26,7 +26,7 @@ EXPECTED = {
     "number": (DIFFER, "value=0.1", "value=1.1"),
     "captured": (DIFFER, "-captured float64[] #", "+captured float64[] #"),
     "shape": (DIFFER, "float64[?,3]", "float64[?,4]"),
-    "data": (SAME, "in batch 1 to train on", "'x'", "input: per_worker"),
+    "data": (SAME, "in step 1 of 'train_step'", "'x'", "input: per_worker"),
     "seed": ("the workers have set different random seeds (0, 1)", "set the same seed everywhere"),
 }
 

@@ -164,10 +164,10 @@ class Context:
             return value
         return self.add("Identity", [value], name=f"{value.node.name}/once", span=Span.ONCE, origin=value.node).output()
 
-    def zeros(self, value: Value) -> Value:
-        """Return zeros like a value."""
-        name, span = f"{value.node.name}/zeros", value.node.span
-        return self.add("ZerosLike", [value], name=name, span=span, origin=value.node).output()
+    def of_worker_0(self, value: Value) -> Value:
+        """Return a value in worker 0 and zeros in the others, by one name: workers tell each other what they run."""
+        op, name = "Identity" if self.task == 0 else "ZerosLike", f"{value.node.name}/of_worker_0"
+        return self.add(op, [value], name=name, span=value.node.span, origin=value.node).output()
 
     def const(self, content: Any, dtype: Any, *, name: str, near: Value) -> Value:
         """Add a constant that lives in the loop of `near`."""

@@ -111,7 +111,7 @@ class Reshard:
         context = self._context
         for edge in [edge for edge in context.edges.values() if edge.from_ == "single"]:
             value = context.graph.value(edge.value)
-            drawn = value if context.task == 0 else context.zeros(value)
+            drawn = context.of_worker_0(value)
             shared = combine.reduce_members(context, drawn, "sum", edge, self._keys, changing=True)
             value.replace_all_uses_with(shared, keep=set(ancestors([shared.node])))
             context.aliases[value] = shared

@@ -22,8 +22,6 @@ from autograph_rewrite.runtime.exchange import Array, Exchange
 from autograph_rewrite.runtime.rendezvous import FIRST_KEY
 from autograph_rewrite.runtime.step_digest import digest_of
 
-_WHAT = "compare what they are given"
-
 
 class Beside:
     """Compares one series of steps; all workers make the same ones.
@@ -75,5 +73,5 @@ class Beside:
         if self._exchange is None:
             self._exchange = Exchange(self._member, self._seconds, table, FIRST_KEY + self._channel, FIRST_KEY)
         table[self._member.task] = digest_of({"": told.what, **told.given})
-        table = self._exchange.add_up(table, _WHAT)
+        table = self._exchange.add_up(table, f"finish {told.what}")
         return (told, table) if (table != table[0]).any() else None

@@ -93,10 +93,10 @@ class SessionDigest:
         roots = frozenset(getattr(element, "op", element) for element in fetches)
         if roots not in self._kinds:
             step = _ancestors(roots)
-            meets = frozenset(_common_name(op.name) for op in step if _meets(op))
-            writes = frozenset(_common_name(op.name) for op in step if writes_variable(op.type))
+            meets = frozenset(common_name(op.name) for op in step if _meets(op))
+            writes = frozenset(common_name(op.name) for op in step if writes_variable(op.type))
             tells = bool(meets) and step >= self._needs and not step.isdisjoint(self._needs or self._batch)
-            self._kinds[roots] = _Kind(meets, writes, tells, ", ".join(sorted({_common_name(op.name) for op in roots})))
+            self._kinds[roots] = _Kind(meets, writes, tells, ", ".join(sorted({common_name(op.name) for op in roots})))
         return self._kinds[roots]
 
 
@@ -117,7 +117,7 @@ def _meets(op: Any) -> bool:
     return op.type.startswith("Collective") or (op.type in _STORES and PASS_ATTR in op.node_def.attr)
 
 
-def _common_name(name: str) -> str:
+def common_name(name: str) -> str:
     """Return a name without the replica, whose number is another one in each worker."""
     replica, _, rest = name.partition("/")
     return rest if replica.startswith("replica_") and replica[8:].isdecimal() else name
