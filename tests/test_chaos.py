@@ -14,17 +14,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.jobs.fixtures import Jobs, Once, ended, free_ports, tf_config, until
+from tests.jobs.disturbed import Network
+from tests.jobs.fixtures import Jobs, Once, ended, tf_config, until
 from tests.jobs.nursery import ROOT, Nursery, Worker
-from tests.jobs.proxy import Link
 
 TRAINING = "tests/jobs/training.py"
 MODES = ("session", "function", "keras")
@@ -99,34 +99,6 @@ def assert_right(folder: Path, task: int, mode: str, expected: Mapping[str, np.n
     for name, value in expected.items():
         scale = np.max(np.abs(value), initial=0.0) or 1.0
         assert np.max(np.abs(found[name] - value), initial=0.0) <= TOLERANCES[mode] * scale, name
-
-
-class Network:
-    """One link for each direction between two workers."""
-
-    def __init__(self, count: int) -> None:
-        self.ports = free_ports(count)
-        self._pairs = [(a, b) for a in range(count) for b in range(count) if a != b]
-        self.links: dict[tuple[int, int], Link] = {}
-        self._stack = ExitStack()
-
-    def __enter__(self) -> Network:
-        for a, b in self._pairs:
-            self.links[a, b] = self._stack.enter_context(Link(self.ports[b]))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def addresses(self, task: int) -> list[str]:
-        """Return the addresses that a worker is told."""
-        seen = [port if other == task else self.links[task, other].port for other, port in enumerate(self.ports)]
-        return [f"127.0.0.1:{port}" for port in seen]
-
-    def between(self, a: int, b: int) -> Iterator[Link]:
-        """Yield the links of both directions."""
-        yield self.links[a, b]
-        yield self.links[b, a]
 
 
 def disturb(case: Case, workers: list[Worker], network: Network) -> None:

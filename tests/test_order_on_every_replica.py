@@ -17,9 +17,9 @@ import autograph_rewrite as ar
 from autograph_rewrite.analysis.roles import handle_of, is_update
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.graph import Graph, Node, Select, Span
+from autograph_rewrite.ir.resources import READS
 from autograph_rewrite.ir.walk import marks_before, topological_order
 from autograph_rewrite.load.normal import normalise
-from autograph_rewrite.passes.order_reads import READS
 from autograph_rewrite.passes.pipeline import rewrite
 from tests.training import v1
 from tests.zoo import ZOO, Options

@@ -21,6 +21,9 @@ from autograph_rewrite.ir.walk import topological_order
 BEHIND = frozenset(("loop", "place", "hand over"))
 """Passes behind which the graph is no longer compared: what they do is checked by `ir.verify` and by execution."""
 
+UNORDERED = frozenset(("reshard", "guard", "merge", "serve"))
+"""Passes behind which a read may not wait yet where it comes before a write: 'order reads' puts lost edges back."""
+
 
 class Certificate:
     """Checks one rewrite; see the package.
@@ -103,8 +106,7 @@ class Certificate:
     def _check(self, after: str, graph: Graph, claims: Claims) -> None:
         assert self._baseline is not None
         order = topological_order(graph)
-        if after not in ("prune", "reshard", "guard", "merge", "serve"):  # 'order reads' puts lost edges back
-            self._check_accesses(after, graph)
+        self._check_accesses(after, graph)
         spans(self._baseline, order)
         _check_storage(graph)
         if "compressors" in self.inexact:
@@ -133,8 +135,9 @@ class Certificate:
             if added:
                 in_turn.add(handle)
                 self.not_covered[f"'{handle}', which micro-batches update in turn"] = None
-        check_order(claimed, now, {name for name in now.of if name in claimed.of} - in_turn, matches)
-        if after not in ("reshard", "guard", "merge", "serve"):  # by now reads wait for writes, and writes for reads
+        looked_at = {name for name in now.of if name in claimed.of} - in_turn
+        check_order(claimed, now, looked_at, matches, reads_are_ordered=after not in UNORDERED)
+        if after not in UNORDERED:  # by now reads wait for writes, and writes for reads
             assert self._accesses is not None
             names = {node: self._names.get(name, "") for node, name in matches.items()}
             check_order(self._accesses, now, self._shards - in_turn, names)

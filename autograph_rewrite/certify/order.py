@@ -17,9 +17,9 @@ from autograph_rewrite.ir import dtypes, resources
 from autograph_rewrite.ir.build import ORIGIN_ATTR
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.opdefs import find_op
+from autograph_rewrite.ir.resources import READS
 from autograph_rewrite.ir.walk import ancestors, marks_before, topological_order
 
-READS = frozenset(("ReadVariableOp", "ResourceGather", "ResourceGatherNd"))
 HANDLES = frozenset(("VarHandleOp", "Placeholder", "VariableV2", "Variable"))
 
 

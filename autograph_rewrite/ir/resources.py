@@ -10,6 +10,8 @@ from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.opdefs import find_op
 
 VARIABLES = frozenset(("VarHandleOp", "VariableV2", "Variable"))
+READS = frozenset(("ReadVariableOp", "ResourceGather", "ResourceGatherNd"))
+"""Ops that take the contents of a variable, or rows of it, and leave it as it is."""
 ANONYMOUS = b"cd2c89b7-88b7-44c8-ad83-06c2a9158347"  # TensorFlow's shared_name for "do not share"
 
 _WRITES = re.compile(

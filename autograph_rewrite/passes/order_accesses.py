@@ -19,9 +19,9 @@ from autograph_rewrite.errors import GraphError, VerifyError
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.frames import unconditional
 from autograph_rewrite.ir.graph import ORIGIN_ATTR, Graph, Node, Select, Span
+from autograph_rewrite.ir.resources import READS
 from autograph_rewrite.ir.walk import BACK_EDGES, EXITS, ancestors, last_iteration, marks_before, topological_order
 
-READS = frozenset(("ReadVariableOp", "ResourceGather", "ResourceGatherNd"))
 REPORT = "report this, with the graph and the plan"
 
 

@@ -17,9 +17,8 @@ from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.frames import unconditional
 from autograph_rewrite.ir.graph import Graph, Node
+from autograph_rewrite.ir.resources import READS
 from autograph_rewrite.ir.walk import ancestors, marks_before, topological_order
-
-READS = frozenset(("ReadVariableOp", "ResourceGather", "ResourceGatherNd"))
 
 
 def order_reads(graph: Graph, targets: Iterable[Node]) -> int:

@@ -202,9 +202,6 @@ def _rewrite(
     state, outputs = analyse(graph, item, plan, run)
     found = [Note(node.name, node.op, text) for node, text in notes(state)]
     inexact = tuple(Note(node.name, node.op, OF_PARTS) for node in block_statistics(state))
-    found += (
-        [Note("semantics.batch_norm", "local", IDLE)] if plan.semantics.batch_norm == "local" and not inexact else []
-    )
     shared = shared_by_size(item, plan, state)
     if plan.semantics.strict and found:
         raise PassError(

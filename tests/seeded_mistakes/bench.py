@@ -17,10 +17,10 @@ from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir import dtypes, resources
 from autograph_rewrite.ir.attrs import decode, encode
 from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Select, Span, Use, Value
+from autograph_rewrite.ir.resources import READS
 from autograph_rewrite.ir.walk import ancestors, descendants, topological_order
 from autograph_rewrite.item import GraphItem
 
-READS = frozenset(("ReadVariableOp", "ResourceGather", "ResourceGatherNd"))
 REDUCES = frozenset(("CollectiveReduceV2", "AddN"))
 GATHERS = frozenset(("CollectiveGatherV2", "ConcatV2"))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from autograph_rewrite.ir import dtypes
@@ -128,12 +130,18 @@ def other_value_summed(bench: Bench) -> str:
         if a.name < b.name and a.op == b.op and a.span is b.span and a.inputs[0].dtype == b.inputs[0].dtype
         and a.inputs[0].node.span is b.inputs[0].node.span and a.inputs[0] is not b.inputs[0]
     ]  # fmt: skip
-    one, other = bench.pick(found)
+    one, other = _trade_values(bench, found)
+    return f"'{one.name}' and '{other.name}' sum each other's value"
+
+
+def _trade_values(bench: Bench, pairs: Sequence[tuple[Node, Node]]) -> tuple[Node, Node]:
+    """Let the nodes of one of the pairs read each other's first input; return them."""
+    one, other = bench.pick(pairs)
     left, right = one.inputs[0], other.inputs[0]
     one.set_input(0, right, one.selects.get(0))
     other.set_input(0, left, other.selects.get(0))
     bench.keep_acyclic()
-    return f"'{one.name}' and '{other.name}' sum each other's value"
+    return one, other
 
 
 def gather_dropped(bench: Bench) -> str:
@@ -185,11 +193,7 @@ def other_block_gathered(bench: Bench) -> str:
         if a.name < b.name and a.op == b.op and a.span is b.span and a.inputs[0].dtype == b.inputs[0].dtype
         and a.inputs[0] is not b.inputs[0]
     ]  # fmt: skip
-    one, other = bench.pick(found)
-    left, right = one.inputs[0], other.inputs[0]
-    one.set_input(0, right, one.selects.get(0))
-    other.set_input(0, left, other.selects.get(0))
-    bench.keep_acyclic()
+    one, other = _trade_values(bench, found)
     return f"'{one.name}' and '{other.name}' gather each other's value"
 
 
