@@ -39,7 +39,7 @@ from autograph_rewrite.ir.graph import Node
 MOVES = MEASURES | frozenset(
     (
         "Pack", "Unpack", "ConcatV2", "StridedSlice", "GatherV2", "Identity", "IdentityN", "Reshape", "ExpandDims",
-        "Squeeze", "Cast", "Slice", "DynamicStitch", "Enter", "Merge", "Switch", "Fill",
+        "Squeeze", "Cast", "Slice", "DynamicStitch", "Enter", "Merge", "Switch", "Fill", "EnsureShape",
     )
 )  # fmt: skip
 """Ops that move sizes without computing: unknown entries pass through them harmlessly."""

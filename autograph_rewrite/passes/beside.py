@@ -3,6 +3,8 @@
 w @ CPU:1, m @ CPU:1 ──► ResourceApplyMomentum(w, m) @ CPU:1        right
 w @ CPU:1, m @ CPU:0 ──► ResourceApplyMomentum(w, m)                TensorFlow could place it nowhere
 
+A table is there once, on the host, and so are all lookups in it.
+
 It is checked once everything has its device: TensorFlow would say so in its own words, in the first step.
 """
 
@@ -11,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from autograph_rewrite.analysis.roles import PASSES_HANDLES
+from autograph_rewrite.analysis.rules.tables import LOOKUPS
 from autograph_rewrite.errors import VerifyError
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.devices import canonical
@@ -58,6 +61,24 @@ def follow(graph: Graph, elsewhere: dict[Node, str]) -> None:
             source = node.inputs[0]
             if source.dtype == dtypes.RESOURCE and source.node in elsewhere:
                 elsewhere[node] = elsewhere[source.node]
+
+
+def stay_at_tables(graph: Graph, elsewhere: dict[Node, str], home: str) -> None:
+    """Put lookups, and what hands them a table, where the one table is, whichever replica's keys are looked up.
+
+    Args:
+        graph: the folded graph.
+        elsewhere: the devices of nodes that are not where their replica is; to be added to.
+        home: where tables are.
+    """
+    for node in graph:
+        if node.op not in LOOKUPS:
+            continue
+        while node.span is Span.EACH and node not in elsewhere:
+            elsewhere[node] = home
+            if not node.inputs:
+                break
+            node = node.inputs[0].node
 
 
 def _meet(mine: Sequence[str], home: Sequence[str]) -> bool:

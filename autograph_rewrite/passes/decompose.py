@@ -6,17 +6,22 @@
     before   FusedBatchNormV3(x, ...)       statistics of the whole batch
     after    Mean, SquaredDifference, Rsqrt, Mul, AddV2; its gradient likewise
 
+    before   EnsureShape(x, [4, 6])         over a split dimension of 4
+    after    Assert(shape(x)[0] == 4) ──► EnsureShape(x, [None, 6])
+
 Only nodes that propagation asks for are touched. With `batch_norm: local` a batch normalisation keeps its op, marked,
 and its statistics are averaged over the replicas where something else than its own gradient reads them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import numpy as np
 
+from autograph_rewrite.analysis.dims import Dim, to_global
+from autograph_rewrite.analysis.fact import Fact
 from autograph_rewrite.analysis.roles import learnt_nodes
 from autograph_rewrite.analysis.rules.normalisation import BLOCK_STATISTICS
 from autograph_rewrite.errors import PassError
@@ -162,6 +167,34 @@ def decompose_batch_norm(graph: Graph, node: Node, in_loop: bool) -> None:
     _finish(graph, node, results)
 
 
+def check_size(graph: Graph, node: Node, in_loop: bool, dim: int, size: Dim) -> None:
+    """Let an EnsureShape leave the split dimension open, which is counted instead; its size turns global by propagation.
+
+    Args:
+        graph: the graph to edit.
+        node: states a size of the split dimension.
+        in_loop: whether it runs inside a loop.
+        dim: the split dimension.
+        size: that of the whole value, where it is known.
+    """
+    stated = node.attr("shape")
+    node.set_attr("shape", (*stated[:dim], None, *stated[dim + 1 :]))
+    wanted = stated[dim]
+    if size == wanted:
+        return
+    build, (value,) = _Builder(graph, node, in_loop), node.inputs
+    limits = [build.const([at], dtypes.INT32, what) for at, what in ((dim, "dim"), (dim + 1, "behind"), (1, "step"))]
+    shape = build("Shape", value, name="shape")
+    found = build("StridedSlice", shape, *limits, name="size", shrink_axis_mask=1)
+    fits = build("Equal", found, build.const(wanted, dtypes.INT32, "stated"), name="fits")
+    text = f"'{node.name}' ensures that dimension {dim} of '{value.name}' has {wanted} rows; over all replicas it has"
+    words = build.const(text.encode(), dtypes.STRING, "words")
+    check = graph.add(
+        "Assert", [fits, words, found], name=f"{node.name}/check", attrs={"T": (words.dtype, found.dtype)}, origin=node
+    )
+    node.add_control(check)
+
+
 def _blend(build: _Builder, old: Value, new: Value, rate: float, name: str) -> Value:
     """Return old * (1 - rate) + new * rate."""
     if rate == 1.0:
@@ -204,23 +237,32 @@ DECOMPOSITIONS: Mapping[str, Callable[[Graph, Node, bool], None]] = {
 
 
 def decompose(
-    graph: Graph, nodes: Iterable[Node], *, looped: Container[Node], local_batch_norm: bool, replicas: int
+    graph: Graph,
+    nodes: Mapping[Node, Fact],
+    *,
+    looped: Container[Node],
+    local_batch_norm: bool,
+    replicas: int,
+    batch: int | None = None,
 ) -> None:
     """Rewrite the nodes that propagation marked.
 
     Args:
         graph: the graph to edit.
-        nodes: what to rewrite.
+        nodes: what to rewrite, with what is known about the first input of each.
         looped: the nodes that run inside a loop.
         local_batch_norm: keep the statistics of each block, where a variable has gone into what is normalised.
         replicas: how many blocks there are.
+        batch: the number of examples, where it is static.
 
     Raises:
         PassError: an op has no decomposition.
     """
-    nodes = list(nodes)
     learnt = learnt_nodes(graph) if local_batch_norm else ()
-    for node in nodes:
+    for node, fact in nodes.items():
+        if node.op == "EnsureShape":
+            check_size(graph, node, node in looped, fact.placement.dim, to_global(fact.split_size, batch))
+            continue
         if local_batch_norm and node.op.startswith("FusedBatchNorm") and _normalised(node).node in learnt:
             _keep_block_statistics(graph, node, replicas, node in looped)
             continue

@@ -20,7 +20,7 @@ from autograph_rewrite.analysis.answer import convert
 from autograph_rewrite.analysis.dims import unit
 from autograph_rewrite.analysis.fact import PARTIAL, Fact
 from autograph_rewrite.analysis.rules.base import AVERAGE, OF_BLOCK, SUM
-from autograph_rewrite.analysis.rules.empty import UNDEFINED_WHEN_EMPTY
+from autograph_rewrite.analysis.rules.empty import REFUSES_EMPTY, UNDEFINED_WHEN_EMPTY
 from autograph_rewrite.analysis.rules.normalisation import BLOCK_STATISTICS
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.graph import Node, Span, Value
@@ -61,9 +61,10 @@ def guard_empty_blocks(context: Context, blocks: Blocks, blocks_at: Callable[[No
     for node in context.state.order:
         if node.span is not Span.EACH:
             continue
-        if node.op in NEEDS_A_ROW and context.state.facts[node.output()].dtype in ONEDNN_TYPES:
+        one_dnn = context.state.facts[node.output()].dtype in ONEDNN_TYPES if node.output_dtypes else False
+        if node.op in REFUSES_EMPTY or (node.op in NEEDS_A_ROW and one_dnn):
             guard.give_a_row(node)
-        elif node.op == "Conv2DBackpropFilter" and context.state.facts[node.output()].dtype in ONEDNN_TYPES:
+        elif node.op == "Conv2DBackpropFilter" and one_dnn:
             guard.give_a_row_with_bias(node)
         elif node.op.startswith("FusedBatchNorm") and "Grad" not in node.op and node.attr(BLOCK_STATISTICS, False):
             for index in (1, 2):

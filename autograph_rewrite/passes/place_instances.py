@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autograph_rewrite.passes.beside import follow, require_beside
+from autograph_rewrite.passes.beside import follow, require_beside, stay_at_tables
 from autograph_rewrite.passes.context import Context
 from autograph_rewrite.passes.cross_stages import tell_ready
 from autograph_rewrite.passes.expand import Instances
@@ -11,6 +11,7 @@ from autograph_rewrite.passes.order_stages import order_stages
 from autograph_rewrite.passes.place import HOST, place, run_devices
 from autograph_rewrite.passes.place_stages import complete_stages, place_stages
 from autograph_rewrite.passes.stages import Stages
+from autograph_rewrite.plan.devices import parse, process_of
 
 
 def place_instances(context: Context, stages: Stages | None) -> Instances:
@@ -26,6 +27,7 @@ def place_instances(context: Context, stages: Stages | None) -> Instances:
     graph, plan, elsewhere = context.graph, context.plan, context.served.devices
     micro = 1 if plan.looped else plan.microbatches
     devices = run_devices(plan, context.task)
+    stay_at_tables(graph, elsewhere, _host(devices[0]))
     if stages is None or plan.pipeline is None:
         order = order_micro(graph, micro)
         if plan.looped:
@@ -44,4 +46,9 @@ def place_instances(context: Context, stages: Stages | None) -> Instances:
     place_stages(graph, stages, devices[:each], captured=context.captures, driver=driver)
     tell_ready(graph, stages, order.roots, replicas)
     by_stage = (tuple(own[s % each] for own in replicas for _ in range(micro)) for s in range(stages.count))
-    return Instances(tuple(by_stage), micro, order, stages.of)
+    return Instances(tuple(by_stage), micro, order, stages.of, elsewhere)
+
+
+def _host(device: str) -> str:
+    """Return where a process keeps what runs once, if that cannot run on an accelerator."""
+    return device if parse(device).kind == "CPU" else process_of(device) + HOST

@@ -113,7 +113,11 @@ SEGMENTS = [
     ),
     Sample("DenseBincount", "a", lambda d, r: [r.ints(3, d["a"], 4), known(3), r(d["a"], 4)], {}, "a"),
     Sample("DenseBincount", "a", lambda d, r: [r.ints(3, d["a"], 4), known(3), r(0)], {"binary_output": True}, "a"),
-    Sample("DenseBincount", "a", lambda d, r: [r.ints(3, d["a"]), known(3), r(d["a"])]),
+    Sample("DenseBincount", "a", lambda d, r: [r.ints(3, d["a"]), known(3), r(d["a"])], {}, "a"),
+    Sample("DenseBincount", "a", lambda d, r: [r.ints(3, d["a"]), known(3), r(0)], {"binary_output": True}, "a"),
+    Sample("Bincount", "a", lambda d, r: [r.ints(3, d["a"]), known(3), r(0)], {}, "a"),
+    Sample("Bincount", "ac", lambda d, r: [r.ints(3, d["a"], d["c"]), known(3), r(d["a"], d["c"])], {}, "ac"),
+    Sample("HistogramFixedWidth", "ac", lambda d, r: [r(d["a"], d["c"]), np.array([-1.0, 1.0]), known(3)], {}, "ac"),
 ]
 
 

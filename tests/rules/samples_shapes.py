@@ -143,11 +143,11 @@ PIECES = [
     ),
     Sample(
         "MirrorPad", "ac", lambda d, r: [r(d["a"], 3, d["c"]), known([[0, 0], [1, 2], [0, 0]])],
-        {"mode": "REFLECT"}, stays_static="ac",
+        {"mode": "REFLECT"}, "ac",
     ),
     Sample(
         "MirrorPadGrad", "ac", lambda d, r: [r(d["a"], 6, d["c"]), known([[0, 0], [1, 2], [0, 0]])],
-        {"mode": "REFLECT"}, stays_static="ac",
+        {"mode": "REFLECT"}, "ac",
     ),
     Sample("ReverseV2", "abc", lambda d, r: [r(d["a"], d["b"], d["c"]), known([1, -1])], {}, "a"),
 ]  # fmt: skip
@@ -156,6 +156,10 @@ PIECES = [
 def _strided(begin: list[int], end: list[int], stride: list[int], stays: str, **masks: int) -> Sample:
     operands = [known(x) for x in (begin, end, stride)]
     return Sample("StridedSlice", "ac", lambda d, r: [r(d["a"], 4, d["c"]), *operands], masks, stays)
+
+
+COMPUTED = np.array([0, 1, 0], np.int32), np.array([0, 3, 0], np.int32)
+"""Bounds of which nothing is known, as of a place that is drawn at random."""
 
 
 def _strided_gradient(begin: list[int], end: list[int], stays: str, **masks: int) -> Sample:
@@ -182,13 +186,47 @@ STRIDED = [
     _strided([0], [1], [1], "c", shrink_axis_mask=1),
     _strided([0, 0], [0, 0], [1, 1], "ac", begin_mask=3, end_mask=3),
     _strided([0, 0, 0], [0, 4, 0], [1, 1, 1], "ac", begin_mask=5, end_mask=5),
+    Sample(
+        "StridedSlice",
+        "ac",
+        lambda d, r: [r(d["a"], 4, d["c"]), *COMPUTED, known([1, 1, 1])],
+        {"begin_mask": 5, "end_mask": 5},
+        "ac",
+    ),
+    Sample(
+        "StridedSlice",
+        "a",
+        lambda d, r: [r(d["a"], 9), known([0, 0]), known([0, d["a"]]), known([1, 1])],
+        {"begin_mask": 1, "end_mask": 1},
+        "a",
+    ),
+    Sample(
+        "StridedSlice",
+        "a",
+        lambda d, r: [r(d["a"], 9), known([0, 0]), known([d["a"], d["a"]]), known([1, 1])],
+        {"begin_mask": 1},
+    ),
+    Sample(
+        "StridedSliceGrad",
+        "ac",
+        lambda d, r: [known([d["a"], 4, d["c"]]), *COMPUTED, known([1, 1, 1]), r(d["a"], 2, d["c"])],
+        {"begin_mask": 5, "end_mask": 5},
+        "ac",
+    ),
     _strided_gradient([0, 1], [0, 3], "ac", begin_mask=1, end_mask=1),
     _strided_gradient([0, 1], [0, 2], "ac", begin_mask=1, end_mask=1, shrink_axis_mask=2),
     _strided_gradient([0, 0], [0, 1], "a", ellipsis_mask=1),
     _strided_gradient([0, 0], [0, 0], "c", end_mask=3, shrink_axis_mask=1),
 ]
 
-SAMPLES = [*REDUCTIONS, *CONTRACTIONS, *LAYOUT, *PIECES, *STRIDED]
+ENSURED = [
+    Sample("EnsureShape", "ac", lambda d, r: [r(d["a"], d["c"])], {"shape": lambda d: [None, d["c"]]}, "ac"),
+    Sample("EnsureShape", "ac", lambda d, r: [r(d["a"], d["c"])], {"shape": lambda d: [d["a"], d["c"]]}, "ac"),
+    Sample("EnsureShape", "ac", lambda d, r: [r(d["a"], d["c"])], {"shape": lambda d: [None, None]}, "ac"),
+    Sample("EnsureShape", "a", lambda d, r: [r.ints(3, 2 * d["a"], 2)], {"shape": lambda d: [None, 2]}, "a"),
+]
+
+SAMPLES = [*ENSURED, *REDUCTIONS, *CONTRACTIONS, *LAYOUT, *PIECES, *STRIDED]
 
 MEASURES = "the engine reads it off the facts: see the tests of propagation"
 NOT_RUN = {

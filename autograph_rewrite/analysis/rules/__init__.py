@@ -13,6 +13,7 @@ from autograph_rewrite.analysis.rules import (
     coupled,
     effects,
     elementwise,
+    ensured,
     gather,
     images,
     layout,
@@ -30,12 +31,14 @@ from autograph_rewrite.analysis.rules import (
     sizes,
     slicing,
     strings,
+    tables,
     variables,
 )
 from autograph_rewrite.analysis.rules.base import Rule
 
 FAMILIES: tuple[ModuleType, ...] = (
     elementwise,
+    ensured,
     reduce,
     contract,
     layout,
@@ -45,6 +48,7 @@ FAMILIES: tuple[ModuleType, ...] = (
     control,
     variables,
     effects,
+    tables,
     random,
     neural,
     pooling,

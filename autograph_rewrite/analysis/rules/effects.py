@@ -42,7 +42,7 @@ RULES: dict[str, Rule] = {
         ONCE,
         "HashTable HashTableV2 MutableHashTable MutableHashTableV2 AnonymousHashTable",
         "AnonymousMutableHashTable MutableDenseHashTableV2 InitializeTable InitializeTableV2",
-        "InitializeTableFromTextFile InitializeTableFromTextFileV2 LookupTableFind LookupTableFindV2",
+        "InitializeTableFromTextFile InitializeTableFromTextFileV2",
         "LookupTableInsertV2 LookupTableRemoveV2 LookupTableSizeV2 LookupTableExportV2",
         "LookupTableImportV2",
     ),

@@ -97,7 +97,7 @@ RULES: dict[str, Rule] = {
     **every(
         WHOLE,
         "Unique UniqueV2 UniqueWithCounts UniqueWithCountsV2 Where ListDiff",
-        "DynamicPartition HistogramFixedWidth DenseToDenseSetOperation DenseToSparseSetOperation",
+        "DynamicPartition DenseToDenseSetOperation DenseToSparseSetOperation",
         "SparseToSparseSetOperation EditDistance ApproxTopK",
     ),
 }

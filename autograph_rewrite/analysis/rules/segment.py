@@ -1,13 +1,14 @@
 """Segment sums: split rows with split ids give a partial table; whole ids make the rows whole too.
 
 The second case is the de-duplication of a sparse gradient: its ids come from `Unique` over the whole
-batch, and the update that follows reads whole rows anyway.
+batch, and the update that follows reads whole rows anyway. Counts and histograms are such sums, too.
 """
 
 from __future__ import annotations
 
-from autograph_rewrite.analysis.fact import Shape
-from autograph_rewrite.analysis.rules.base import Op, Placed, Rule, whole
+from autograph_rewrite.analysis.dims import are_same, is_whole_of, to_global, unit
+from autograph_rewrite.analysis.fact import PARTIAL, REPLICATED, Placement, Shape
+from autograph_rewrite.analysis.rules.base import Op, Placed, Rule, Slice, Want, whole
 from autograph_rewrite.analysis.rules.signature import (
     Labels,
     Signature,
@@ -75,8 +76,40 @@ def _linear_in(op: str) -> tuple[int, ...]:
     return (0,) if "Sum" in op or "Mean" in op or "Sqrt" in op else ()
 
 
-def _counts(n: Op) -> Signature | None:
-    """Each row of a matrix is counted by itself."""
+def place_counts(n: Op) -> Placed:
+    """Count each row of a matrix by itself; the counts of a vector's blocks add up."""
+    return place(n, _rows_apart(n)) if n.op == "DenseBincount" and n.rank(0) != 1 else _place_total(n)
+
+
+def _place_total(n: Op) -> Placed:
+    """Count what is split into contributions, or into what turns up at all."""
+    values, weights, rows = n.placement(0), n.inputs[2], n.inputs[0].split_size
+    wants: dict[int, Want] = {1: REPLICATED} if n.placement(1).differs else {}
+    if not values.is_split:
+        return whole(n)
+    if weights.shape != (0,) and not (weights.placement == values and are_same(weights.split_size, rows)):
+        unit_rows, batch = unit(rows), n.semantics.batch
+        size = to_global(weights.shape[values.dim], batch) if weights.rank == n.rank(0) and weights.shape else None
+        if unit_rows is None or not is_whole_of(size, rows, batch):  # it may be empty, too
+            return whole(n)
+        wants[2] = Slice(values.dim, unit_rows)
+    binary = n.op == "DenseBincount" and n.attr("binary_output")
+    return Placed((Placement("partial", op="max") if binary else PARTIAL,), wants)
+
+
+def place_histogram(n: Op) -> Placed:
+    """The counts of blocks add up, if all use the same range."""
+    wants: dict[int, Want] = {i: REPLICATED for i in (1, 2) if n.placement(i).differs}
+    return Placed((PARTIAL,), wants) if n.placement(0).is_split else whole(n)
+
+
+def total_shape(n: Op) -> tuple[Shape | None, ...]:
+    """An entry per value, or per bin."""
+    size = n.value(2 if n.op == "HistogramFixedWidth" else 1)
+    return ((size[0],),) if size else n.static
+
+
+def _rows_apart(n: Op) -> Signature | None:
     if n.rank(0) != 2:
         return None
     weighted = n.rank(2) == 2 and n.op == "DenseBincount"
@@ -87,6 +120,8 @@ def _counts(n: Op) -> Signature | None:
 def counts_shape(n: Op) -> tuple[Shape | None, ...]:
     """As many rows, and a column per value."""
     data, size = n.shape(0), n.value(1)
+    if data is not None and len(data) == 1:
+        return total_shape(n)
     if data is None or len(data) != 2:
         return shapes(n, None)
     return ((data[0], size[0] if size else (n.static[0] or (None, None))[1]),)
@@ -109,6 +144,8 @@ RULES: dict[str, Rule] = {
         "SparseSegmentSqrtNWithNumSegments",
         "SparseSegmentSumGrad SparseSegmentMeanGrad SparseSegmentSqrtNGrad",
     ),
-    "DenseBincount": Rule(signed(_counts).place, counts_shape),
-    **every(WHOLE, "Bincount SparseBincount RaggedBincount"),
+    "DenseBincount": Rule(place_counts, counts_shape),
+    "Bincount": Rule(place_counts, total_shape),
+    "HistogramFixedWidth": Rule(place_histogram, total_shape),
+    **every(WHOLE, "SparseBincount RaggedBincount"),
 }

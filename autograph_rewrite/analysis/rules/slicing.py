@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from autograph_rewrite.analysis.dims import Dim, are_same, to_global
+from autograph_rewrite.analysis.dims import Dim, Sym, any_local, are_same, to_global
 from autograph_rewrite.analysis.fact import PARTIAL, REPLICATED, Shape, split
 from autograph_rewrite.analysis.rules import sizes
 from autograph_rewrite.analysis.rules.base import LocalEntry, Op, Placed, Rule, Want, whole
+from autograph_rewrite.analysis.rules.empty import REFUSES_EMPTY
 
 
 def place_slice(n: Op) -> Placed:
@@ -49,6 +51,10 @@ def value_slice(n: Op) -> sizes.Values | None:
     return (tuple(vector.tolist()[begin[0] : end]),)
 
 
+SOMEWHERE = Sym(1, ("?",))
+"""A bound that is computed, so that nothing is known about it; an open one is None."""
+
+
 class Cut(NamedTuple):
     """One dimension of a strided slice: which source dimension, how much of it, and where it goes.
 
@@ -60,9 +66,17 @@ class Cut(NamedTuple):
     span: tuple[Dim, Dim, Dim] | None
 
 
+def _bounds(n: Op, index: int) -> tuple[Dim, ...] | None:
+    """Return the entries of one operand of a strided slice, None if not even their number is known."""
+    value, shape = n.value(index), n.shape(index)
+    if value is None and shape is not None and len(shape) == 1 and isinstance(shape[0], int):
+        return (SOMEWHERE,) * shape[0]
+    return None if value is None else tuple(SOMEWHERE if entry is None else entry for entry in value)
+
+
 def strided_cuts(n: Op, rank: int, first: int) -> list[Cut] | None:
     """Read a strided-slice specification; `first` is the index of its `begin` operand. None if it is not known."""
-    spec = [n.value(first + i) for i in range(3)]
+    spec = [_bounds(n, first + i) for i in range(3)]
     if any(part is None for part in spec):
         return None
     begin, end, step = (part or () for part in spec)
@@ -92,8 +106,6 @@ def strided_cuts(n: Op, rank: int, first: int) -> list[Cut] | None:
         else:
             low = None if masks["begin"] >> i & 1 else begin[i]
             high = None if masks["end"] >> i & 1 else end[i]
-            if (low is None and not masks["begin"] >> i & 1) or (high is None and not masks["end"] >> i & 1):
-                return None  # a bound that is not known is not an open one
             everything = low in (None, 0) and high is None and step[i] == 1
             cuts.append(Cut(source, target, None if everything else (low, high, step[i])))
             source, target = source + 1, target + 1
@@ -113,15 +125,28 @@ def place_strided_slice(n: Op) -> Placed:
         return Placed((placement,))
     cuts = strided_cuts(n, rank, 1) if rank is not None and placement.is_split else None
     cut = next((c for c in cuts or () if c.source == placement.dim), None)
-    if cut is None or cut.target is None:
+    wants = _bounds_of_others(n, cuts or (), cut)
+    if cut is None or cut.target is None or wants is None:
         return whole(n)
     size = n.inputs[0].split_size
     if _keeps_whole(cut, size):
-        return Placed((split(cut.target),))
+        return Placed((split(cut.target),), wants)
     everything = to_global(size, n.semantics.batch)
     if isinstance(everything, int) and _keeps_whole(cut, everything):
-        return Placed((split(cut.target),))  # a constant end at the whole size also ends every block
+        return Placed((split(cut.target),), wants)  # a constant end at the whole size also ends every block
     return whole(n)
+
+
+def _bounds_of_others(n: Op, cuts: Sequence[Cut], own: Cut | None) -> dict[int, Want] | None:
+    """Return what the bounds (inputs 1 to 3) need, of which only those of the split dimension may be a block's.
+
+    None where they would have to be both.
+    """
+    differing = [i for i in (1, 2, 3) if n.placement(i).differs]
+    if own is None or own.span is None:
+        return dict.fromkeys(differing, REPLICATED)
+    known = all(n.value(i) is not None for i in differing)
+    return {} if known and not any(any_local(cut.span) for cut in cuts if cut is not own) else None
 
 
 def shape_strided_slice(n: Op) -> tuple[Shape | None, ...]:
@@ -174,14 +199,17 @@ def place_strided_slice_grad(n: Op) -> Placed:
         return Placed((PARTIAL,))
     cuts = strided_cuts(n, len(target), 1) if target is not None and gradient.is_split else None
     cut = next((c for c in cuts or () if c.target == gradient.dim), None)
-    if cut is None or cut.source is None or target is None:
+    wants = _bounds_of_others(n, cuts or (), cut)
+    if cut is None or cut.source is None or target is None or wants is None:
+        return whole(n)
+    if any_local(target[: cut.source] + target[cut.source + 1 :]):
         return whole(n)
     size, wanted = n.inputs[4].split_size, target[cut.source]
     if are_same(wanted, size) and _keeps_whole(cut, size):
-        return Placed((split(cut.source),))
+        return Placed((split(cut.source),), wants)
     everything = to_global(size, n.semantics.batch)
     if isinstance(wanted, int) and wanted == everything and _keeps_whole(cut, everything):
-        return Placed((split(cut.source),), {0: LocalEntry(cut.source, size)})
+        return Placed((split(cut.source),), {0: LocalEntry(cut.source, size), **wants})
     return whole(n)
 
 
@@ -197,8 +225,8 @@ def place_pad(n: Op) -> Placed:
         return Placed((PARTIAL,))
     if not placement.is_split or pads is None or n.placement(1).differs:
         return whole(n)
-    refuses_empty = n.op in ("MirrorPad", "MirrorPadGrad") and n.semantics.batch is None
-    if refuses_empty or sizes.ints(pads[placement.dim]) != [0, 0]:
+    out_of_reach = n.op in REFUSES_EMPTY and n.rank(0) is None  # of who gives an empty block a row
+    if out_of_reach or sizes.ints(pads[placement.dim]) != [0, 0]:
         return whole(n)
     wants: dict[int, Want] = {i: REPLICATED for i in range(2, len(n.inputs)) if n.placement(i).differs}
     return Placed((placement,), wants)
