@@ -168,7 +168,7 @@ def decompose_batch_norm(graph: Graph, node: Node, in_loop: bool) -> None:
 
 
 def check_size(graph: Graph, node: Node, in_loop: bool, dim: int, size: Dim) -> None:
-    """Let an EnsureShape leave the split dimension open, which is counted instead; its size turns global by propagation.
+    """Let an EnsureShape leave the split dimension open, and count that; its size turns global by propagation.
 
     Args:
         graph: the graph to edit.

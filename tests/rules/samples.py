@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autograph_rewrite.analysis.rules import TABLE
+from autograph_rewrite.analysis.rules.tables import LOOKUPS
 from tests.rules import (
     samples_elementwise,
     samples_gather,
@@ -37,6 +38,7 @@ NOT_RUN: dict[str, str] = {
     **dict.fromkeys(
         (op for op, rule in TABLE.items() if rule.family == "arrays"), "runs in graphs only: see test_arrays"
     ),
+    **dict.fromkeys(LOOKUPS, "reads a table, which is no array: see test_preprocessing"),
     "Conv2DBackpropInputV2": NO_KERNEL,
     "Conv2DBackpropFilterV2": NO_KERNEL,
     "Conv3DBackpropInput": REMOVED,

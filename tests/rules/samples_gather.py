@@ -29,6 +29,8 @@ def _nd_indices(d: Sizes, r: Draw, high: int, depth: int, letters: str) -> np.nd
 
 GATHERS = [
     _rows("vh", 0, "ij", "hij"),
+    _rows("vh", 0, "v", "vh"),
+    _rows("vh", 0, "jv", "vhj"),
     _rows("avh", 1, "ij", "ahij"),
     _rows("avh", -1, "i", "avi"),
     _rows("avh", 1, "ai", "ahi", batch_dims=1),

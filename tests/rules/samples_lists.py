@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from autograph_rewrite.analysis.rules.random import PARAMETERS
 from tests.rules.sample import Draw, Make, Sample, Sizes, elements, known
 
 ELEMENT = {"element_dtype": 2}
@@ -82,6 +84,25 @@ SEED = np.asarray([1, 2])
 KEY, COUNTER, ALGORITHM = np.asarray([1], np.uint64), np.asarray([1, 2], np.uint64), np.asarray(1, np.int32)
 LOW, HIGH = np.asarray(0, np.int32), np.asarray(9, np.int32)
 
+DRAWN_WITH: dict[str, dict[str, Any]] = {
+    "StatelessRandomPoisson": {"dtype": 1},
+    "StatelessRandomBinomial": {"dtype": 2},
+}
+SPREADS = (lambda d: (), lambda d: (d["b"],), lambda d: (d["a"], d["b"]))
+"""The shapes of parameters that are broadcast to [a, b]."""
+
+
+def _spread(op: str, shape: Callable[[Sizes], tuple[int, ...]]) -> Sample:
+    """The shape counts the batch, and each element is drawn with a parameter of its own, or one for several."""
+    seeds = (KEY, COUNTER, ALGORITHM) if op.endswith("V3") else (SEED,)
+
+    def make(d: Sizes, r: Draw) -> list[np.ndarray]:
+        parameters = [r.unit(*shape(d)) for _ in PARAMETERS[op]]
+        return [known([d["a"], d["b"]]), *seeds, *parameters]
+
+    return Sample(op, "ab", make, DRAWN_WITH.get(op, {}), compare="shapes", random="independent")
+
+
 RANDOM = [
     *(_drawn(op, dtype=1) for op in ("RandomUniform", "RandomStandardNormal", "TruncatedNormal")),
     _drawn("RandomUniformInt", LOW, HIGH),
@@ -106,6 +127,7 @@ RANDOM = [
         )
         for op in ("RandomGamma", "RandomPoissonV2")
     ),
+    *(_spread(op, shape) for op in PARAMETERS for shape in SPREADS),
     Sample("Multinomial", "a", lambda d, r: [r(d["a"], 4), known(3)], {}, "a", compare="shapes", random="independent"),
 ]
 

@@ -130,6 +130,7 @@ PIECES = [
     Sample("ConcatV2", "abc", lambda d, r: [r(d["b"], d["a"]), r(d["c"], d["a"]), known(0)], {}, "a"),
     Sample("Split", "ac", lambda d, r: [known(1), r(d["a"], 4, d["c"])], {"num_split": 2}, "ac"),
     Sample("Split", "ac", lambda d, r: [known(-1), r(d["a"], d["c"], 4)], {"num_split": 2}, "ac"),
+    Sample("SplitV", "b", lambda d, r: [known([d["b"], 4]), known([1, -1]), known(0)], {"num_split": 2}),
     Sample(
         "SplitV", "ac", lambda d, r: [r(d["a"], 4, d["c"]), known([1, 3]), known(1)], {"num_split": 2}, "ac",
     ),

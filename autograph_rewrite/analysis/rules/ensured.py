@@ -1,7 +1,7 @@
 """EnsureShape passes a value on after a look at its shape, which is stated of the whole value.
 
-[None, 6]    a block has the same 6                       each replica looks at its own block
-[4, 6]       the 4 are those of the whole batch           decomposed: the whole is counted, and blocks may differ
+With [None, 6] a block has the same 6, so each replica looks at its own. The 4 of [4, 6] are those of the whole batch:
+the op is decomposed, the whole is counted, and the blocks leave that dimension open.
 """
 
 from __future__ import annotations

@@ -6,14 +6,16 @@ split indices into a whole table, which makes a partial result.
 
 from __future__ import annotations
 
-from autograph_rewrite.analysis.dims import Dim
-from autograph_rewrite.analysis.fact import Shape
-from autograph_rewrite.analysis.rules.base import Op, Rule
+from autograph_rewrite.analysis.dims import Dim, are_same, to_global, unit
+from autograph_rewrite.analysis.fact import Shape, split
+from autograph_rewrite.analysis.rules.base import Op, Placed, Rule, Slice
 from autograph_rewrite.analysis.rules.signature import (
     Labels,
     Signature,
     axes,
     every,
+    is_open,
+    place,
     shapes,
     signed,
     without,
@@ -52,6 +54,27 @@ def _gather(n: Op) -> Signature | None:
     table, indices, result = taken(rank, axis, index_rank, batch_dims)
     inputs: tuple[Labels | None, ...] = (table, indices, None)
     return Signature(inputs[: len(n.inputs)], (result,), linear=(0,))
+
+
+def place_gather(n: Op) -> Placed:
+    """Gather by the signature; where a split table is read whole, an index for each of its rows is cut like the rows.
+
+    A permutation of the batch is such: each replica picks its own examples out of all.
+    """
+    placed, table, indices = place(n, _gather(n)), n.inputs[0], n.inputs[1]
+    if any(output.is_split for output in placed.outputs) or not table.placement.is_split or indices.placement.differs:
+        return placed
+    batch, shape = n.semantics.batch, indices.shape or ()
+    everything, rows = to_global(table.split_size, batch), unit(table.split_size)
+    dim = next((i for i, size in enumerate(shape) if are_same(size, everything)), None)
+    if dim is None or rows is None:
+        return placed
+    cut = indices._replace(placement=split(dim), shape=(*shape[:dim], table.split_size, *shape[dim + 1 :]), value=None)
+    labels = _gather(n)
+    if labels is None or labels.inputs[1] is None or not is_open(labels.inputs[1][dim]):
+        return placed
+    seen = place(n._replace(inputs=(table, cut, *n.inputs[2:])), labels)
+    return seen._replace(wants={**seen.wants, 1: Slice(dim, rows)}) if seen.outputs[0].is_split else placed
 
 
 def _resource_gather(n: Op) -> Signature | None:
@@ -177,7 +200,7 @@ def _tensor_scatter(n: Op) -> Signature | None:
 
 
 RULES: dict[str, Rule] = {
-    **every(Rule(signed(_gather).place, signed(_gather).shape, value_gather), "GatherV2 Gather"),
+    **every(Rule(place_gather, signed(_gather).shape, value_gather), "GatherV2 Gather"),
     "GatherNd": signed(_gather_nd),
     "ResourceGather": Rule(signed(_resource_gather).place, resource_gather_shape),
     "ResourceGatherNd": Rule(signed(_resource_gather_nd).place, resource_gather_nd_shape),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 from autograph_rewrite.analysis.dims import Dim
 from autograph_rewrite.analysis.fact import REPLICATED, Shape, split
@@ -145,11 +146,26 @@ def shape_cut(n: Op) -> tuple[Shape | None, ...]:
     return tuple((*shape[:axis], part, *shape[axis + 1 :]) for part in parts)
 
 
+def value_cut(n: Op) -> sizes.Values | None:
+    """Cut a vector of sizes, as one does to handle the dimensions in front of an axis apart from the rest."""
+    data, _ = _cut_axis(n)
+    value, count = n.value(data), len(n.output_dtypes)
+    if value is None or n.rank(data) != 1:
+        return None
+    lengths = [len(value) // count] * count if n.op == "Split" else list(n.ints(1) or ())
+    if -1 in lengths:
+        lengths[lengths.index(-1)] = len(value) - sum(lengths) - 1
+    if len(lengths) != count or sum(lengths) != len(value):
+        return None
+    ends = [0, *accumulate(lengths)]
+    return tuple(value[first:last] for first, last in pairwise(ends))
+
+
 RULES: dict[str, Rule] = {
     "Pack": Rule(place_pack, shape_pack, value_pack, "pieces"),
     "Unpack": Rule(place_unpack, shape_unpack, value_unpack, "pieces"),
     "Concat": Rule(place_concat, shape_concat, value_concat, "pieces"),
     "ConcatV2": Rule(place_concat, shape_concat, value_concat, "pieces"),
-    "Split": Rule(place_cut, shape_cut, family="pieces"),
-    "SplitV": Rule(place_cut, shape_cut, family="pieces"),
+    "Split": Rule(place_cut, shape_cut, value_cut, "pieces"),
+    "SplitV": Rule(place_cut, shape_cut, value_cut, "pieces"),
 }

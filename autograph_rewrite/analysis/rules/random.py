@@ -10,6 +10,7 @@ from __future__ import annotations
 from autograph_rewrite.analysis.dims import Dim, is_local
 from autograph_rewrite.analysis.fact import REPLICATED, Shape, split
 from autograph_rewrite.analysis.rules.base import Op, Placed, Rule, Want, whole
+from autograph_rewrite.analysis.rules.elementwise import split_wants
 from autograph_rewrite.analysis.rules.signature import Signature, every, place, shapes
 
 
@@ -77,12 +78,36 @@ def shape_by_logits(n: Op) -> tuple[Shape | None, ...]:
     return ((logits[0], columns),)
 
 
+PARAMETERS = {
+    "StatelessRandomGammaV2": (2,),
+    "StatelessRandomGammaV3": (4,),
+    "StatelessRandomPoisson": (2,),
+    "StatelessRandomBinomial": (2, 3),
+}
+"""The inputs that say how to draw, of ops whose first input is the shape that these are broadcast to."""
+
+
+def place_spread(n: Op) -> Placed:
+    """Draw by shape with parameters for each element: as by shape, and the parameters are cut alike."""
+    dim, shape = _local_entry(n), n.value(0)
+    if n.semantics.random != "independent" or dim is None or shape is None:
+        return whole(n)
+    parameters = PARAMETERS[n.op]
+    wants = split_wants(n, parameters, len(shape), dim, shape[dim])
+    if wants is None or any(n.placement(i).is_partial and i not in wants for i in parameters):
+        return whole(n)
+    rest = (i for i in range(1, len(n.inputs)) if i not in parameters and n.placement(i).differs)
+    return Placed((split(dim),), {**wants, **dict.fromkeys(rest, REPLICATED)})
+
+
 def stated(n: Op) -> tuple[Shape | None, ...]:
     """Shapes as the graph states them: the outputs are replicated."""
     return n.static
 
 
 SHAPED = Rule(place_shaped, shape_shaped, pinned=True)
+SPREAD = Rule(place_spread, shape_shaped, pinned=True)
+DRAWN_WHOLE = Rule(whole, shape_shaped, pinned=True)
 PER_PARAMETER = Rule(place_by_parameters, shape_by_parameters, pinned=True)
 PER_LOGITS = Rule(place_by_logits, shape_by_logits, pinned=True)
 ONCE = Rule(whole, stated, pinned=True)
@@ -99,11 +124,12 @@ RULES: dict[str, Rule] = {
     ),
     **every(PER_PARAMETER, "RandomGamma RandomPoissonV2"),
     "Multinomial": PER_LOGITS,
+    **every(SPREAD, *PARAMETERS),
+    "StatelessParameterizedTruncatedNormal": DRAWN_WHOLE,
     **every(
         ONCE,
-        "RandomShuffle RandomCrop ParameterizedTruncatedNormal StatelessParameterizedTruncatedNormal",
-        "StatelessShuffle StatelessRandomBinomial StatelessRandomGammaV2 StatelessRandomGammaV3",
-        "StatelessRandomPoisson RandomPoisson StatefulRandomBinomial StatefulUniform",
+        "RandomShuffle RandomCrop ParameterizedTruncatedNormal StatelessShuffle RandomPoisson",
+        "StatefulRandomBinomial StatefulUniform",
         "StatefulUniformInt StatefulUniformFullInt StatefulStandardNormal StatefulStandardNormalV2",
         "StatefulTruncatedNormal NonDeterministicInts RngReadAndSkip RngSkip StatelessMultinomial",
         "SampleDistortedBoundingBox SampleDistortedBoundingBoxV2 StatelessSampleDistortedBoundingBox",
