@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 L = keras.layers
 WORDS = np.array(["a", "b", "c", "d", "zz", "a b", "b c a", "a, c! b d"])
@@ -110,8 +111,9 @@ def _of_numbers() -> dict[str, Layer]:
     }
 
 
-def _looked_up(kind: Any, words: list[Any], mode: str) -> Any:
-    return kind(vocabulary=words, output_mode=mode, idf_weights=[0.1, 0.2, 0.3, 0.4] if mode == "tf_idf" else None)
+def _looked_up(kind: Any, words: list[Any], mode: str, count: int = 4) -> Any:
+    weights = [0.1, 0.2, 0.3, 0.4][:count]
+    return kind(vocabulary=words, output_mode=mode, idf_weights=weights if mode == "tf_idf" else None)
 
 
 def _there_and_back() -> Callable[[Any], Any]:
@@ -134,6 +136,39 @@ def _of_words() -> dict[str, Layer]:
     return found | {"StringLookup there and back": Layer(_there_and_back, (5,), "int64")}
 
 
+def _of_texts() -> dict[str, Layer]:
+    words = ["a", "b", "c"]
+    return {
+        "TextVectorization": Layer(
+            lambda: L.TextVectorization(vocabulary=words, output_sequence_length=4), (), "string"
+        ),
+        "HashedCrossing": Layer(lambda: _crossed(L.HashedCrossing(5)), (1,), "int32"),
+        "HashedCrossing one_hot": Layer(lambda: _crossed(L.HashedCrossing(5, output_mode="one_hot")), (1,), "int32"),
+        "FeatureSpace": Layer(_feature_space, (1,)),
+        # Each word counts in the vector of its text, of which the lengths are known only for the whole batch.
+        **{
+            f"TextVectorization {mode}": Layer(
+                lambda mode=mode: _looked_up(L.TextVectorization, words, mode, 3), (), "string", ("StringSplitV2",)
+            )
+            for mode in MODES[2:]
+        },
+    }
+
+
+def _crossed(layer: Any) -> Callable[[Any], Any]:
+    return lambda x: layer((x, x + 1))
+
+
+def _feature_space() -> Callable[[Any], Any]:
+    kind = keras.utils.FeatureSpace
+    features = {"a": kind.float_normalized(), "b": kind.float_discretized(4), "c": kind.integer_categorical()}
+    space = kind(features, crosses=[kind.cross(("b", "c"), crossing_dim=8)])
+    random = np.random.default_rng(0)
+    known = {"a": random.uniform(size=(20, 1)), "b": random.uniform(size=(20, 1)), "c": random.integers(0, 4, (20, 1))}
+    space.adapt(tf.data.Dataset.from_tensor_slices(known).batch(5))
+    return lambda x: space({"a": x, "b": x * 2, "c": tf.cast(tf.abs(x) * 3, "int64")})
+
+
 MIXING = {
     "MixUp": Layer(lambda: L.MixUp(seed=1), mixes=("GatherV2",)),
     "CutMix": Layer(lambda: L.CutMix(seed=1), mixes=("GatherV2",)),
@@ -145,4 +180,5 @@ LAYERS: Mapping[str, Layer] = {
     **MIXING,
     **_of_numbers(),
     **_of_words(),
+    **_of_texts(),
 }

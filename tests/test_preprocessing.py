@@ -14,13 +14,17 @@ import tensorflow as tf
 import autograph_rewrite as ar
 from autograph_rewrite.analysis.fact import REPLICATED
 from autograph_rewrite.analysis.propagate import Propagation
+from autograph_rewrite.analysis.rules.base import WHOLE
+from autograph_rewrite.ir.attrs import encode
+from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.passes import pipeline
 from tests.preprocessing_layers import IMAGE, LAYERS, Layer
 
 TWO = {"devices": ["CPU:0", "CPU:1"], "strategy": {"name": "AllReduce", "variables": "mirrored"}}
 OFTEN = (
     "Resizing and crop", "RandomCrop", "RandomRotation", "RandomPerspective", "Equalization", "MixUp",
-    "MelSpectrogram", "StringLookup multi_hot", "Hashing with salt",
+    "MelSpectrogram", "StringLookup multi_hot", "Hashing with salt", "TextVectorization",
+    "HashedCrossing",
 )  # fmt: skip
 """One layer of each kind, in every run."""
 EVERY = [name if name in OFTEN else pytest.param(name, marks=pytest.mark.full) for name in LAYERS]
@@ -124,3 +128,41 @@ def test_independent_randomness_is_drawn_by_each_replica_for_its_own_examples(
     assert own
     keys = {n.name: n.input[1] for n in own}
     assert all("replica_1/" in key for key in keys.values()), keys
+
+
+def test_words_that_are_handled_whole_are_put_into_rows_whole(
+    propagated: list[Propagation], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers of rows of a block must not meet words of the batch."""
+    plain = pipeline.mark_rows_apart
+
+    def mark(graph: Graph) -> None:
+        plain(graph)
+        for node in graph:
+            if node.op == "LookupTableFindV2":
+                node.set_raw_attr(WHOLE, encode("bool", True))
+
+    one = trained("TextVectorization", None)
+    monkeypatch.setattr(pipeline, "mark_rows_apart", mark)
+    for found, expected in zip(trained("TextVectorization", TWO), one, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-5)
+    assert "StringSplitV2" in read_whole(propagated[-1])
+
+
+def test_numbers_of_rows_that_somebody_else_reads_are_those_of_the_whole_batch(propagated: list[Propagation]) -> None:
+    w = tf.Variable(1.0)
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        words = tf.strings.split(x)
+        lengths = tf.strings.length(words.to_tensor(shape=[None, 4]))
+        with tf.GradientTape() as tape:
+            loss = w * tf.cast(tf.reduce_sum(lengths), tf.float32) + tf.cast(
+                tf.reduce_max(words.value_rowids()), tf.float32
+            )
+        w.assign_sub(1e-3 * tape.gradient(loss, w))
+        return loss
+
+    item = ar.GraphItem.from_function(step, tf.TensorSpec([None], tf.string, name="x"))
+    texts = np.array(["a bb", "c", "", "a b c", "dd"], object)
+    assert ar.verify(item, TWO, steps=2, feeds={"x": texts}).ok
+    assert "StringSplitV2" in read_whole(propagated[-1])

@@ -31,6 +31,7 @@ from autograph_rewrite.analysis.rules.base import (
     whole,
 )
 from autograph_rewrite.analysis.rules.blockwise import BLOCKWISE, place_blockwise
+from autograph_rewrite.analysis.rules.rows_apart import ROWS_APART, place_rows_apart
 from autograph_rewrite.analysis.rules.sizes import MEASURES
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir import dtypes
@@ -152,6 +153,8 @@ def _measured(n: Op, rule: Rule) -> Answer | None:
 def _place(n: Op, rule: Rule | None) -> tuple[Placed, str]:
     if n.attr(BLOCKWISE, False):
         return place_blockwise(n), ""
+    if n.attr(ROWS_APART, False) and not n.attr(WHOLE, False):
+        return place_rows_apart(n), ""
     if marked := n.attr(WHOLE, False):
         return whole(n), marked.decode() if isinstance(marked, bytes) else ""
     if n.op in MEASURES:

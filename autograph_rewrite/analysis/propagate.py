@@ -25,6 +25,7 @@ from autograph_rewrite.analysis.rules import TABLE
 from autograph_rewrite.analysis.rules.base import OF_BLOCK, PINNED, WHOLE, Semantics, Want
 from autograph_rewrite.analysis.rules.blockwise import BLOCKWISE
 from autograph_rewrite.analysis.rules.normalisation import BLOCK_STATISTICS
+from autograph_rewrite.analysis.rules.rows_apart import ROWS_APART
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.frames import by_loops
@@ -283,7 +284,7 @@ def batch_fact(value: Value, fact: Fact, axis: int) -> Fact:
 
 
 _UNKNOWN_FACT = Fact(UNKNOWN, 0)
-_OWN_ATTRS = (BLOCK_STATISTICS, BLOCKWISE, OF_BLOCK, PINNED, WHOLE)  # what passes have marked nodes with
+_OWN_ATTRS = (BLOCK_STATISTICS, BLOCKWISE, OF_BLOCK, PINNED, ROWS_APART, WHOLE)  # what passes have marked nodes with
 
 
 def _visit(state: Propagation, node: Node, optimistic: bool) -> Answer:

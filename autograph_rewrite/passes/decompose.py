@@ -24,6 +24,7 @@ from autograph_rewrite.analysis.dims import Dim, to_global
 from autograph_rewrite.analysis.fact import Fact
 from autograph_rewrite.analysis.roles import learnt_nodes
 from autograph_rewrite.analysis.rules.normalisation import BLOCK_STATISTICS
+from autograph_rewrite.analysis.rules.rows_apart import ROWS_APART
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.attrs import encode
@@ -260,6 +261,10 @@ def decompose(
     """
     learnt = learnt_nodes(graph) if local_batch_norm else ()
     for node, fact in nodes.items():
+        if node.attr(ROWS_APART, False):  # what is in between works on whole values
+            for end in [end for end in graph if ROWS_APART in end.attrs]:
+                end.set_raw_attr(ROWS_APART, encode("bool", False))
+            continue
         if node.op == "EnsureShape":
             check_size(graph, node, node in looped, fact.placement.dim, to_global(fact.split_size, batch))
             continue

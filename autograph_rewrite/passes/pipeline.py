@@ -62,6 +62,7 @@ from autograph_rewrite.passes.prune import prune
 from autograph_rewrite.passes.report import Note, PassRecord, Report
 from autograph_rewrite.passes.required import require_no_servers, require_training
 from autograph_rewrite.passes.reshard import Reshard, assign_spans
+from autograph_rewrite.passes.rows_apart import mark_rows_apart
 from autograph_rewrite.passes.run import Observer, Run
 from autograph_rewrite.passes.served import served_by
 from autograph_rewrite.passes.stages import assign_stages
@@ -123,6 +124,7 @@ def rewrite(
 def analyse(graph: Graph, item: GraphItem, plan: Plan, run: Run | None = None) -> tuple[Propagation, list[Value]]:
     """Propagate placements through `graph`, decomposing what mixes examples; return them with the declared outputs."""
     run = run or Run(graph)
+    mark_rows_apart(graph)
     batch, static = batch_values(graph, item, plan)
     semantics = Semantics(plan.semantics.random, plan.semantics.batch_norm, static)
     with run.step("propagate"):
