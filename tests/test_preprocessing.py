@@ -166,3 +166,20 @@ def test_numbers_of_rows_that_somebody_else_reads_are_those_of_the_whole_batch(p
     texts = np.array(["a bb", "c", "", "a b c", "dd"], object)
     assert ar.verify(item, TWO, steps=2, feeds={"x": texts}).ok
     assert "StringSplitV2" in read_whole(propagated[-1])
+
+
+def test_texts_in_a_loop_are_left_as_they_are() -> None:
+    w = tf.Variable(1.0)
+
+    def longest(x: tf.Tensor) -> tf.Tensor:
+        words = tf.strings.split(x).to_tensor(shape=[None, 4])
+        return tf.reduce_sum(tf.strings.length(words))
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        total = tf.while_loop(lambda i, _: i < 2, lambda i, n: (i + 1, n + longest(x)), (0, 0))[1]
+        w.assign_sub(1e-3 * tf.cast(total, tf.float32))
+        return w * tf.cast(total, tf.float32)
+
+    item = ar.GraphItem.from_function(step, tf.TensorSpec([None], tf.string, name="x"))
+    texts = np.array(["a bb", "c", "", "a b c", "dd"], object)
+    assert ar.verify(item, TWO, steps=2, feeds={"x": texts}).ok

@@ -22,7 +22,9 @@ from autograph_rewrite.analysis.rules.rows_apart import CROSSES, ROWS_APART
 from autograph_rewrite.analysis.rules.tables import LOOKUPS
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.attrs import encode
+from autograph_rewrite.ir.frames import frames_of
 from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.walk import topological_order
 
 EACH_WORD = LOOKUPS | frozenset(
     (
@@ -35,14 +37,21 @@ EACH_WORD = LOOKUPS | frozenset(
 
 def mark_rows_apart(graph: Graph) -> None:
     """Mark both ends of each chain that is complete."""
+    starts = [node for node in graph if (node.op in CROSSES or node.op == "StringSplitV2") and not _is_marked(node)]
+    looped = frames_of(topological_order(graph)) if starts else {}
     anchored = set(graph.anchors.values())
-    for node in list(graph):
-        if ROWS_APART in node.attrs or any(node.output(i) in anchored for i in range(len(node.output_dtypes))):
+    for node in starts:
+        # What is added to a loop would have to wait in each iteration for what enters it.
+        if node in looped or any(node.output(i) in anchored for i in range(len(node.output_dtypes))):
             continue
         if node.op in CROSSES:
             _mark_cross(graph, node)
-        elif node.op == "StringSplitV2":
+        else:
             _mark_split(graph, node, anchored)
+
+
+def _is_marked(node: Node) -> bool:
+    return ROWS_APART in node.attrs
 
 
 def _mark(nodes: Iterable[Node]) -> None:

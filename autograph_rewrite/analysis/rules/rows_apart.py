@@ -7,6 +7,7 @@ The numbers of rows are those of the block, which nobody else may read (`passes.
 
 from __future__ import annotations
 
+from autograph_rewrite.analysis.dims import are_same
 from autograph_rewrite.analysis.fact import REPLICATED, split
 from autograph_rewrite.analysis.rules.base import Op, Placed, whole
 
@@ -19,7 +20,8 @@ def place_rows_apart(n: Op) -> Placed:
     """Leave each replica its rows where all inputs with rows are cut by them."""
     rows = _inputs_with_rows(n)
     blocks = [n.placement(i) == split(0) for i in rows]
-    if not all(blocks):
+    aligned = n.op not in CROSSES or all(are_same(n.inputs[i].split_size, n.inputs[rows[0]].split_size) for i in rows)
+    if not all(blocks) or not aligned:
         placed = whole(n)
         return placed._replace(decompose=any(blocks) and n.op in ("SparseToDense", "RaggedTensorToTensor"))
     kept = {*rows, *_sizes(n)}
