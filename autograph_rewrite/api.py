@@ -15,7 +15,7 @@ from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.ir.quiet import no_garbage_collection
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.normal import normalise_original
-from autograph_rewrite.passes import pipeline
+from autograph_rewrite.passes import coverage, pipeline
 from autograph_rewrite.passes.idle import noted, with_idle_settings
 from autograph_rewrite.passes.run import Observer
 from autograph_rewrite.plan import check, own_code
@@ -27,13 +27,14 @@ from autograph_rewrite.plan.plan import Plan
 ConfigLike = Config | Mapping[str, Any] | str | Path
 
 
-def build_plan(item: GraphItem, config: ConfigLike | None = None) -> Plan:
+def build_plan(item: GraphItem, config: ConfigLike | None = None, *, batch: int | None = None) -> Plan:
     """Decide how to distribute an item, and list what follows from it: every reshard edge with its reason.
 
     Args:
         item: a training graph.
         config: a Config, a dict, the path of a YAML file or the name of a shipped one; left out: what `run --config`
             or `launch --config` gave.
+        batch: as for `rewrite`.
 
     Raises:
         ConfigError: the configuration is wrong.
@@ -46,7 +47,7 @@ def build_plan(item: GraphItem, config: ConfigLike | None = None) -> Plan:
         if isinstance(given, Plan):
             raise ConfigError("this is a plan already", hint="pass it to ar.rewrite or ar.distribute")
         used = given if given.workers > 1 else in_job(given)[0]
-        return noted(pipeline.resolve(flat, _request(flat, used)), used, flat)
+        return noted(pipeline.resolve(flat, _request(flat, used), batch), used, flat)
 
 
 def rewrite(
@@ -57,6 +58,7 @@ def rewrite(
     observers: Sequence[Observer] = (),
     training: bool = True,
     task: int | None = None,
+    batch: int | None = None,
 ) -> GraphItem:
     """Return the distributed item: same inputs, outputs and variables, computing the same numbers on many devices.
 
@@ -68,12 +70,14 @@ def rewrite(
         observers: called with (pass name, folded graph) after every pass.
         training: refuse a graph that updates nothing.
         task: of several processes, the one that the graph is for; left out: this one, as TF_CONFIG says.
+        batch: examples of all devices together, for which `report.coverage` is told; left out: what the graph says,
+            else 32 for each replica.
 
     Raises:
         ConfigError: the configuration is wrong, or nothing says which process this is.
         PlanError: the plan does not fit the graph or was made for another one.
         GraphError: the graph cannot be distributed; the message says why.
-        PassError: an edge cannot be lowered.
+        PassError: an edge cannot be lowered, or less is divided than `semantics.min_coverage` asks for.
     """
     from autograph_rewrite.runtime.agreement import contents as contents_of
     from autograph_rewrite.runtime.serve import serve
@@ -99,11 +103,15 @@ def rewrite(
             raise ConfigError(problem, hint="workers count from 0; name them all in cluster.workers")
         common = contents_of(flat) if member is not None else b""
         new = pipeline.rewrite(
-            flat, plan, verify=checker, observers=observers, training=training, in_place=True, task=own
+            flat, plan, verify=checker, observers=observers, training=training, in_place=True, task=own, batch=batch
         )
         if given is not None and training:
             new = with_idle_settings(new, given, flat)
-        return new.with_(report=replace(new.report, member=member, contents=common))
+        covered = replace(new.report.covered, place=(given or plan).where("semantics", "min_coverage"))
+        if training:
+            coverage.require(covered)
+            coverage.warn_below(covered)
+        return new.with_(report=replace(new.report, member=member, contents=common, covered=covered))
 
 
 def _request(item: GraphItem, config: Config) -> Plan:

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 import autograph_rewrite as ar
+from autograph_rewrite.analysis.work import work_of
 from autograph_rewrite.cost.machine import Compute, Link, Machine, network_link
 from autograph_rewrite.cost.memory import peak
 from autograph_rewrite.cost.play import play
 from autograph_rewrite.cost.result import Simulation
 from autograph_rewrite.cost.tasks import COMPUTE, EXCHANGE, Buffer, Task
 from autograph_rewrite.cost.topology import IN, MESSAGE, OUT, Topology
-from autograph_rewrite.cost.work import work_of
 from autograph_rewrite.errors import GraphError, PlanError
 from autograph_rewrite.inspect.communication import meetings
 from autograph_rewrite.load.normal import normalise

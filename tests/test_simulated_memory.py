@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 import autograph_rewrite as ar
+from autograph_rewrite.analysis.loops import held_in_lists, trips_of
+from autograph_rewrite.analysis.sizes import Sizes
 from autograph_rewrite.cost.counted import count
 from autograph_rewrite.cost.folded import fold
-from autograph_rewrite.cost.loops import held_in_lists, trips_of
 from autograph_rewrite.cost.memory import peak
 from autograph_rewrite.cost.play import play
-from autograph_rewrite.cost.sizes import Sizes
 from autograph_rewrite.cost.tasks import COMPUTE, Buffer, Task
 from autograph_rewrite.load.normal import normalise
 from autograph_rewrite.plan.config import Config

@@ -33,6 +33,7 @@ VERBS = {
     "rewrite": "write the distributed graph",
     "dump": "print a graph as text, table, JSON or dot",
     "diff": "show what changed between two graphs",
+    "explain": "say in sentences what a rewrite does, what is divided and what runs whole",
     "why": "say which pass, source node and plan line made a node",
     "comm": "list the collectives: members, order, bytes per step",
     "verify": "check a rewrite numerically against the single-device graph",

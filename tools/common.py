@@ -11,8 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from autograph_rewrite.analysis.sizes import EXAMPLES
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.item import GraphItem
+from autograph_rewrite.passes.coverage import Coverage
 from autograph_rewrite.plan.config import Config
 from autograph_rewrite.plan.own_code import allow_code, named_file
 from autograph_rewrite.plan.plan import Plan
@@ -89,6 +91,25 @@ def add_config(parser: argparse.ArgumentParser, *, plan: bool = False) -> None:
 def add_allow_code(parser: argparse.ArgumentParser) -> None:
     """Declare `--allow-code`."""
     parser.add_argument("--allow-code", action="store_true", help="run the Python file that the configuration names")
+
+
+def add_batch(parser: argparse.ArgumentParser) -> None:
+    """Declare `--batch`."""
+    each = f"examples of all devices together (default: what the graph says, else {EXAMPLES} for each)"
+    parser.add_argument("--batch", metavar="N", type=_examples, help=each)
+
+
+def _examples(text: str) -> int:
+    if not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"'{text}' is no number of examples")
+    return int(text)
+
+
+def whole_work(covered: Coverage) -> list[dict[str, Any]]:
+    """Return as plain data what made work whole, the most expensive first."""
+    return [
+        {"node": one.node, "op": one.op, "flops": one.amount.flops, "reason": one.reason} for one in covered.largest
+    ]
 
 
 def read_config(args: argparse.Namespace) -> Config:

@@ -9,6 +9,7 @@ from autograph_rewrite.api import build_plan
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.tools.common import (
     PLAN_FORMS,
+    add_batch,
     add_config,
     add_graph,
     check_form,
@@ -23,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_graph(parser)
     add_config(parser)
+    add_batch(parser)
     parser.add_argument("-o", dest="out", metavar="PLAN", help="write the plan there: .yaml or .pb")
 
 
@@ -31,11 +33,11 @@ def run(args: argparse.Namespace) -> int:
     config = read_config(args)
     item = load_graph(args)
     if args.out is None:
-        plan = build_plan(item, config)
+        plan = build_plan(item, config, batch=args.batch)
     else:
         check_form(args.out, PLAN_FORMS, "plan")
         with replacing(args.out) as partial:
-            plan = build_plan(item, config)
+            plan = build_plan(item, config, batch=args.batch)
             plan.save(partial)
     if args.json:
         print_json(as_data(plan))

@@ -15,6 +15,7 @@ from autograph_rewrite.inspect.snapshot import Changes, Snapshots
 from autograph_rewrite.tools.common import (
     GRAPH_FORMS,
     PLAN_FORMS,
+    add_batch,
     add_config,
     add_graph,
     check_form,
@@ -22,6 +23,7 @@ from autograph_rewrite.tools.common import (
     load_graph,
     print_json,
     replacing,
+    whole_work,
     write_item,
 )
 from autograph_rewrite.tools.launcher_script import at_least
@@ -38,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--task", metavar="K", type=at_least(0), help="write the graph of worker K of the configuration's cluster"
     )
+    add_batch(parser)
     parser.add_argument("--no-verify", action="store_true", help="do not check the graph after each pass")
 
 
@@ -55,7 +58,9 @@ def run(args: argparse.Namespace) -> int:
         plan_out = stack.enter_context(_plan_file(args.plan_out))
         snapshots = stack.enter_context(_snapshots(args.dump_dir))
         observers += [] if snapshots is None else [snapshots]
-        new = rewrite(item, chosen, verify_each=not args.no_verify, observers=observers, task=args.task)
+        new = rewrite(
+            item, chosen, verify_each=not args.no_verify, observers=observers, task=args.task, batch=args.batch
+        )
         write_item(new, out)
         if plan_out is not None:
             new.report.plan.save(plan_out)
@@ -105,6 +110,9 @@ def _data(account: Account, out: str) -> dict[str, Any]:
             {"name": name, "seconds": seconds, "added": added, "removed": removed}
             for name, seconds, added, removed in account.passes
         ],
+        "coverage": account.covered.share,
+        "batch": account.covered.batch,
+        "whole": whole_work(account.covered),
         "reshards": len(account.edges),
         "notes": [{"node": node, "op": op, "text": text} for node, op, text in account.notes],
         "plan_notes": list(account.plan_notes),

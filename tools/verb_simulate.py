@@ -6,13 +6,14 @@ import argparse
 import json
 
 from autograph_rewrite.cost.calibrate import calibrate
-from autograph_rewrite.cost.simulate import EXAMPLES, network_of, simulate
+from autograph_rewrite.cost.simulate import network_of, simulate
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.normal import normalise
 from autograph_rewrite.plan.config import Config
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.strategies import named_builder
 from autograph_rewrite.tools.common import (
+    add_batch,
     add_config,
     add_graph,
     emit,
@@ -27,16 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_graph(parser)
     add_config(parser, plan=True)
-    each = f"examples of all replicas together (default: what the graph says, else {EXAMPLES} for each)"
-    parser.add_argument("--batch", metavar="N", type=_positive, help=each)
+    add_batch(parser)
     parser.add_argument("--trace", metavar="OUT", help="write a trace for Chrome or Perfetto there (.json)")
     parser.add_argument("--calibrate", action="store_true", help="measure this machine's CPU first (a few seconds)")
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"'{text}' is no number of examples")
-    return int(text)
 
 
 def run(args: argparse.Namespace) -> int:

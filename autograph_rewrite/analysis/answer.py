@@ -167,7 +167,7 @@ def _place(n: Op, rule: Rule | None) -> tuple[Placed, str]:
     placed_or_none = rule.place(n)
     if placed_or_none is None:
         return whole(n), f"{n.op} has no rule for this case"
-    return placed_or_none, ""
+    return placed_or_none, placed_or_none.note
 
 
 def convert(fact: Fact, want: Want, batch: int | None) -> Fact:

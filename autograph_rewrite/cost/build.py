@@ -12,15 +12,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from autograph_rewrite.analysis.sizes import Sizes
+from autograph_rewrite.analysis.work import Work
 from autograph_rewrite.cost.counted import Counted, count
 from autograph_rewrite.cost.exchanges import Group, groups, tasks_of
 from autograph_rewrite.cost.folded import Folded
 from autograph_rewrite.cost.holders import Holder, holders, variable_bytes
 from autograph_rewrite.cost.reads import Reads
-from autograph_rewrite.cost.sizes import Sizes
 from autograph_rewrite.cost.tasks import COMPUTE, Buffer, Task, compute_seconds, on_cores
 from autograph_rewrite.cost.topology import CPU, Topology
-from autograph_rewrite.cost.work import Work
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.plan.plan import Plan
 

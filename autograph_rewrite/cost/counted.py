@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from autograph_rewrite.analysis.loops import LIST_VIEWS, held_in_lists, runs, trips_of
 from autograph_rewrite.analysis.roles import handle_of
 from autograph_rewrite.analysis.rules import TABLE
+from autograph_rewrite.analysis.sizes import Sizes
+from autograph_rewrite.analysis.work import Work, is_view, work_of
 from autograph_rewrite.cost.folded import Folded, wanted
-from autograph_rewrite.cost.loops import LIST_VIEWS, held_in_lists, runs, trips_of
-from autograph_rewrite.cost.sizes import Sizes
-from autograph_rewrite.cost.work import Work, is_view, work_of
 from autograph_rewrite.ir.graph import Node, Value
 
 REUSING = frozenset(("elementwise", "layout"))

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from autograph_rewrite.analysis.fact import Fact
+from autograph_rewrite.analysis.sizes import Sizes
+from autograph_rewrite.analysis.work import Work
 from autograph_rewrite.cost.folded import Folded
 from autograph_rewrite.cost.holders import Holder
-from autograph_rewrite.cost.sizes import Sizes
 from autograph_rewrite.cost.tasks import COMPUTE, EXCHANGE, Task, compute_seconds, on_cores
 from autograph_rewrite.cost.topology import Exchange, Topology
-from autograph_rewrite.cost.work import Work
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.graph import Value
 from autograph_rewrite.passes import combine

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from autograph_rewrite.analysis.sizes import Sizes
 from autograph_rewrite.cost.build import FED
-from autograph_rewrite.cost.sizes import Sizes
 from autograph_rewrite.cost.staged import AFTER, BEFORE, Part, Staged
 from autograph_rewrite.ir.graph import Node, Span, Value
 from autograph_rewrite.plan.schedule import BACKWARD, FORWARD

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from autograph_rewrite.analysis.sizes import Sizes
 from autograph_rewrite.cost.counted import Counted, count
 from autograph_rewrite.cost.folded import Folded
 from autograph_rewrite.cost.holders import variable_bytes
 from autograph_rewrite.cost.pipeline import StagedStep, most, schedule_of
 from autograph_rewrite.cost.pipeline_memory import footprint
 from autograph_rewrite.cost.result import DeviceUse, ExchangeUse
-from autograph_rewrite.cost.sizes import Sizes
 from autograph_rewrite.cost.staged import stage
 from autograph_rewrite.cost.topology import Topology
 from autograph_rewrite.ir.graph import Node

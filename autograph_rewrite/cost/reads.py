@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from autograph_rewrite.analysis.sizes import Sizes
+from autograph_rewrite.analysis.work import Work
 from autograph_rewrite.cost.exchanges import exchange_task, pass_task
 from autograph_rewrite.cost.folded import Folded
 from autograph_rewrite.cost.holders import Holder, variable_bytes
-from autograph_rewrite.cost.sizes import Sizes
 from autograph_rewrite.cost.tasks import Buffer, Task
 from autograph_rewrite.cost.topology import Topology
-from autograph_rewrite.cost.work import Work
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.walk import ancestors
 

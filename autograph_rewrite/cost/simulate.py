@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
+from autograph_rewrite.analysis.sizes import EXAMPLES, Sizes
 from autograph_rewrite.cost import memory
 from autograph_rewrite.cost.build import Built, build
 from autograph_rewrite.cost.counted import Counted
@@ -20,7 +21,6 @@ from autograph_rewrite.cost.machine import Machine, network_link
 from autograph_rewrite.cost.pipeline_use import use_of_pipeline
 from autograph_rewrite.cost.play import play
 from autograph_rewrite.cost.result import DeviceUse, Event, ExchangeUse, LinkUse, Simulation
-from autograph_rewrite.cost.sizes import Sizes
 from autograph_rewrite.cost.tasks import COMPUTE, EXCHANGE, Buffer, Task
 from autograph_rewrite.cost.topology import CPU, IN, LOCAL, OTHERS, OUT, REST, Topology
 from autograph_rewrite.errors import GraphError, PlanError
@@ -35,9 +35,6 @@ from autograph_rewrite.plan.config import Config, ConfigLike
 from autograph_rewrite.plan.faults import raise_if_any
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.sections import Cluster, Network
-
-EXAMPLES = 32
-"""Of one replica, where neither the graph nor the caller says how many."""
 
 
 def simulate(

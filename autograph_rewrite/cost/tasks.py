@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from autograph_rewrite.analysis.work import Work
 from autograph_rewrite.cost.machine import SERIAL, Compute, Machine
-from autograph_rewrite.cost.work import Work
 
 COMPUTE, EXCHANGE = "compute", "exchange"
 GRAIN_SECONDS = 20e-6

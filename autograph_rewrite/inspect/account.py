@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.item import GraphItem
+from autograph_rewrite.passes.coverage import NOT_MEASURED, NOTE, Coverage
 from autograph_rewrite.plan.lowerings import GATHERS, REDUCTIONS
 from autograph_rewrite.plan.parts import STEP
 from autograph_rewrite.plan.plan import Plan
@@ -67,6 +68,7 @@ class Account:
         micro: micro-batches of each replica.
         plan_notes: what the plan says of itself: its builder's choices, settings that do nothing.
         inexact: node, op, text: what is another quantity than on one device, as the configuration asks.
+        covered: how much of the step is divided.
     """
 
     replicas: int
@@ -80,10 +82,11 @@ class Account:
     micro: int = 1
     plan_notes: tuple[str, ...] = ()
     inexact: tuple[tuple[str, str, str], ...] = ()
+    covered: Coverage = NOT_MEASURED
 
 
-def account_of(item: GraphItem) -> Account:
-    """Return the account of a rewritten item.
+def account_of(item: GraphItem, batch: int | None = None) -> Account:
+    """Return the account of a rewritten item; of its coverage, for a batch of so many examples.
 
     Raises:
         GraphError: the item was not rewritten, or its report was not kept.
@@ -105,8 +108,9 @@ def account_of(item: GraphItem) -> Account:
         after=report.nodes_after,
         seconds=report.seconds,
         micro=plan.microbatches,
-        plan_notes=plan.notes,
+        plan_notes=tuple(note for note in plan.notes if not note.startswith(NOTE)),
         inexact=tuple((note.node, note.op, note.text) for note in report.inexact),
+        covered=report.covered.at(batch),
     )
 
 

@@ -12,15 +12,24 @@ from autograph_rewrite.item import GraphItem
 SHOWN = 10  # entries of one list
 
 
-def explain(new: GraphItem) -> str:
-    """Say in sentences what was rewritten, what runs replicated for want of a rule and what it costs.
+def explain(new: GraphItem, *, batch: int | None = None) -> str:
+    """Say in sentences what was rewritten, what is divided, what runs whole, why, and what it costs.
+
+    Args:
+        new: a rewritten item.
+        batch: examples of all devices together, where the graph leaves that open.
 
     Raises:
         GraphError: the item was not rewritten.
     """
-    account = account_of(new)
+    return text_of(account_of(new, batch))
+
+
+def text_of(account: Account) -> str:
+    """Return an account in sentences."""
     parts = [
         _overview(account),
+        *_coverage(account),
         *_inexact(account),
         *_gradients(account),
         *_step(account),
@@ -41,6 +50,17 @@ def _overview(account: Account) -> str:
         f"The graph of {several(account.before, 'node')} became one of {several(account.after, 'node')}{spent}: "
         f"{several(account.replicas, 'replica')}{parts}, {where} ({account.mode})."
     )
+
+
+def _coverage(account: Account) -> Iterator[str]:
+    covered = account.covered
+    if covered.parts == 1:
+        return
+    yield f"Coverage: {covered}."
+    lines = covered.lines(SHOWN)
+    if lines:
+        yield "Whole, once or alike on every device, is what these ops do, and what follows from them:"
+        yield from (f"  {line}" for line in lines)
 
 
 def _inexact(account: Account) -> Iterator[str]:
@@ -102,7 +122,8 @@ def _local(account: Account) -> Iterator[str]:
 
 def _whole(account: Account) -> Iterator[str]:
     if not account.notes:
-        yield "Every op that depends on the batch is divided: nothing runs whole for want of a rule."
+        divided = "Every op that depends on the batch is divided: nothing" if not account.covered.largest else "Nothing"
+        yield f"{divided} runs whole for want of a rule."
         return
     yield f"{several(len(account.notes), 'node')} left whole, which is right but saves nothing:"
     groups: dict[tuple[str, str], list[str]] = {}

@@ -334,6 +334,7 @@ READERS: Mapping[str, Reader] = MappingProxyType(
         "semantics.batch_norm": _batch_norm,
         "semantics.random": _random,
         "semantics.strict": read,
+        "semantics.min_coverage": read,
         "input": _needs_a_job,
         "timeout_seconds": _timeout,
     }

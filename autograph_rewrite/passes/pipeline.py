@@ -37,9 +37,11 @@ from autograph_rewrite.passes.block_shapes import state_block_shapes
 from autograph_rewrite.passes.blocks import Blocks
 from autograph_rewrite.passes.claims import claims_of
 from autograph_rewrite.passes.context import Context
+from autograph_rewrite.passes.coverage import Coverage, with_coverage
 from autograph_rewrite.passes.decompose import decompose
 from autograph_rewrite.passes.decorrelate import decorrelate
 from autograph_rewrite.passes.digests import add_digests, digest_names, digest_nodes
+from autograph_rewrite.passes.divided import coverage_of
 from autograph_rewrite.passes.expand import expand
 from autograph_rewrite.passes.guard import guard_empty_blocks
 from autograph_rewrite.passes.hand_over import hand_over, lock_updates, name_served_roots
@@ -85,6 +87,7 @@ def rewrite(
     in_place: bool = False,
     task: int = 0,
     certificate: Certifier | None = None,
+    batch: int | None = None,
 ) -> GraphItem:
     """Distribute a normalised item over the replicas of a plan.
 
@@ -97,6 +100,7 @@ def rewrite(
         in_place: the caller owns the item's graph and has no more use for it.
         task: which of the plan's processes the graph is for.
         certificate: sees the rewrite, and refuses it where it does something else than the original.
+        batch: examples of all replicas together, of which the coverage is told, where the graph leaves it open.
 
     Raises:
         GraphError: no batch input, or nothing to distribute.
@@ -110,7 +114,7 @@ def rewrite(
         if certificate is not None:
             certificate.begin(graph, item.targets)
         try:
-            return _rewrite(item, plan, Run(graph, verify, observers, certificate), training, task)
+            return _rewrite(item, plan, Run(graph, verify, observers, certificate), training, task, batch)
         except (PassError, PlanError) as error:
 
             def attempt(other: Plan) -> None:
@@ -178,6 +182,7 @@ def _rewrite(
     run: Run,
     training: bool,
     task: int,
+    batch: int | None = None,
 ) -> GraphItem:
     graph, began = run.graph, time.perf_counter()
     if not training:  # there is nothing to accumulate, and no gradient that tells where stages are
@@ -220,6 +225,8 @@ def _rewrite(
         resolved = edge_list.resolve(plan, state, outputs, item.variables)
         plan = agreed(plan, resolved, state, item.with_(graph=graph))
         found += compress_choice.left_out(plan, state, item.variables)
+        covered = _covered(job, plan, state, item, batch)
+        plan = with_coverage(plan, covered)
     handles = frozenset(variable.handle for variable in item.variables.values())
     context = Context(graph, plan, state, frames_of(state.order), handles)
     if run.certificate is not None:
@@ -300,6 +307,7 @@ def _rewrite(
         held=held_bytes(graph, item.variables, run_devices(plan, task)),
         batches=named_groups(reshard.groups, item, state, shared),
         inexact=inexact,
+        covered=covered,
     )
     layout = Layout(
         graph,
@@ -316,6 +324,12 @@ def _rewrite(
     )
     inputs = own_inputs(item, plan, state, task)
     return item.with_(graph=None, data=data, report=report, layout=layout, inputs=inputs, variables=sharded.variables)
+
+
+def _covered(job: Plan, plan: Plan, state: Propagation, item: GraphItem, batch: int | None) -> Coverage:
+    """Measure how much of the step is divided over all devices of a job."""
+    stages = plan.pipeline.stages if plan.pipeline is not None else 1
+    return coverage_of(plan, state, item, parts=job.replicas * stages, batch=batch)
 
 
 def _in_shards(run: Run, item: GraphItem, plan: Plan) -> tuple[GraphItem, Plan]:
@@ -352,8 +366,13 @@ def _placements(state: Propagation) -> dict[Value, Placement]:
     }
 
 
-def resolve(item: GraphItem, plan: Plan) -> Plan:
-    """Return the plan with the edges that follow from it on this graph; nothing is edited.
+def resolve(item: GraphItem, plan: Plan, batch: int | None = None) -> Plan:
+    """Return the plan with the edges that follow from it on this graph, and its coverage; nothing is edited.
+
+    Args:
+        item: flat graph.
+        plan: the request.
+        batch: as for `rewrite`.
 
     Raises:
         GraphError: the graph has no batch input.
@@ -370,4 +389,5 @@ def resolve(item: GraphItem, plan: Plan) -> Plan:
         item = sharded.with_(variables=shard_variables(sharded.variables))
         state, outputs = analyse(graph, item, own, run)
         resolved = edge_list.resolve(own, state, outputs, item.variables)
+        resolved = with_coverage(resolved, _covered(plan, resolved, state, item, batch))
         return replace(resolved, devices=plan.devices, mode=plan.mode, mesh=plan.mesh, variables=plan.variables)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from autograph_rewrite.passes.compressed import Compressed
+from autograph_rewrite.passes.coverage import NOT_MEASURED, NOTE, Coverage
 from autograph_rewrite.plan.lowerings import GATHERS, REDUCTIONS
 from autograph_rewrite.plan.membership import Membership
 from autograph_rewrite.plan.parts import STEP, EdgePlan
@@ -53,6 +54,7 @@ class Report:
         inexact: what is another quantity than on one device because the configuration asks for it.
         contents: of one of several processes, what its graph must have in common with the others'.
         digests: of one of several processes, the tensor that is fed its digest, and the one that holds those of all.
+        covered: what of a step's floating-point work is divided, and what made the rest whole.
     """
 
     plan: Plan
@@ -71,12 +73,18 @@ class Report:
     held: Mapping[str, int] = field(default_factory=dict)
     batches: tuple[tuple[str, ...], ...] = ()
     inexact: tuple[Note, ...] = ()
+    covered: Coverage = NOT_MEASURED
     extra: dict[str, object] = field(default_factory=dict)
 
     @property
     def first_replica(self) -> int:
         """The place of this process's first replica among all."""
         return 0 if self.plan.stage_hosts else self.task * self.plan.instances_each
+
+    @property
+    def coverage(self) -> float:
+        """The share of the step's floating-point work outside of updates that is divided over the devices, 0..1."""
+        return self.covered.share
 
     @property
     def edges(self) -> tuple[EdgePlan, ...]:
@@ -104,8 +112,10 @@ class Report:
             f"{self.reductions[STEP]} of the step, {sum(self.gathers.values())} gathers",
         ]
         lines.append(f"variables: {', '.join(f'{size:,} B on {device}' for device, size in self.held.items())}")
+        lines += [str(self.covered)] if self.covered.parts > 1 else []
         lines += [f"  {r.name:<12} {r.seconds * 1e3:7.1f} ms  +{r.added} -{r.removed}" for r in self.passes]
         lines += [f"not exact: {note.op} '{note.node}': {note.text}" for note in self.inexact]
         lines += [f"note: {note.op} '{note.node}': {note.text}" for note in self.notes]
-        lines += [f"note: {note}" for note in self.plan.notes]
+        lines += [f"whole: {line}" for line in self.covered.lines()]
+        lines += [f"note: {note}" for note in self.plan.notes if not note.startswith(NOTE)]
         return "\n".join(lines)

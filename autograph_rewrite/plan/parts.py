@@ -31,6 +31,7 @@ class Semantics:
     batch_norm: str = "sync"
     random: str = "exact"
     strict: bool = False
+    min_coverage: float = 0.0
 
 
 @dataclass(frozen=True)

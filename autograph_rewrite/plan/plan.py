@@ -213,6 +213,10 @@ class Plan:
         data = replace(self, id="", notes=()).to_proto().SerializeToString(deterministic=True)
         return hashlib.sha256(data).hexdigest()
 
+    def where(self, *path: str | int) -> str:
+        """The place of a field in the file that it came from, as `file:line`; "plan" where there is none."""
+        return self.source.at(path)
+
     def to_proto(self) -> plan_pb2.Plan:
         """The message of plan.proto."""
         message = plan_pb2.Plan()

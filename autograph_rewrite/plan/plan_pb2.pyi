@@ -110,7 +110,7 @@ class Axis(_message.Message):
     def __init__(self, name: _Optional[str] = ..., size: _Optional[int] = ...) -> None: ...
 
 class Semantics(_message.Message):
-    __slots__ = ("batch_norm", "random", "strict")
+    __slots__ = ("batch_norm", "random", "strict", "min_coverage")
     class BatchNorm(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         sync: _ClassVar[Semantics.BatchNorm]
@@ -126,10 +126,12 @@ class Semantics(_message.Message):
     BATCH_NORM_FIELD_NUMBER: _ClassVar[int]
     RANDOM_FIELD_NUMBER: _ClassVar[int]
     STRICT_FIELD_NUMBER: _ClassVar[int]
+    MIN_COVERAGE_FIELD_NUMBER: _ClassVar[int]
     batch_norm: Semantics.BatchNorm
     random: Semantics.Random
     strict: bool
-    def __init__(self, batch_norm: _Optional[_Union[Semantics.BatchNorm, str]] = ..., random: _Optional[_Union[Semantics.Random, str]] = ..., strict: bool = ...) -> None: ...
+    min_coverage: float
+    def __init__(self, batch_norm: _Optional[_Union[Semantics.BatchNorm, str]] = ..., random: _Optional[_Union[Semantics.Random, str]] = ..., strict: bool = ..., min_coverage: _Optional[float] = ...) -> None: ...
 
 class BatchInput(_message.Message):
     __slots__ = ("name", "axis", "whole")

@@ -17,6 +17,7 @@ from autograph_rewrite.plan.fields import (
     Pattern,
     Positive,
     RematPolicy,
+    Share,
     Size,
     Text,
 )
@@ -203,3 +204,6 @@ class Semantics(Section):
     """One random mask for the whole batch (exact), or one per replica with seeds of its own (independent)."""
     strict: Flag = False
     """Refuse a graph with an op that no rule covers, which otherwise runs once on the whole batch."""
+    min_coverage: Share = 0.0
+    """Refuse a rewrite in which a smaller share of the step's floating-point work outside of updates is divided over
+    the devices."""

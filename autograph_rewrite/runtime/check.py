@@ -19,7 +19,7 @@ from autograph_rewrite.ir.verify import check_folded
 from autograph_rewrite.ir.verify_expanded import check_expanded
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.normal import normalise_original
-from autograph_rewrite.passes import pipeline
+from autograph_rewrite.passes import coverage, pipeline
 from autograph_rewrite.plan import check as plan_check
 from autograph_rewrite.plan.config import Config
 from autograph_rewrite.plan.plan import Plan
@@ -57,7 +57,8 @@ def verify(
         rtol: allowed error, relative to the largest value of each tensor.
         atol: allowed error of tensors that are all but zero; by default `rtol` times 0.01, for float64 times 1e-6.
         seed: of random feeds, and of random ops that have none.
-        batch: examples per step of random feeds; by default an odd prime, so that replicas get uneven parts.
+        batch: examples per step of random feeds; by default an odd prime, so that replicas get uneven parts. The
+            coverage is that of this batch, by default of a usual one.
 
     Returns:
         The report; a mismatch is `ok == False`, no exception.
@@ -82,12 +83,14 @@ def verify(
     certificate = Certificate()
 
     def rewrite(with_plan: Plan) -> GraphItem:
-        rewritten = pipeline.rewrite(flat, with_plan, verify=_checker(plan), certificate=certificate)
+        rewritten = pipeline.rewrite(flat, with_plan, verify=_checker(plan), certificate=certificate, batch=batch)
         check_expanded(rewritten.graph_bytes, flat, plan.all_devices, micro=plan.microbatches)
         return rewritten
 
     exact = without(plan)
     rewritten = rewrite(exact)
+    covered = replace(rewritten.report.covered, place=_place(config_or_plan))
+    coverage.require(covered)
     compressed = rewrite(plan) if exact is not plan else None
     size = None
     if feeds is None:
@@ -99,7 +102,8 @@ def verify(
         report = with_compressed(report, rows, plan)
     uncertain = [f"not covered by the certificate: {what}" for what in certificate.not_covered]
     notes = (*fitting, *_semantics_notes(plan), *seeded, *uncertain, *report.notes)
-    return replace(report, config=_described(asked), batch=size, notes=notes, seconds=time.perf_counter() - began)
+    report = replace(report, config=_described(asked), batch=size, notes=notes, seconds=time.perf_counter() - began)
+    return replace(report, covered=covered)
 
 
 def _checker(plan: Plan) -> Callable[[Graph], None]:
@@ -151,6 +155,12 @@ def compare(
         notes=tuple(comparison.notes(rows)),
         seconds=time.perf_counter() - began,
     )
+
+
+def _place(config: Config | Plan | Mapping[str, Any] | str | Path) -> str:
+    """Return where the smallest coverage is said."""
+    said = config if isinstance(config, Plan) else Config.of(config)
+    return said.where("semantics", "min_coverage")
 
 
 def _plan(item: GraphItem, config: Config | Plan | Mapping[str, Any] | str | Path) -> Plan:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autograph_rewrite.item import Variable
+from autograph_rewrite.passes.coverage import Coverage
 from autograph_rewrite.runtime.deviation import Deviation
 
 NOISE_FACTOR = 16.0
@@ -54,6 +55,7 @@ class VerifyReport:
         rtol: the tolerance.
         notes: what to know about this comparison.
         seconds: it took.
+        covered: how much of the rewritten step is divided; None where a graph was compared that was rewritten before.
     """
 
     ok: bool
@@ -65,6 +67,7 @@ class VerifyReport:
     rtol: float
     notes: tuple[str, ...]
     seconds: float
+    covered: Coverage | None = None
 
     @property
     def wrong(self) -> tuple[Row, ...]:
@@ -77,6 +80,8 @@ class VerifyReport:
         rest = self.rows[len(shown) :]
         if rest:
             lines.append(f"... and {len(rest)} more, errors up to {rest[0].error:.1e}")
+        if self.covered is not None and self.covered.parts > 1:
+            lines += [str(self.covered), *(f"whole: {line}" for line in self.covered.lines())]
         lines += [f"note: {note}" for note in self.notes]
         return "\n".join(lines)
 
@@ -101,6 +106,7 @@ class VerifyReport:
             "rtol": self.rtol,
             "steps": self.steps,
             "batch": self.batch,
+            "coverage": self.covered.share if self.covered is not None else None,
             "seconds": self.seconds,
             "config": dict(self.config),
             "notes": list(self.notes),

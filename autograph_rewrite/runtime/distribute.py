@@ -12,7 +12,7 @@ from autograph_rewrite.errors import ConfigError, GraphError
 from autograph_rewrite.ir.quiet import no_garbage_collection
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.normal import normalise_original
-from autograph_rewrite.passes import pipeline
+from autograph_rewrite.passes import coverage, pipeline
 from autograph_rewrite.passes.idle import with_idle_settings
 from autograph_rewrite.passes.place import needed_devices, run_devices
 from autograph_rewrite.plan import check
@@ -151,7 +151,11 @@ class Rewriter:
             new = pipeline.rewrite(flat, plan, training=training, in_place=True, task=self._task)
             if self._config is not None and training:
                 new = with_idle_settings(new, self._config, flat)
-            report = replace(new.report, member=self.member, contents=common)
+            place = (self._config or plan).where("semantics", "min_coverage")
+            covered = replace(new.report.covered, place=place)
+            if training and self.member is not None:  # of one process, once the first batch is there
+                coverage.require(covered)
+            report = replace(new.report, member=self.member, contents=common, covered=covered)
             return new.with_(report=report, binding=item.binding if is_remote and training else new.binding)
 
 

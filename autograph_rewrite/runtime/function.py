@@ -19,6 +19,7 @@ from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.accounts import Telling, nothing
 from autograph_rewrite.runtime.arguments import Arguments, Flat, Leaf, accepts, common
 from autograph_rewrite.runtime.extra_state import track, trackable
+from autograph_rewrite.runtime.first_batch import FirstBatch
 from autograph_rewrite.runtime.mirrors import Mirrors
 from autograph_rewrite.runtime.served_step import ServedStep
 from autograph_rewrite.runtime.step import Step
@@ -34,6 +35,7 @@ class _Traced(NamedTuple):
     leaves: list[Leaf]
     step: Step | ServedStep
     pack: Callable[[list[Any]], Any]
+    first: FirstBatch
 
 
 class DistributedFunction:
@@ -47,6 +49,8 @@ class DistributedFunction:
         batch_inputs: axis by argument path.
         mirrors: where copies of variables are kept; shared by functions of the same variables.
         trace: makes an item of the function and specs.
+        telling: gives what else all workers have to be given alike in a step.
+        tells: say at the first call how much of the step is divided.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> DistributedFunction:
@@ -64,6 +68,7 @@ class DistributedFunction:
         mirrors: Mirrors | None = None,
         trace: Trace = from_function,
         telling: Telling = nothing,
+        tells: bool = True,
     ) -> None:
         functools.update_wrapper(self, getattr(function, "python_function", function), updated=())
         self._tf = tensorflow()
@@ -71,7 +76,7 @@ class DistributedFunction:
         self._rewrite = rewrite
         self._batch_inputs = batch_inputs
         self._mirrors = mirrors if mirrors is not None else Mirrors()
-        self._trace, self._telling = trace, telling
+        self._trace, self._telling, self._tells = trace, telling, tells
         track(self, "state", self.state)
         self._arguments = Arguments(function, batch_inputs)
         self._run_unconverted = self._tf.autograph.experimental.do_not_convert(self._run)
@@ -111,7 +116,10 @@ class DistributedFunction:
         traced = self._known.get(key)
         if traced is None:
             traced = self._known[key] = self._find(flat, args, kwargs)
-        return traced.pack(traced.step(self._tensors(flat)))
+        tensors = self._tensors(flat)
+        if not traced.first.is_done:
+            traced.first(traced.step.examples(tensors))
+        return traced.pack(traced.step(tensors))
 
     def _cast(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], specs: tuple[Any, ...], named: Mapping[str, Any]
@@ -166,7 +174,10 @@ class DistributedFunction:
             item = self._trace(self._function, *specs, batch_inputs=self._batch_inputs, **named)
             step = self._step(self._rewrite(item))
         flat = self._arguments.flatten(specs, named)
-        traced = _Traced(flat.structure, flat.leaves, step, _packer(self._tf, step))
+        first = FirstBatch(step.item)
+        if not self._tells:
+            first.done()
+        traced = _Traced(flat.structure, flat.leaves, step, _packer(self._tf, step), first)
         self._traces.append(traced)
         return traced
 

@@ -190,6 +190,7 @@ class _StepOnData:
             mirrors=self._mirrors,
             trace=traced,
             telling=self._job.tell if self._job is not None else nothing,
+            tells=self._training,
         )
 
     def _rewritten(self, item: GraphItem) -> GraphItem:

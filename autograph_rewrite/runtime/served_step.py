@@ -28,6 +28,7 @@ from autograph_rewrite.runtime import calls, function_def
 from autograph_rewrite.runtime.agreement import adopt, common_name
 from autograph_rewrite.runtime.mirrors import Mirrored, Mirrors, is_equal, is_same
 from autograph_rewrite.runtime.session import DistributedSession
+from autograph_rewrite.runtime.step import batch_axes, most_examples
 from autograph_rewrite.runtime.step_digest import described, written_between
 from autograph_rewrite.runtime.unbind import unbind
 
@@ -92,6 +93,8 @@ class ServedStep:
         self._tf = tensorflow()
         self.item, self.binding = item, item.binding
         self._session = DistributedSession(item)
+        self._session.first.done()
+        self._batches = batch_axes(item, self.binding)
         self._is_chief = item.report.member.is_chief
         self._is_driven = bool(item.report.plan.stage_hosts)
         self._variables = {
@@ -190,6 +193,10 @@ class ServedStep:
         if writes and (self._is_chief or not self._is_driven):
             self._session.run_ops(writes, feeds, alone=self._is_driven)
         return changed
+
+    def examples(self, flat: Sequence[Any]) -> int | None:
+        """Return how many examples flat arguments hold, where that is known."""
+        return most_examples(self._batches, flat)
 
     def __call__(self, flat: Sequence[Any]) -> list[Any]:
         """Run the step.

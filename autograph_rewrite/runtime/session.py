@@ -25,6 +25,7 @@ from autograph_rewrite.runtime.clock import Clock
 from autograph_rewrite.runtime.connect import connected, graph_of, joined, require_devices, watchdog_of
 from autograph_rewrite.runtime.driven import Driven
 from autograph_rewrite.runtime.fetches import Fetch, assemble, name_of, variable_of
+from autograph_rewrite.runtime.first_batch import FirstBatch
 from autograph_rewrite.runtime.gates import Gates
 from autograph_rewrite.runtime.handles import Copy, copies_of
 from autograph_rewrite.runtime.leftovers import Leftovers
@@ -62,6 +63,7 @@ class DistributedSession:
             tf.graph_util.import_graph_def(opened.graph, name="")
         self._session = connected(tf, item, self.graph, config, target)
         self._targets: set[Any] = set()
+        self.first = FirstBatch(item, warned=True)
         self._gates = Gates(self.graph, item.targets)
         self._fetches: dict[str, Fetch] = {}
         self._reads: dict[str, Any] = {}
@@ -116,11 +118,12 @@ class DistributedSession:
             GraphError: a name is unknown or was pruned, or batch sizes differ.
             ClusterError: the step did not finish in time, or the workers were not given the same.
         """
-        found = [self._resolve(name_of(fetch)) for fetch in self._tf.nest.flatten(fetches)]
+        names = [name_of(fetch) for fetch in self._tf.nest.flatten(fetches)]
+        found = [self._resolve(name) for name in names]
         wanted = [element for fetch in found for element in fetch.elements]
         given = {self._feed_key(key): value for key, value in (feed_dict or {}).items()}
         feeds = {key: value for key, value in given.items() if key is not None}
-        self._check_batch(feeds)
+        self.first.of_run(self._check_batch(feeds), names)
         feeds |= self._gates.feeds(wanted)
         limit = self._timeout_ms if timeout_ms is None else timeout_ms
         options = self._tf.compat.v1.RunOptions(timeout_in_ms=limit)
@@ -301,7 +304,7 @@ class DistributedSession:
             raise GraphError(f"there is no '{name}' to feed", hint=f"the inputs are: {known}") from None
         return tensor
 
-    def _check_batch(self, feeds: Mapping[str, Any]) -> None:
+    def _check_batch(self, feeds: Mapping[str, Any]) -> dict[str, int]:
         sizes = {
             info.name: np.shape(feeds[info.tensor])[axis]
             for info, axis in self._batches
@@ -309,6 +312,7 @@ class DistributedSession:
         }
         report = self.item.report
         check_batch_sizes(sizes, *((report.plan, report.batches) if report is not None else ()))
+        return sizes
 
     def _variable(self, name: str) -> tuple[Copy, ...]:
         """Return the copies of a variable."""

@@ -53,7 +53,7 @@ class Step:
         self._failed = False
         self._number = 0
         self._plan = item.report.plan if item.report is not None else None
-        self._batches = _batch_axes(item, self.binding)
+        self._batches = batch_axes(item, self.binding)
         self._digests = item.report.digests if self._member is not None else None
         self._shared = Inputs(item, {f"{node}:0": i for i, node in enumerate(self.binding.inputs)}.get)
         self._account = Account("")
@@ -252,6 +252,10 @@ class Step:
             return missing(self._member, what, watchdog.seconds, error, watchdog.lost, differs)
         return _translate(error, watchdog)
 
+    def examples(self, flat: Sequence[Any]) -> int | None:
+        """Return how many examples flat arguments hold, where that is known."""
+        return most_examples(self._batches, flat)
+
     def _check_batch(self, flat: Sequence[Any]) -> None:
         sizes = {name: flat[index].shape[axis] for name, index, axis in self._batches}
         known = {name: size for name, size in sizes.items() if size is not None}
@@ -272,7 +276,7 @@ def _kind(item: GraphItem, name: str) -> tuple[str, Sequence[int | None] | None]
     return variable.dtype, variable.shape
 
 
-def _batch_axes(item: GraphItem, binding: FunctionBinding) -> list[tuple[str, int, int]]:
+def batch_axes(item: GraphItem, binding: FunctionBinding) -> list[tuple[str, int, int]]:
     """Return name, position and axis of the flat arguments that count examples."""
     position = {f"{node}:0": index for index, node in enumerate(binding.inputs)}
     return [
@@ -280,6 +284,11 @@ def _batch_axes(item: GraphItem, binding: FunctionBinding) -> list[tuple[str, in
         for info in item.inputs.values()
         if info.batch_axis is not None and info.tensor in position
     ]
+
+
+def most_examples(batches: Iterable[tuple[str, int, int]], flat: Sequence[Any]) -> int | None:
+    """Return the size of the largest batch among flat arguments; None where there is none, or it is not known."""
+    return max((size for _, index, axis in batches if (size := flat[index].shape[axis]) is not None), default=None)
 
 
 def _translate(error: Any, watchdog: Watchdog) -> ClusterError | None:

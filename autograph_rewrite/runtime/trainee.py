@@ -33,6 +33,7 @@ class Trainee:
         self.timeout = timeout
         self.unset: set[str] = set()
         self._session = open_session(item)
+        self._session.first.done()
         self._tf = tensorflow()
         self.failures: tuple[type[Exception], ...] = (self._tf.errors.OpError, ValueError, TypeError)
         self._outputs = {name: info.tensor for name, info in item.outputs.items()}

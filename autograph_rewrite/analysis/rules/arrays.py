@@ -12,7 +12,7 @@ from autograph_rewrite.analysis.dims import Dim
 from autograph_rewrite.analysis.fact import ANY, PARTIAL, REPLICATED, UNKNOWN, Fact, Placement, Shape, split
 from autograph_rewrite.analysis.rules.base import Op, Placed, Rule, Want
 from autograph_rewrite.analysis.rules.joining import MISFIT, conform
-from autograph_rewrite.analysis.rules.lists import with_leading, without_leading
+from autograph_rewrite.analysis.rules.lists import PER_EXAMPLE, with_leading, without_leading
 from autograph_rewrite.analysis.rules.signature import every
 from autograph_rewrite.analysis.rules.sizes import Values
 
@@ -91,7 +91,8 @@ def place_write(n: Op) -> Placed:
         content, want = content._replace(placement=REPLICATED), REPLICATED
     if want is not None:
         wants[index] = want
-    return Placed((_token(content),), wants, zero=(content.zero,), holds=(0, index))
+    note = PER_EXAMPLE if n.op == "TensorArrayScatterV3" and value.placement == split(0) else ""
+    return Placed((_token(content),), wants, zero=(content.zero,), holds=(0, index), note=note)
 
 
 def place_read(n: Op) -> Placed:

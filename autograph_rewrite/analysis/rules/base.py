@@ -112,6 +112,7 @@ class Placed(NamedTuple):
             the split dimension; `outputs` then only matters until the next round.
         zero: per output, known to be zero.
         holds: (container input index, input index of the element put into it) for writes.
+        note: why it runs whole where another rule could divide it, for the report; `semantics.strict` refuses that.
     """
 
     outputs: tuple[Placement, ...]
@@ -119,6 +120,7 @@ class Placed(NamedTuple):
     decompose: bool = False
     zero: tuple[bool, ...] = ()
     holds: tuple[int, int] | None = None
+    note: str = ""
 
 
 class Rule(NamedTuple):

@@ -21,6 +21,9 @@ def with_leading(placement: Placement) -> Placement:
     return split(placement.dim + 1) if placement.is_split else placement
 
 
+PER_EXAMPLE = "one element for each example: a list or array is not cut into blocks, so it holds whole values"
+
+
 def without_leading(fact: Fact) -> Fact | None:
     """Return the fact of the elements of an unstacked tensor; None where its first dimension is split."""
     if fact.placement == split(0):
@@ -226,7 +229,9 @@ def place_unstack(n: Op) -> Placed:
     element = without_leading(n.inputs[0])
     operand = 1 if n.op == "TensorListFromTensor" else 2
     want = False if element is None else element_shape(n, operand, element)
-    if element is None or want is False or element.is_local:
+    if element is None:
+        return whole(n)._replace(note=PER_EXAMPLE)
+    if want is False or element.is_local:
         return whole(n)
     wants: dict[int, Want] = {
         i: REPLICATED for i, f in enumerate(n.inputs) if i not in (0, operand) and f.placement.differs
@@ -245,7 +250,9 @@ def place_scatter_into(n: Op) -> Placed:
     """Put the slices of a tensor into an existing list."""
     element = without_leading(n.inputs[1])
     container = n.inputs[0]
-    if element is None or (container.placement != ANY and container.placement != element.placement):
+    if element is None:
+        return _follow(n, container)._replace(note=PER_EXAMPLE)
+    if container.placement != ANY and container.placement != element.placement:
         return _follow(n, container)
     indices: dict[int, Want] = {2: REPLICATED} if n.placement(2).differs else {}
     return Placed((element.placement,), indices, zero=(container.zero and element.zero,))

@@ -6,11 +6,11 @@ backward   ──► Merge ──► Pop(list)                                  
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from autograph_rewrite.analysis.propagate import Propagation
-from autograph_rewrite.cost.sizes import Sizes
-from autograph_rewrite.cost.work import VIEWS
+from autograph_rewrite.analysis.sizes import Sizes
+from autograph_rewrite.analysis.work import VIEWS
 from autograph_rewrite.ir.frames import Frame
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.shape_rules import constant
@@ -27,10 +27,23 @@ _KNOWN = frozenset(("ReadVariableOp", "VarHandleOp", "Const", "Placeholder"))
 """What is kept anyway: a list of it takes no memory."""
 
 
-def trips_of(order: Iterable[Node], frames: Mapping[Node, Frame]) -> dict[Frame, int]:
-    """Return how often loops run: those that count to a constant, and those that take what these put into lists."""
+def _no_number(value: Value) -> int:
+    return 0
+
+
+def trips_of(
+    order: Iterable[Node], frames: Mapping[Node, Frame], number: Callable[[Value], int] = _no_number
+) -> dict[Frame, int]:
+    """Return how often loops run: those that count to a known number, and those that take what these put into lists.
+
+    Args:
+        order: of the nodes.
+        frames: the loops of those that are in one.
+        number: tells what a value is that is no constant; 0 where that is not known.
+    """
     nodes = list(order)
-    found = {frames.get(node, ()): bound for node in nodes if node.op == "LoopCond" and (bound := _bound(node))}
+    conditions = [node for node in nodes if node.op == "LoopCond"]
+    found = {frames.get(node, ()): bound for node in conditions if (bound := _bound(node, number))}
     put = {_made(node): frames[node] for node in nodes if node.op in _PUSHES and node in frames}
     for node in nodes:
         if node.op in _TAKES and node in frames and (there := put.get(_made(node))) in found:
@@ -66,15 +79,17 @@ def held_in_lists(
     return found
 
 
-def _bound(condition: Node) -> int:
-    """Return the constant that the condition of a loop compares with; 0 where it is none."""
+def _bound(condition: Node, number: Callable[[Value], int]) -> int:
+    """Return the number that the condition of a loop compares with; 0 where it is not known."""
     pending, bounds = [condition.inputs[0].node], []
     for _ in range(4):  # a condition may be the conjunction of several
         for test in pending:
             if test.op in ("Less", "LessEqual"):
-                bound = constant(test.inputs[1])
-                if bound is not None and bound.ndim == 0:
-                    bounds.append(int(bound) + (test.op == "LessEqual"))
+                stated = constant(test.inputs[1])
+                bound = int(stated) if stated is not None and stated.ndim == 0 else None
+                bound = bound if stated is not None else number(test.inputs[1]) or None
+                if bound is not None:
+                    bounds.append(bound + (test.op == "LessEqual"))
         pending = [value.node for test in pending if test.op in ("LogicalAnd", "Identity") for value in test.inputs]
     return max(min(bounds), 1) if bounds else 0
 

@@ -11,6 +11,8 @@ from autograph_rewrite.ir import dtypes
 
 UNKNOWN = 1
 """Stands in for a size that nothing tells."""
+EXAMPLES = 32
+"""Of one replica, where neither the graph nor the caller says how many."""
 
 Shape = tuple[int, ...]
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from autograph_rewrite.analysis.rules import TABLE
-from autograph_rewrite.cost.sizes import Shape
+from autograph_rewrite.analysis.sizes import Shape
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.shape_rules import constant
 
