@@ -140,6 +140,11 @@ def test_a_note_says_why_nothing_reads_a_setting(config: dict[str, Any], key: st
     assert any(f": {key}" in note and reason in note for note in plan.notes), plan.notes
 
 
+def own_notes(plan: ar.Plan) -> list[str]:
+    """Return the notes of a plan, but for the one that tells its coverage."""
+    return [note for note in plan.notes if not note.startswith("coverage ")]
+
+
 def test_the_note_names_the_line_and_stays_in_the_plan(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("devices: [CPU:0, CPU:1]\nstrategy:\n  variables: shared\n  hint: nccl\n")
     with pytest.warns(UserWarning, match=r"c.yaml:4: strategy.hint: nccl does nothing here"):
@@ -149,7 +154,7 @@ def test_the_note_names_the_line_and_stays_in_the_plan(tmp_path: Path) -> None:
         warnings.simplefilter("error")
         new = ar.rewrite(layer(), ar.Plan.load(tmp_path / "plan.yaml"))
     assert new.report.plan.notes == plan.notes
-    assert "c.yaml:4" in plan.notes[0]
+    assert "c.yaml:4" in own_notes(plan)[0]
 
 
 def test_what_equals_its_default_or_is_left_out_gets_no_note() -> None:
@@ -157,8 +162,8 @@ def test_what_equals_its_default_or_is_left_out_gets_no_note() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for base in BASES.values():
-            assert rewritten(base).report.plan.notes == ()
-        assert rewritten(merged(BASES["shared"], said)).report.plan.notes == ()
+            assert own_notes(rewritten(base).report.plan) == []
+        assert own_notes(rewritten(merged(BASES["shared"], said)).report.plan) == []
     assert list(written(Config.of(said))) == []
 
 

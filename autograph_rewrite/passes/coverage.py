@@ -154,11 +154,13 @@ def percent(share: float) -> str:
 
 def with_coverage(plan: Plan, coverage: Coverage) -> Plan:
     """Return the plan with its coverage among its notes, instead of an earlier one."""
-    kept = tuple(note for note in plan.notes if not note.startswith(NOTE))
     if coverage.parts == 1:
-        return replace(plan, notes=kept)
+        return plan
     causes = "; ".join(coverage.lines(2)) if coverage.share < ENOUGH else ""
-    return replace(plan, notes=(*kept, f"{NOTE}{coverage}{'; whole: ' if causes else ''}{causes}"))
+    said = f"{NOTE}{coverage}{'; whole: ' if causes else ''}{causes}"
+    if any(note.startswith(NOTE) for note in plan.notes):
+        return replace(plan, notes=tuple(said if note.startswith(NOTE) else note for note in plan.notes))
+    return replace(plan, notes=(*plan.notes, said))
 
 
 def warn_below(coverage: Coverage, *, stacklevel: int = 2) -> None:

@@ -324,11 +324,8 @@ READERS: Mapping[str, Reader] = MappingProxyType(
         "mesh": read,
         "mesh.data": read,  # it must be what the devices make of it
         "mesh.model": read,
-        "sharding": read,
-        "sharding.match": read,
-        "sharding.split": read,
-        "sharding.replicate": read,
-        "sharding.assign": read,
+        **dict.fromkeys(("sharding", "sharding.match", "sharding.split"), read),
+        **dict.fromkeys(("sharding.replicate", "sharding.assign"), read),
         "steps_per_run": read,
         "semantics": read,
         "semantics.batch_norm": _batch_norm,
