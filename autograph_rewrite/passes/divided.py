@@ -62,7 +62,7 @@ def coverage_of(plan: Plan, state: Propagation, item: GraphItem, *, parts: int, 
     work = _Work(state, examples)
     parted, whole = _sorted(state)
     divided = work.of_all(parted)
-    causes = _Causes(plan, state, parted, whole, item.variables)
+    causes = _Causes(plan, state, set(parted), whole, item.variables)
     amounts: dict[str, Amount] = {}
     for node, cause in causes.found(work):
         own = work.of(node)
@@ -176,9 +176,7 @@ def _dependent(
             return found
 
 
-def _serving(
-    whole: Sequence[Node], dependent: set[Node], divided: Collection[Node], updates: Collection[Node]
-) -> set[Node]:
+def _serving(whole: Sequence[Node], dependent: set[Node], divided: set[Node], updates: Collection[Node]) -> set[Node]:
     """Return the whole nodes that are not computed from the batch, but read where something is.
 
     All others serve updates only, or initialise variables.
@@ -274,7 +272,7 @@ class _Causes:
         self,
         plan: Plan,
         state: Propagation,
-        divided: Collection[Node],
+        divided: set[Node],
         whole: Sequence[Node],
         variables: Mapping[str, Variable],
     ) -> None:
