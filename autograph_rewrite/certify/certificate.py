@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from autograph_rewrite.certify.contracts.check import check_claims
 from autograph_rewrite.certify.order import Accesses, accesses_of, check_order, effects_before, origin
 from autograph_rewrite.certify.samples import Sample
 from autograph_rewrite.certify.simulate import Baseline, Simulation, spans
@@ -56,10 +57,10 @@ class Certificate:
         self._targets = tuple(targets)
 
     def claimed(self, graph: Graph, claims: Claims) -> None:
-        """Take the graph that placements are claimed of; compare its accesses with the original's.
+        """Take the graph that placements are claimed of; check the claims, compare its accesses with the original's.
 
         Raises:
-            VerifyError: partitioning or decomposing changed the order of accesses.
+            VerifyError: a claim does not hold, or partitioning or decomposing changed the order of accesses.
         """
         copy = graph.clone()
         self._claimed = accesses_of(copy)
@@ -74,6 +75,18 @@ class Certificate:
         self._names = {node.name: name for node, name in names.items()}
         check_order(self._accesses, self._claimed, self._shards, names, reads_are_ordered=False)
         _check_shards(self._accesses, self._claimed, shards, names)
+        self._check_claims(copy, claims)
+
+    def _check_claims(self, graph: Graph, claims: Claims) -> None:
+        try:
+            check_claims(topological_order(graph), claims)
+        except VerifyError as error:
+            add_note(error, "as propagation left it")
+            raise
+        except Exception as error:
+            if self._strict:
+                raise
+            self.not_covered[f"what is claimed of values: {error!r}"] = None
 
     def check(self, after: str, graph: Graph) -> None:
         """Check the folded graph behind a pass.

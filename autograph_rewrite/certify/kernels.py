@@ -94,7 +94,9 @@ def _gather(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     return [np.take(inputs[0], np.asarray(inputs[1], np.int64), int(inputs[2]))]
 
 
-def _split(sizes: Sequence[int], value: Any, axis: int) -> Sequence[Any]:
+def _split(sizes: list[int], value: Any, axis: int) -> Sequence[Any]:
+    if sizes.count(-1) == 1:  # what the others leave
+        sizes = [value.shape[axis] - sum(sizes) - 1 if size == -1 else size for size in sizes]
     if sum(sizes) != value.shape[axis]:
         raise ValueError(f"parts of {list(sizes)} of {value.shape[axis]}")
     return np.split(value, np.cumsum(sizes)[:-1], axis)
@@ -153,6 +155,43 @@ def _gather_nd(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 def _reverse(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     return [np.flip(inputs[0], _axes(inputs[1]))]
+
+
+def _broadcast_gradient_args(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return for each shape the dimensions that broadcasting stretches, or adds; and those that are 1 in both."""
+    rank = max(len(shape) for shape in inputs)
+    padded = [[1] * (rank - len(shape)) + [int(n) for n in shape] for shape in inputs]
+    np.broadcast_shapes(*map(tuple, padded))
+    same = np.array_equal(*inputs)
+    kind = np.asarray(inputs[0]).dtype
+    return [np.array([i for i in range(rank) if one[i] == 1 and not same], kind) for one in padded]
+
+
+def _broadcast_args(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    shapes = [tuple(int(n) for n in shape) for shape in inputs]
+    return [np.array(np.broadcast_shapes(*shapes), np.asarray(inputs[0]).dtype)]
+
+
+def _concat_offset(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    axis, shapes = int(inputs[0]), [np.asarray(shape) for shape in inputs[1:]]
+    found, offset = [], 0
+    for shape in shapes:
+        start = np.zeros_like(shape)
+        start[axis] = offset
+        found.append(start)
+        offset += shape[axis]
+    return found
+
+
+def _dynamic_stitch(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    half = len(inputs) // 2
+    places = [np.asarray(places, np.int64) for places in inputs[:half]]
+    row = np.shape(inputs[half])[places[0].ndim :]
+    count = max((int(one.max()) + 1 for one in places if one.size), default=0)
+    joined = np.zeros((count, *row), np.asarray(inputs[half]).dtype)
+    for where, rows in zip(places, inputs[half:], strict=True):
+        joined[where.reshape(-1)] = np.reshape(rows, (-1, *row))
+    return [joined]
 
 
 def _division(a: Any, b: Any) -> Any:
@@ -221,6 +260,10 @@ KERNELS: Mapping[str, Kernel] = {
     "Any": _fold(np.any),
     "InvertPermutation": _invert,
     "Where": _where,
+    "BroadcastGradientArgs": _broadcast_gradient_args,
+    "BroadcastArgs": _broadcast_args,
+    "ConcatOffset": _concat_offset,
+    "DynamicStitch": _dynamic_stitch,
     "ReverseV2": _reverse,
 }
 """By op."""

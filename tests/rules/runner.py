@@ -30,7 +30,7 @@ def run(op: str, inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list
 
     kinds = get_op(op).attrs
     chosen = {key: decode(a.default) for key, a in kinds.items() if a.kind == "type" and a.default is not None}
-    whole = {**chosen, **_deciding(op, inputs), **attrs}
+    whole = {**chosen, **deciding(op, inputs), **attrs}
     raw = {key: encode(kinds[key].kind, value) for key, value in whole.items()}
     count = len(signature(op, {**_defaults(op), **raw})[1])
     values = [_handle(tf, a) if isinstance(a, Elements) else tf.constant(a) for a in inputs]
@@ -45,7 +45,7 @@ def _defaults(op: str) -> dict[str, bytes]:
     return {key: attr.default for key, attr in get_op(op).attrs.items() if attr.default is not None}
 
 
-def _deciding(op: str, inputs: Sequence[np.ndarray]) -> dict[str, Any]:
+def deciding(op: str, inputs: Sequence[np.ndarray]) -> dict[str, Any]:
     """Return the attributes that follow from the inputs: element types and counts."""
     arguments = get_op(op).inputs
     several = [bool(a.number_attr or a.type_list_attr) for a in arguments]

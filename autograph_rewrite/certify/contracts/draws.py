@@ -1,0 +1,41 @@
+"""Factors of random numbers: drawn once for all, unless the configuration lets each block draw its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from autograph_rewrite.certify.contracts.factors import Factors
+from autograph_rewrite.certify.contracts.moves import letters
+from autograph_rewrite.certify.contracts.patterns import Contract, factors_of
+from autograph_rewrite.certify.contracts.seen import Seen
+
+
+def independent(contract: Callable[[Seen], Factors | None]) -> Contract:
+    """Return a contract that holds where blocks may draw for themselves; elsewhere all is whole."""
+    return lambda seen: contract(seen) if any(text.startswith("random") for text in seen.inexact) else None
+
+
+def _by_shape(seen: Seen) -> Factors | None:
+    """As many as the first operand says."""
+    target = seen.value(0)
+    if target is None:
+        return None
+    names = letters(len(target))
+    return Factors((names, *(None,) * (len(seen.operands) - 1)), (names,), sizes=frozenset((0,)))
+
+
+def _by_parameters(seen: Seen) -> Factors | None:
+    """Some for each of the parameters, which are the last dimensions."""
+    rank, samples = seen.rank(1), seen.operands[0].shape
+    if rank is None or not samples or not isinstance(samples[0], int):
+        return None
+    names = letters(rank)
+    return Factors((None, names), (("",) * samples[0] + names,))
+
+
+def _by_rows(seen: Seen) -> Factors | None:
+    """Some for each row of logits."""
+    return factors_of(seen, "n.,*->n.")
+
+
+by_shape, by_parameters, by_rows = (independent(one) for one in (_by_shape, _by_parameters, _by_rows))

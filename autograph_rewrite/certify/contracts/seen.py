@@ -1,0 +1,133 @@
+"""What a node is claimed to read and to make, after the conversions of its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from autograph_rewrite.ir import dtypes
+from autograph_rewrite.ir.claims import OWN, Claim, Claims, Dim, Read
+from autograph_rewrite.ir.graph import Node
+
+BLOCK, BATCH = "b", "B"
+
+
+def is_local(dim: Dim) -> bool:
+    """Return whether a size counts a block."""
+    return isinstance(dim, tuple) and any(factor.startswith(BLOCK) for factor in dim[1])
+
+
+def is_own(dim: Dim) -> bool:
+    """Return whether a size is a name that one value got because nothing was known of it."""
+    return isinstance(dim, tuple) and any("#" in factor for factor in dim[1])
+
+
+def whole(dim: Dim, batch: int | None) -> Dim:
+    """Return the size over the whole batch of a size of a block."""
+    if not is_local(dim):
+        return dim
+    coefficient, factors = dim
+    others = tuple(factor for factor in factors if not factor.startswith(BLOCK))
+    (mine,) = (factor for factor in factors if factor.startswith(BLOCK))
+    if mine == BLOCK and batch is not None:
+        return (coefficient * batch, others) if others else coefficient * batch
+    return coefficient, tuple(sorted((*others, BATCH + mine[1:])))
+
+
+def product(dims: Iterable[Dim]) -> Dim:
+    """Return the product of sizes as a size; None where one is not known."""
+    coefficient, factors = 1, list[str]()
+    for dim in dims:
+        if dim is None:
+            return None
+        mine, more = (dim, ()) if isinstance(dim, int) else dim
+        coefficient *= mine
+        factors += more
+    return (coefficient, tuple(sorted(factors))) if factors else coefficient
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One node with its claims.
+
+    Attributes:
+        node: of which op, attributes and element types are looked at.
+        operands: claims of what it reads, as it reads it.
+        results: claims of what it makes.
+        batch: the static size of the batch, or None.
+        inexact: what the configuration lets differ from one device.
+    """
+
+    node: Node
+    operands: tuple[Claim, ...]
+    results: tuple[Claim, ...]
+    batch: int | None = None
+    inexact: tuple[str, ...] = ()
+
+    def rank(self, index: int) -> int | None:
+        """Return the number of dimensions of an operand."""
+        shape = self.operands[index].shape
+        return None if shape is None else len(shape)
+
+    def value(self, index: int) -> tuple[Dim, ...] | None:
+        """Return the contents of an operand, where they are known."""
+        return self.operands[index].value if index < len(self.operands) else None
+
+    def ints(self, index: int) -> tuple[int, ...] | None:
+        """Return the contents of an operand where all are plain integers."""
+        value = self.value(index)
+        return value if value is not None and all(isinstance(entry, int) for entry in value) else None
+
+    def axis(self, index: int, rank: int) -> int | None:
+        """Return the dimension that an operand names, counted from the front."""
+        value = self.ints(index)
+        return value[0] % rank if value is not None and len(value) == 1 and -rank <= value[0] < rank else None
+
+    def is_inexact(self, index: int) -> bool:
+        """Return whether an operand consists of floating point numbers."""
+        return dtypes.base(self.node.inputs[index].dtype) in dtypes.INEXACT
+
+
+def as_read(claim: Claim, read: Read, batch: int | None) -> Claim:
+    """Return the claim of a value as a node reads it."""
+    if read == OWN:
+        return claim
+    if read.kind == "entry":
+        value = list(claim.value or ())
+        value[read.dim : read.dim + 1] = [read.size]
+        return claim._replace(kind="local", value=tuple(value))
+    shape = None if claim.shape is None else tuple([whole(dim, batch) for dim in claim.shape])
+    value_of_all = None if claim.value is None else tuple([whole(entry, batch) for entry in claim.value])
+    if read.kind == "split":
+        if shape is not None:
+            shape = (*shape[: read.dim], (read.unit, (BLOCK,)), *shape[read.dim + 1 :])
+        return Claim("split", read.dim, "", shape, None, claim.zero)
+    if read.kind == "partial":
+        return Claim("partial", 0, "sum", shape, None, claim.zero)
+    return Claim("replicated", 0, "", shape, value_of_all, claim.zero)
+
+
+def see(node: Node, claims: Claims) -> Seen:
+    """Return a node with its claims."""
+    values: Mapping[str, Claim] = claims.values
+    operands = []
+    for index, value in enumerate(node.inputs):
+        if value.node.name in claims.carriers:  # it has converted what it hands on
+            first = value.node
+            read = claims.reads.get((first.name, 0), OWN)
+            operands.append(as_read(values[first.inputs[0].name], read, claims.batch))
+        else:
+            operands.append(as_read(values[value.name], claims.reads.get((node.name, index), OWN), claims.batch))
+    made = [values[node.output(i).name] for i in range(len(node.output_dtypes))]
+    if node.name in claims.carriers:
+        made = [as_read(made[0], claims.reads.get((node.name, 0), OWN), claims.batch)]
+    return Seen(node, tuple(operands), tuple(made), claims.batch, tuple(claims.inexact))
+
+
+def said(claim: Claim) -> str:
+    """Return a placement in words."""
+    if claim.kind == "split":
+        return f"split({claim.dim})"
+    if claim.kind == "partial":
+        return f"partial({claim.op})"
+    return "a local size" if claim.kind == "local" else claim.kind
