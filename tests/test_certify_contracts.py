@@ -16,6 +16,7 @@ from autograph_rewrite.analysis.fact import LOCAL, Placement
 from autograph_rewrite.analysis.rules import TABLE
 from autograph_rewrite.analysis.rules.base import whole
 from autograph_rewrite.certify.contracts.check import judge_node
+from autograph_rewrite.certify.contracts.draws import PARAMETERS
 from autograph_rewrite.certify.contracts.patterns import pattern
 from autograph_rewrite.certify.contracts.seen import Seen, as_read
 from autograph_rewrite.certify.contracts.table import CONTRACTS, DRAWS
@@ -185,6 +186,9 @@ NOT_SAMPLED = {
     "MatrixExponential": "TensorFlow has removed its kernel",
     "MaxPoolGradGradWithArgmax": "no kernel on the CPU",
     "ResourceGather": "reads a variable",
+    "LookupTableFind": "reads a table",
+    "LookupTableFindV2": "reads a table",
+    **dict.fromkeys(PARAMETERS, "is drawn at random"),
     "ResourceGatherNd": "reads a variable",
     "TopK": "TensorFlow has removed its kernel",
     **dict.fromkeys(DRAWS.split(), "is drawn at random"),

@@ -79,7 +79,7 @@ class Certificate:
 
     def _check_claims(self, graph: Graph, claims: Claims) -> None:
         try:
-            check_claims(topological_order(graph), claims)
+            self.not_covered |= dict.fromkeys(check_claims(topological_order(graph), claims))
         except VerifyError as error:
             add_note(error, "as propagation left it")
             raise

@@ -228,6 +228,7 @@ KERNELS: Mapping[str, Kernel] = {
     "ZerosLike": _of(np.zeros_like),
     "OnesLike": _of(np.ones_like),
     "Identity": _forward,
+    "EnsureShape": _forward,
     "IdentityN": _forward,
     "Enter": _forward,
     "StopGradient": _forward,

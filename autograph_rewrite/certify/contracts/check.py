@@ -27,12 +27,17 @@ KEEP = frozenset(
 """Ops that hand their first operand on as it is."""
 LENGTHS = frozenset(("TensorListLength",))
 """Ops whose result is the same on every replica, whatever they look at."""
+ROWS_APART = "_autograph_rows_apart"
+"""Attribute of nodes whose rows are numbered within a block; what they make is not covered."""
 OF_BLOCK = frozenset(("_of_block", "_block_statistics"))
 """Attributes of nodes that take a block for the whole batch, where the configuration says so."""
 
+MARKS = OF_BLOCK | {MARK, ROWS_APART}
+"""Attributes of passes that a verdict depends on."""
 
-def check_claims(nodes: Sequence[Node], claims: Claims) -> None:
-    """Check that every node makes what is claimed of it, out of what it is claimed to read.
+
+def check_claims(nodes: Sequence[Node], claims: Claims) -> list[str]:
+    """Check that every node makes what is claimed of it, out of what it is claimed to read; return what is not covered.
 
     Raises:
         VerifyError: one does not; with the node, its op, the operand and the placement.
@@ -53,6 +58,7 @@ def check_claims(nodes: Sequence[Node], claims: Claims) -> None:
     found = judge_containers(containers)
     if found is not None:
         raise _refusal(found[0].node, found[1])
+    return [f"'{node.name}', which counts the rows of its block" for node in nodes if ROWS_APART in node.attrs]
 
 
 def _refusal(node: Node, problem: str | None) -> VerifyError:
@@ -64,7 +70,7 @@ def _key(seen: Seen) -> tuple[Any, ...]:
     node = seen.node
     alone = node.op == "Const" or MARK in node.attrs or any(map(_names_itself, seen.results))
     own = node.name if alone else ""
-    attrs = tuple([item for item in node.attrs.items() if item[0][0] != "_" or item[0] in OF_BLOCK or item[0] == MARK])
+    attrs = tuple([item for item in node.attrs.items() if item[0][0] != "_" or item[0] in MARKS])
     return node.op, own, attrs, seen.operands, seen.results, tuple(node.input_dtypes), node.output_dtypes
 
 
@@ -79,6 +85,8 @@ def judge_node(seen: Seen, *, folded: bool = False) -> str | None:
         return None
     if MARK in node.attrs:
         return judge_blockwise(seen)
+    if ROWS_APART in node.attrs:
+        return None
     if (special := SPECIAL.get(node.op)) is not None:
         return special(seen)
     if node.op in KEEP:

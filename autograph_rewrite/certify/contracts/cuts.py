@@ -72,20 +72,28 @@ def strided_slice_grad(seen: Seen) -> Factors | None:
 def _names(seen: Seen, parts: list[Part], shape: tuple[Dim, ...], rank: int, first: int) -> tuple[Names, Names, Names]:
     """Return names of the dimensions of the source, of the slice, and of the entries of its ends."""
     source, made = [""] * rank, [""] * sum(part.target is not None for part in parts)
-    ends = [""] * len(seen.value(first + 1) or ())
+    ends = [""] * len(_bounds(seen, first + 1))
     for part in parts:
         if part.source is None or part.target is None or not _takes_all(seen, part, shape[part.source], first):
             continue
         source[part.source] = made[part.target] = f"d{part.source}"
-        if part.entry is not None and is_local((seen.value(first + 1) or ())[part.entry]):
+        if part.entry is not None and is_local(_bounds(seen, first + 1)[part.entry]):
             ends[part.entry] = f"d{part.source}"
     return tuple(source), tuple(made), tuple(ends)
+
+
+def _bounds(seen: Seen, index: int) -> tuple[Dim, ...]:
+    """Return the entries of a specification, None for those that are computed; nothing where their number is open."""
+    value, shape = seen.value(index), seen.operands[index].shape
+    if value is None and shape is not None and len(shape) == 1 and isinstance(shape[0], int):
+        return (None,) * shape[0]
+    return value or ()
 
 
 def _takes_all(seen: Seen, part: Part, dim: Dim, first: int) -> bool:
     if part.entry is None:
         return True
-    begin, end, step = ((seen.value(first + i) or ())[part.entry] for i in range(3))
+    begin, end, step = (_bounds(seen, first + i)[part.entry] for i in range(3))
     from_start = _bit(seen, "begin_mask", part.entry) or begin == 0
     everything = whole(dim, seen.batch)
     to_end = _bit(seen, "end_mask", part.entry) or (end is not None and end == dim)
@@ -95,10 +103,9 @@ def _takes_all(seen: Seen, part: Part, dim: Dim, first: int) -> bool:
 
 def parts_of(seen: Seen, rank: int, first: int) -> list[Part] | None:
     """Return what a slice takes of each dimension; None where its specification is not known."""
-    begin = seen.value(first)
-    if begin is None or any(seen.value(first + i) is None for i in (1, 2)):
+    if any(not _bounds(seen, first + i) for i in range(3)):
         return None
-    count = len(begin)
+    count = len(_bounds(seen, first))
     added = sum(_bit(seen, "new_axis_mask", i) for i in range(count))
     dots = [i for i in range(count) if _bit(seen, "ellipsis_mask", i)]
     spread = rank - (count - added - len(dots))

@@ -9,7 +9,7 @@ or by the entry of a shape operand that counts a block.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from autograph_rewrite.certify.contracts.seen import Seen, is_local, is_own, said
@@ -68,6 +68,8 @@ def judge(seen: Seen, factors: Factors | str | None) -> str | None:
     """
     if factors is None or isinstance(factors, str):
         return judge_whole(seen) if factors is None else factors
+    if any(claim.kind == "partial" and 0 in (claim.shape or ()) for claim in seen.operands):  # of nothing
+        seen = replace(seen, operands=tuple(_of_nothing(claim) for claim in seen.operands))
     if len(factors.results) != len(seen.results):
         return f"it has {len(seen.results)} results, not {len(factors.results)}"
     if len(factors.operands) != len(seen.operands):
@@ -79,6 +81,11 @@ def judge(seen: Seen, factors: Factors | str | None) -> str | None:
     else:
         problem, expected = None, [Claim("replicated")] * len(seen.results)
     return problem or _compare(seen, expected) or _sizes(seen, factors) or _zeros(seen, factors)
+
+
+def _of_nothing(claim: Claim) -> Claim:
+    is_empty = claim.kind == "partial" and 0 in (claim.shape or ())
+    return claim._replace(kind="replicated", op="") if is_empty else claim
 
 
 def judge_whole(seen: Seen) -> str | None:

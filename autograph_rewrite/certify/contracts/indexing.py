@@ -126,6 +126,28 @@ def sorted_segments(seen: Seen) -> Factors | None:
     return Factors((names, *(None,) * (len(seen.operands) - 1)), (names,), linear=linear)
 
 
+def counts(seen: Seen) -> Factors | None:
+    """Counts of a vector's blocks add up; DenseBincount of a matrix counts each row by itself."""
+    rank = seen.rank(0)
+    if seen.node.op == "DenseBincount" and rank == 2:
+        return bincount(seen)
+    if rank is None:
+        return None
+    names = letters(rank)
+    weights = None if seen.operands[2].shape == (0,) else names
+    fold = "max" if seen.node.op == "DenseBincount" and seen.node.attr("binary_output", False) else "sum"
+    return Factors((names, None, weights), (("",),), frozenset(names), fold)
+
+
+def table_lookup(seen: Seen) -> Factors | None:
+    """What a table says of each key."""
+    rank, made = seen.rank(1), seen.results[0].shape
+    if rank is None or made is None or len(made) < rank:
+        return None
+    names = letters(rank)
+    return Factors((None, names, None), (names + ("",) * (len(made) - rank),))
+
+
 def bincount(seen: Seen) -> Factors | None:
     """DenseBincount of a matrix counts each row by itself."""
     if seen.rank(0) != 2:

@@ -61,6 +61,15 @@ def cast(seen: Seen) -> Factors | None:
     return factors_of(seen, "@->@", linear=(0,) if widens else (), zeros=(0,))
 
 
+def ensure_shape(seen: Seen) -> Factors | None:
+    """A size that is stated is that of the whole, so that the dimension can't be cut."""
+    stated, rank = seen.node.attr("shape"), seen.rank(0)
+    if stated is None or rank is None or len(stated) != rank:
+        return factors_of(seen, "@->@", added=(0,), moves=True)
+    names = closed(letters(rank), *(i for i, size in enumerate(stated) if size is not None))
+    return _moved(seen, (names,), (names,))
+
+
 def select(seen: Seen) -> Factors | None:
     """Linear in both arms together; a vector condition of the old op chooses rows."""
     ranks = [seen.rank(i) for i in range(3)]

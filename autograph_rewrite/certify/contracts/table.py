@@ -195,7 +195,11 @@ FUNCTIONS: Mapping[Contract, str] = {
     indexing.sorted_segments: """SegmentSum SegmentMean SegmentMax SegmentMin SegmentProd SparseSegmentSum
         SparseSegmentMean SparseSegmentSqrtN SparseSegmentSumWithNumSegments SparseSegmentMeanWithNumSegments
         SparseSegmentSqrtNWithNumSegments SparseSegmentSumGrad SparseSegmentMeanGrad SparseSegmentSqrtNGrad""",
-    indexing.bincount: "DenseBincount",
+    indexing.counts: "Bincount DenseBincount",
+    indexing.table_lookup: "LookupTableFind LookupTableFindV2",
+    moves.ensure_shape: "EnsureShape",
+    pattern("@,*,*->.|@"): "HistogramFixedWidth",
+    draws.spread: " ".join(draws.PARAMETERS),
     matmul: "MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3",
     einsum: "Einsum",
     bias_add: "BiasAdd BiasAddV1",
