@@ -212,6 +212,8 @@ def _conclude(node: Node, n: Op, rule: Rule | None, placed: Placed, note: str) -
         _output(node, i, placed.outputs[i], n.output_dtypes[i], shapes[i], n.static[i], values[i], placed, batch)
         for i in range(count)
     )
+    if rule is not None and rule.axes is not None and reached and None in values:
+        outputs = tuple(fact._replace(axes=axes) for fact, axes in zip(outputs, rule.axes(after), strict=True))
     if any(f.cell for f in inputs):
         outputs = _carry_cells(node, inputs, outputs)
     elif node.op in CELL_MAKERS:

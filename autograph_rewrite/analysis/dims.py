@@ -1,7 +1,8 @@
 """Symbolic sizes: integers that are a constant times unknown factors, such as `32*b` for 32 rows per example.
 
 `b` is the number of examples in this replica's block, `B` in the whole batch. A size that contains `b` differs between
-replicas; every other symbol has one value everywhere. Sizes outside this form (b - 1, max(b, 8)) are None: unknown.
+replicas. Every other symbol, such as `T:x/1` for an open dimension of x, has one value everywhere: equal symbols are
+equal sizes. Sizes outside this form (b - 1, max(b, 8)) are None: unknown.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import NamedTuple
 LOCAL_MARK = "b"
 BLOCK = "b"
 BATCH = "B"
+COMMON = "T"
 
 
 class Sym(NamedTuple):
@@ -32,6 +34,11 @@ Dim = int | Sym | None
 def local_symbol(origin: str = "") -> Sym:
     """Return the block size `b`, or a block size of its own for the value named `origin`."""
     return Sym(1, (f"{BLOCK}#{origin}" if origin else BLOCK,))
+
+
+def common_symbol(origin: str) -> Sym:
+    """Return the size of a dimension that nobody splits, such as time: unknown, and one in all replicas."""
+    return Sym(1, (f"{COMMON}:{origin}",))
 
 
 def is_local(dim: Dim) -> bool:
@@ -111,10 +118,34 @@ def are_same(a: Dim, b: Dim) -> bool:
     return a is not None and a == b
 
 
+def may_be_same(a: Dim, b: Dim) -> bool:
+    """Return whether two sizes of the whole are equal in some runs: an open dimension may be as long as anything."""
+    return a is not None and b is not None and (a == b or COMMON in _kinds(a) | _kinds(b))
+
+
+def are_rows(a: Dim, b: Dim) -> bool:
+    """Return whether two sizes, `b*T` and `b*5`, have to be equal in each block where they are over the whole batch.
+
+    That is for ops that refuse other sizes: if `B*T` is `B*5`, then T is 5, and the blocks line up. Where an op would
+    stretch a single row instead, there is one example, so that it stretches in the block of that example.
+    """
+    for mine in (BLOCK, BATCH):
+        rest = [divide(dim, Sym(1, (mine,))) for dim in (a, b)]
+        if None not in rest:
+            return rest[0] == rest[1] or (1 not in rest and may_be_same(*rest))
+    return are_same(a, b)
+
+
+def _kinds(dim: Dim) -> set[str]:
+    return {factor.partition(":")[0] for factor in dim.factors} if isinstance(dim, Sym) else set()
+
+
 def broadcast_dim(a: Dim, b: Dim) -> Dim:
     """Return the size that two broadcast to; of two that are not known to be equal, a symbol may stand for 1."""
     if a == 1 or a == b:
         return b
+    if are_rows(a, b):
+        return a
     if b == 1:
         return a
     return next((dim for dim in (a, b) if isinstance(dim, int)), None)

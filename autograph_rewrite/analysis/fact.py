@@ -59,6 +59,13 @@ def split(dim: int) -> Placement:
 Shape = tuple[Dim, ...]
 
 
+class Axes(NamedTuple):
+    """Dimensions of which a vector names some: certainly all of `sure`, and none that is not `possible`."""
+
+    sure: frozenset[int]
+    possible: frozenset[int]
+
+
 class Fact(NamedTuple):
     """What is known about a value.
 
@@ -70,6 +77,7 @@ class Fact(NamedTuple):
         value: contents of a small integer tensor, flat; entries may be symbolic or None. None: not tracked.
         zero: every element is known to be zero, so a replicated value is also a partial one.
         cell: for a handle of a tensor array or stack, the node that made it.
+        axes: of a vector of dimensions that only the run will tell, what is known of it.
     """
 
     placement: Placement
@@ -78,6 +86,7 @@ class Fact(NamedTuple):
     value: tuple[Dim, ...] | None = None
     zero: bool = False
     cell: str = ""
+    axes: Axes | None = None
 
     @property
     def rank(self) -> int | None:

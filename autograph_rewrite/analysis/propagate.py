@@ -18,7 +18,7 @@ from typing import Any
 from autograph_rewrite.analysis.answer import MERGES, Answer, const_fact, convert
 from autograph_rewrite.analysis.answer import answer as answer_of
 from autograph_rewrite.analysis.cells import content, put
-from autograph_rewrite.analysis.dims import Dim, local_symbol
+from autograph_rewrite.analysis.dims import Dim, common_symbol, local_symbol
 from autograph_rewrite.analysis.fact import REPLICATED, UNKNOWN, Fact, Placement, Shape
 from autograph_rewrite.analysis.regions import mark_containers, mark_loops
 from autograph_rewrite.analysis.rules import TABLE
@@ -28,7 +28,7 @@ from autograph_rewrite.analysis.rules.normalisation import BLOCK_STATISTICS
 from autograph_rewrite.analysis.rules.rows_apart import ROWS_APART
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir import dtypes
-from autograph_rewrite.ir.frames import by_loops
+from autograph_rewrite.ir.frames import by_loops, frames_of
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.opdefs import find_op
 from autograph_rewrite.ir.walk import BACK_EDGES, topological_order
@@ -67,6 +67,7 @@ class Propagation:
     cache: dict[Any, Answer] = field(default_factory=dict)
     visited: dict[Node, tuple[object, object]] = field(default_factory=dict)  # what each answer was given for
     loops: bool = False
+    looped: frozenset[Node] = frozenset()  # what runs in a loop
     runs: list[list[Node]] = field(default_factory=list)  # the order, with the nodes of each loop together
     edits: int = 0  # of the graph when `order` was made
     moving: list[Node] = field(default_factory=list)  # what changed in the last walk, if placements did not settle
@@ -129,6 +130,7 @@ def _propagate(
     state.whole_inputs = dict(batch_inputs)
     state.cache = cache
     loops = state.loops = any(node.op in ("NextIteration", "RefNextIteration") for node in state.order)
+    state.looped = frozenset(frames_of(state.order)) if loops else frozenset()
     state.runs = by_loops(state.order) if loops else [state.order]
     settled = _settle(state, loops, optimistic=True)
     for _ in range(RESTARTS if loops else 0):
@@ -265,6 +267,8 @@ def _walk_once(state: Propagation, nodes: Iterable[Node], optimistic: bool) -> b
 def _presented(state: Propagation, value: Value, fact: Fact) -> Fact:
     """Return what readers see: a batch input as its blocks, a reduced value as its sum."""
     axis = state.whole_inputs.get(value)
+    if fact.shape is not None and None in fact.shape and value.node not in state.looped:
+        fact = fact._replace(shape=_named(value, fact.shape))
     if axis is not None:
         state.raw[value] = fact
         return batch_fact(value, fact, axis)
@@ -273,6 +277,15 @@ def _presented(state: Propagation, value: Value, fact: Fact) -> Fact:
         return convert(fact, REPLICATED, state.semantics.batch)
     state.raw.pop(value, None)
     return fact
+
+
+def _named(value: Value, shape: Shape) -> Shape:
+    """Return a shape with a symbol for each open dimension.
+
+    That is for values outside of loops, where a size is what it is: in a loop, what an iteration hands to a later one
+    may have another size under the same symbol.
+    """
+    return tuple([common_symbol(f"{value.name}/{i}") if dim is None else dim for i, dim in enumerate(shape)])
 
 
 def batch_fact(value: Value, fact: Fact, axis: int) -> Fact:

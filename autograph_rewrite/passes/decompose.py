@@ -3,6 +3,12 @@
     before   Mean(x)                        over a split dimension
     after    Sum(x) / size(x)               the sum is partial, the size becomes global
 
+    before   BroadcastGradientArgs(b T 8, b U 8)   U is T, or 1
+    after    BroadcastGradientArgs(0 T 8, 0 U 8)   the same for every block and batch
+
+    before   Sum(dy, axes of the run)       the gradient of a broadcast op, for an operand of open sizes
+    after    Sum(dy, the same, keep_dims)   its rank is known; the Reshape behind it drops the dimensions
+
     before   FusedBatchNormV3(x, ...)       statistics of the whole batch
     after    Mean, SquaredDifference, Rsqrt, Mul, AddV2; its gradient likewise
 
@@ -15,7 +21,7 @@ and its statistics are averaged over the replicas where something else than its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,8 +29,10 @@ import numpy as np
 from autograph_rewrite.analysis.dims import Dim, to_global
 from autograph_rewrite.analysis.fact import Fact
 from autograph_rewrite.analysis.roles import learnt_nodes
+from autograph_rewrite.analysis.rules.base import WHOLE
 from autograph_rewrite.analysis.rules.normalisation import BLOCK_STATISTICS
 from autograph_rewrite.analysis.rules.rows_apart import ROWS_APART
+from autograph_rewrite.analysis.rules.sizes import rows_of_operands
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.attrs import encode
@@ -228,8 +236,34 @@ def decompose_batch_norm_gradient(graph: Graph, node: Node, in_loop: bool) -> No
     _finish(graph, node, {0: dx, 1: d_scale, 2: d_offset, 3: empty, 4: empty})
 
 
+def keep_summed_dimensions(graph: Graph, node: Node, in_loop: bool) -> None:
+    """Keep the dimensions that the gradient of a broadcast op sums: which ones is open, and so its rank.
+
+    Only a Reshape may read it, which brings it to the shape of the operand anyway; else it is taken whole.
+    """
+    readers = [(use.node.op, use.index) for use in node.output().uses]
+    if all(reader == ("Reshape", 0) for reader in readers) and node.output() not in graph.anchors.values():
+        node.set_attr("keep_dims", True)
+    else:
+        node.set_raw_attr(WHOLE, encode("string", "it is open which dimensions it sums"))
+
+
+def forget_rows(graph: Graph, node: Node, in_loop: bool, facts: Mapping[Value, Fact]) -> None:
+    """Let BroadcastGradientArgs see zero rows instead of a batch.
+
+    It names dimensions that are 1 on both sides, too; a batch of one example has no rows in most blocks.
+    """
+    build = _Builder(graph, node, in_loop)
+    operands = [facts[value].value or () for value in node.inputs]
+    for index, (value, rows) in enumerate(zip(node.inputs, rows_of_operands(*operands), strict=True)):
+        if any(rows):
+            rest = build.const([int(not is_row) for is_row in rows], value.dtype, f"no_rows_{index}")
+            node.set_input(index, build("Mul", value, rest, name=f"without_rows_{index}"))
+
+
 DECOMPOSITIONS: Mapping[str, Callable[[Graph, Node, bool], None]] = {
     "Mean": decompose_mean,
+    "Sum": keep_summed_dimensions,
     **dict.fromkeys(("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"), decompose_batch_norm),
     **dict.fromkeys(
         ("FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3"), decompose_batch_norm_gradient
@@ -239,8 +273,9 @@ DECOMPOSITIONS: Mapping[str, Callable[[Graph, Node, bool], None]] = {
 
 def decompose(
     graph: Graph,
-    nodes: Mapping[Node, Fact],
+    nodes: Iterable[Node],
     *,
+    facts: Mapping[Value, Fact],
     looped: Container[Node],
     local_batch_norm: bool,
     replicas: int,
@@ -250,7 +285,8 @@ def decompose(
 
     Args:
         graph: the graph to edit.
-        nodes: what to rewrite, with what is known about the first input of each.
+        nodes: what to rewrite.
+        facts: of all values.
         looped: the nodes that run inside a loop.
         local_batch_norm: keep the statistics of each block, where a variable has gone into what is normalised.
         replicas: how many blocks there are.
@@ -260,16 +296,20 @@ def decompose(
         PassError: an op has no decomposition.
     """
     learnt = learnt_nodes(graph) if local_batch_norm else ()
-    for node, fact in nodes.items():
+    for node in nodes:
         if node.attr(ROWS_APART, False):  # what is in between works on whole values
             for end in [end for end in graph if ROWS_APART in end.attrs]:
                 end.set_raw_attr(ROWS_APART, encode("bool", False))
             continue
         if node.op == "EnsureShape":
+            fact = facts[node.inputs[0]]
             check_size(graph, node, node in looped, fact.placement.dim, to_global(fact.split_size, batch))
             continue
         if local_batch_norm and node.op.startswith("FusedBatchNorm") and _normalised(node).node in learnt:
             _keep_block_statistics(graph, node, replicas, node in looped)
+            continue
+        if node.op == "BroadcastGradientArgs":
+            forget_rows(graph, node, node in looped, facts)
             continue
         rewrite = DECOMPOSITIONS.get(node.op)
         if rewrite is None:

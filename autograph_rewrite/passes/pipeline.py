@@ -136,16 +136,17 @@ def analyse(graph: Graph, item: GraphItem, plan: Plan, run: Run | None = None) -
     if semantics.batch_norm == "local" and plan.microbatches > 1:  # replicas alone divide fused ones only
         state = mark_statistics(state, plan.instances)
     for attempt in range(MAX_DECOMPOSITIONS + 1):
-        marked = {node: answer.inputs[0] for node, answer in state.answers.items() if answer.decompose}
+        marked = [node for node, answer in state.answers.items() if answer.decompose]
         if not marked:
             break
         if attempt == MAX_DECOMPOSITIONS:
-            node = next(iter(marked))
+            node = marked[0]
             raise PassError(f"op {node.op} still mixes examples after it was decomposed", node=node)
         with run.step("decompose"):
             decompose(
                 graph,
                 marked,
+                facts=state.facts,
                 looped=frames_of(state.order),
                 local_batch_norm=semantics.batch_norm == "local",
                 replicas=plan.instances,

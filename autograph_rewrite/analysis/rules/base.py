@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from autograph_rewrite.analysis.dims import Dim
-from autograph_rewrite.analysis.fact import REPLICATED, Fact, Placement, Shape
+from autograph_rewrite.analysis.fact import REPLICATED, Axes, Fact, Placement, Shape
 
 OF_BLOCK = "_of_block"
 """Attribute of a node that computes for its own block as if that were the whole batch (`analysis.own`), or lets a value
@@ -124,13 +124,17 @@ class Placed(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """How one op type is placed. `pinned`: runs once, whatever the mode (randomness, input, side effects)."""
+    """How one op type is placed. `pinned`: runs once, whatever the mode (randomness, input, side effects).
+
+    `axes(n)`: for outputs that name dimensions, what is known of them where `value` is not; None otherwise.
+    """
 
     place: Callable[[Op], Placed | None]
     shape: Callable[[Op], tuple[Shape | None, ...]] | None = None
     value: Callable[[Op], tuple[tuple[Dim, ...] | None, ...] | None] | None = None
     family: str = ""
     pinned: bool = False
+    axes: Callable[[Op], tuple[Axes | None, ...]] | None = None
     identity: bool = False  # the shape or value rule needs fresh symbols, so results are not shared between nodes
 
 

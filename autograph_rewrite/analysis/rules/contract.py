@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from autograph_rewrite.analysis.dims import Dim, are_same, broadcast_dim, is_whole_of, to_global, unit
+from autograph_rewrite.analysis.dims import Dim, are_rows, broadcast_dim, is_whole_of, to_global, unit
 from autograph_rewrite.analysis.fact import PARTIAL, REPLICATED, Shape, split
 from autograph_rewrite.analysis.rules.base import Op, Placed, Rule, Slice, Want, whole
 from autograph_rewrite.analysis.rules.elementwise import broadcast
@@ -48,7 +48,7 @@ def _operand_want(n: Op, index: int, at: int | None, label: str, size: Dim, alon
     fact = n.inputs[index]
     if at is None:
         return REPLICATED if fact.placement.differs else fact.placement
-    if fact.placement == split(at) and (are_same(fact.split_size, size) or alone):
+    if fact.placement == split(at) and (are_rows(fact.split_size, size) or alone):
         return fact.placement
     rows = unit(size)
     if rows is None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from autograph_rewrite.analysis.dims import Dim, are_same, broadcast_dim, is_whole_of, to_global, unit
+from autograph_rewrite.analysis.dims import Dim, are_rows, broadcast_dim, is_whole_of, to_global, unit
 from autograph_rewrite.analysis.fact import PARTIAL, REPLICATED, Placement, Shape, split
 from autograph_rewrite.analysis.rules.base import Op, Placed, Rule, Slice, Want, whole
 from autograph_rewrite.analysis.rules.sizes import SIZE_ARITHMETIC, value_binary
@@ -118,7 +118,7 @@ def split_wants(n: Op, indices: Sequence[int], rank: int, dim: int, size: Dim) -
             return None
         mine = dim - (rank - len(fact.shape))
         placement = fact.placement
-        if placement.is_split and placement.dim == mine and are_same(fact.split_size, size):
+        if placement.is_split and placement.dim == mine and are_rows(fact.split_size, size):
             continue
         if mine < 0 or fact.shape[mine] == 1:
             if placement.differs:

@@ -10,11 +10,13 @@ from collections.abc import Sequence
 
 from autograph_rewrite.analysis.dims import (
     Dim,
-    are_same,
+    any_local,
+    are_rows,
     divide,
     is_local,
     is_whole_of,
     local_symbol,
+    may_be_same,
     product,
     times,
     to_global,
@@ -62,6 +64,8 @@ def reshape_split(
     ahead: Dim = 1
     for j, entry in enumerate(target):
         if ahead == before and ahead is not None:
+            if entry == shape[dim] and not any_local(target[j + 1 :]):
+                return j, None  # the rows stay what they are, so that the rest of them has to fit
             block = _block(inside, entry, target[j + 1 :], batch)
             if is_local(block):
                 static = isinstance(entry, int) and entry != -1
@@ -79,9 +83,11 @@ def _block(inside: Dim, entry: Dim, behind: Sequence[Dim], batch: int | None) ->
         if not batch or entry % batch:
             return None
         block = times(entry // batch, local_symbol())
-    rest = divide(inside, block)  # what the entries behind it hold, of which one may be left open
     known = product([dim for dim in behind if dim != -1])
-    fits = divide(rest, known) is not None if -1 in behind else rest == known
+    if -1 not in behind and are_rows(divide(inside, known), block):
+        return block
+    rest = divide(inside, block)  # what the entries behind it hold, of which one may be left open
+    fits = divide(rest, known) is not None if -1 in behind else may_be_same(rest, known)
     return block if fits and rest is not None and not is_local(rest) else None
 
 
@@ -179,7 +185,7 @@ def place_broadcast_to(n: Op) -> Placed:
         at = local_entry(target)
         if at is None:
             return whole(n)
-        if placement.is_split and placement.dim + offset == at and are_same(n.inputs[0].split_size, target[at]):
+        if placement.is_split and placement.dim + offset == at and are_rows(n.inputs[0].split_size, target[at]):
             return Placed((split(at),), zero=zero)
         if at < offset or shape[at - offset] == 1:
             return Placed((split(at),), {0: REPLICATED} if placement.differs else {}, zero=zero)
@@ -256,7 +262,7 @@ def align_pieces(n: Op, pieces: Sequence[int], dim: int, size: Dim) -> dict[int,
     rows = unit(size)
     wants: dict[int, Want] = {}
     for i in pieces:
-        if n.placement(i) == split(dim) and are_same(n.inputs[i].split_size, size):
+        if n.placement(i) == split(dim) and are_rows(n.inputs[i].split_size, size):
             continue
         if rows is None:
             return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autograph_rewrite.analysis.dims import Dim
-from autograph_rewrite.analysis.fact import PARTIAL, Placement, Shape, split
+from autograph_rewrite.analysis.fact import PARTIAL, Axes, Placement, Shape, split
 from autograph_rewrite.analysis.rules.base import Op, Placed, Rule, whole
 from autograph_rewrite.ir import dtypes
 
@@ -19,16 +19,26 @@ def axes(n: Op) -> frozenset[int] | None:
     return frozenset(axis % rank for axis in wanted) if rank else frozenset()
 
 
+def _axes(n: Op) -> Axes | None:
+    """Return what is known of the reduced dimensions; None when nothing is."""
+    reduced = axes(n)
+    if reduced is None:
+        return n.inputs[1].axes if n.rank(0) is not None else None
+    return Axes(reduced, reduced)
+
+
 def place_reduction(n: Op) -> Placed:
     """Place Sum, Mean, Max, Min, Prod, All, Any."""
     placement = n.placement(0)
     if placement == PARTIAL and n.op in ("Sum", "Mean") and dtypes.base(n.inputs[0].dtype) in dtypes.INEXACT:
         return Placed((PARTIAL,), zero=(n.inputs[0].zero,))
-    reduced = axes(n)
-    if not placement.is_split or reduced is None:
+    reduced = _axes(n)
+    if not placement.is_split or reduced is None or (placement.dim in reduced.possible - reduced.sure):
         return whole(n)
-    if placement.dim not in reduced:
-        kept = placement.dim if n.attr("keep_dims") else placement.dim - sum(a < placement.dim for a in reduced)
+    if reduced.sure != reduced.possible and not n.attr("keep_dims"):
+        return whole(n)._replace(decompose=n.op == "Sum")  # its rank is open: `passes.decompose` keeps the dimensions
+    if placement.dim not in reduced.sure:
+        kept = placement.dim if n.attr("keep_dims") else placement.dim - sum(a < placement.dim for a in reduced.sure)
         return Placed((split(kept),))
     if n.op == "Mean":
         return Placed((PARTIAL,), decompose=True)
@@ -51,12 +61,15 @@ def place_l2_loss(n: Op) -> Placed:
 
 def shape_reduction(n: Op) -> tuple[Shape | None, ...]:
     """Drop the reduced dimensions, or keep them as 1."""
-    reduced, shape = axes(n), n.shape(0)
+    reduced, shape = _axes(n), n.shape(0)
     if reduced is None or shape is None:
         return (None,)
+    left = [1 if i in reduced.sure else None if i in reduced.possible else dim for i, dim in enumerate(shape)]
     if n.attr("keep_dims"):
-        return (tuple(1 if i in reduced else dim for i, dim in enumerate(shape)),)
-    return (tuple(dim for i, dim in enumerate(shape) if i not in reduced),)
+        return (tuple(left),)
+    if reduced.sure != reduced.possible:
+        return (None,)
+    return (tuple(dim for i, dim in enumerate(left) if i not in reduced.sure),)
 
 
 def shape_scalar(n: Op) -> tuple[Shape | None, ...]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from autograph_rewrite.analysis.dims import Dim, any_local, are_same, broadcast_dim, is_whole_of, to_global, unit
+from autograph_rewrite.analysis.dims import Dim, any_local, are_rows, broadcast_dim, is_whole_of, to_global, unit
 from autograph_rewrite.analysis.fact import PARTIAL, REPLICATED, Fact, Placement, Shape, split
 from autograph_rewrite.analysis.rules.base import LocalEntry, Op, Placed, Rule, Slice, Want, whole
 from autograph_rewrite.ir.dtypes import INEXACT
@@ -133,7 +133,7 @@ def _convert(n: Op, index: int, cut: Cut, sig: Signature) -> Want | None:
     if index in sig.sizes:
         return _convert_size(fact, dim, cut)
     # Blocks of unknown or other sizes need not line up with those of the first split input.
-    aligned = are_same(fact.split_size, cut.size) or _alone(sig, cut.label)
+    aligned = are_rows(fact.split_size, cut.size) or _alone(sig, cut.label)
     if fact.placement == split(dim) and aligned:
         return fact.placement
     rows = unit(cut.size)

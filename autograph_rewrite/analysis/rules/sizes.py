@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from autograph_rewrite.analysis.dims import Dim, Sym, divide, product, times, to_global
-from autograph_rewrite.analysis.fact import Shape
+from autograph_rewrite.analysis.dims import Dim, Sym, are_rows, divide, is_local, product, times, to_global
+from autograph_rewrite.analysis.fact import Axes, Shape
 from autograph_rewrite.analysis.rules.base import Op, Placed, Rule, whole
 
 Array = npt.NDArray[np.object_]
@@ -167,18 +167,23 @@ def shape_of_shape(n: Op) -> tuple[Shape | None, ...]:
     return tuple(None if fact.shape is None else (len(fact.shape),) for fact in n.inputs)
 
 
-def broadcast_gradient_axes(a: Sequence[Dim], b: Sequence[Dim]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Return the dimensions over which the gradient of a broadcast op is summed for each operand."""
+def broadcast_gradient_axes(a: Sequence[Dim], b: Sequence[Dim]) -> tuple[Axes, Axes]:
+    """Return the dimensions over which the gradient of a broadcast op is summed for each operand.
+
+    TensorFlow's kernel also lists dimensions that are 1 on both sides; so a symbol that stands for 1 does no harm.
+    """
     rank = max(len(a), len(b))
     left: list[Dim] = [*[1] * (rank - len(a)), *a]
     right: list[Dim] = [*[1] * (rank - len(b)), *b]
-    if any(x is None or y is None or 1 not in (x, y, int(x == y)) for x, y in zip(left, right, strict=True)):
-        return None  # of two sizes that are not known to be equal, one may be 1
-    both = [i for i in range(rank) if left[i] == 1 and right[i] == 1]
-    sum_left = [i for i in range(rank) if left[i] == 1 and right[i] != 1]
-    sum_right = [i for i in range(rank) if right[i] == 1 and left[i] != 1]
-    # TensorFlow's kernel also lists dimensions that are 1 on both sides.
-    return tuple(sorted(sum_left + both)), tuple(sorted(sum_right + both))
+    return _stretched(left, right), _stretched(right, left)
+
+
+def _stretched(mine: Sequence[Dim], others: Sequence[Dim]) -> Axes:
+    """Return where an operand is stretched: where it is 1, and perhaps where its size is open."""
+    pairs = list(enumerate(zip(mine, others, strict=True)))
+    sure = frozenset(i for i, (size, _) in pairs if size == 1)
+    open_ = {i for i, (size, other) in pairs if not isinstance(size, int) and other != 1 and not are_rows(size, other)}
+    return Axes(sure, sure | open_)
 
 
 def _global(sizes: Sequence[Dim] | None, batch: int | None) -> tuple[Dim, ...] | None:
@@ -187,10 +192,34 @@ def _global(sizes: Sequence[Dim] | None, batch: int | None) -> tuple[Dim, ...] |
 
 def value_broadcast_gradient_args(n: Op) -> Values | None:
     """Interpret BroadcastGradientArgs."""
-    a, b = (_global(n.value(i), n.semantics.batch) for i in (0, 1))
-    if a is None or b is None:
+    found = [axes for axes in axes_of_broadcast_gradient(n) if axes is not None]
+    if len(found) < 2:
         return None
-    return ((), ()) if a == b and None not in a else broadcast_gradient_axes(a, b)
+    return tuple(tuple(sorted(axes.sure)) if axes.sure == axes.possible else None for axes in found)
+
+
+def axes_of_broadcast_gradient(n: Op) -> tuple[Axes | None, ...]:
+    """Tell which dimensions BroadcastGradientArgs names for each operand."""
+    a, b = (_global(n.value(i), n.semantics.batch) for i in (0, 1))
+    return (None, None) if a is None or b is None else broadcast_gradient_axes(a, b)
+
+
+def place_broadcast_gradient_args(n: Op) -> Placed:
+    """Two vectors of dimensions, the same for all blocks; where the run decides, rows have no part in it."""
+    is_open = any(axes is not None and axes.sure != axes.possible for axes in axes_of_broadcast_gradient(n))
+    rows = rows_of_operands(n.value(0) or (), n.value(1) or ())
+    return whole(n)._replace(decompose=is_open and any(map(any, rows)))
+
+
+def rows_of_operands(a: Sequence[Dim], b: Sequence[Dim]) -> tuple[list[bool], list[bool]]:
+    """Return which entries of two shapes that broadcast count rows of a block, in both or against a 1."""
+
+    def rows(mine: Sequence[Dim], others: Sequence[Dim]) -> list[bool]:
+        missing = len(mine) - len(others)
+        aligned = [*[1] * missing, *others] if missing > 0 else others[-len(mine) :] if mine else ()
+        return [is_local(x) and (y == 1 or is_local(y)) for x, y in zip(mine, aligned, strict=True)]
+
+    return rows(a, b), rows(b, a)
 
 
 def shape_of_axes(n: Op) -> tuple[Shape | None, ...]:
@@ -297,7 +326,13 @@ _SHAPES = {op: Rule(place_shape, shape_of_shape, value_shape, "sizes") for op in
 RULES = _SHAPES | {
     "Size": Rule(place_shape, shape_of_shape, value_size, "sizes"),
     "Rank": Rule(place_shape, shape_of_shape, value_rank, "sizes"),
-    "BroadcastGradientArgs": Rule(whole, shape_of_axes, value_broadcast_gradient_args, "sizes"),
+    "BroadcastGradientArgs": Rule(
+        place_broadcast_gradient_args,
+        shape_of_axes,
+        value_broadcast_gradient_args,
+        "sizes",
+        axes=axes_of_broadcast_gradient,
+    ),
     "BroadcastArgs": Rule(whole, shape_longest, value_broadcast_args, "sizes"),
     "Range": Rule(whole, shape_range, value_range, "sizes"),
     "InvertPermutation": Rule(whole, shape_vector_same, value_invert_permutation, "sizes"),
