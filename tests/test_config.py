@@ -132,6 +132,13 @@ def test_a_mesh_covers_the_devices_of_all_workers_whoever_names_them() -> None:
         in_job(Config.of({**TWO, "mesh": {"data": 2}}), {"TF_CONFIG": tf_config})[0].require_usable()
 
 
+def test_a_mesh_beside_a_pipeline_counts_its_stages() -> None:
+    four = {"devices": [f"CPU:{i}" for i in range(4)], "pipeline": {"stages": 2, "microbatches": 2}}
+    Config.of({**four, "mesh": {"data": 2}}).require_usable()
+    with pytest.raises(ConfigError, match="mesh has data 4 x model 1 x 2 stages, but there are 4 devices"):
+        Config.of({**four, "mesh": {"data": 4}}).require_usable()
+
+
 def test_a_dict_a_path_and_a_config_are_all_configurations(tmp_path: Path) -> None:
     path = write(tmp_path, "devices: [CPU:0, CPU:1]\n")
     loaded = Config.load(path)

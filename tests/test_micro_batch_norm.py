@@ -138,3 +138,51 @@ def test_replicas_average_their_statistics_before_each_update() -> None:
     got, one = train(new, twice), train(alone, [{"x": half}])
     for name in ("mean0", "variance2"):
         np.testing.assert_allclose(got[1][name], one[1][name], 2e-5, 2e-5)
+
+
+def _trained_with_moving_mean(config: dict[str, Any], *, before_the_gradients: bool) -> dict[str, Any]:
+    """Train three steps; return all variables."""
+    graph = tf.Graph()
+    with graph.as_default():
+        x = v1.placeholder(tf.float64, [None, 6], "x")
+        w, u = (
+            v1.get_variable(n, [6, 6], tf.float64, v1.glorot_uniform_initializer(1), use_resource=True) for n in "wu"
+        )
+        mean = v1.get_variable("mean", [6], tf.float64, v1.zeros_initializer(), trainable=False, use_resource=True)
+        h = tf.matmul(x, w)
+        of_batch, variance = tf.nn.moments(h, [0])
+        h = tf.nn.relu(tf.nn.batch_normalization(h, of_batch, variance, None, None, 1e-3), name="h0")
+        loss = tf.reduce_mean(tf.square(tf.matmul(h, u)))
+        optimizer = v1.train.MomentumOptimizer(0.1, 0.9)
+        update = mean.assign_sub((mean - of_batch) * 0.1)
+        if before_the_gradients:
+            with tf.control_dependencies([update]):
+                optimizer.minimize(loss, name="train")
+        else:
+            tf.group(optimizer.minimize(loss), update, name="train")
+        v1.group(v1.global_variables_initializer(), name="init")
+    item = ar.GraphItem.from_graph(graph, train_op="train", outputs=[loss], init_op="init", batch_inputs={"x": 0})
+    new = ar.rewrite(item, {"devices": ["CPU:0"], "semantics": {"batch_norm": "local"}, **config})
+    rng = np.random.default_rng(0)
+    with new.session() as session:
+        session.run("init")
+        for _ in range(3):
+            session.run("train", {"x": rng.normal(size=(8, 6))})
+        return {name: session.read_variable(name) for name in new.variables}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"pipeline": {"stages": 2, "microbatches": 4, "boundaries": ["h0"]}},
+        {"microbatches": 4, "accumulation": {"form": "loop"}},
+        {"microbatches": 4},
+    ],
+    ids=["stages", "loop", "unrolled"],
+)
+def test_update_ops_as_control_dependencies_of_minimize_are_those_that_follow_it(config: dict[str, Any]) -> None:
+    before, after = (_trained_with_moving_mean(config, before_the_gradients=order) for order in (True, False))
+
+    assert before["mean"].any()
+    for name, value in after.items():
+        np.testing.assert_allclose(before[name], value, 1e-12, err_msg=name)

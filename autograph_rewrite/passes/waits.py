@@ -91,6 +91,7 @@ def let_actors_wait(graph: Graph, *, count_first: bool) -> list[Node]:
             for control in late:
                 actor.add_control(control)
                 node.remove_control(control)
+    free_waiting(graph)  # what waited for an effect through those values no longer does
     for node in order:
         if is_running_sum(node) and node.controls:
             _wait_behind(graph, node)

@@ -73,22 +73,24 @@ def mesh_may_cover_the_devices(config: Config) -> Iterator[Clash]:
     """
     if config.mesh is None or not config.devices:
         return
-    mesh, own = config.mesh, len(config.devices)
+    mesh, own = config.mesh, len(config.replicas)
     is_multiple = mesh.data is not None and mesh.data * mesh.model % own == 0
     if config.cluster is not None or not is_multiple:
         yield from mesh_covers_the_devices(config)
 
 
 def mesh_covers_the_devices(config: Config) -> Iterator[Clash]:
-    """The axes of the mesh multiply to the number of devices, of all workers together."""
+    """The axes of the mesh, and the stages, multiply to the number of devices, of all workers together."""
     if config.mesh is None or not config.devices:
         return
     mesh, devices = config.mesh, len(config.devices) * config.workers
+    stages = 1 if config.has_stages_on_hosts else len(config.devices) // len(config.replicas)
     if mesh.data is None and devices % mesh.model:
         message = f"mesh.model is {mesh.model}, which {devices} devices cannot be divided by"
         yield Clash(("mesh",), message, "change either")
-    if mesh.data is not None and mesh.data * mesh.model != devices:
-        message = f"mesh has data {mesh.data} x model {mesh.model}, but there are {devices} devices"
+    if mesh.data is not None and mesh.data * mesh.model * stages != devices:
+        times_stages = f" x {stages} stages" if stages > 1 else ""
+        message = f"mesh has data {mesh.data} x model {mesh.model}{times_stages}, but there are {devices} devices"
         yield Clash(("mesh",), message, "the axes must multiply to the number of devices")
 
 
