@@ -268,7 +268,7 @@ def _presented(state: Propagation, value: Value, fact: Fact) -> Fact:
     """Return what readers see: a batch input as its blocks, a reduced value as its sum."""
     axis = state.whole_inputs.get(value)
     if fact.shape is not None and None in fact.shape and value.node not in state.looped:
-        fact = fact._replace(shape=_named(value, fact.shape))
+        fact = fact._replace(shape=_named(value, fact.shape, axis))
     if axis is not None:
         state.raw[value] = fact
         return batch_fact(value, fact, axis)
@@ -279,13 +279,15 @@ def _presented(state: Propagation, value: Value, fact: Fact) -> Fact:
     return fact
 
 
-def _named(value: Value, shape: Shape) -> Shape:
-    """Return a shape with a symbol for each open dimension.
+def _named(value: Value, shape: Shape, batch_axis: int | None) -> Shape:
+    """Return a shape with a symbol for each open dimension but the batch's.
 
     That is for values outside of loops, where a size is what it is: in a loop, what an iteration hands to a later one
     may have another size under the same symbol.
     """
-    return tuple([common_symbol(f"{value.name}/{i}") if dim is None else dim for i, dim in enumerate(shape)])
+    return tuple(
+        [common_symbol(f"{value.name}/{i}") if dim is None and i != batch_axis else dim for i, dim in enumerate(shape)]
+    )
 
 
 def batch_fact(value: Value, fact: Fact, axis: int) -> Fact:
