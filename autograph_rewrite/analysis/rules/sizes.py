@@ -201,7 +201,10 @@ def value_broadcast_gradient_args(n: Op) -> Values | None:
 def axes_of_broadcast_gradient(n: Op) -> tuple[Axes | None, ...]:
     """Tell which dimensions BroadcastGradientArgs names for each operand."""
     a, b = (_global(n.value(i), n.semantics.batch) for i in (0, 1))
-    return (None, None) if a is None or b is None else broadcast_gradient_axes(a, b)
+    if a is None or b is None:
+        return (None, None)
+    nothing = Axes(frozenset(), frozenset())
+    return (nothing, nothing) if a == b and None not in a else broadcast_gradient_axes(a, b)  # as the kernel does
 
 
 def place_broadcast_gradient_args(n: Op) -> Placed:
