@@ -12,6 +12,7 @@ import tensorflow as tf
 import autograph_rewrite as ar
 from autograph_rewrite.analysis.dims import Sym, are_rows, broadcast_dim, common_symbol, local_symbol, times
 from autograph_rewrite.analysis.fact import Axes
+from autograph_rewrite.analysis.rules import sizes
 from autograph_rewrite.analysis.rules.sizes import broadcast_gradient_axes, rows_of_operands
 from tests.training import assert_trains_alike, distributed, make_item, placeholder, variable
 
@@ -233,3 +234,24 @@ def test_rows_count_for_nothing_only_where_both_operands_have_them() -> None:
     assert rows_of_operands((B, T), (B, 1)) == ([True, False], [True, False])
     assert rows_of_operands((B, T), (T,)) == ([True, False], [False])
     assert rows_of_operands((B, T), (None, T)) == ([False, False], [False, False])
+
+
+@pytest.mark.parametrize("program", [fed_mask, language_model], ids=lambda program: program.__name__)
+def test_what_is_claimed_of_open_dimensions_is_certified(program: Callable[[], Outputs]) -> None:
+    item = item_of(program)
+    feeds = {name: FEEDS[name](5, 3) for name in item.inputs}
+
+    assert ar.verify(item, {"devices": ["CPU:0", "CPU:1"]}, feeds=feeds).ok
+
+
+def test_axes_that_are_claimed_for_sure_where_the_run_decides_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(mine: Any, others: Any) -> Axes:
+        ones = frozenset(i for i, size in enumerate(mine) if size == 1)
+        return Axes(ones, ones)
+
+    item = item_of(fed_mask)
+    feeds = {name: FEEDS[name](5, 3) for name in item.inputs}
+    monkeypatch.setattr(sizes, "_stretched", wrong)
+
+    with pytest.raises(ar.VerifyError, match=r"claimed not to name 1, where T:\S+ may be stretched"):
+        ar.verify(item, {"devices": ["CPU:0", "CPU:1"]}, feeds=feeds)

@@ -26,6 +26,7 @@ class Claim(NamedTuple):
         shape: of one instance; None for an unknown rank.
         value: contents of a small integer value, flat.
         zero: all elements are zero.
+        axes: of a vector of dimensions that only the run will tell: those that it names, and those that it may name.
     """
 
     kind: str
@@ -34,6 +35,7 @@ class Claim(NamedTuple):
     shape: tuple[Dim, ...] | None = None
     value: tuple[Dim, ...] | None = None
     zero: bool = False
+    axes: tuple[frozenset[int], frozenset[int]] | None = None
 
     @property
     def differs(self) -> bool:

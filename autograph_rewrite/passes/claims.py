@@ -53,7 +53,7 @@ def _claim(state: Propagation, value: Value) -> Claim:
     shape, axis = fact.shape, state.whole_inputs.get(value)
     if axis is not None and shape is not None and shape[axis] is None:
         shape = (*shape[:axis], Sym(1, (BATCH,)), *shape[axis + 1 :])
-    return Claim(kind, dim, op, shape, fact.value, fact.zero)
+    return Claim(kind, dim, op, shape, fact.value, fact.zero, fact.axes)
 
 
 def _carried(state: Propagation) -> Mapping[Node, Want]:

@@ -7,15 +7,16 @@ from typing import Any
 
 import numpy as np
 
+from autograph_rewrite.certify.contracts.axes import judge_axes
 from autograph_rewrite.certify.contracts.blockwise import MARK, judge_blockwise
 from autograph_rewrite.certify.contracts.containers import OPS as OF_CONTAINERS
 from autograph_rewrite.certify.contracts.containers import judge_containers
 from autograph_rewrite.certify.contracts.factors import judge
-from autograph_rewrite.certify.contracts.seen import Seen, is_own, said, see
+from autograph_rewrite.certify.contracts.seen import Seen, is_named_after, is_own, said, see
 from autograph_rewrite.certify.contracts.sizes import are_sizes, judge_sizes
 from autograph_rewrite.certify.contracts.table import CONTRACTS
 from autograph_rewrite.errors import VerifyError
-from autograph_rewrite.ir.claims import Claim, Claims
+from autograph_rewrite.ir.claims import Claims, Dim
 from autograph_rewrite.ir.graph import Node
 
 KEEP = frozenset(
@@ -68,14 +69,11 @@ def _refusal(node: Node, problem: str | None) -> VerifyError:
 def _key(seen: Seen) -> tuple[Any, ...]:
     """Return what the verdict depends on."""
     node = seen.node
-    alone = node.op == "Const" or MARK in node.attrs or any(map(_names_itself, seen.results))
+    named = any(is_named_after(dim, node, i) for i, claim in enumerate(seen.results) for dim in claim.shape or ())
+    alone = node.op == "Const" or MARK in node.attrs or named
     own = node.name if alone else ""
     attrs = tuple([item for item in node.attrs.items() if item[0][0] != "_" or item[0] in MARKS])
     return node.op, own, attrs, seen.operands, seen.results, tuple(node.input_dtypes), node.output_dtypes
-
-
-def _names_itself(claim: Claim) -> bool:
-    return any(map(is_own, claim.shape or ()))
 
 
 def judge_node(seen: Seen, *, folded: bool = False) -> str | None:
@@ -119,9 +117,13 @@ def _kept(seen: Seen, operand: int, result: int) -> str | None:
         if old is None and (what == "shape" and made.kind != "split"):
             continue
         pairs = zip(old, new, strict=True) if old is not None and len(old) == len(new) else None
-        if pairs is None or any(b is not None and a is not None and a != b and not is_own(b) for a, b in pairs):
+        if pairs is None or any(None not in (a, b) and a != b and not _is_name(seen, b, result) for a, b in pairs):
             return f"the {what} of result {result} is claimed {new}, of {old}"
     return None
+
+
+def _is_name(seen: Seen, dim: Dim, result: int) -> bool:
+    return is_own(dim) or is_named_after(dim, seen.node, result)
 
 
 def _each_kept(seen: Seen) -> str | None:
@@ -183,6 +185,7 @@ def _length(seen: Seen) -> str | None:
 
 
 SPECIAL: Mapping[str, Callable[[Seen], str | None]] = {
+    "BroadcastGradientArgs": judge_axes,
     "Const": _constant,
     "IdentityN": _each_kept,
     **dict.fromkeys(("Switch", "RefSwitch"), _switch),

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from autograph_rewrite.certify.contracts.seen import Seen, is_local, is_own, said
+from autograph_rewrite.certify.contracts.seen import Seen, is_local, is_named_after, line_up, said
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.claims import Claim, Dim
 
@@ -148,7 +148,7 @@ def _of_blocks(seen: Seen, factors: Factors) -> tuple[str | None, Sequence[Claim
         problem = _cut(claim, names, name, i in factors.sizes, sizes)
         if problem:
             return f"input {i} {problem} (input {index} is {said(seen.operands[index])})", ()
-    if len(sizes) > 1 and not factors.apart and any(size is None or size != sizes[0] for size in sizes):
+    if len(sizes) > 1 and not factors.apart and not all(line_up(size, sizes[0]) for size in sizes):
         return f"blocks of {', '.join(map(str, sizes))} are not known to be the same rows", ()
     return None, [_made(names, name, factors) for names in factors.results]
 
@@ -227,8 +227,7 @@ def _sizes(seen: Seen, factors: Factors) -> str | None:
 def _size(dim: Dim, known: Sequence[Dim], is_cut: bool, seen: Seen, index: int) -> str | None:
     if is_cut != is_local(dim) and not (is_cut and dim is None):
         return f"is claimed to have {dim} rows, and is {'cut' if is_cut else 'whole'}"
-    own = f"#{seen.node.name}:{index}"
-    if dim is None or not known or (is_own(dim) and any(own in factor for factor in dim[1])):
+    if dim is None or not known or is_named_after(dim, seen.node, index):
         return None
     alike = [one for one in known if isinstance(one, int) == isinstance(dim, int)]
     if alike and dim not in alike:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from autograph_rewrite.certify.contracts.factors import Factors, Names
 from autograph_rewrite.certify.contracts.patterns import factors_of, unnamed
-from autograph_rewrite.certify.contracts.seen import Seen, is_local, product
+from autograph_rewrite.certify.contracts.seen import Seen, is_local, is_open, product
 from autograph_rewrite.ir.claims import Dim
 
 FOLDS = {"Sum": "sum", "Max": "max", "Min": "min", "Prod": "prod", "All": "all", "Any": "any"}
@@ -89,16 +89,23 @@ def zeros_like(seen: Seen) -> Factors | None:
 
 def reduction(seen: Seen) -> Factors | None:
     """A fold over what is cut gives contributions; the others keep their order."""
-    op, rank, axes = seen.node.op, seen.rank(0), seen.ints(1)
-    linear = (0,) if op in ("Sum", "Mean") else ()
-    if rank is None or axes is None:
+    op, rank, axes = seen.node.op, seen.rank(0), _axes(seen)
+    linear, keep = (0,) if op in ("Sum", "Mean") else (), seen.node.attr("keep_dims", False)
+    if rank is None or axes is None or (axes[1] and not keep):
         return unnamed(seen, linear=linear)
-    gone = {axis % rank for axis in axes} if rank else set()
-    names = letters(rank)
-    keep = seen.node.attr("keep_dims", False)
+    gone, perhaps = axes
+    names = closed(letters(rank), *perhaps)
     made = closed(names, *gone) if keep else tuple(name for i, name in enumerate(names) if i not in gone)
     folded = frozenset(names[i] for i in gone) if op in FOLDS else frozenset()
     return Factors((names, None), (made,), folded, FOLDS.get(op, ""), linear=linear)
+
+
+def _axes(seen: Seen) -> tuple[frozenset[int], frozenset[int]] | None:
+    """Return the dimensions that are folded, and those of which only the run will tell."""
+    rank, known, said = seen.rank(0), seen.ints(1), seen.operands[1].axes
+    if known is not None:
+        return frozenset(axis % rank for axis in known) if rank else frozenset(), frozenset()
+    return None if said is None else (said[0], said[1] - said[0])
 
 
 def extreme(seen: Seen) -> Factors | None:
@@ -157,7 +164,7 @@ def reshape(seen: Seen) -> Factors | str | None:
     if local not in ([], [at]) or not (target[at] == -1 or (local and _counts(target[at]) == _counts(shape[data.dim]))):
         return f"input 1 is {target}, which does not leave the blocks of {shape[data.dim]} whole"
     counts = product(shape), product(made.shape or (None,))
-    if None not in counts and counts[0] != counts[1]:
+    if None not in counts and counts[0] != counts[1] and not any(map(is_open, counts)):  # the kernel compares them
         return f"result 0 is claimed to have the shape {made.shape}, of {shape}"
     names, entries = _only(len(shape), data.dim), _only(len(target), at)
     sizes = frozenset((1,)) if local else frozenset()

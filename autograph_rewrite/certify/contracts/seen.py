@@ -9,7 +9,7 @@ from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.claims import OWN, Claim, Claims, Dim, Read
 from autograph_rewrite.ir.graph import Node
 
-BLOCK, BATCH = "b", "B"
+BLOCK, BATCH, OPEN = "b", "B", "T:"
 
 
 def is_local(dim: Dim) -> bool:
@@ -20,6 +20,47 @@ def is_local(dim: Dim) -> bool:
 def is_own(dim: Dim) -> bool:
     """Return whether a size is a name that one value got because nothing was known of it."""
     return isinstance(dim, tuple) and any("#" in factor for factor in dim[1])
+
+
+def is_named_after(dim: Dim, node: Node, index: int) -> bool:
+    """Return whether a size is only a name for a dimension of this very result, so that it says nothing."""
+    own, opened = f"#{node.name}:{index}", f"{OPEN}{node.output(index).name}/"
+    return isinstance(dim, tuple) and any(own in factor or factor.startswith(opened) for factor in dim[1])
+
+
+def is_open(dim: Dim) -> bool:
+    """Return whether a size depends on a dimension that nobody states."""
+    return isinstance(dim, tuple) and any(factor.startswith(OPEN) for factor in dim[1])
+
+
+def line_up(one: Dim, other: Dim) -> bool:
+    """Return whether blocks of two sizes have the same rows wherever the whole values have equally many.
+
+    Blocks of `b*T` and `b*U` rows do, since `B*T` is `B*U` only if T is U; of `b` and `b*T` that may be a single row.
+    """
+    return _line_up(one, other, BLOCK)
+
+
+def line_up_whole(one: Dim, other: Dim) -> bool:
+    """Return the same of the sizes of whole values."""
+    return _line_up(one, other, BATCH)
+
+
+def _line_up(one: Dim, other: Dim, example: str) -> bool:
+    if one is None or other is None:
+        return False
+    if one == other:
+        return True
+    rest = [_per_example(dim, example) for dim in (one, other)]
+    return None not in rest and 1 not in rest and any(map(is_open, rest))
+
+
+def _per_example(dim: Dim, example: str) -> Dim:
+    if not isinstance(dim, tuple) or example not in dim[1]:
+        return None
+    factors = list(dim[1])
+    factors.remove(example)
+    return (dim[0], tuple(factors)) if factors else dim[0]
 
 
 def whole(dim: Dim, batch: int | None) -> Dim:
