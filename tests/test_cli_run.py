@@ -127,10 +127,10 @@ def test_verify_exits_with_the_verdict(
         return FakeReport(ok)
 
     monkeypatch.setattr(verb_verify, "verify", verify)
-    code = run("verify item.ar --config config.yaml --steps 5 --seed 9 --rtol 1e-3")
+    code = run("verify item.ar --config config.yaml --steps 5 --seed 9 --rtol 1e-3 --batch 7")
     assert code == (0 if ok else 1)
     assert capsys.readouterr().out == "worst: w\n"
-    assert seen == {"steps": 5, "seed": 9, "rtol": 1e-3, "targets": ("train",)}
+    assert seen == {"steps": 5, "seed": 9, "rtol": 1e-3, "batch": 7, "targets": ("train",)}
     run("verify item.ar --config config.yaml --json")
     assert json.loads(capsys.readouterr().out) == {"ok": ok, "max_error": 0.5}
 

@@ -129,6 +129,9 @@ def test_fit_evaluate_and_saving_go_on_as_before(tmp_path: Path):
         np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-6)
     many.save(tmp_path / "model.keras")
     again = keras.models.load_model(tmp_path / "model.keras")
-    np.testing.assert_array_equal(again.predict(x, verbose=0), many.predict(x, verbose=0))
+    for a, b in zip(weights(again), weights(many), strict=True):
+        np.testing.assert_array_equal(b, a)
+    # Half a batch on each replica rounds otherwise than a whole one, in the last place.
+    np.testing.assert_allclose(again.predict(x, verbose=0), many.predict(x, verbose=0), rtol=1e-5, atol=1e-6)
     many.load_weights(tmp_path / "model.keras")
     np.testing.assert_allclose(many.evaluate(x, y, verbose=0), again.evaluate(x, y, verbose=0), rtol=1e-6)
