@@ -14,9 +14,14 @@ import pytest
 import tensorflow as tf
 
 import autograph_rewrite as ar
+from autograph_rewrite.analysis.dims import Dim, common_symbol
+from autograph_rewrite.analysis.fact import REPLICATED, Fact
 from autograph_rewrite.analysis.rules import TABLE
+from autograph_rewrite.analysis.sizes import Sizes
 from autograph_rewrite.errors import ConfigError, PassError
+from autograph_rewrite.ir import dtypes
 from autograph_rewrite.passes.coverage import Amount, Coverage, WholeWork, percent
+from autograph_rewrite.passes.divided import whole_shape
 from autograph_rewrite.tools import cli
 from tests.matrix.report import report_of
 from tests.matrix.table import rewritten
@@ -307,3 +312,8 @@ def test_the_command_line_says_it_for_a_batch(
     assert os.path.exists("new.ar")
     assert cli.main(["plan", "item.ar", *given, "6"]) == 0
     assert "(6 examples)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("rows", [None, common_symbol("kept/0")])
+def test_rows_of_a_whole_value_that_nobody_counts_are_taken_for_examples(rows: Dim) -> None:
+    assert whole_shape(Fact(REPLICATED, dtypes.FLOAT, (rows, 3)), Sizes(batch=8, replicas=1)) == (8, 3)

@@ -143,29 +143,9 @@ FEEDS: dict[str, Feed] = {
 PROGRAMS = (encoder, language_model, masked_loss, flat_loss, fed_mask, images_of_any_size, scanned)
 
 
-def item_of(program: Callable[[], Outputs]) -> ar.GraphItem:
-    names: list[str] = []
-
-    def forward() -> Outputs:
-        results = program()
-        graph = tf.compat.v1.get_default_graph()
-        names.extend(op.name for op in graph.get_operations() if op.type == "Placeholder")
-        return results
-
-    item = make_item(forward)
-    graph = item.graph_def
-    return ar.GraphItem.from_graph(
-        graph,
-        train_op="train",
-        outputs=list(item.outputs),
-        init_op="init",
-        batch_inputs={name: 0 for name in names},
-    )
-
-
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_a_program_over_open_dimensions_is_divided_and_computes_the_same(program: Callable[[], Outputs]) -> None:
-    item = item_of(program)
+    item = make_item(program)
     feeds = [{name: FEEDS[name](*size) for name in item.inputs} for size in SIZES]
 
     new = distributed(item, "shared")
@@ -179,14 +159,14 @@ def test_a_program_over_open_dimensions_is_divided_and_computes_the_same(program
 
 
 def test_a_mask_of_length_one_stretches_as_it_did() -> None:
-    item = item_of(fed_mask)
+    item = make_item(fed_mask)
     feeds = [{"x": numbers(5, 3), "share": RNG.uniform(0.5, 1, (5, 1))}]
 
     assert_trains_alike(item, feeds)
 
 
 def test_lengths_that_do_not_fit_are_refused_by_the_op_itself() -> None:
-    new = distributed(item_of(flat_loss), "shared")
+    new = distributed(make_item(flat_loss), "shared")
 
     with new.session() as session:
         session.run(new.init_op)
@@ -238,7 +218,7 @@ def test_rows_count_for_nothing_only_where_both_operands_have_them() -> None:
 
 @pytest.mark.parametrize("program", [fed_mask, language_model], ids=lambda program: program.__name__)
 def test_what_is_claimed_of_open_dimensions_is_certified(program: Callable[[], Outputs]) -> None:
-    item = item_of(program)
+    item = make_item(program)
     feeds = {name: FEEDS[name](5, 3) for name in item.inputs}
 
     assert ar.verify(item, {"devices": ["CPU:0", "CPU:1"]}, feeds=feeds).ok
@@ -249,7 +229,7 @@ def test_axes_that_are_claimed_for_sure_where_the_run_decides_are_refused(monkey
         ones = frozenset(i for i, size in enumerate(mine) if size == 1)
         return Axes(ones, ones)
 
-    item = item_of(fed_mask)
+    item = make_item(fed_mask)
     feeds = {name: FEEDS[name](5, 3) for name in item.inputs}
     monkeypatch.setattr(sizes, "_stretched", wrong)
 

@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -96,13 +96,18 @@ def add_allow_code(parser: argparse.ArgumentParser) -> None:
 def add_batch(parser: argparse.ArgumentParser) -> None:
     """Declare `--batch`."""
     each = f"examples of all devices together (default: what the graph says, else {EXAMPLES} for each)"
-    parser.add_argument("--batch", metavar="N", type=_examples, help=each)
+    parser.add_argument("--batch", metavar="N", type=number_of("examples"), help=each)
 
 
-def _examples(text: str) -> int:
-    if not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"'{text}' is no number of examples")
-    return int(text)
+def number_of(what: str) -> Callable[[str], int]:
+    """Return a function that reads how many of something there are: at least one."""
+
+    def read(text: str) -> int:
+        if not text.isdigit() or not int(text):
+            raise argparse.ArgumentTypeError(f"'{text}' is no number of {what}")
+        return int(text)
+
+    return read
 
 
 def whole_work(covered: Coverage) -> list[dict[str, Any]]:

@@ -6,23 +6,25 @@ import argparse
 from typing import Any
 
 from autograph_rewrite.api import verify
-from autograph_rewrite.tools.common import add_batch, add_config, add_graph, config_or_plan, load_graph, print_json
+from autograph_rewrite.tools.common import (
+    add_batch,
+    add_config,
+    add_graph,
+    config_or_plan,
+    load_graph,
+    number_of,
+    print_json,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_graph(parser)
     add_config(parser, plan=True)
-    parser.add_argument("--steps", metavar="K", type=_positive, default=3, help="training steps (default 3)")
+    parser.add_argument("--steps", metavar="K", type=number_of("steps"), default=3, help="training steps (default 3)")
     add_batch(parser)
     parser.add_argument("--seed", metavar="S", type=int, default=0, help="of the random feeds (default 0)")
     parser.add_argument("--rtol", metavar="R", type=float, default=1e-5, help="relative tolerance (default 1e-5)")
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"'{text}' is no number of steps")
-    return int(text)
 
 
 def run(args: argparse.Namespace) -> int:

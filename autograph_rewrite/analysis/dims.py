@@ -118,9 +118,14 @@ def are_same(a: Dim, b: Dim) -> bool:
     return a is not None and a == b
 
 
+def is_open(dim: Dim) -> bool:
+    """Return whether a size depends on a dimension that nobody states."""
+    return isinstance(dim, Sym) and any(factor.startswith(f"{COMMON}:") for factor in dim.factors)
+
+
 def may_be_same(a: Dim, b: Dim) -> bool:
     """Return whether two sizes of the whole are equal in some runs: an open dimension may be as long as anything."""
-    return a is not None and b is not None and (a == b or COMMON in _kinds(a) | _kinds(b))
+    return a is not None and b is not None and (a == b or is_open(a) or is_open(b))
 
 
 def are_rows(a: Dim, b: Dim) -> bool:
@@ -134,10 +139,6 @@ def are_rows(a: Dim, b: Dim) -> bool:
         if None not in rest:
             return rest[0] == rest[1] or (1 not in rest and may_be_same(*rest))
     return are_same(a, b)
-
-
-def _kinds(dim: Dim) -> set[str]:
-    return {factor.partition(":")[0] for factor in dim.factors} if isinstance(dim, Sym) else set()
 
 
 def broadcast_dim(a: Dim, b: Dim) -> Dim:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from autograph_rewrite.analysis.answer import Answer
+from autograph_rewrite.analysis.dims import is_open
 from autograph_rewrite.analysis.fact import REPLICATED, Fact
 from autograph_rewrite.analysis.loops import runs, trips_of
 from autograph_rewrite.analysis.propagate import Propagation, is_pinned
@@ -238,7 +239,7 @@ class _Work:
         facts = [*answer.inputs, *answer.outputs]
         if not any(dtypes.base(fact.dtype) in dtypes.INEXACT for fact in facts):
             return 0.0
-        shapes = [_shape(fact, sizes) for fact in facts]
+        shapes = [whole_shape(fact, sizes) for fact in facts]
         count = len(answer.inputs)
         return work_of(node, shapes[:count], shapes[count:], 0.0).flops
 
@@ -252,11 +253,11 @@ class _Work:
         return bound
 
 
-def _shape(fact: Fact, sizes: Sizes) -> Shape:
-    """Return the shape of the whole value; an unknown first dimension counts examples: weights have none."""
+def whole_shape(fact: Fact, sizes: Sizes) -> Shape:
+    """Return the shape of the whole value; an open first dimension counts examples: weights have none."""
     if fact.shape is None:
         return (sizes.batch,)
-    if fact.shape and fact.shape[0] is None:
+    if fact.shape and (fact.shape[0] is None or is_open(fact.shape[0])):
         return (sizes.batch, *(sizes.number(dim) for dim in fact.shape[1:]))
     return sizes.shape(fact)
 
@@ -331,7 +332,7 @@ class _Causes:
             return None  # what comes around the loop is not known yet, and what goes in says nothing
         found = dependent or found
         if len({self._of[value.node] for value in found}) > 1:
-            found.sort(key=lambda value: -math.prod(_shape(self._state.facts[value], TYPICAL)))
+            found.sort(key=lambda value: -math.prod(whole_shape(self._state.facts[value], TYPICAL)))
         return self._of[found[0].node] if found else None
 
     def _source(self, node: Node, work: _Work) -> str | None:

@@ -140,14 +140,13 @@ def analyse(graph: Graph, item: GraphItem, plan: Plan, run: Run | None = None) -
         if not marked:
             break
         if attempt == MAX_DECOMPOSITIONS:
-            node = marked[0]
-            raise PassError(f"op {node.op} still mixes examples after it was decomposed", node=node)
+            raise PassError(f"op {marked[0].op} still mixes examples after it was decomposed", node=marked[0])
         with run.step("decompose"):
             decompose(
                 graph,
                 marked,
                 facts=state.facts,
-                looped=frames_of(state.order),
+                looped=state.looped,
                 local_batch_norm=semantics.batch_norm == "local",
                 replicas=plan.instances,
                 batch=static,
