@@ -31,18 +31,32 @@ CHOSEN = (
     Trouble("keras", "replicas", "chief", "stopped", "step"),
     Trouble("session", "served", "server", "stopped", "start"),
     Trouble("function", "stages", "chief", "stranger", "step"),
+    Trouble("session", "replicas", "chief", "absent", "met"),
+    Trouble("session", "replicas", "chief", "stopped", "open"),
+    Trouble("keras", "replicas", "chief", "stopped", "met"),
 )
-MATRIX = tuple(
-    Trouble(mode, kind, role, fault, when)
-    for mode in MODES
-    for kind, roles in KINDS.items()
-    for role in roles
-    for fault in FAULTS
-    for when in ("start", "step")
-) + tuple(
-    Trouble("function", "replicas", role, "stranger", "start", stranger)
-    for role in ("chief", "worker")
-    for stranger in ("web", "other")
+MATRIX = (
+    tuple(
+        Trouble(mode, kind, role, fault, when)
+        for mode in MODES
+        for kind, roles in KINDS.items()
+        for role in roles
+        for fault in FAULTS
+        for when in ("start", "step")
+    )
+    + tuple(
+        Trouble(mode, kind, "chief", fault, when)
+        for mode, kind, when in (
+            *((mode, kind, "met") for mode in MODES for kind in KINDS),
+            *(("session", kind, "open") for kind in KINDS),
+        )
+        for fault in ("absent", "stopped")
+    )
+    + tuple(
+        Trouble("function", "replicas", role, "stranger", "start", stranger)
+        for role in ("chief", "worker")
+        for stranger in ("web", "other")
+    )
 )
 
 
@@ -57,7 +71,7 @@ def test_who_is_in_trouble_is_named_in_time(trouble: Trouble, jobs: Jobs) -> Non
     outcome = run(trouble, jobs, PATIENCE)
     outputs = "\n=====\n".join(worker.output[-2500:] for worker in outcome.left)
     named = re.compile(rf"ClusterError: worker \d waited (for|\S+ s for) .*{trouble.name} \(")
-    limit = PATIENCE + GRACE + (START if trouble.when == "start" else 0)
+    limit = PATIENCE + GRACE + (0 if trouble.when == "step" else START)
     in_time = all(seconds <= limit for seconds in outcome.seconds)
     ends = all(worker.code == 1 and named.search(worker.output) for worker in outcome.left)
     table = os.environ.get("CHAOS_TABLE")

@@ -15,6 +15,7 @@ from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime import cluster
 from autograph_rewrite.runtime.missing import missing
 from autograph_rewrite.runtime.peers import Lookout
+from autograph_rewrite.runtime.relay import abandon
 from autograph_rewrite.runtime.watchdog import Closing, Watchdog
 
 Array = np.ndarray[Any, Any]
@@ -84,11 +85,11 @@ class Exchange:
             self._has_met = True
         options = self._tf.compat.v1.RunOptions(timeout_in_ms=int(self._seconds * 1e3))
         options.experimental.collective_graph_key = self._group
-        self._watchdog.start()
+        session, feeds = self._session, {self._given: value}
         try:
-            result: Array = self._session.run(self._total, {self._given: value}, options=options)
+            result: Array = self._watchdog.run(lambda: session.run(self._total, feeds, options=options))
         except self._tf.errors.OpError as error:
+            if self._watchdog.expired:
+                abandon(session)
             raise missing(self._member, what, self._seconds, error, self._watchdog.lost) from error
-        finally:
-            self._watchdog.stop()
         return result

@@ -206,9 +206,9 @@ class DistributedSession:
         if self._problem is not None:
             raise self._problem
         session = self.tf_session if alone else self._session
-        watchdog.start()
         try:
-            return session.run(fetches, feeds, options=options)
+            wanted = tuple(getattr(fetch, "name", "") for fetch in self._tf.nest.flatten(fetches))
+            return watchdog.run(lambda: session.run(fetches, feeds, options=options), wanted)
         except self._tf.errors.OpError as error:
             if not watchdog.expired and not is_of_the_job(error):
                 raise
@@ -217,8 +217,6 @@ class DistributedSession:
             self._problem = missing(self._member, what, watchdog.seconds, error, watchdog.lost, differs)
             self._session.abandon() if isinstance(self._session, Driven) else abandon(self._session)
             raise self._problem from error
-        finally:
-            watchdog.stop()
 
     def _clear_servers(self) -> None:
         """Let all workers go on with empty servers; all have come here."""

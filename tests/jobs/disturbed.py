@@ -24,6 +24,7 @@ TRAINING = "tests/jobs/training.py"
 ROLES = {"chief": 0, "worker": 1, "server": 2}
 """The processes of a job of two workers and, perhaps, a parameter server."""
 FAULTS = ("absent", "stopped", "cut", "stranger")
+SIGNALS = {"absent": signal.SIGKILL, "stopped": signal.SIGSTOP}
 LIMIT = 180
 
 
@@ -136,7 +137,8 @@ class Trouble:
         kind: how the job is distributed: "replicas", "served" or "stages".
         role: of who gets into trouble.
         fault: what becomes of it.
-        when: "start" or "step".
+        when: "start" or "step"; of worker 0, also once it has "met" worker 1, or worker 1 has an "open" session: then
+            it is the one who disturbs.
         stranger: what kind of stranger.
     """
 
@@ -182,6 +184,8 @@ def run(trouble: Trouble, jobs: Jobs, patience: float) -> Outcome:
     count = 3 if trouble.kind == "served" else 2
     strategy = {"served": {"JOB_STRATEGY": "PSLoadBalancing"}, "stages": {"JOB_STAGES": "1"}}.get(trouble.kind, {})
     environ = {"JOB_TIMEOUT": str(patience), "JOB_PAUSE": "0.02", **strategy}
+    if trouble.when in ("met", "open"):
+        environ["JOB_DISTURBS"] = f"{trouble.when}:{SIGNALS[trouble.fault]:d}"
     with ExitStack() as stack:
         network = stack.enter_context(Network(count)) if trouble.fault == "cut" else Network(count)
         at_start = trouble.when == "start"
@@ -204,7 +208,7 @@ def run(trouble: Trouble, jobs: Jobs, patience: float) -> Outcome:
             processes[number] = process
         workers = [processes[number] for number in (0, 1) if number in processes]
         left = [processes[number] for number in (0, 1) if number in processes and number != trouble.victim]
-        if at_start:
+        if trouble.when != "step":
             until(lambda: all("begins" in worker.output or worker.code is not None for worker in left), LIMIT)
         else:
             until(lambda: all("did step 2" in w.output or w.code is not None for w in workers), LIMIT)
@@ -223,10 +227,8 @@ def _said(addresses: Sequence[str], number: int) -> str:
 
 def _disturb(trouble: Trouble, victim: Worker, network: Network, stack: ExitStack) -> None:
     match trouble.fault:
-        case "absent":
-            victim.kill(signal.SIGKILL)
-        case "stopped":
-            victim.kill(signal.SIGSTOP)
+        case "absent" | "stopped":
+            victim.kill(SIGNALS[trouble.fault])
         case "cut":
             for link in network.around(trouble.victim):
                 link.cut()

@@ -10,7 +10,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite import GraphItem
+from autograph_rewrite.runtime.meeting import Meetings
 from tests.jobs import models
 from tests.jobs.job import Array, Job
 from tests.zoo import ZOO
@@ -131,18 +133,45 @@ def loop(job: Job) -> Weights:
     return {name: np.asarray(v) for name, v in built.variables.items()}
 
 
+def disturb_between(job: Job, moment: str, number: int) -> None:
+    """Send worker 0 a signal in the moment that it has answered, or that this worker's session is open."""
+
+    def send() -> None:
+        pid = int((job.folder / "0.pid").read_text())
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+        time.sleep(0.2)  # until its port is closed
+
+    def then_send(act: Callable[..., Any]) -> Callable[..., Any]:
+        def both(*args: Any, **more: Any) -> Any:
+            result = act(*args, **more)
+            send()
+            return result
+
+        return both
+
+    if moment == "met":
+        Meetings.meet = then_send(Meetings.meet)  # type: ignore[method-assign]
+    else:
+        GraphItem.session = then_send(GraphItem.session)  # type: ignore[method-assign]
+
+
 MODES = {"session": session, "function": function, "keras": keras_model, "fit": fit, "loop": loop}
 
 
 def main(mode: str, out: Path) -> None:
     """Train, and write the weights, whole or not at all."""
     job = Job.here(out)
-    (out / f"{job.task}.pid").write_text(str(os.getpid()))
+    server = "ps" if '"type": "ps"' in os.environ.get("TF_CONFIG", "") else ""
+    (out / f"{server}{job.task}.pid").write_text(str(os.getpid()))
     print("begins", flush=True)
     if os.environ.get("JOB_STOPS"):  # its server listens, and answers nobody
         ar.join()
         tf.constant(1.0) + 1.0
         os.kill(os.getpid(), signal.SIGSTOP)
+    if os.environ.get("JOB_DISTURBS") and not job.is_chief:
+        moment, _, number = os.environ["JOB_DISTURBS"].partition(":")
+        disturb_between(job, moment, int(number))
     weights = MODES[mode](job)
     name = f"worker{job.task}" if job.is_rewritten else "single"
     np.savez(out / f"{name}.part.npz", **{key.replace("/", "|"): value for key, value in weights.items()})
