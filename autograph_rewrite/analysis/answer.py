@@ -63,7 +63,7 @@ class Answer(NamedTuple):
 
 def const_fact(node: Node) -> Fact:
     """Return the fact of a constant; small integers are tracked as sizes."""
-    (dtype,) = node.output_dtypes
+    dtype = node.attr("dtype")
     content = node.attr("value")
     if not isinstance(content, np.ndarray):
         shape = content.tensor_shape

@@ -9,6 +9,7 @@ Read off the graph alone, before any plan: strategy builders decide by it where 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -102,6 +103,7 @@ def is_update(node: Node) -> bool:
     return writes_variable(node.op)
 
 
+@functools.cache
 def writes_variable(op: str) -> bool:
     """Return whether ops of a type write variables."""
     return op.startswith(("ResourceApply", "ResourceSparseApply", "ResourceScatter")) or op in (

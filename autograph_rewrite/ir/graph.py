@@ -122,7 +122,7 @@ class Node:
     def attr(self, key: str, default: Any = None) -> Any:
         """Return a decoded attribute; where the node has none, the op's own default, else `default`."""
         raw = self._attrs.get(key)
-        if raw is None:
+        if raw is None and not key.startswith("_"):  # no op declares those
             raw = default_attr(self.op, key)
         if isinstance(raw, PerInstance):
             return tuple(decode(one) for one in raw.raws)
@@ -241,6 +241,7 @@ class Graph:
         self.rest = b""  # other GraphDef fields, encoded
         self.anchors: dict[str, Value] = {}
         self.edits = 0
+        self.known_order: tuple[int, list[Node]] = (-1, [])  # for `topological_order`, with the edits so far
         self.current_pass = ""
         self._suffixes: dict[str, int] = {}
 

@@ -33,11 +33,19 @@ def last_iteration(exit_: Node) -> list[Node]:
 def topological_order(graph: Graph) -> list[Node]:
     """Return the nodes with every producer before its readers; back edges of loops do not count.
 
-    The order is deterministic: depth first in insertion order.
+    The order is deterministic: depth first in insertion order. It is kept until the graph is edited.
 
     Raises:
         GraphError: a cycle outside a loop; the message lists it.
     """
+    edits, order = graph.known_order
+    if edits != graph.edits:
+        order = _in_order(graph)
+        graph.known_order = graph.edits, order
+    return list(order)
+
+
+def _in_order(graph: Graph) -> list[Node]:
     order: list[Node] = []
     done: set[Node] = set()
     opened: set[Node] = set()

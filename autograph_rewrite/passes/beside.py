@@ -10,6 +10,7 @@ It is checked once everything has its device: TensorFlow would say so in its own
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from autograph_rewrite.analysis.roles import PASSES_HANDLES
@@ -34,21 +35,18 @@ def require_beside(graph: Graph, handles: Iterable[str], devices: Sequence[str],
     Raises:
         VerifyError: a node is on another device than a variable that it reads or writes.
     """
-    known = {place: canonical(place) for place in devices}
+    of_each, known = [canonical(place) for place in devices], functools.cache(canonical)
 
-    def canonically(node: Node) -> list[str]:
-        return [known.get(place) or known.setdefault(place, canonical(place)) for place in places(node)]
-
-    def places(node: Node) -> Sequence[str]:
+    def places(node: Node) -> list[str]:
         if node.span is Span.ONCE:
-            return (node.device,)
-        return (elsewhere[node],) if node in elsewhere else devices
+            return [known(node.device)]
+        return [known(elsewhere[node])] if node in elsewhere else of_each
 
     for name in handles:
         handle = graph.nodes.get(name)
-        home = canonically(handle) if handle is not None else []
+        home = places(handle) if handle is not None else []
         for node in _uses(handle) if handle is not None else ():
-            mine = canonically(node)
+            mine = places(node)
             if not _meet(mine, home):
                 problem = f"'{node.name}' runs on {mine[0]}, but '{name}', which it reads or writes, is on {home[0]}"
                 raise VerifyError(problem, node=node, hint=REPORT)
@@ -81,11 +79,11 @@ def stay_at_tables(graph: Graph, elsewhere: dict[Node, str], home: str) -> None:
             node = node.inputs[0].node
 
 
-def _meet(mine: Sequence[str], home: Sequence[str]) -> bool:
+def _meet(mine: list[str], home: list[str]) -> bool:
     """Return whether each instance finds its variable on its own device."""
     if len(home) == 1 or len(mine) == 1:  # one variable for all, or one reader of the first replica's
         return all(place == home[0] for place in mine)
-    return list(mine) == list(home)
+    return mine == home
 
 
 def _uses(handle: Node) -> Iterator[Node]:

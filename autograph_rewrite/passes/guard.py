@@ -61,10 +61,9 @@ def guard_empty_blocks(context: Context, blocks: Blocks, blocks_at: Callable[[No
     for node in context.state.order:
         if node.span is not Span.EACH:
             continue
-        one_dnn = context.state.facts[node.output()].dtype in ONEDNN_TYPES if node.output_dtypes else False
-        if node.op in REFUSES_EMPTY or (node.op in NEEDS_A_ROW and one_dnn):
+        if node.op in REFUSES_EMPTY or (node.op in NEEDS_A_ROW and _is_one_dnn(context, node)):
             guard.give_a_row(node)
-        elif node.op == "Conv2DBackpropFilter" and one_dnn:
+        elif node.op == "Conv2DBackpropFilter" and _is_one_dnn(context, node):
             guard.give_a_row_with_bias(node)
         elif node.op.startswith("FusedBatchNorm") and "Grad" not in node.op and node.attr(BLOCK_STATISTICS, False):
             for index in (1, 2):
@@ -77,6 +76,11 @@ def guard_empty_blocks(context: Context, blocks: Blocks, blocks_at: Callable[[No
             for index, fact in enumerate(context.state.answers[node].outputs):
                 if fact.placement == PARTIAL:
                     guard.zeros_when_empty(node.output(index))
+
+
+def _is_one_dnn(context: Context, node: Node) -> bool:
+    """Return whether a convolution's kernel is oneDNN's."""
+    return context.state.facts[node.output()].dtype in ONEDNN_TYPES
 
 
 class _Guard:

@@ -20,7 +20,15 @@ from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.frames import unconditional
 from autograph_rewrite.ir.graph import ORIGIN_ATTR, Graph, Node, Select, Span
 from autograph_rewrite.ir.resources import READS
-from autograph_rewrite.ir.walk import BACK_EDGES, EXITS, ancestors, last_iteration, marks_before, topological_order
+from autograph_rewrite.ir.walk import (
+    BACK_EDGES,
+    EXITS,
+    ancestors,
+    dependencies,
+    last_iteration,
+    marks_before,
+    topological_order,
+)
 
 REPORT = "report this, with the graph and the plan"
 
@@ -71,8 +79,9 @@ def order_accesses(graph: Graph, recorded: AccessOrder, repeated: Iterable[Node]
     """
     order = topological_order(graph)
     certain = unconditional(order)
-    found = {node: original for node in order if node in certain and (original := _original(graph, node, recorded))}
-    alone = {_original(graph, node, recorded) for node in repeated}
+    accesses = [node for node in order if _is_access(node) and node in certain]
+    found = {node: original for node in accesses if (original := _original(graph, node, recorded))}
+    alone = {_original(graph, node, recorded) for node in repeated if _is_access(node)}
     pairs = [pair for pair in _pairs(found, recorded) if not alone.issuperset(found[node] for node in pair)]
     marks = {node: 1 << i for i, node in enumerate(dict.fromkeys(node for pair in pairs for node in pair))}
     sound = _before_on_every_replica(order, marks)
@@ -100,9 +109,7 @@ def _is_access(node: Node) -> bool:
 
 
 def _original(graph: Graph, node: Node, recorded: AccessOrder) -> Node | None:
-    """Return the access of the original graph that a node is, or stands for."""
-    if not _is_access(node):
-        return None
+    """Return the access of the original graph that an access is, or stands for."""
     current: Node | None = node
     for _ in range(len(graph)):
         if current is None or current in recorded.bits:
@@ -132,24 +139,25 @@ def _pairs(found: Mapping[Node, Node], recorded: AccessOrder) -> Iterator[tuple[
 
 
 def _before_on_every_replica(order: Iterable[Node], marks: Mapping[Node, int]) -> dict[Node, int]:
-    """Return the marks of all nodes of which every instance runs before each instance of a node that may read it."""
+    """Return, for each node, its marks and those of what has run in every instance before any instance of the node."""
     found: dict[Node, int] = {}
     for node in order:
         mask = 0
         for producer in _awaited_on_every_replica(node):
-            mask |= found[producer] | marks.get(producer, 0)
-        found[node] = mask
+            mask |= found[producer]
+        found[node] = mask | marks.get(node, 0)
     return found
 
 
-def _awaited_on_every_replica(node: Node) -> Iterator[Node]:
-    """Yield what a node waits for, but not what it takes from one replica only."""
-    for index, value in enumerate(node._inputs):
-        producer = value.node
-        if producer.op in BACK_EDGES:
-            continue
-        if node.span is Span.EACH or producer.span is Span.ONCE or node.selects.get(index) is Select.ALL:
-            yield producer
+def _awaited_on_every_replica(node: Node) -> Iterable[Node]:
+    """Return what a node waits for, but not what it takes from one replica only."""
+    if node.span is Span.EACH:
+        return dependencies(node)
+    found = [
+        value.node
+        for index, value in enumerate(node._inputs)
+        if value.node.op not in BACK_EDGES and (value.node.span is Span.ONCE or node.selects.get(index) is Select.ALL)
+    ]
     if node.op in EXITS:
-        yield from last_iteration(node)
-    yield from node._controls
+        found += last_iteration(node)
+    return [*found, *node._controls]

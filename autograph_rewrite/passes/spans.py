@@ -28,13 +28,16 @@ def differs_by_replica(state: Propagation, node: Node, future_splits: Container[
     if answer.constant:  # it stays only where something waits for it
         return True
     made = [node.output(i) for i in range(len(answer.outputs))]
-    if any(state.source(value).placement.differs or value in future_splits for value in made):
-        return True
+    for value in made:  # of every node of the graph: a generator would cost as much again
+        if state.source(value).placement.differs or value in future_splits:
+            return True
     for index, value in enumerate(node.inputs):
         fact = state.facts[value]
         if fact.cell and state.cells.get(fact.cell, fact).placement.differs:
             return True
         if index not in answer.wants and fact.placement.differs and answer.outputs and node.op not in _SIZES:
             return True
-    cells = [state.facts[value].cell for value in made] if state.cells else []
+    if not state.cells:
+        return False
+    cells = [state.facts[value].cell for value in made]
     return any(cell in state.cells and state.cells[cell].placement.differs for cell in cells)
