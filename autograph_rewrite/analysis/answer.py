@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autograph_rewrite.analysis.dims import Dim, any_local, is_local, local_symbol, to_global
+from autograph_rewrite.analysis.dims import Dim, any_local, is_local, joined, local_symbol, to_global
 from autograph_rewrite.analysis.fact import ANY, LOCAL, PARTIAL, REPLICATED, UNKNOWN, Fact, Placement, Shape
 from autograph_rewrite.analysis.rules import TABLE
 from autograph_rewrite.analysis.rules.base import (
@@ -33,6 +33,7 @@ from autograph_rewrite.analysis.rules.base import (
 from autograph_rewrite.analysis.rules.blockwise import BLOCKWISE, place_blockwise
 from autograph_rewrite.analysis.rules.rows_apart import ROWS_APART, place_rows_apart
 from autograph_rewrite.analysis.rules.sizes import MEASURES
+from autograph_rewrite.analysis.segments import are_lost, read_whole
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.graph import Node
@@ -92,6 +93,29 @@ def answer(node: Node, inputs: tuple[Fact, ...], cells: Mapping[int, Fact], sema
     if any(f.placement == UNKNOWN for f in inputs) and node.op not in MERGES:
         return Answer(tuple(Fact(UNKNOWN, dtype) for dtype in dtypes_out))
     n = Op(node.op, node.attr, inputs, dtypes_out, _static_shapes(node, len(dtypes_out)), semantics, cells)
+    if semantics.segments and any(f.is_segmented for f in inputs):
+        return _of_segments(node, n, rule)
+    found = _answer(node, n, rule)
+    if semantics.segments and are_lost(n.op, (), found.outputs):
+        return _conclude(node, n, None, whole(n), "")
+    return found
+
+
+def _of_segments(node: Node, n: Op, rule: Rule | None) -> Answer:
+    """Answer for a node that reads blocks with segments, or their sizes: whole, where its rule does not keep them."""
+    apart = read_whole(n, rule)
+    seen = n._replace(
+        inputs=tuple(convert(f, REPLICATED, n.semantics.batch) if i in apart else f for i, f in enumerate(n.inputs))
+    )
+    found = _answer(node, seen, rule)
+    wants = {**dict.fromkeys(apart, REPLICATED), **found.wants}
+    after = [convert(f, wants[i], n.semantics.batch) if i in wants else f for i, f in enumerate(n.inputs)]
+    if are_lost(n.op, after, found.outputs):
+        return _conclude(node, n, None, whole(n), "")
+    return found._replace(inputs=n.inputs, wants=wants)
+
+
+def _answer(node: Node, n: Op, rule: Rule | None) -> Answer:
     if OF_BLOCK in node.attrs:
         return _of_block(node, n, rule)
     try:
@@ -181,7 +205,7 @@ def convert(fact: Fact, want: Want, batch: int | None) -> Fact:
         shape = tuple(to_global(dim, batch) for dim in shape)
     if isinstance(want, Slice):
         if shape is not None:
-            block = local_symbol()._replace(coef=want.unit)
+            block = joined(want.segments or (want.unit,))
             shape = (*shape[: want.dim], block, *shape[want.dim + 1 :])
         return fact._replace(placement=Placement("split", want.dim), shape=shape, value=None)
     value_after = fact.value

@@ -35,7 +35,10 @@ def put(state: Propagation, node: Node, answer: Answer) -> bool:
     cell = state.facts[node.inputs[container]].cell
     if not cell:
         return False
-    state.puts.setdefault(cell, {})[node] = element(node.op, state.facts[node.inputs[index]])
+    fact = state.facts[node.inputs[index]]
+    if fact.is_segmented:
+        fact = _whole(state, fact)  # as it is read
+    state.puts.setdefault(cell, {})[node] = element(node.op, fact)
     return _update(state, cell)
 
 

@@ -3,12 +3,19 @@
 `b` is the number of examples in this replica's block, `B` in the whole batch. A size that contains `b` differs between
 replicas. Every other symbol, such as `T:x/1` for an open dimension of x, has one value everywhere: equal symbols are
 equal sizes. Sizes outside this form (b - 1, max(b, 8)) are None: unknown.
+
+`b[1,2]` is the size of a block with segments: rows of a first part, one for each example, then rows of a second, two
+for each. It differs from `3*b`, so that what has other rows never lines up with it; of the whole both are `3*B`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
+from math import gcd
 from typing import NamedTuple
+
+from autograph_rewrite.ir.claims import SEGMENTS, segment_rows
 
 LOCAL_MARK = "b"
 BLOCK = "b"
@@ -108,6 +115,8 @@ def to_global(dim: Dim, batch: int | None) -> Dim:
         return dim
     rest = tuple(f for f in dim.factors if not f.startswith(LOCAL_MARK))
     (mine,) = (f for f in dim.factors if f.startswith(LOCAL_MARK))
+    if parts := segment_rows(mine):
+        return to_global(Sym(dim.coef * sum(parts), (*rest, BLOCK)), batch)
     if mine == BLOCK and batch is not None:
         return times(dim.coef * batch, Sym(1, rest)) if rest else dim.coef * batch
     return Sym(dim.coef, tuple(sorted((*rest, BATCH + mine[len(BLOCK) :]))))
@@ -170,3 +179,56 @@ def is_whole_of(dim: Dim, block: Dim, batch: int | None) -> bool:
 def unit(dim: Dim) -> int | None:
     """Return c where the size is `c * b` with `b` the common block size; None otherwise."""
     return dim.coef if isinstance(dim, Sym) and dim.factors == (BLOCK,) else None
+
+
+def joined(parts: Sequence[int]) -> Sym:
+    """Return the size of a block with a segment for each part, of which one example has so many rows."""
+    common = gcd(*parts)
+    if len(parts) == 1:
+        return Sym(common, (BLOCK,))
+    return Sym(common, (f"{SEGMENTS}{','.join(str(rows // common) for rows in parts)}]",))
+
+
+def is_segmented(dim: Dim) -> bool:
+    """Return whether a size is that of a block with segments."""
+    return isinstance(dim, Sym) and any(factor.startswith(SEGMENTS) for factor in dim.factors)
+
+
+def segments(dim: Dim) -> tuple[int, ...]:
+    """Return the rows that each example has in each segment; nothing where there are no segments, or nobody knows."""
+    if not isinstance(dim, Sym) or len(dim.factors) != 1:
+        return ()
+    return tuple(dim.coef * rows for rows in segment_rows(dim.factors[0]))
+
+
+def parts(dim: Dim) -> tuple[int, ...]:
+    """Return the same, and one segment for a block of rows that follow each other."""
+    rows = unit(dim)
+    return segments(dim) if rows is None else (rows,)
+
+
+def rows_per_example(dim: Dim) -> int | None:
+    """Return how many rows of a block one example has, in all of its segments; None where that is not known."""
+    return sum(parts(dim)) or None
+
+
+def between_seams(dim: Dim, begin: int, end: int) -> Dim:
+    """Return the size of what a block has from one seam between segments to another; None where there is no seam.
+
+    Args:
+        dim: the size of the block.
+        begin: where it begins: rows per example.
+        end: where it ends.
+    """
+    rows = segments(dim)
+    seams = [0, *accumulate(rows)]
+    if not rows or begin not in seams or end not in seams or begin >= end:
+        return None
+    return joined([rows[i] for i, (a, b) in enumerate(pairwise(seams)) if begin <= a and b <= end])
+
+
+def seam(entry: Dim, batch: int | None) -> int | None:
+    """Return at how many rows per example a bound lies; None where that is not known."""
+    if isinstance(entry, int):
+        return 0 if entry == 0 else entry // batch if batch and entry > 0 and entry % batch == 0 else None
+    return rows_per_example(entry)

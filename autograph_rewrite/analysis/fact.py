@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from autograph_rewrite.analysis.dims import Dim, any_local
+from autograph_rewrite.analysis.dims import Dim, any_local, is_segmented
 
 
 class Placement(NamedTuple):
@@ -97,6 +97,11 @@ class Fact(NamedTuple):
     def is_local(self) -> bool:
         """Whether it is a size of this replica's block."""
         return self.placement.kind == "local"
+
+    @property
+    def is_segmented(self) -> bool:
+        """Whether it is a block with segments, or tells the size of one."""
+        return any(is_segmented(dim) for dim in (*(self.shape or ()), *(self.value or ())))
 
     @property
     def split_size(self) -> Dim:

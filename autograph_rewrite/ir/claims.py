@@ -8,12 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 from autograph_rewrite.ir.graph import Graph
 
 Dim = Any
 """A size: an integer, a pair (constant, symbols) of which those that begin with `b` count a block, or None."""
+
+SEGMENTS = "b["
+"""How the symbol of a block begins that has a segment of each of several parts: `b[1,2]` counts one row of the first
+part, and two of the second, for each example."""
+
+
+@cache
+def segment_rows(symbol: str) -> tuple[int, ...]:
+    """Return how many rows of each segment one example has, by the symbol of a block; nothing if it has none."""
+    if not symbol.startswith(SEGMENTS):
+        return ()
+    return tuple(int(rows) for rows in symbol[len(SEGMENTS) : -1].split(","))
 
 
 class Claim(NamedTuple):
@@ -51,12 +64,14 @@ class Read(NamedTuple):
         dim: the dimension of a block; or the position of the entry of a shape.
         unit: rows of each example in the block.
         size: what the entry of a shape has to be.
+        segments: rows of each example in each segment of a block, in the place of `unit`.
     """
 
     kind: str
     dim: int = 0
     unit: int = 1
     size: Dim = None
+    segments: tuple[int, ...] = ()
 
 
 OWN = Read("own")

@@ -18,7 +18,7 @@ the first of which is the m-th of the replica. They are as many as in the m-th o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any
@@ -66,6 +66,7 @@ class Blocks:
         self._axis = axis
         self._keys = keys
         self._scaled: dict[tuple[str, int], Value] = {}
+        self._orders: dict[tuple[int, ...], Value] = {}
         self.interleaved = context.plan.microbatches > 1 and context.plan.interleaved
 
     @property
@@ -300,6 +301,12 @@ class Blocks:
             rows = self._add(span, "AddV2", f"{what}_table", [rows, offsets], {})
             self._scaled[key] = self._add(span, "Reshape", f"{what}_all", [rows, line], {})
         return self._scaled[key]
+
+    def ordered(self, key: tuple[int, ...], make: Callable[[], Value]) -> Value:
+        """Return what puts the segments of these blocks in order, made once."""
+        if key not in self._orders:
+            self._orders[key] = make()
+        return self._orders[key]
 
     @cached_property
     def begin(self) -> Value:

@@ -87,7 +87,7 @@ def _as_read(want: Want | None) -> Read:
     if isinstance(want, LocalEntry):
         return Read("entry", want.position, 1, want.size)
     if isinstance(want, Slice):
-        return Read("split", want.dim, want.unit)
+        return Read("split", want.dim, want.unit, None, want.segments)
     if want == PARTIAL:
         return Read("partial")
     return Read(want.kind, want.dim)

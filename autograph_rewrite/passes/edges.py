@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from autograph_rewrite.analysis.dims import is_local, unit
+from autograph_rewrite.analysis.dims import is_local, rows_per_example
 from autograph_rewrite.analysis.fact import PARTIAL, REPLICATED, Fact, Shape
 from autograph_rewrite.analysis.propagate import Propagation, is_pinned
 from autograph_rewrite.analysis.roles import PASSES_HANDLES, handle_of, is_update
@@ -128,7 +128,7 @@ def _sizes_edge(value: Value, reason: str, numbers: int = 1) -> EdgePlan:
 
 def _knows_rows(state: Propagation, value: Value) -> bool:
     """Return whether the rows of a split value follow from the number of examples."""
-    return value in state.whole_inputs or unit(state.source(value).split_size) is not None
+    return value in state.whole_inputs or rows_per_example(state.source(value).split_size) is not None
 
 
 def _without_statistics(state: Propagation, found: dict[tuple[str, str], EdgePlan]) -> dict[tuple[str, str], EdgePlan]:
@@ -215,7 +215,7 @@ def _lowering(plan: Plan, fact: Fact, target: str) -> str:
         return "local_size"
     crosses = len(plan.processes) > 1
     if fact.is_local:
-        counted = any(unit(entry) is None for entry in fact.value or () if is_local(entry))
+        counted = any(rows_per_example(entry) is None for entry in fact.value or () if is_local(entry))
         return "host_reduce" if crosses and counted else "global_size"
     mirrored = plan.mode == "mirrored" and plan.replicas > 1
     if fact.placement.is_partial:
@@ -225,7 +225,7 @@ def _lowering(plan: Plan, fact: Fact, target: str) -> str:
         if crosses:
             return "host_reduce"
         return "add_n" if fact.placement == PARTIAL else "fold"
-    if mirrored and can_gather_collectively(fact, unit(fact.split_size), plan.devices):
+    if mirrored and can_gather_collectively(fact, rows_per_example(fact.split_size), plan.devices):
         return "collective_gather"
     return "host_gather" if crosses else "concat"
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import numpy as np
 
 from autograph_rewrite.analysis.answer import convert
-from autograph_rewrite.analysis.dims import unit
+from autograph_rewrite.analysis.dims import rows_per_example
 from autograph_rewrite.analysis.fact import PARTIAL, Fact
 from autograph_rewrite.analysis.rules.base import AVERAGE, OF_BLOCK, SUM
 from autograph_rewrite.analysis.rules.empty import REFUSES_EMPTY, UNDEFINED_WHEN_EMPTY
@@ -127,7 +127,7 @@ class _Guard:
 
     def _rows(self, node: Node, value: Value, fact: Fact) -> Value:
         """Return the number of rows of a block: so many for each example, or measured."""
-        rows = unit(fact.split_size)
+        rows = rows_per_example(fact.split_size)
         if rows is not None:
             return self._context.bring(self._blocks_at(node).rows("count", rows), value)
         dim = fact.placement.dim

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from autograph_rewrite.analysis.fact import REPLICATED, Placement
+from autograph_rewrite.analysis.dims import segments
+from autograph_rewrite.analysis.fact import REPLICATED, Fact, Placement
 from autograph_rewrite.ir.graph import Graph, Node, Span, Value
 from autograph_rewrite.passes.expand import instance_name
 
@@ -16,10 +17,12 @@ class View(NamedTuple):
     Attributes:
         tensors: its instances in the rewritten graph, one per replica, or a single one.
         placement: how they combine; replicated ones are all the same.
+        segments: rows of each example in each segment of a block, where it has more than one.
     """
 
     tensors: tuple[str, ...]
     placement: Placement
+    segments: tuple[int, ...] = ()
 
 
 class Layout:
@@ -28,7 +31,7 @@ class Layout:
     Args:
         graph: the folded graph as it was expanded.
         common: nodes whose instances hold the same value.
-        placements: of the original values, where instances differ.
+        facts: of the original values, where instances differ.
         aliases: what took the place of original values.
         replicas: how many instances there are.
         feeds: placeholders of the original graph, also those that no step needs.
@@ -43,7 +46,7 @@ class Layout:
         self,
         graph: Graph,
         common: set[Node],
-        placements: dict[Value, Placement],
+        facts: Mapping[Value, Fact],
         aliases: dict[Value, Value],
         replicas: int,
         feeds: frozenset[str] = frozenset(),
@@ -56,7 +59,7 @@ class Layout:
     ) -> None:
         self._graph = graph
         self._common = common
-        self._placements = {value.name: placement for value, placement in placements.items()}
+        self._held = {value.name: (fact.placement, segments(fact.split_size)) for value, fact in facts.items()}
         self._aliases = {value.name: new.name for value, new in aliases.items()}
         self._moved = moved or {}
         self.replicas = replicas
@@ -81,9 +84,9 @@ class Layout:
         if self._hidden:
             return None
         names = tuple(instance_name(node, r, self._common, self._micro) + suffix for r in range(self.replicas))
-        placement = self._placements.get(original, REPLICATED)
+        placement, parts = self._held.get(original, (REPLICATED, ()))
         scattered = (self._partial and placement.differs) or (self._interleaved and placement.is_split)
-        return None if scattered else View(names, placement)
+        return None if scattered else View(names, placement, parts)
 
     def instances(self, node_name: str) -> tuple[str, ...]:
         """Return the instances of a node."""

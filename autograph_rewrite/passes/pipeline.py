@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from autograph_rewrite.analysis import cut
-from autograph_rewrite.analysis.fact import LOCAL, Placement
+from autograph_rewrite.analysis.fact import LOCAL, Fact
 from autograph_rewrite.analysis.once import mark_whole
 from autograph_rewrite.analysis.own import block_statistics, mark_statistics
 from autograph_rewrite.analysis.propagate import Propagation, notes, propagate, revise
@@ -66,6 +66,7 @@ from autograph_rewrite.passes.required import require_no_servers, require_traini
 from autograph_rewrite.passes.reshard import Reshard, assign_spans
 from autograph_rewrite.passes.rows_apart import mark_rows_apart
 from autograph_rewrite.passes.run import Observer, Run
+from autograph_rewrite.passes.segments import may_have_segments
 from autograph_rewrite.passes.served import served_by
 from autograph_rewrite.passes.stages import assign_stages
 from autograph_rewrite.plan.plan import Plan
@@ -130,7 +131,7 @@ def analyse(graph: Graph, item: GraphItem, plan: Plan, run: Run | None = None) -
     run = run or Run(graph)
     mark_rows_apart(graph)
     batch, static = batch_values(graph, item, plan)
-    semantics = Semantics(plan.semantics.random, plan.semantics.batch_norm, static)
+    semantics = Semantics(plan.semantics.random, plan.semantics.batch_norm, static, may_have_segments(plan))
     with run.step("propagate"):
         state = propagate(graph, batch, semantics)
     if semantics.batch_norm == "local" and plan.microbatches > 1:  # replicas alone divide fused ones only
@@ -253,7 +254,7 @@ def _rewrite(
         guard_empty_blocks(context, blocks, reshard.blocks_at)
         repeated = update_in_turn(context, reshard, averages, outputs, (*item.targets, *item.keep))
     common = {node for node in graph if node.span is Span.EACH and not _holds_own(context, node)}
-    placements = _placements(state)
+    spread = _spread(state)
     with run.step("merge"):
         merge_outputs(context, reshard, outputs)
         effects = merge_kept(context, reshard, item.keep)
@@ -312,7 +313,7 @@ def _rewrite(
     layout = Layout(
         graph,
         common,
-        placements,
+        spread,
         context.aliases,
         len(instances),
         feeds,
@@ -359,11 +360,9 @@ def _holds_own(context: Context, node: Node) -> bool:
     return any(context.fact(node.output(i)).placement.differs for i in range(len(answer.outputs)))
 
 
-def _placements(state: Propagation) -> dict[Value, Placement]:
-    placements = ((value, state.source(value).placement) for value in state.facts)
-    return {
-        value: placement for value, placement in placements if placement.differs and placement not in (LOCAL, OWN_VALUE)
-    }
+def _spread(state: Propagation) -> dict[Value, Fact]:
+    facts = ((value, state.source(value)) for value in state.facts)
+    return {v: fact for v, fact in facts if fact.placement.differs and fact.placement not in (LOCAL, OWN_VALUE)}
 
 
 def resolve(item: GraphItem, plan: Plan, batch: int | None = None) -> Plan:

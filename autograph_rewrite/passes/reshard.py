@@ -13,7 +13,7 @@ import numpy as np
 
 from autograph_rewrite.analysis.batch_groups import batch_groups
 from autograph_rewrite.analysis.containers import future_splits
-from autograph_rewrite.analysis.dims import is_local, unit
+from autograph_rewrite.analysis.dims import is_local, rows_per_example, segments
 from autograph_rewrite.analysis.fact import PARTIAL, REPLICATED, Fact, split
 from autograph_rewrite.analysis.propagate import is_pinned
 from autograph_rewrite.analysis.rules.base import LocalEntry, Slice, Want
@@ -31,6 +31,7 @@ from autograph_rewrite.passes.fold import fold
 from autograph_rewrite.passes.gather import gather_collective, gather_once, gather_parts
 from autograph_rewrite.passes.keys import Keys
 from autograph_rewrite.passes.predicates import common_predicate
+from autograph_rewrite.passes.segments import in_order, piece_with_segments
 from autograph_rewrite.passes.spans import differs_by_replica
 from autograph_rewrite.plan.lowerings import CROSSING
 from autograph_rewrite.plan.parts import EdgePlan
@@ -84,7 +85,7 @@ class Reshard:
         self._blocks_of: dict[Value, Blocks] = {blocks.source: blocks}
         self._keys = keys
         self._whole: dict[Value, Value] = {}
-        self._pieces: dict[tuple[Value, int, int, Value], Value] = {}
+        self._pieces: dict[tuple[Value, Slice, Value], Value] = {}
         self._terms: dict[Value, Value] = {}
         self._predicates: dict[Value, Value] = {}
         self._carried: dict[Node, Want | None] = {}  # what brings values to the Merge of a loop
@@ -178,7 +179,7 @@ class Reshard:
         if isinstance(want, LocalEntry):
             return self._local_entry(value, want, reader)
         if isinstance(want, Slice):
-            return self.piece(value, want.dim, want.unit, reader)
+            return self.piece(value, want, reader)
         if want == PARTIAL:
             return self._term(self.whole(value, reader))
         if want == REPLICATED:
@@ -235,13 +236,14 @@ class Reshard:
             if edge is None or edge.lowering != "collective_reduce":
                 return combine.reduce_once(context, value, fact, edge, self._keys)
             return combine.reduce_collective(context, value, fact, edge, self._keys)
+        rows, blocks = rows_per_example(fact.split_size), self.blocks_at(original.node)
         if edge is None or edge.lowering != "collective_gather":
-            return gather_once(
-                context, value, fact, edge, self._keys, self.blocks_at(original.node), unit(fact.split_size)
-            )
-        rows = unit(fact.split_size)
-        assert rows is not None  # plan edges choose this lowering only then
-        return gather_collective(context, value, fact, edge, self._keys, self.blocks_at(original.node), rows)
+            joined = gather_once(context, value, fact, edge, self._keys, blocks, rows)
+        else:
+            assert rows is not None  # plan edges choose this lowering only then
+            joined = gather_collective(context, value, fact, edge, self._keys, blocks, rows)
+        parts = segments(fact.split_size)
+        return in_order(context, joined, parts, fact.placement.dim, blocks) if parts else joined
 
     def _whole_input(self, value: Value, fact: Fact) -> Value:
         """Return a whole batch input, of which several processes hold a part each."""
@@ -266,7 +268,7 @@ class Reshard:
         dtype = dtypes.numpy_dtype(fact.dtype)
         shape = [dim for dim in fact.shape or () if isinstance(dim, int)]
         local = np.array([is_local(entry) for entry in entries]).reshape(shape)
-        units = [unit(entry) if is_local(entry) else 0 for entry in entries]
+        units = [rows_per_example(entry) if is_local(entry) else 0 for entry in entries]
 
         def add(op: str, inputs: list[Value], what: str, **attrs: object) -> Value:
             return context.add(
@@ -311,11 +313,12 @@ class Reshard:
             fixed = add("Mul", [value, const(~local, "is_common")], "common")
         return add("AddV2", [counted, fixed], "global_size")
 
-    def piece(self, value: Value, dim: int, rows: int, reader: Node) -> Value:
-        """Return this replica's block of `dim` of the whole value."""
-        is_input = self._context.state.whole_inputs.get(value) == dim
+    def piece(self, value: Value, want: Slice, reader: Node) -> Value:
+        """Return this replica's block of the whole value."""
+        dim, rows, parts = want
+        is_input = self._context.state.whole_inputs.get(value) == dim and not parts
         blocks = self._measured_on(value) if is_input else self.blocks_at(reader)
-        key = (value, dim, rows, blocks.source)
+        key = (value, want, blocks.source)
         if key not in self._pieces:
             fact = self._context.fact(value)
             combine.refuse_container(value, fact, reader)
@@ -323,6 +326,8 @@ class Reshard:
             if blocks.interleaved:
                 which = blocks.all_rows("examples" if is_input else "whole_examples", rows)
                 self._pieces[key] = combine.rows_at(self._context, whole, which, dim, "block", Span.EACH)
+            elif parts:
+                self._pieces[key] = piece_with_segments(self._context, whole, parts, dim, blocks)
             else:
                 limits = blocks.rows(f"{part}begin", rows), blocks.rows(f"{part}end", rows)
                 self._pieces[key] = combine.rows_between(self._context, whole, value.node.name, dim, limits)
@@ -362,7 +367,7 @@ class Reshard:
     def _local_entry(self, value: Value, want: LocalEntry, reader: Node) -> Value:
         """Return a shape vector whose entry is this replica's size instead of the whole size."""
         context, name = self._context, value.node.name
-        rows = unit(want.size)
+        rows = rows_per_example(want.size)
         fact = context.fact(value)
         (length,) = (dim if isinstance(dim, int) else 0 for dim in fact.shape or ())
         if rows is None:

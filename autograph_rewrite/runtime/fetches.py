@@ -33,12 +33,14 @@ class Fetch(NamedTuple):
     Attributes:
         elements: tensors or operations to run.
         placement: how the values of the tensors combine; None for operations, which have no value.
+        segments: of blocks, if they have some (`passes.layout.View`).
         variable: the variable whose value it is, read on its own; empty where the elements give the value.
         late: the variable is read after the run, else before it.
     """
 
     elements: tuple[Any, ...]
     placement: Placement | None
+    segments: tuple[int, ...] = ()
     variable: str = ""
     late: bool = False
 
@@ -87,9 +89,18 @@ def assemble(fetch: Fetch, got: Sequence[Any]) -> Any:
         return None
     if len(got) == 1 or not fetch.placement.differs:
         return got[0]
+    if fetch.segments:
+        return _in_order(got, fetch.placement.dim, fetch.segments)
     if fetch.placement.is_split:
         return np.concatenate(got, axis=fetch.placement.dim)
     result = got[0]
     for part in got[1:]:
         result = _COMBINE[fetch.placement.op](result, part)
     return result
+
+
+def _in_order(blocks: Sequence[Any], dim: int, segments: Sequence[int]) -> Any:
+    """Return the rows of all blocks, those of the first segment of each before those of the second."""
+    ends = np.cumsum(segments)[:-1]
+    parts = [np.split(block, ends * (block.shape[dim] // sum(segments)), dim) for block in blocks]
+    return np.concatenate([part for segment in zip(*parts, strict=True) for part in segment], axis=dim)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from autograph_rewrite.analysis.dims import Dim
+from autograph_rewrite.analysis.dims import Dim, rows_per_example, segments
 from autograph_rewrite.analysis.fact import REPLICATED, Axes, Fact, Placement, Shape
 
 OF_BLOCK = "_of_block"
@@ -32,11 +32,13 @@ class Semantics(NamedTuple):
         random: "exact" draws what one device would draw; "independent" lets each replica draw its own block.
         batch_norm: "sync" uses the statistics of the whole batch; "local" those of each block.
         batch: number of examples in the whole batch where that is static, else None.
+        segments: blocks may have a segment of each part of a concatenation.
     """
 
     random: str = "exact"
     batch_norm: str = "sync"
     batch: int | None = None
+    segments: bool = False
 
 
 class Op(NamedTuple):
@@ -92,10 +94,20 @@ class LocalEntry(NamedTuple):
 
 
 class Slice(NamedTuple):
-    """A want of a replicated input: this replica's block of `dim`; one example covers `unit` rows of it."""
+    """A want of a replicated input: this replica's block of `dim`; one example covers `unit` rows of it.
+
+    Where it has `segments`, one example covers so many rows of each, and `unit` is the sum.
+    """
 
     dim: int
     unit: int
+    segments: tuple[int, ...] = ()
+
+
+def block_of(dim: int, size: Dim) -> Slice | None:
+    """Return the want of the block of a replicated input; None where the rows of each example are not known."""
+    rows = rows_per_example(size)
+    return None if rows is None else Slice(dim, rows, segments(size))
 
 
 Want = Placement | LocalEntry | Slice

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from autograph_rewrite.analysis.dims import Dim, are_rows, broadcast_dim, is_whole_of, to_global, unit
+from autograph_rewrite.analysis.dims import Dim, are_rows, broadcast_dim, is_whole_of, to_global
 from autograph_rewrite.analysis.fact import PARTIAL, REPLICATED, Shape, split
-from autograph_rewrite.analysis.rules.base import Op, Placed, Rule, Slice, Want, whole
+from autograph_rewrite.analysis.rules.base import Op, Placed, Rule, Want, block_of, whole
 from autograph_rewrite.analysis.rules.elementwise import broadcast
 from autograph_rewrite.ir import dtypes
 
@@ -50,13 +50,13 @@ def _operand_want(n: Op, index: int, at: int | None, label: str, size: Dim, alon
         return REPLICATED if fact.placement.differs else fact.placement
     if fact.placement == split(at) and (are_rows(fact.split_size, size) or alone):
         return fact.placement
-    rows = unit(size)
-    if rows is None:
+    block = block_of(at, size)
+    if block is None:
         return None
     batch = n.semantics.batch
     if label.startswith(STRETCHES) and not is_whole_of(to_global((fact.shape or ())[at], batch), size, batch):
         return None
-    return Slice(at, rows)
+    return block
 
 
 def _split_label(n: Op, labels: Sequence[Labels]) -> tuple[str, Dim] | None:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from autograph_rewrite.analysis.dims import Dim, are_rows, broadcast_dim, is_whole_of, to_global, unit
+from autograph_rewrite.analysis.dims import Dim, are_rows, broadcast_dim, is_whole_of, to_global
 from autograph_rewrite.analysis.fact import PARTIAL, REPLICATED, Placement, Shape, split
-from autograph_rewrite.analysis.rules.base import Op, Placed, Rule, Slice, Want, whole
+from autograph_rewrite.analysis.rules.base import Op, Placed, Rule, Want, block_of, whole
 from autograph_rewrite.analysis.rules.sizes import SIZE_ARITHMETIC, value_binary
 from autograph_rewrite.ir import dtypes
 
@@ -124,10 +124,10 @@ def split_wants(n: Op, indices: Sequence[int], rank: int, dim: int, size: Dim) -
             if placement.differs:
                 wants[i] = REPLICATED
             continue
-        rows, batch = unit(size), n.semantics.batch
-        if rows is None or not is_whole_of(to_global(fact.shape[mine], batch), size, batch):
+        block, batch = block_of(mine, size), n.semantics.batch
+        if block is None or not is_whole_of(to_global(fact.shape[mine], batch), size, batch):
             return None
-        wants[i] = Slice(mine, rows)
+        wants[i] = block
     return wants
 
 
@@ -187,13 +187,11 @@ def place_select(n: Op) -> Placed:
         return _place_broadcast(n, range(3))
     # The vector condition of the old Select chooses rows: it aligns with dimension 0, not with the last one.
     rows = next((f.split_size for f in (condition, *arms) if f.placement == split(0)), None)
-    rows_per_example = unit(rows)
-    if rows_per_example is None:
+    block = block_of(0, rows)
+    if block is None:
         return whole(n)
     wants: dict[int, Want] = {
-        i: Slice(0, rows_per_example)
-        for i, f in enumerate(n.inputs)
-        if not (f.placement == split(0) and f.split_size == rows)
+        i: block for i, f in enumerate(n.inputs) if not (f.placement == split(0) and f.split_size == rows)
     }
     return Placed((split(0),), wants)
 

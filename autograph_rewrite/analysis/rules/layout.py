@@ -18,13 +18,13 @@ from autograph_rewrite.analysis.dims import (
     local_symbol,
     may_be_same,
     product,
+    segments,
     times,
     to_global,
-    unit,
 )
 from autograph_rewrite.analysis.fact import LOCAL, PARTIAL, REPLICATED, Placement, Shape, split
 from autograph_rewrite.analysis.rules import sizes
-from autograph_rewrite.analysis.rules.base import LocalEntry, Op, Placed, Rule, Slice, Want, whole
+from autograph_rewrite.analysis.rules.base import LocalEntry, Op, Placed, Rule, Want, block_of, whole
 
 
 def _sum_stays(n: Op, data: int = 0) -> Placed | None:
@@ -66,6 +66,8 @@ def reshape_split(
         if ahead == before and ahead is not None:
             if entry == shape[dim] and not any_local(target[j + 1 :]):
                 return j, None  # the rows stay what they are, so that the rest of them has to fit
+            if segments(shape[dim]) and isinstance(entry, int) and entry == to_global(shape[dim], batch):
+                return j, LocalEntry(j, shape[dim])
             block = _block(inside, entry, target[j + 1 :], batch)
             if is_local(block):
                 static = isinstance(entry, int) and entry != -1
@@ -189,10 +191,10 @@ def place_broadcast_to(n: Op) -> Placed:
             return Placed((split(at),), zero=zero)
         if at < offset or shape[at - offset] == 1:
             return Placed((split(at),), {0: REPLICATED} if placement.differs else {}, zero=zero)
-        rows, batch = unit(target[at]), n.semantics.batch
-        if rows is None or not is_whole_of(to_global(shape[at - offset], batch), target[at], batch):
+        block, batch = block_of(at - offset, target[at]), n.semantics.batch
+        if block is None or not is_whole_of(to_global(shape[at - offset], batch), target[at], batch):
             return whole(n)
-        return Placed((split(at),), {0: Slice(at - offset, rows)}, zero=zero)
+        return Placed((split(at),), {0: block}, zero=zero)
     if placement.is_split:
         at, size = placement.dim + offset, n.inputs[0].split_size
         if target[at] == to_global(size, n.semantics.batch) and isinstance(target[at], int):
@@ -259,14 +261,14 @@ def value_fill(n: Op) -> sizes.Values | None:
 
 def align_pieces(n: Op, pieces: Sequence[int], dim: int, size: Dim) -> dict[int, Want] | None:
     """Return what equally shaped pieces need so that all are split on `dim`; None if blocks cannot be computed."""
-    rows = unit(size)
+    block = block_of(dim, size)
     wants: dict[int, Want] = {}
     for i in pieces:
         if n.placement(i) == split(dim) and are_rows(n.inputs[i].split_size, size):
             continue
-        if rows is None:
+        if block is None:
             return None
-        wants[i] = Slice(dim, rows)
+        wants[i] = block
     return wants
 
 

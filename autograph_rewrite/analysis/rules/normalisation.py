@@ -8,9 +8,8 @@ is averaged is the replicas' mean, and the op's own gradient reads its block's a
 
 from __future__ import annotations
 
-from autograph_rewrite.analysis.dims import unit
 from autograph_rewrite.analysis.fact import PARTIAL, REPLICATED, Placement, Shape, split
-from autograph_rewrite.analysis.rules.base import Op, Placed, Rule, Slice, Want, whole
+from autograph_rewrite.analysis.rules.base import Op, Placed, Rule, Want, block_of, whole
 from autograph_rewrite.analysis.rules.signature import Signature, every, fixed
 
 BLOCK_STATISTICS = "_block_statistics"
@@ -37,13 +36,13 @@ def place_gradient(n: Op) -> Placed:
     if not blocks:
         return whole(n)
     wants: dict[int, Want] = {}
-    rows = unit(blocks[0])
+    block = block_of(0, blocks[0])
     for i in (0, 1):
         if n.placement(i) == split(0) and n.inputs[i].split_size == blocks[0]:
             continue
-        if rows is None:
+        if block is None:
             return whole(n)
-        wants[i] = Slice(0, rows)
+        wants[i] = block
     for i in range(2, len(n.inputs)):
         of_block = i > 2 and n.attr(BLOCK_STATISTICS, False)
         if n.placement(i).differs and not (of_block and n.placement(i) == PARTIAL):

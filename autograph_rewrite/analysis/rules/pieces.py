@@ -1,14 +1,26 @@
-"""Stacking, concatenating and cutting: fine along other dimensions than the split one."""
+"""Stacking, concatenating and cutting: fine along other dimensions than the split one.
+
+Concatenated along it, blocks become segments of a block; a cut between segments gives them back.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-from autograph_rewrite.analysis.dims import Dim
+from autograph_rewrite.analysis.dims import (
+    Dim,
+    are_same,
+    between_seams,
+    joined,
+    parts,
+    rows_per_example,
+    to_global,
+    unit,
+)
 from autograph_rewrite.analysis.fact import REPLICATED, Shape, split
 from autograph_rewrite.analysis.rules import sizes
-from autograph_rewrite.analysis.rules.base import Op, Placed, Rule, whole
+from autograph_rewrite.analysis.rules.base import Op, Placed, Rule, Want, block_of, whole
 from autograph_rewrite.analysis.rules.layout import join_pieces
 
 
@@ -82,12 +94,34 @@ def _concat(n: Op) -> tuple[range, int | None]:
 
 
 def place_concat(n: Op) -> Placed:
-    """Concatenate along another dimension than the split one; along it the blocks would interleave."""
+    """Concatenate along another dimension than the split one; along it, each replica has a segment of each piece."""
     pieces, axis = _concat(n)
+    wants = _as_segments(n, pieces, axis) if axis is not None and n.semantics.segments else None
+    if axis is not None and wants is not None:
+        return Placed((split(axis),), wants)
     found = join_pieces(n, pieces)
     if axis is None or found is None or found[0] == split(axis):
         return whole(n)
     return Placed((found[0],), found[1])
+
+
+def _as_segments(n: Op, pieces: Sequence[int], axis: int) -> dict[int, Want] | None:
+    """Return what pieces need so that each is cut along the axis; None where not all can be, or none is."""
+    sizes_of = [n.inputs[i].split_size for i in pieces if n.placement(i) == split(axis)]
+    known = next((size for size in sizes_of if unit(size) is not None), None)
+    wants: dict[int, Want] = {}
+    for i in pieces:
+        fact = n.inputs[i]
+        if fact.placement == split(axis):
+            if not parts(fact.split_size):
+                return None
+            continue
+        block = block_of(axis, known)
+        size = None if fact.shape is None else to_global(fact.shape[axis], n.semantics.batch)
+        if block is None or not are_same(size, to_global(known, n.semantics.batch)):
+            return None
+        wants[i] = block
+    return wants if sizes_of else None
 
 
 def shape_concat(n: Op) -> tuple[Shape | None, ...]:
@@ -98,6 +132,10 @@ def shape_concat(n: Op) -> tuple[Shape | None, ...]:
     if axis is None or len(known) < len(shapes):
         return (None,)
     total: Dim = 0
+    rows = [parts(shape[axis]) for shape in known]
+    if n.semantics.segments and all(n.placement(i) == split(axis) for i in pieces) and all(rows):
+        size = joined([one for each in rows for one in each])
+        return ((*known[0][:axis], size, *known[0][axis + 1 :]),)
     for shape in known:
         total = sizes._add(total, shape[axis])
     return ((*known[0][:axis], total, *known[0][axis + 1 :]),)
@@ -120,15 +158,37 @@ def _cut_axis(n: Op) -> tuple[int, int | None]:
 
 
 def place_cut(n: Op) -> Placed:
-    """Split and SplitV along another dimension than the split one."""
+    """Split and SplitV along another dimension than the split one, or between segments."""
     data, axis = _cut_axis(n)
     placement = n.placement(data)
     others = all(fact.placement == REPLICATED for i, fact in enumerate(n.inputs) if i != data)
     if placement.is_partial and others:
         return _many(n, Placed((placement,)))
+    if placement.is_split and axis == placement.dim and between(n) is not None:
+        return _many(n, Placed((placement,)))
     if not placement.is_split or axis is None or axis == placement.dim or not others:
         return whole(n)
     return _many(n, Placed((placement,)))
+
+
+def between(n: Op) -> list[Dim] | None:
+    """Return the sizes of blocks of what Split and SplitV cut between segments; None where they cut elsewhere."""
+    data, axis = _cut_axis(n)
+    size, count = n.inputs[data].split_size, len(n.output_dtypes)
+    total = rows_per_example(size)
+    if axis is None or axis != n.placement(data).dim or total is None:
+        return None
+    if n.op == "Split":
+        rows: list[int | None] = [total // count if total % count == 0 else None] * count
+    else:
+        rows = [-1 if entry == -1 else rows_per_example(entry) for entry in n.value(1) or ()]
+        if None not in rows and rows.count(-1) == 1:
+            rows[rows.index(-1)] = total - sum(one or 0 for one in rows) - 1
+    if None in rows or len(rows) != count or sum(one or 0 for one in rows) != total:
+        return None
+    ends = [0, *accumulate(one or 0 for one in rows)]
+    found = [between_seams(size, first, last) for first, last in pairwise(ends)]
+    return None if None in found else found
 
 
 def shape_cut(n: Op) -> tuple[Shape | None, ...]:
@@ -137,13 +197,15 @@ def shape_cut(n: Op) -> tuple[Shape | None, ...]:
     shape, count = n.shape(data), len(n.output_dtypes)
     if shape is None or axis is None:
         return (None,) * count
-    parts: Sequence[Dim]
-    if n.op == "Split":
+    pieces: Sequence[Dim]
+    if n.placement(data) == split(axis) and (seams := between(n)) is not None:
+        pieces = seams
+    elif n.op == "Split":
         whole_size = shape[axis]
-        parts = [whole_size // count if isinstance(whole_size, int) else None] * count
+        pieces = [whole_size // count if isinstance(whole_size, int) else None] * count
     else:
-        parts = [None if d == -1 else d for d in n.value(1) or (None,) * count]
-    return tuple((*shape[:axis], part, *shape[axis + 1 :]) for part in parts)
+        pieces = [None if d == -1 else d for d in n.value(1) or (None,) * count]
+    return tuple((*shape[:axis], piece, *shape[axis + 1 :]) for piece in pieces)
 
 
 def value_cut(n: Op) -> sizes.Values | None:

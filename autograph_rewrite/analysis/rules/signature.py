@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from autograph_rewrite.analysis.dims import Dim, any_local, are_rows, broadcast_dim, is_whole_of, to_global, unit
+from autograph_rewrite.analysis.dims import Dim, any_local, are_rows, broadcast_dim, is_whole_of, to_global
 from autograph_rewrite.analysis.fact import PARTIAL, REPLICATED, Fact, Placement, Shape, split
-from autograph_rewrite.analysis.rules.base import LocalEntry, Op, Placed, Rule, Slice, Want, whole
+from autograph_rewrite.analysis.rules.base import LocalEntry, Op, Placed, Rule, Want, block_of, whole
 from autograph_rewrite.ir.dtypes import INEXACT
 
 Labels = tuple[str, ...]
@@ -136,13 +136,13 @@ def _convert(n: Op, index: int, cut: Cut, sig: Signature) -> Want | None:
     aligned = are_rows(fact.split_size, cut.size) or _alone(sig, cut.label)
     if fact.placement == split(dim) and aligned:
         return fact.placement
-    rows = unit(cut.size)
+    block = block_of(dim, cut.size)
     if sig.broadcast:
         size = None if fact.shape is None else to_global(fact.shape[dim], batch)
         if size == 1:
             return REPLICATED if fact.placement.differs else fact.placement
-        rows = rows if is_whole_of(size, cut.size, batch) else None
-    return None if rows is None else Slice(dim, rows)
+        return block if is_whole_of(size, cut.size, batch) else None
+    return block
 
 
 def _alone(sig: Signature, label: str) -> bool:

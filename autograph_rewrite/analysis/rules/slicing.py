@@ -7,7 +7,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autograph_rewrite.analysis.dims import Dim, Sym, any_local, are_same, to_global
+from autograph_rewrite.analysis.dims import (
+    BLOCK,
+    Dim,
+    Sym,
+    any_local,
+    are_same,
+    between_seams,
+    rows_per_example,
+    seam,
+    segments,
+    to_global,
+)
 from autograph_rewrite.analysis.fact import PARTIAL, REPLICATED, Shape, split
 from autograph_rewrite.analysis.rules import sizes
 from autograph_rewrite.analysis.rules.base import LocalEntry, Op, Placed, Rule, Want, whole
@@ -19,6 +30,8 @@ def place_slice(n: Op) -> Placed:
     placement, begin, size = n.placement(0), n.ints(1), n.value(2)
     if placement.is_partial and all(f.placement == REPLICATED for f in n.inputs[1:]):
         return Placed((placement,))
+    if (wants := _slice_between(n)) is not None:
+        return Placed((placement,), wants[1])
     if not placement.is_split or begin is None or size is None or begin[placement.dim] != 0:
         return whole(n)
     block, wanted = n.inputs[0].split_size, size[placement.dim]
@@ -29,13 +42,40 @@ def place_slice(n: Op) -> Placed:
     return whole(n)
 
 
+def _slice_between(n: Op) -> tuple[Dim, dict[int, Want]] | None:
+    """Return the size of a block of what Slice cuts between segments, and what its bounds need for it."""
+    placement, begin, size = n.placement(0), n.value(1), n.value(2)
+    block = n.inputs[0].split_size
+    if not segments(block) or begin is None or size is None or any(n.placement(i).is_split for i in (1, 2)):
+        return None
+    dim, batch = placement.dim, n.semantics.batch
+    first, count = seam(begin[dim], batch), None if size[dim] == -1 else seam(size[dim], batch)
+    total = rows_per_example(block) or 0
+    if first is None or (count is None and size[dim] != -1):
+        return None
+    last = total if count is None else first + count
+    found = between_seams(block, first, last)
+    if found is None or any_local((*begin[:dim], *begin[dim + 1 :], *size[:dim], *size[dim + 1 :])):
+        return None
+    wants: dict[int, Want] = {}
+    if isinstance(begin[dim], int) and first:
+        wants[1] = LocalEntry(dim, Sym(first, (BLOCK,)))
+    if isinstance(size[dim], int) and size[dim] != -1:
+        wants[2] = LocalEntry(dim, found)
+    return found, wants
+
+
 def shape_slice(n: Op) -> tuple[Shape | None, ...]:
     """The sizes asked for; -1 takes the rest."""
     shape, begin, size = n.shape(0), n.ints(1), n.value(2)
     if shape is None or size is None:
         return (None,)
     dims: list[Dim] = []
+    seams = _slice_between(n)
     for i, wanted in enumerate(size):
+        if seams is not None and i == n.placement(0).dim:
+            dims.append(seams[0])
+            continue
         start = begin[i] if begin is not None else None
         rest = shape[i] if start == 0 else None if start is None else sizes._subtract(shape[i], start)
         dims.append(rest if wanted == -1 else wanted)
@@ -59,11 +99,13 @@ class Cut(NamedTuple):
     """One dimension of a strided slice: which source dimension, how much of it, and where it goes.
 
     `source` is None for a new dimension, `target` None for a dropped one; `span` is None when it is taken whole.
+    `entry` is where the specification says so.
     """
 
     source: int | None
     target: int | None
     span: tuple[Dim, Dim, Dim] | None
+    entry: int | None = None
 
 
 def _bounds(n: Op, index: int) -> tuple[Dim, ...] | None:
@@ -107,7 +149,7 @@ def strided_cuts(n: Op, rank: int, first: int) -> list[Cut] | None:
             low = None if masks["begin"] >> i & 1 else begin[i]
             high = None if masks["end"] >> i & 1 else end[i]
             everything = low in (None, 0) and high is None and step[i] == 1
-            cuts.append(Cut(source, target, None if everything else (low, high, step[i])))
+            cuts.append(Cut(source, target, None if everything else (low, high, step[i]), i))
             source, target = source + 1, target + 1
     take_whole(rank - source)
     return cuts
@@ -131,10 +173,31 @@ def place_strided_slice(n: Op) -> Placed:
     size = n.inputs[0].split_size
     if _keeps_whole(cut, size):
         return Placed((split(cut.target),), wants)
+    if segments(size):
+        found = _between(cut, size, n.semantics.batch)
+        return whole(n) if found is None else Placed((split(cut.target),), {**wants, **found[1]})
     everything = to_global(size, n.semantics.batch)
     if isinstance(everything, int) and _keeps_whole(cut, everything):
         return Placed((split(cut.target),), wants)  # a constant end at the whole size also ends every block
     return whole(n)
+
+
+def _between(cut: Cut, size: Dim, batch: int | None) -> tuple[Dim, dict[int, Want]] | None:
+    """Return the size of a block of what a cut takes between segments, and what its bounds need for it."""
+    total = rows_per_example(size)
+    if cut.span is None or cut.entry is None or total is None or cut.span[2] != 1:
+        return None
+    bounds = [(1, cut.span[0], 0), (2, cut.span[1], total)]
+    at = [end if bound is None else seam(bound, batch) for _, bound, end in bounds]
+    if at[0] is None or at[1] is None:
+        return None
+    found = between_seams(size, at[0], at[1])
+    wants: dict[int, Want] = {
+        index: LocalEntry(cut.entry, Sym(rows, (BLOCK,)))
+        for (index, bound, _), rows in zip(bounds, at, strict=True)
+        if isinstance(bound, int) and rows
+    }
+    return None if found is None else (found, wants)
 
 
 def _bounds_of_others(n: Op, cuts: Sequence[Cut], own: Cut | None) -> dict[int, Want] | None:
@@ -160,6 +223,13 @@ def shape_strided_slice(n: Op) -> tuple[Shape | None, ...]:
         if cut.target is None:
             continue
         size = shape[cut.source] if cut.source is not None else 1
+        if (
+            n.placement(0).is_split
+            and cut.source == n.placement(0).dim
+            and (found := _between(cut, size, n.semantics.batch))
+        ):
+            dims.append(found[0])
+            continue
         dims.append(size if cut.span is None or _keeps_whole(cut, size) else _extent(size, cut.span))
     return (tuple(dims),)
 
@@ -207,6 +277,9 @@ def place_strided_slice_grad(n: Op) -> Placed:
     size, wanted = n.inputs[4].split_size, target[cut.source]
     if are_same(wanted, size) and _keeps_whole(cut, size):
         return Placed((split(cut.source),), wants)
+    found = _between(cut, wanted, n.semantics.batch) if segments(wanted) else None
+    if found is not None:
+        return Placed((split(cut.source),), {**wants, **found[1]}) if are_same(found[0], size) else whole(n)
     everything = to_global(size, n.semantics.batch)
     if isinstance(wanted, int) and wanted == everything and _keeps_whole(cut, everything):
         return Placed((split(cut.source),), {0: LocalEntry(cut.source, size), **wants})
