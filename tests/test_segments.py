@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.training import assert_trains_alike, distributed, make_item, placeholder, variable
+from tests.training import assert_trains_alike, make_item, placeholder, variable
 
 RNG = np.random.default_rng(0)
 W, U = RNG.normal(size=(4, 4)), RNG.normal(size=(4, 3))
@@ -90,11 +90,13 @@ PROGRAMS: dict[str, Callable[[Any, Any, Any], dict[str, Any]]] = {
     "in a branch": lambda z, x, o: mean(tf.cond(tf.reduce_sum(z) > 0, lambda: z * 2, lambda: z - 1)),
     "in a loop": lambda z, x, o: mean(tf.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * z), (0, z))[1]),
     "made in a loop": lambda z, x, o: mean(
-        tf.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, tf.reduce_sum(tf.concat([y, x], 0) ** 2) * y), (0, x))[1]
+        tf.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, tf.reduce_mean(tf.concat([y, x], 0) ** 2) * y), (0, o))[
+            1
+        ]
     ),
     "row by row": lambda z, x, o: mean(tf.map_fn(lambda row: row * 2, z)),
     "of uneven parts": lambda z, x, o: mean(tf.concat([tf.repeat(x, 2, 1), tf.reshape(z, [-1, 8])], 0)),
-    "two rows of each example": lambda z, x, o: mean(tf.concat([tf.reshape(x, [-1, 2]), x[:, 2:]], 0) ** 2),
+    "two rows of each example": lambda z, x, o: mean(tf.concat([tf.reshape(o, [-1, 2]), x[:, 2:]], 0) ** 2),
     "other columns": lambda z, x, o: mean(tf.concat([tf.transpose(x), tf.transpose(o)], 1)),
     "chosen": lambda z, x, o: mean(tf.where(z > 0, z, tf.zeros_like(z))),
     "of a constant, too": lambda z, x, o: mean(tf.concat([z, tf.constant(W)], 0)),

@@ -10,6 +10,7 @@ doubled, averaged or narrowed contribution shows.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from functools import reduce
 from itertools import pairwise
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from autograph_rewrite.ir import dtypes
-from autograph_rewrite.ir.claims import Claim, Claims, Dim
+from autograph_rewrite.ir.claims import Claim, Claims, Dim, segment_rows
 
 Array = np.ndarray[Any, Any]
 BITS = {dtypes.DOUBLE: 40, dtypes.FLOAT: 18, dtypes.HALF: 7, dtypes.BFLOAT16: 5}
@@ -73,6 +74,8 @@ class Sample:
             return 2 + zlib.crc32(name.encode()) % 3
         if instance is None:
             return sum(self._symbol(name, r) for r in range(self.instances))
+        if rows := segment_rows(name):
+            return sum(rows) * self._symbol("b", instance)
         return len(self.examples[instance]) if name == "b" else self._own_rows(name, instance)
 
     def _own_rows(self, name: str, instance: int) -> int:
@@ -123,7 +126,7 @@ class Sample:
     def _rows_of_own(self, claim: Claim) -> bool:
         """Whether the rows of a block do not follow from the number of its examples."""
         dim = claim.shape[claim.dim] if claim.shape is not None and claim.dim < len(claim.shape) else None
-        return not isinstance(dim, tuple) or "b" not in dim[1]
+        return not isinstance(dim, tuple) or not ("b" in dim[1] or any(map(segment_rows, dim[1])))
 
     def _draw(self, name: str, claim: Claim, instance: int | None) -> Any:
         shape = []
@@ -162,14 +165,30 @@ class Sample:
             return np.take(whole, np.arange(begin, begin + sizes[instance]), claim.dim)
         assert claim.shape is not None
         coefficient, factors = claim.shape[claim.dim]
+        segments = next((rows for factor in factors if (rows := segment_rows(factor))), ())
+        if segments:
+            rest = tuple(factor for factor in factors if not segment_rows(factor))
+            per_row = self.size((coefficient, rest), instance, name)
+            return self.rows(whole, claim.dim, 0, instance, [per_row * rows for rows in segments])
         others = list(factors)
         others.remove("b")
         return self.rows(whole, claim.dim, self.size((coefficient, tuple(others)), instance, name), instance)
 
-    def rows(self, whole: Any, dim: int, unit: int, instance: int) -> Any:
-        """Return the rows of a whole value that belong to the examples of an instance, `unit` for each."""
-        which = (self.examples[instance][:, None] * unit + np.arange(unit)).reshape(-1)
-        return np.take(whole, which.astype(np.int64), dim)
+    def rows(self, whole: Any, dim: int, unit: int, instance: int, segments: Sequence[int] = ()) -> Any:
+        """Return the rows of a whole value that belong to the examples of an instance.
+
+        Args:
+            whole: the value.
+            dim: the dimension that is cut.
+            unit: how many each example has.
+            instance: whose examples.
+            segments: how many each example has in each part of the whole, instead.
+        """
+        which, before = [], 0
+        for rows in segments or (unit,):
+            which.append((before + self.examples[instance][:, None] * rows + np.arange(rows)).reshape(-1))
+            before += rows * self.batch
+        return np.take(whole, np.concatenate(which).astype(np.int64), dim)
 
     def _contribution(self, name: str, claim: Claim, instance: int) -> Any:
         whole, key = self.whole(name), self._same.get(name, name)

@@ -324,7 +324,7 @@ class Simulation:
             return sample.own(name, instance)
         whole = sample.whole(name)
         if read.kind == "split":
-            return sample.rows(whole, read.dim, read.unit, instance)
+            return sample.rows(whole, read.dim, read.unit, instance, read.segments)
         if read.kind == "entry":
             changed = np.array(whole)
             changed[read.dim] = sample.size(read.size, instance, name)

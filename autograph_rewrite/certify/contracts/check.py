@@ -13,6 +13,7 @@ from autograph_rewrite.certify.contracts.containers import OPS as OF_CONTAINERS
 from autograph_rewrite.certify.contracts.containers import judge_containers
 from autograph_rewrite.certify.contracts.factors import judge
 from autograph_rewrite.certify.contracts.seen import Seen, is_named_after, is_own, said, see
+from autograph_rewrite.certify.contracts.segments import have_segments, judge_pieces, lose_segments
 from autograph_rewrite.certify.contracts.sizes import are_sizes, judge_sizes
 from autograph_rewrite.certify.contracts.table import CONTRACTS
 from autograph_rewrite.errors import VerifyError
@@ -48,6 +49,8 @@ def check_claims(nodes: Sequence[Node], claims: Claims) -> list[str]:
     for node in nodes:
         seen = see(node, claims)
         if node.op in OF_CONTAINERS:
+            if have_segments((*seen.operands, *seen.results)):
+                raise _refusal(node, "it holds blocks with segments, of which it knows nothing")
             containers.append(seen)
             continue
         folded = node.name in claims.folded
@@ -79,6 +82,11 @@ def _key(seen: Seen) -> tuple[Any, ...]:
 def judge_node(seen: Seen, *, folded: bool = False) -> str | None:
     """Return what is wrong with the claims of one node, or None."""
     node = seen.node
+    is_piece, verdict = judge_pieces(seen)
+    if is_piece and (have_segments((*seen.operands, *seen.results)) or verdict is None):
+        return verdict
+    if (lost := lose_segments(seen)) is not None:
+        return lost
     if any(text.startswith("batch_norm") for text in seen.inexact) and _is_of_block(seen):
         return None
     if MARK in node.attrs:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import gcd
 
 from autograph_rewrite.ir import dtypes
-from autograph_rewrite.ir.claims import OWN, Claim, Claims, Dim, Read
+from autograph_rewrite.ir.claims import OWN, SEGMENTS, Claim, Claims, Dim, Read, segment_rows
 from autograph_rewrite.ir.graph import Node
 
 BLOCK, BATCH, OPEN = "b", "B", "T:"
@@ -70,6 +71,8 @@ def whole(dim: Dim, batch: int | None) -> Dim:
     coefficient, factors = dim
     others = tuple(factor for factor in factors if not factor.startswith(BLOCK))
     (mine,) = (factor for factor in factors if factor.startswith(BLOCK))
+    if rows := segment_rows(mine):
+        return whole((coefficient * sum(rows), (*others, BLOCK)), batch)
     if mine == BLOCK and batch is not None:
         return (coefficient * batch, others) if others else coefficient * batch
     return coefficient, tuple(sorted((*others, BATCH + mine[1:])))
@@ -141,7 +144,12 @@ def as_read(claim: Claim, read: Read, batch: int | None) -> Claim:
     value_of_all = None if claim.value is None else tuple([whole(entry, batch) for entry in claim.value])
     if read.kind == "split":
         if shape is not None:
-            shape = (*shape[: read.dim], (read.unit, (BLOCK,)), *shape[read.dim + 1 :])
+            block = (read.unit, (BLOCK,))
+            if read.segments:
+                common = gcd(*read.segments)
+                named = ",".join(str(rows // common) for rows in read.segments)
+                block = (common, (f"{SEGMENTS}{named}]",))
+            shape = (*shape[: read.dim], block, *shape[read.dim + 1 :])
         return Claim("split", read.dim, "", shape, None, claim.zero)
     if read.kind == "partial":
         return Claim("partial", 0, "sum", shape, None, claim.zero)

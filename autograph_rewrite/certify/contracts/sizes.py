@@ -18,7 +18,7 @@ import numpy as np
 from autograph_rewrite.certify import kernels
 from autograph_rewrite.certify.contracts.seen import Seen, as_read, is_local, product, said
 from autograph_rewrite.ir import dtypes
-from autograph_rewrite.ir.claims import Claim, Dim, Read
+from autograph_rewrite.ir.claims import Claim, Dim, Read, segment_rows
 
 MEASURES = frozenset(("Shape", "ShapeN", "Size", "Rank", "VariableShape", "TensorListElementShape"))
 HANDED_ON = {"TensorListPushBack": (0, 1), "TensorListPopBack": (0,), "TensorListGetItem": (0,)}
@@ -140,6 +140,8 @@ def evaluate(dim: Dim, instance: int, near: str = "") -> int:
 def _symbol(name: str, instance: int) -> int:
     if name.startswith("B"):
         return sum(_symbol(f"b{name[1:]}", one) for one in INSTANCES)
+    if rows := segment_rows(name):
+        return sum(rows) * _symbol("b", instance)
     return _drawn(f"{name}/{instance}" if name.startswith("b") else name)
 
 
