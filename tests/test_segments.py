@@ -1,15 +1,29 @@
-"""A concatenation along the batch stays divided: each replica has a segment of each part, and the whole keeps its order."""
+"""A concatenation along the batch stays divided: each replica has a segment of each part; the whole keeps its order."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.training import assert_trains_alike, make_item, placeholder, variable
+import autograph_rewrite as ar
+from autograph_rewrite.analysis.dims import Sym, are_rows, between_seams, joined, rows_per_example, segments, to_global
+from autograph_rewrite.analysis.fact import Fact, split
+from autograph_rewrite.analysis.rules import TABLE
+from autograph_rewrite.analysis.rules.base import Op, Semantics
+from autograph_rewrite.analysis.segments import FAMILIES, TABLES, are_lost, read_whole
+from autograph_rewrite.certify.certificate import Certificate
+from autograph_rewrite.errors import VerifyError
+from autograph_rewrite.load.normal import normalise
+from autograph_rewrite.passes import combine, pipeline, reshard
+from autograph_rewrite.plan.config import Config
+from autograph_rewrite.strategies import builder_for
+from tests.training import assert_trains_alike, distributed, make_item, placeholder, variable
 
 RNG = np.random.default_rng(0)
 W, U = RNG.normal(size=(4, 4)), RNG.normal(size=(4, 3))
@@ -58,11 +72,28 @@ def fused(z: Any, x: Any, other: Any) -> dict[str, Any]:
     return {"loss": tf.cast(tf.reduce_mean(y**3), tf.float64), "y": tf.nn.max_pool2d(y, 2, 2, "SAME")}
 
 
+def each_against_all(z: Any, x: Any, other: Any) -> dict[str, Any]:
+    """The normalised, temperature-scaled cross entropy of two views: each row finds the other view of its example."""
+    h, n = tf.math.l2_normalize(z @ variable("u", U), 1), rows(x)
+    likeness = h @ tf.transpose(h) - 1e9 * tf.eye(2 * n, dtype=tf.float64)
+    partner = tf.concat([tf.range(n) + n, tf.range(n)], 0)
+    loss = tf.nn.sparse_softmax_cross_entropy_with_logits(partner, likeness)
+    return {"loss": tf.reduce_mean(loss), "each": loss}
+
+
+def dropped(z: Any, x: Any, other: Any) -> dict[str, Any]:
+    y = tf.nn.dropout(z @ variable("u", U), 0.5)
+    mask = tf.cast(tf.not_equal(y, 0), tf.float64)
+    return {"loss": tf.reduce_sum(y * 0) + tf.reduce_sum(z @ variable("v", U)), "kept": tf.shape(mask)}
+
+
 PROGRAMS: dict[str, Callable[[Any, Any, Any], dict[str, Any]]] = {
     "as it is": lambda z, x, o: mean(z),
     "its square": lambda z, x, o: mean(z * z),
     "labels for real and generated rows": labelled,
     "two views": views,
+    "each against all": each_against_all,
+    "dropout": dropped,
     "statistics of all": normalised,
     "fused statistics of images": fused,
     "cut by slices": lambda z, x, o: mean((z * z)[: rows(o)] * 2 - (z * 3)[rows(o) :]),
@@ -122,3 +153,155 @@ def test_both_parts_of_a_static_batch_train_as_on_one_device(program: str) -> No
 
     tolerance = 1e-4 if program.startswith("fused") else 1e-9
     assert_trains_alike(make_item(forward, batch_inputs={"x": 0}), FEEDS[:1], tolerance=tolerance)
+
+
+def two_inputs(program: Callable[[Any, Any, Any], dict[str, Any]]) -> Any:
+    def forward() -> dict[str, Any]:
+        x, other = placeholder("x", None, 4), placeholder("other", None, 4)
+        return program(tf.concat([other, x], 0) @ variable("w", W), x, other)
+
+    return make_item(forward)
+
+
+def test_two_views_that_are_fed_train_as_on_one_device() -> None:
+    feeds = [{**feed, "other": feed["x"][::-1] * 2} for feed in FEEDS]
+    assert_trains_alike(two_inputs(views), feeds, replicas=3)
+
+
+def test_two_inputs_that_only_stand_behind_each_other_may_differ_in_size() -> None:
+    feeds = [{**feed, "other": RNG.normal(size=(5, 4))} for feed in FEEDS]
+    assert_trains_alike(two_inputs(PROGRAMS["its square"]), feeds)
+
+
+def test_views_of_different_sizes_that_are_cut_in_equal_parts_are_refused() -> None:
+    new = distributed(two_inputs(views), "shared")
+    with new.session() as session:
+        session.run(new.init_op)
+        with pytest.raises(ar.GraphError, match="different sizes"):
+            session.run(["out_loss", "train"], {"x": FEEDS[0]["x"], "other": FEEDS[1]["x"]})
+
+
+def ops(item: Any) -> Counter[str]:
+    return Counter(node.op for node in item.graph_def.node)
+
+
+def wholes(program: str, **kwargs: Any) -> list[str]:
+    """Return the names of products that no replica has to itself, and of values that are put together."""
+    item = make_item(lambda: (lambda x, other, z: PROGRAMS[program](z, x, other))(*two_parts(**kwargs)))
+    new = distributed(item, "shared")
+    products = [node.name for node in new.graph_def.node if node.op == "MatMul"]
+    gathers = [edge.value for edge in new.report.plan.edges if edge.lowering == "concat"]
+    return [name for name in products if not name.startswith("replica_")] + gathers
+
+
+@pytest.mark.parametrize("program", ["labels for real and generated rows", "statistics of all"])
+def test_nothing_of_real_and_generated_rows_is_gathered_but_what_is_returned(program: str) -> None:
+    (returned,) = wholes(program)
+    assert not returned.startswith("gradients")
+
+
+def test_two_views_gather_one_view_and_what_is_returned() -> None:
+    assert len(wholes("two views")) <= 5
+
+
+def test_without_the_order_the_rows_of_the_whole_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reshard, "in_order", lambda context, joined, *more: joined)
+    item = make_item(lambda: (lambda x, other, z: PROGRAMS["running sum"](z, x, other))(*two_parts()))
+    with pytest.raises(AssertionError, match="Not equal"):
+        assert_trains_alike(item, FEEDS, modes=["shared"])
+
+
+def test_a_value_that_nobody_declared_is_fetched_in_the_order_of_the_original() -> None:
+    item = make_item(lambda: (lambda x, other, z: mean(tf.identity(z * 2, "twice")))(*two_parts()))
+    with item.session() as one, distributed(item, "shared", 3).session() as many:
+        for session in (one, many):
+            session.run(item.init_op)
+        for feed in FEEDS:
+            np.testing.assert_allclose(*(session.run("twice:0", feed) for session in (one, many)))
+
+
+def certified(spoil: Callable[[Any], Any], program: str = "labels for real and generated rows") -> None:
+    item = normalise(make_item(lambda: (lambda x, other, z: PROGRAMS[program](z, x, other))(*two_parts())))
+    config = Config.of({"devices": ["CPU:0", "CPU:1"], "strategy": {"name": "AllReduce", "variables": "shared"}})
+    plan = builder_for(config).build(item, config)
+    certificate = Certificate(strict=True)
+    claimed = certificate.claimed
+    certificate.claimed = lambda graph, claims: claimed(graph, spoil(claims))  # type: ignore[method-assign]
+    pipeline.rewrite(item, plan, certificate=certificate)
+    assert not [text for text in certificate.not_covered if "concat" in text]
+
+
+def spoilt(new: Any, *, dim: int = 0) -> Callable[[Any], Any]:
+    """Return what changes the size of one value with segments after the other, until it is refused."""
+
+    def spoil(claims: Any) -> Any:
+        values = dict(claims.values)
+        name = next(n for n, c in values.items() if c.shape and c.shape[dim : dim + 1] == ((1, ("b[1,1]",)),))
+        claim = values[name]
+        values[name] = claim._replace(shape=(*claim.shape[:dim], new, *claim.shape[dim + 1 :]))
+        return replace(claims, values=values)
+
+    return spoil
+
+
+def test_the_certificate_accepts_segments() -> None:
+    for program in (
+        "labels for real and generated rows",
+        "two views",
+        "cut by slices",
+        "cut by tf.slice",
+        "cut by sizes",
+    ):
+        certified(lambda claims: claims, program)
+
+
+@pytest.mark.parametrize("size", [(2, ("b",)), (1, ("b[2,1]",)), (1, ("b[1,1,1]",)), (1, ("b#concat:0",)), None])
+@pytest.mark.parametrize("program", ["labels for real and generated rows", "two views", "running sum", "cut by slices"])
+def test_the_certificate_refuses_other_segments(size: Any, program: str) -> None:
+    with pytest.raises(VerifyError, match="is wrong"):
+        certified(spoilt(size), program)
+
+
+def test_the_certificate_refuses_a_gather_that_leaves_blocks_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reshard, "in_order", lambda context, joined, *more: joined)
+    with pytest.raises(VerifyError, match="whole of"):
+        certified(lambda claims: claims, "running sum")
+
+
+def test_the_certificate_refuses_a_slice_that_follows_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rows_in_a_row(context: Any, whole: Any, parts: Any, dim: int, blocks: Any) -> Any:
+        limits = blocks.rows("begin", sum(parts)), blocks.rows("end", sum(parts))
+        return combine.rows_between(context, whole, whole.node.name, dim, limits)
+
+    monkeypatch.setattr(reshard, "piece_with_segments", rows_in_a_row)
+    with pytest.raises(VerifyError, match="its own block of"):
+        certified(lambda claims: claims, "running sum")
+
+
+def test_an_op_that_does_not_know_segments_reads_the_whole() -> None:
+    size = joined((1, 1))
+    blocks = Fact(split(0), 1, (size, 4))
+    for op, rule in TABLE.items():
+        n = Op(op, lambda name, default=None: default, (blocks,), (1,), (None,), Semantics(segments=True), {})
+        seen = read_whole(n, rule)
+        assert seen == (() if rule.family in FAMILIES else (0,)) or op in TABLES
+
+
+def test_segments_are_lost_where_a_rule_hands_rows_on_without_them() -> None:
+    blocks = Fact(split(0), 1, (joined((1, 1)), 4))
+    others = [Fact(split(0), 1, (size, 4)) for size in (Sym(2, ("b",)), Sym(1, ("b#y:0",)), None)]
+    assert all(are_lost("Square", [blocks], [other]) for other in others)
+    assert not are_lost("Square", [blocks], [blocks])
+    assert not are_lost("Split", [blocks], [Fact(split(0), 1, (Sym(1, ("b",)), 4))])
+
+
+def test_sizes_of_segments_say_what_stands_between_seams() -> None:
+    size = joined((2, 4, 2))
+    assert segments(size) == (2, 4, 2)
+    assert rows_per_example(size) == 8
+    assert to_global(size, None) == Sym(8, ("B",))
+    assert to_global(size, 3) == 24
+    assert between_seams(size, 0, 2) == Sym(2, ("b",))
+    assert between_seams(size, 2, 8) == joined((4, 2))
+    assert between_seams(size, 0, 4) is None
+    assert not are_rows(size, Sym(8, ("b",)))

@@ -17,7 +17,7 @@ from autograph_rewrite.analysis.once import mark_whole
 from autograph_rewrite.analysis.own import block_statistics, mark_statistics
 from autograph_rewrite.analysis.propagate import Propagation, notes, propagate, revise
 from autograph_rewrite.analysis.rows import choose_gathers
-from autograph_rewrite.analysis.rules.base import OWN_VALUE, Semantics
+from autograph_rewrite.analysis.rules.base import OWN_VALUE
 from autograph_rewrite.errors import PassError, PlanError
 from autograph_rewrite.ir.claims import Certifier
 from autograph_rewrite.ir.frames import frames_of
@@ -51,6 +51,7 @@ from autograph_rewrite.passes.keys import Keys
 from autograph_rewrite.passes.layout import Layout
 from autograph_rewrite.passes.loop_micro import loop_micro
 from autograph_rewrite.passes.loop_stages import loop_stages
+from autograph_rewrite.passes.may_segment import semantics_of
 from autograph_rewrite.passes.merge import merge_kept, merge_outputs, merge_targets
 from autograph_rewrite.passes.mirror import name_resources
 from autograph_rewrite.passes.order_accesses import access_order, order_accesses
@@ -66,7 +67,6 @@ from autograph_rewrite.passes.required import require_no_servers, require_traini
 from autograph_rewrite.passes.reshard import Reshard, assign_spans
 from autograph_rewrite.passes.rows_apart import mark_rows_apart
 from autograph_rewrite.passes.run import Observer, Run
-from autograph_rewrite.passes.segments import may_have_segments
 from autograph_rewrite.passes.served import served_by
 from autograph_rewrite.passes.stages import assign_stages
 from autograph_rewrite.plan.plan import Plan
@@ -131,8 +131,8 @@ def analyse(graph: Graph, item: GraphItem, plan: Plan, run: Run | None = None) -
     run = run or Run(graph)
     mark_rows_apart(graph)
     batch, static = batch_values(graph, item, plan)
-    semantics = Semantics(plan.semantics.random, plan.semantics.batch_norm, static, may_have_segments(plan))
     with run.step("propagate"):
+        semantics = semantics_of(graph, batch, static, plan)
         state = propagate(graph, batch, semantics)
     if semantics.batch_norm == "local" and plan.microbatches > 1:  # replicas alone divide fused ones only
         state = mark_statistics(state, plan.instances)

@@ -18,7 +18,6 @@ from autograph_rewrite.ir.graph import Span, Value
 from autograph_rewrite.passes.blocks import SCOPE, Blocks
 from autograph_rewrite.passes.combine import rows_at, rows_between
 from autograph_rewrite.passes.context import Context
-from autograph_rewrite.plan.plan import Plan
 
 
 def in_order(context: Context, joined: Value, parts: Sequence[int], dim: int, blocks: Blocks) -> Value:
@@ -91,11 +90,3 @@ def piece_with_segments(context: Context, whole: Value, parts: Sequence[int], di
 def _behind(context: Context, limit: Value, rows: Value) -> Value:
     name = f"{limit.node.name}/behind"
     return context.add("AddV2", [limit, rows], name=name, span=Span.EACH, origin=limit.node).output()
-
-
-def may_have_segments(plan: Plan) -> bool:
-    """Return whether the blocks of a plan may have segments.
-
-    Micro-batches and stages go by blocks of their own; a normalisation of each block is one of the batch's rows.
-    """
-    return plan.microbatches == 1 and plan.pipeline is None and plan.semantics.batch_norm == "sync"

@@ -105,6 +105,15 @@ def contrastive() -> Mapping[str, Any]:
     return {"loss": tf.reduce_mean(tf.reduce_logsumexp(likeness, 1)), "likeness": likeness}
 
 
+def two_views() -> Mapping[str, Any]:
+    """Encode two views of each example at once, and compare those of one with all of the other."""
+    x = placeholder("x", None, 4)
+    both = tf.tanh(tf.concat([x, tf.sin(x)], 0) @ variable("w", np.linspace(-1, 1, 12).reshape(4, 3)))
+    one, two = tf.split(both, 2)
+    likeness = tf.matmul(one, two, transpose_b=True)
+    return {"loss": tf.reduce_mean(tf.reduce_logsumexp(likeness, 1)), "both": both, "running": tf.cumsum(both)}
+
+
 def unknown_counts() -> Mapping[str, Any]:
     """Keep the examples that fulfil a condition: nobody knows beforehand how many there are."""
     x = placeholder("x", None, 4)
@@ -175,6 +184,8 @@ CASES: dict[str, Case] = {
     "masked": zoo("masked", "momentum", "mirrored", 2),
     "cond_v1": zoo("cond_v1", "adam", "shared", 2),
     "contrastive": small(contrastive, replicas=2),
+    "two_views": small(two_views, replicas=2),
+    "two_views_mirrored": small(two_views, mode="mirrored"),
     "unknown_counts": small(unknown_counts),
     "types": small(types, replicas=2),
     "unseeded": unseeded,

@@ -61,12 +61,12 @@ def lose_segments(seen: Seen) -> str | None:
     for index, claim in enumerate(seen.results):
         made = _symbols((_cut_size(claim),))
         if claim.kind == "split" and (made or any(read)) and any(one != made for one in read or [set()]):
-            return f"result {index} is claimed {said(claim)} with blocks of {_cut_size(claim)}, which are not the rows read"
+            return f"result {index} is claimed {said(claim)}, with blocks of {_cut_size(claim)} that nobody has read"
     return None
 
 
 def judge_pieces(seen: Seen) -> tuple[bool, str | None]:
-    """Judge a concatenation along the cut dimension, and a cut between segments; return whether it is one, and what is wrong."""
+    """Return whether a node joins blocks to segments, or cuts between segments; and what is wrong with it."""
     op = seen.node.op
     if op in JOINS:
         return _joined(seen)
