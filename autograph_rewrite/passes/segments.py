@@ -63,9 +63,9 @@ def _order(context: Context, parts: Sequence[int], blocks: Blocks) -> Value:
     zero, one = const(0, "zero"), const(1, "one")
     longest = add("Max", "longest", size, const([0, 1], "axes"))
     places = add("Range", "places", zero, longest, one)
-    rows = add("AddV2", "rows", first, places)
+    numbers = add("AddV2", "rows", first, places)
     there = add("Where", "there", add("Less", "is_there", places, size))
-    return add("GatherNd", "order", rows, there, Tindices=dtypes.INT64)
+    return add("GatherNd", "order", numbers, there, Tindices=dtypes.INT64)
 
 
 def piece_with_segments(context: Context, whole: Value, parts: Sequence[int], dim: int, blocks: Blocks) -> Value:
