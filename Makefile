@@ -14,12 +14,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: help install demo test test-full fuzz mistakes bench bench-dist bench-pipeline bench-cost lint format types wheel clean distclean
+.PHONY: help install demo test test-full fuzz corpus mistakes bench bench-dist bench-pipeline bench-cost lint format types wheel clean distclean
 
 help:
 	@echo "make demo        train a Keras CNN on one device and over two replicas, and compare"
 	@echo "make test        run the tests;  make test-full: the whole matrix too (about an hour)"
 	@echo "make fuzz        run 3,000 random programs under random configurations (hours; SEEDS=0:100 for fewer)"
+	@echo "make corpus      run programs of public libraries, compare, write docs/corpus.md (an hour; ARGS='--only dcgan')"
 	@echo "make mistakes    seed mistakes into rewrites, run them, and see what the certificate refuses (an hour)"
 	@echo "make bench       measure rewrite throughput, step time, start-up time and memory"
 	@echo "make bench-pipeline  measure two stages in two processes against one process"
@@ -56,6 +57,12 @@ mistakes: $(VENV)/.ok
 
 fuzz: $(VENV)/.ok
 	$(BIN)/python -m tests.fuzz --seeds $(SEEDS) --workers $(WORKERS) --out out/fuzz.jsonl $(ARGS)
+
+corpus: $(VENV)/.ok
+	$(PIP) install -c constraints.txt --no-build-isolation -e '.[corpus]'
+	$(PIP) install --no-deps -r tests/corpus/no_dependencies.txt
+	$(BIN)/python -m tests.corpus $(ARGS)
+	$(BIN)/python -m tests.corpus table
 
 bench: $(VENV)/.ok
 	$(BIN)/python -m benchmarks $(ARGS)

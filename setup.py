@@ -11,6 +11,22 @@ CHECKS = ["mypy", "ruff", "types-PyYAML", "types-networkx", "types-protobuf"]
 DEMO = ["scikit-learn"]
 RAY = ["ray>=2.9"]  # for examples/ray_launch.py
 
+# Of the libraries of tests/corpus, those that leave TensorFlow and numpy alone, and what the others need.
+# The others come without dependencies: tests/corpus/no_dependencies.txt.
+CORPUS = [
+    "check-shapes",
+    "deprecated",
+    "dm-sonnet>=2.0.2",
+    "kagglehub",
+    "kagglesdk",
+    "multipledispatch",
+    "regex",
+    "sentencepiece",
+    "tensorflow-probability>=0.25",
+    "tf-slim>=1.1",
+    "tokenizers",
+]
+
 
 def mapped_packages() -> list[str]:
     """Return the installed names of the packages whose sources lie beside `autograph_rewrite`."""
@@ -54,6 +70,7 @@ setup(
     extras_require={
         "tensorflow": ["tensorflow>=2.21"],
         "cpu": ["tensorflow-cpu>=2.21"],
+        "corpus": CORPUS,
         "demo": DEMO,
         "ray": RAY,
         "dev": [*TESTS, *CHECKS, *DEMO, "setuptools>=77", "wheel"],

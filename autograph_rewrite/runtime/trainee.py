@@ -22,17 +22,18 @@ class Trainee:
     Args:
         item: the item.
         timeout: seconds after which a run counts as hung.
+        config: a tf.compat.v1.ConfigProto for the session.
 
     Attributes:
         failures: what a run raises when the graph or a feed is wrong.
         unset: the variables that initialising gave no value.
     """
 
-    def __init__(self, item: GraphItem, timeout: float) -> None:
+    def __init__(self, item: GraphItem, timeout: float, config: Any = None) -> None:
         self.item = item
         self.timeout = timeout
         self.unset: set[str] = set()
-        self._session = open_session(item)
+        self._session = open_session(item, config=config)
         self._session.first.done()
         self._tf = tensorflow()
         self.failures: tuple[type[Exception], ...] = (self._tf.errors.OpError, ValueError, TypeError)

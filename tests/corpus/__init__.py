@@ -1,0 +1,1 @@
+"""Programs as users of public libraries write them, each trained on one device and distributed, and compared."""

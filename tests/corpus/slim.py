@@ -1,0 +1,80 @@
+"""tf-slim networks as v1 graphs, as its walk-through and models train."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tests.corpus.program import Built, Feed, Library, Program, graphed, ids, images, placeholders
+
+v1 = tf.compat.v1
+ADDRESS = "github.com/google-research/tf-slim"
+
+
+def _trained(graph: Any, optimizer: Any, **feeds: Feed) -> Built:
+    """Minimise all losses with slim's train op, after the updates of batch norm."""
+    import tf_slim as slim
+
+    total = v1.losses.get_total_loss()
+    train = slim.learning.create_train_op(total, optimizer)
+    return graphed(graph, total, train, **feeds)
+
+
+def slim_regression() -> Built:
+    import tf_slim as slim
+
+    feeds = {"x": Feed((3,)), "y": Feed((1,))}
+    with tf.Graph().as_default() as graph:
+        v1.set_random_seed(3)
+        x, y = placeholders(**feeds)
+        with slim.arg_scope([slim.fully_connected], weights_regularizer=slim.l2_regularizer(0.01)):
+            net = slim.fully_connected(x, 8, scope="fc1")
+            net = slim.dropout(net, 0.8, is_training=True)
+            net = slim.fully_connected(net, 1, activation_fn=None, scope="prediction")
+        v1.losses.mean_squared_error(y, net)
+        return _trained(graph, v1.train.AdamOptimizer(0.005), **feeds)
+
+
+def slim_cnn() -> Built:
+    import tf_slim as slim
+
+    feeds = {"images": images(12), "labels": ids(5)}
+    with tf.Graph().as_default() as graph:
+        v1.set_random_seed(3)
+        x, labels = placeholders(**feeds)
+        net = slim.conv2d(x, 8, [5, 5], normalizer_fn=slim.batch_norm, normalizer_params={"is_training": True})
+        net = slim.max_pool2d(net, [2, 2])
+        net = slim.fully_connected(slim.flatten(net), 8)
+        logits = slim.fully_connected(net, 5, activation_fn=None)
+        v1.losses.sparse_softmax_cross_entropy(labels, logits)
+        return _trained(graph, v1.train.MomentumOptimizer(0.01, 0.9), **feeds)
+
+
+def slim_inception_block() -> Built:
+    import tf_slim as slim
+
+    feeds = {"images": images(8), "labels": ids(5)}
+    with tf.Graph().as_default() as graph:
+        v1.set_random_seed(3)
+        x, labels = placeholders(**feeds)
+        with (
+            slim.arg_scope([slim.conv2d], normalizer_fn=slim.batch_norm, weights_regularizer=slim.l2_regularizer(4e-5)),
+            slim.arg_scope([slim.batch_norm], is_training=True, decay=0.9, fused=False),
+        ):
+            a = slim.conv2d(x, 4, [1, 1])
+            b = slim.conv2d(slim.conv2d(x, 4, [1, 1]), 4, [3, 3])
+            c = slim.conv2d(slim.avg_pool2d(x, [3, 3], stride=1, padding="SAME"), 4, [1, 1])
+            net = tf.concat([a, b, c], 3)
+        net = slim.dropout(tf.reduce_mean(net, [1, 2]), 0.8)
+        logits = slim.fully_connected(net, 5, activation_fn=None)
+        v1.losses.softmax_cross_entropy(tf.one_hot(labels, 5), logits, label_smoothing=0.1)
+        return _trained(graph, v1.train.RMSPropOptimizer(0.01, 0.9, 0.9, 1.0), **feeds)
+
+
+PROGRAMS = (
+    Program(slim_regression, ADDRESS),
+    Program(slim_cnn, ADDRESS),
+    Program(slim_inception_block, "github.com/tensorflow/models/tree/master/research/slim"),
+)
+LIBRARY = Library("tf_slim", PROGRAMS, needs=("tf_slim",))
