@@ -94,7 +94,7 @@ class Program:
         floats: the type that it computes in: float64 where the library can.
         batch: the number of examples where that is static.
         steps: how many are trained.
-        why: what makes it slow by nature, for its row in the table.
+        why: what makes it slow, or keeps it from running, by nature.
     """
 
     build: Callable[[], Built]

@@ -122,7 +122,8 @@ def _reasons(lines: Sequence[Line]) -> Iterator[str]:
         for line in own:
             reasons.setdefault((line["program"], _plain(line.get("reason", ""))), []).append(line["configuration"])
         for (program, reason), names in reasons.items():
-            yield f"- {program} ({', '.join(names)}): {reason}"
+            why = catalogue.programs()[program][1].why if outcome == "broken" else ""
+            yield f"- {program} ({', '.join(names)}): {reason}{f' ({why})' if why else ''}"
     yield from _low(lines)
 
 
