@@ -112,7 +112,7 @@ PROGRAMS = (
     Program(
         exact_gp,
         ADDRESS + "getting_started/basic_usage.html",
-        why="an exact Gaussian process factors one matrix of all examples, which is as large as the batch",
+        why="an exact Gaussian process compares all examples with each other, and factors one matrix of them",
     ),
 )
 LIBRARY = Library("gpflow", PROGRAMS, needs=("gpflow",))

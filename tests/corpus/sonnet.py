@@ -108,7 +108,7 @@ def sonnet_vq_vae() -> Built:
 def sonnet_resnet() -> Built:
     import sonnet as snt
 
-    model = snt.nets.ResNet([1, 1, 1, 1], 5, channels_per_group=(8, 8, 8, 8))
+    model = snt.nets.ResNet([1, 1, 1, 1], 5, channels_per_group_list=(8, 8, 8, 8))
     model(tf.ones((2, 16, 16, 3)), is_training=True)
     optimizer = _prepared(snt.optimizers.Momentum(0.1, 0.9), model.trainable_variables)
 
