@@ -136,7 +136,7 @@ def ddpg() -> Built:
 def sac() -> Built:
     """Soft actor-critic: sampled actions, two critics, a temperature that is trained."""
     actor, critics = _net(4), [_net(1, STATE + 2), _net(1, STATE + 2)]
-    log_alpha = keras.Variable(0.0, name="log_alpha")
+    log_alpha = keras.Variable(0.0, dtype="float64", name="log_alpha")
     optimizers = [_adam(actor), *map(_adam, critics)]
     alpha_optimizer = keras.optimizers.Adam(1e-3)
     alpha_optimizer.build([log_alpha])

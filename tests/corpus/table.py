@@ -22,10 +22,11 @@ INTRODUCTION = """\
 Programs written as the users of public libraries write them, each trained on one device and distributed: the same
 initial values, the same data, two steps; every output, variable and slot of the optimizer is compared after every
 step, all copies. `make corpus` runs them (each program in a child process with a time limit) and writes this page;
-`make corpus ARGS="--only dcgan,vit"` runs some. The sizes are small, so that a program takes seconds.
+`make corpus ARGS="--only dcgan,vit"` runs some. The sizes are small, so that a program takes seconds;
+one run in six goes through TensorFlow's own optimisations of graphs, which take longer than that.
 
 - **exact**: no value differs by more than 1e-9 of its tensor's largest value (3e-5 where the library computes in
-  float32), or by more than what a change of the variables in their last bit does to the same tensor of the original.
+  float32), or by more than 16 times what changing the variables in their last bit does to that tensor of the original.
 - **refused**: an error of this package says why not. **wrong**, **foreign** (any other exception), **hang**: defects.
 - **broken**: the program itself cannot be built or trained on one device here. **not installed**: a library is missing.
 - **error**: the largest one within the tolerance, over all configurations; **noise**: what the change in the last bit
