@@ -22,8 +22,8 @@ from autograph_rewrite.plan.plan import Plan
 JOINS = frozenset(("Concat", "ConcatV2"))
 
 
-def semantics_of(graph: Graph, batch: Mapping[Value, int], static: int | None, plan: Plan) -> Semantics:
-    """Return the choices that rules depend on.
+def propagate_parts(graph: Graph, batch: Mapping[Value, int], static: int | None, plan: Plan) -> Propagation:
+    """Propagate placements, with segments where there may be some.
 
     Args:
         graph: which is propagated.
@@ -31,16 +31,15 @@ def semantics_of(graph: Graph, batch: Mapping[Value, int], static: int | None, p
         static: how many examples there are, where that is known.
         plan: the request.
     """
-    semantics = Semantics(plan.semantics.random, plan.semantics.batch_norm, static, segments=True)
-    if not _are_possible(plan) or not any(node.op in JOINS for node in graph):
-        return semantics._replace(segments=False)
-    if len(batch) == 1 or static is not None or len(plan.processes) > 1:
-        return semantics
+    may_be = _are_possible(plan) and any(node.op in JOINS for node in graph)
+    semantics = Semantics(plan.semantics.random, plan.semantics.batch_norm, static, segments=may_be)
     joined = propagate(graph, batch, semantics)
+    if not may_be or len(batch) == 1 or static is not None or len(plan.processes) > 1:
+        return joined
     if not any(fact.is_segmented for fact in joined.facts.values()):
-        return semantics
+        return joined
     apart = propagate(graph, batch, semantics._replace(segments=False))
-    return semantics._replace(segments=_groups(joined) == _groups(apart) or _is_cut_in_equal_parts(joined))
+    return joined if _groups(joined) == _groups(apart) or _is_cut_in_equal_parts(joined) else apart
 
 
 def _are_possible(plan: Plan) -> bool:

@@ -15,7 +15,7 @@ from autograph_rewrite.analysis import cut
 from autograph_rewrite.analysis.fact import LOCAL, Fact
 from autograph_rewrite.analysis.once import mark_whole
 from autograph_rewrite.analysis.own import block_statistics, mark_statistics
-from autograph_rewrite.analysis.propagate import Propagation, notes, propagate, revise
+from autograph_rewrite.analysis.propagate import Propagation, notes, revise
 from autograph_rewrite.analysis.rows import choose_gathers
 from autograph_rewrite.analysis.rules.base import OWN_VALUE
 from autograph_rewrite.errors import PassError, PlanError
@@ -51,7 +51,7 @@ from autograph_rewrite.passes.keys import Keys
 from autograph_rewrite.passes.layout import Layout
 from autograph_rewrite.passes.loop_micro import loop_micro
 from autograph_rewrite.passes.loop_stages import loop_stages
-from autograph_rewrite.passes.may_segment import semantics_of
+from autograph_rewrite.passes.may_segment import propagate_parts
 from autograph_rewrite.passes.merge import merge_kept, merge_outputs, merge_targets
 from autograph_rewrite.passes.mirror import name_resources
 from autograph_rewrite.passes.order_accesses import access_order, order_accesses
@@ -132,9 +132,8 @@ def analyse(graph: Graph, item: GraphItem, plan: Plan, run: Run | None = None) -
     mark_rows_apart(graph)
     batch, static = batch_values(graph, item, plan)
     with run.step("propagate"):
-        semantics = semantics_of(graph, batch, static, plan)
-        state = propagate(graph, batch, semantics)
-    if semantics.batch_norm == "local" and plan.microbatches > 1:  # replicas alone divide fused ones only
+        state = propagate_parts(graph, batch, static, plan)
+    if plan.semantics.batch_norm == "local" and plan.microbatches > 1:  # replicas alone divide fused ones only
         state = mark_statistics(state, plan.instances)
     for attempt in range(MAX_DECOMPOSITIONS + 1):
         marked = [node for node, answer in state.answers.items() if answer.decompose]
@@ -148,7 +147,7 @@ def analyse(graph: Graph, item: GraphItem, plan: Plan, run: Run | None = None) -
                 marked,
                 facts=state.facts,
                 looped=state.looped,
-                local_batch_norm=semantics.batch_norm == "local",
+                local_batch_norm=plan.semantics.batch_norm == "local",
                 replicas=plan.instances,
                 batch=static,
             )

@@ -246,7 +246,7 @@ class DistributedSession:
         own = name.partition(":")[0] in (variable, f"{variable}/read")
         is_there = late and (not own or self._has(name.partition(":")[0]))
         elements = self._instances(name).elements if is_there else ()  # it may wait for updates, which have to run
-        return Fetch(elements, REPLICATED, (), variable, late)
+        return Fetch(elements, REPLICATED, variable=variable, late=late)
 
     def _instances(self, name: str) -> Fetch:
         """Return the instances of an original tensor or operation.
@@ -261,7 +261,9 @@ class DistributedSession:
             if is_tensor or (self._has_value(node) and node not in self.item.targets and node != self.item.init_op):
                 view = layout.find(name) if layout is not None else None
                 view = view or View((name if is_tensor else f"{name}:0",), REPLICATED)
-                return Fetch(tuple(self.graph.get_tensor_by_name(t) for t in view.tensors), *view[1:])
+                return Fetch(
+                    tuple(self.graph.get_tensor_by_name(t) for t in view.tensors), view.placement, view.segments
+                )
             names = (layout.instances(node) if layout is not None else ()) or (node,)
             return Fetch(tuple(self.graph.get_operation_by_name(n) for n in names), None)
         except (KeyError, ValueError):

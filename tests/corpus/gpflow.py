@@ -20,14 +20,8 @@ def _optimizer(variables: Any) -> Any:
     return optimizer
 
 
-def _variational(likelihood: Any, latents: int = 1, target: Feed | None = None) -> Built:
-    """Minimise the loss of a sparse variational model on minibatches."""
-    import gpflow
-
-    inducing = np.linspace(-1.0, 1.0, 5)[:, None]
-    model = gpflow.models.SVGP(
-        gpflow.kernels.SquaredExponential(), likelihood, inducing, num_data=100, num_latent_gps=latents
-    )
+def _minimised(model: Any, target: Feed) -> Built:
+    """Minimise the loss of a model on minibatches."""
     variables = model.trainable_variables
     optimizer = _optimizer(variables)
 
@@ -37,7 +31,18 @@ def _variational(likelihood: Any, latents: int = 1, target: Feed | None = None) 
         update(tape, loss, variables, optimizer)
         return {"loss": loss}
 
-    return stepped(step, x=Feed((1,)), y=target or Feed((1,)))
+    return stepped(step, x=Feed((1,)), y=target)
+
+
+def _variational(likelihood: Any, latents: int = 1, target: Feed | None = None) -> Built:
+    """Train a sparse variational model."""
+    import gpflow
+
+    inducing = np.linspace(-1.0, 1.0, 5)[:, None]
+    model = gpflow.models.SVGP(
+        gpflow.kernels.SquaredExponential(), likelihood, inducing, num_data=100, num_latent_gps=latents
+    )
+    return _minimised(model, target or Feed((1,)))
 
 
 def svgp_regression() -> Built:
@@ -71,16 +76,7 @@ def svgp_heteroskedastic() -> Built:
         gpflow.inducing_variables.InducingPoints(inducing)
     )
     model = gpflow.models.SVGP(kernel, likelihood, points, num_latent_gps=2)
-    variables = model.trainable_variables
-    optimizer = _optimizer(variables)
-
-    def step(x: Any, y: Any) -> dict[str, Any]:
-        with tf.GradientTape() as tape:
-            loss = model.training_loss((x, y))
-        update(tape, loss, variables, optimizer)
-        return {"loss": loss}
-
-    return stepped(step, x=Feed((1,)), y=Feed((1,)))
+    return _minimised(model, Feed((1,)))
 
 
 def exact_gp() -> Built:

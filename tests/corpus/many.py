@@ -6,13 +6,13 @@ Lines are appended to a file as they come; what stands there already is not run 
 from __future__ import annotations
 
 import json
-import multiprocessing
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from tests.corpus import worker
 from tests.corpus.program import Library
+from tests.supervised import NoAnswerError, Process
 
 LIMIT_SECONDS = 240.0
 START_SECONDS = 200.0
@@ -21,46 +21,20 @@ Line = dict[str, Any]
 Pair = tuple[str, str]
 
 
-class Process:
-    """One worker, for the programs of one library."""
+def _started(library: Library) -> Process:
+    """Return a worker for the programs of one library; when it is ready it says what is missing."""
+    given = dict(library.environment), library.needs
+    return Process(worker.serve, *given, start=START_SECONDS, limit=LIMIT_SECONDS, memory=MEMORY_KB)
 
-    def __init__(self, library: Library) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, other = context.Pipe()
-        given = (other, dict(library.environment), library.needs)
-        self._process = context.Process(target=worker.serve, args=given, daemon=True)
-        self._process.start()
-        other.close()
-        self.is_full = False
-        if not self._pipe.poll(START_SECONDS):
-            raise RuntimeError("a worker did not start")
-        self.missing: str = self._pipe.recv()
 
-    def run(self, name: str, configuration: str) -> Line:
-        """Return the line of a program on a configuration; the process is gone afterwards if it hung or died."""
-        if self.missing:
-            return {"outcome": "not installed", "reason": self.missing}
-        try:
-            self._pipe.send((name, configuration))
-            if not self._pipe.poll(LIMIT_SECONDS):
-                self.end()
-                return {"outcome": "hang", "reason": f"no end after {LIMIT_SECONDS:.0f} s"}
-            line, memory = self._pipe.recv()
-        except (EOFError, OSError):
-            self._process.join(5)
-            code = self._process.exitcode
-            self.end()
-            return {"outcome": "foreign", "reason": f"the process died: exit code {code}"}
-        self.is_full = memory > MEMORY_KB
-        found: Line = line
-        return found
-
-    def end(self) -> None:
-        """Kill the process."""
-        self.is_full = True
-        self._process.kill()
-        self._process.join()
-        self._pipe.close()
+def _line(process: Process, name: str, configuration: str) -> Line:
+    """Return the line of a program on a configuration; the process is gone afterwards if it hung or died."""
+    if process.ready:
+        return {"outcome": "not installed", "reason": process.ready}
+    try:
+        return process.ask((name, configuration))
+    except NoAnswerError as error:
+        return {"outcome": "hang" if error.hung else "foreign", "reason": str(error)}
 
 
 def run_many(
@@ -73,8 +47,8 @@ def run_many(
         for name, configuration in pairs:
             if (name, configuration) in known:
                 continue
-            process = process or Process(library)
-            line = process.run(name, configuration)
+            process = process or _started(library)
+            line = _line(process, name, configuration)
             line = {"program": name, "configuration": configuration, "library": library.name, **line}
             with out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")

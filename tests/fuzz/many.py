@@ -6,13 +6,13 @@ Outcomes are appended to a file of JSON lines as they come; what stands there al
 from __future__ import annotations
 
 import json
-import multiprocessing
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from tests.fuzz import worker
+from tests.supervised import NoAnswerError, Process
 
 LIMIT_SECONDS = 150.0
 START_SECONDS = 300.0
@@ -20,44 +20,16 @@ SEEDS_PER_PROCESS = 250
 MEMORY_KB = 3_000_000
 
 
-class Process:
-    """One worker."""
+def _started() -> Process:
+    return Process(worker.serve, start=START_SECONDS, limit=LIMIT_SECONDS, memory=MEMORY_KB)
 
-    def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, other = context.Pipe()
-        self._process = context.Process(target=worker.serve, args=(other,), daemon=True)
-        self._process.start()
-        other.close()
-        self.done, self.is_full = 0, False
-        if not self._pipe.poll(START_SECONDS):
-            raise RuntimeError("a worker did not start")
-        self._pipe.recv()
 
-    def run(self, seed: int) -> dict[str, Any]:
-        """Return the outcome of a seed; the process is gone afterwards if it hung or died."""
-        try:
-            self._pipe.send(seed)
-            if not self._pipe.poll(LIMIT_SECONDS):
-                self.end()
-                return {"seed": seed, "outcome": "hang", "reason": f"no end after {LIMIT_SECONDS:.0f} s"}
-            outcome, memory = self._pipe.recv()
-        except (EOFError, OSError):
-            self._process.join(5)
-            code = self._process.exitcode
-            self.end()
-            return {"seed": seed, "outcome": "crash", "reason": f"the process died: exit code {code}"}
-        self.done += 1
-        self.is_full = self.done >= SEEDS_PER_PROCESS or memory > MEMORY_KB
-        found: dict[str, Any] = outcome
-        return found
-
-    def end(self) -> None:
-        """Kill the process."""
-        self.is_full = True
-        self._process.kill()
-        self._process.join()
-        self._pipe.close()
+def _outcome(process: Process, seed: int) -> dict[str, Any]:
+    """Return the outcome of a seed; the process is gone afterwards if it hung or died."""
+    try:
+        return process.ask(seed)
+    except NoAnswerError as error:
+        return {"seed": seed, "outcome": "hang" if error.hung else "crash", "reason": str(error)}
 
 
 def run_many(seeds: Iterable[int], workers: int, out: Path, say: Any = print) -> list[dict[str, Any]]:
@@ -88,14 +60,14 @@ def _work(left: Iterator[int], lock: threading.Lock, out: Path, say: Any) -> Non
         if seed is None:
             break
         if process is None:
-            process = Process()
-        outcome = process.run(seed)
+            process = _started()
+        outcome = _outcome(process, seed)
         with lock:
             with out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(outcome) + "\n")
             if outcome["outcome"] in ("wrong", "crash", "hang"):
                 say(f"{seed}: {outcome['outcome']}: {outcome['reason']}")
-        if process.is_full:
+        if process.is_full or process.done >= SEEDS_PER_PROCESS:
             process.end()
             process = None
     if process is not None:
