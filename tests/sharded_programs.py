@@ -216,7 +216,7 @@ def trained(item: ar.GraphItem, given: list[dict[str, Any]]) -> dict[str, Any]:
     with item.session() as session:
         session.run("init")
         losses = [session.run(["loss", "train"], feed, timeout_ms=30000)[0] for feed in given]
-        return {"loss": losses, **{name: session.read_variable(name) for name in item.variables}}
+        return {"loss": losses, **session.read_variables()}
 
 
 def error(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:

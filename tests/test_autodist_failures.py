@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -88,7 +87,7 @@ def trained(item: ar.GraphItem, built: Built) -> dict[str, Any]:
         session.run(new.init_op)
         for step, batch in enumerate(BATCHES):
             session.run([built.loss, built.train_op], feed_dict=built.feeds(step, batch))
-        return {name: np.asarray(session.read_variable(name)) for name in built.variables}
+        return session.read_variables()
 
 
 def test_a_list_of_train_ops_runs_all_of_them():
@@ -108,7 +107,7 @@ def test_a_list_of_train_ops_runs_all_of_them():
         session.run(new.init_op)
         for step, batch in enumerate(BATCHES):
             session.run([built.loss, *ops], feed_dict=built.feeds(step, batch))
-        variables = {name: np.asarray(session.read_variable(name)) for name in built.variables}
+        variables = session.read_variables()
 
     for name, value in train(built, BATCHES).variables.items():
         assert relative_error(variables[name], value, 1e-6) < 1e-9, name

@@ -85,7 +85,7 @@ def learnt(item: GraphItem, ids: Any, weights: Any, steps: int = 1) -> dict[str,
         session.run("init")
         for _ in range(steps):
             session.run(["loss", "train"], {"ids": np.asarray(ids), "weights": np.asarray(weights, np.float64)})
-        return {name: session.read_variable(name) for name in item.variables}
+        return session.read_variables()
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -155,3 +155,23 @@ def test_what_only_orders_the_ops_of_each_replica_does_not_join_the_replicas(mod
     for node in orders:
         replicas = {other.name.split("/")[0] for other in (*node.controls, *node.control_users)}
         assert len(replicas) == 1, f"{node.name} joins {replicas}"
+
+
+@pytest.mark.parametrize("strategy", ["AllReduce", "PartitionedPS", "FSDP"])
+def test_all_variables_are_read_in_one_run_and_reads_add_nothing_to_the_graph(strategy: str) -> None:
+    def forward() -> Mapping[str, Any]:
+        return {"loss": tf.reduce_sum(placeholder("x", None, 4) @ variable("w", W) * variable("u", W[0]))}
+
+    item = make_item(forward)
+    new = ar.rewrite(item, {"devices": ["CPU:0", "CPU:1"], "strategy": {"name": strategy}})
+    with new.session() as session:
+        session.run(item.init_op)
+        size = len(session.graph.get_operations())
+        values = session.read_variables()
+        np.testing.assert_array_equal(values["w"], W)
+        np.testing.assert_array_equal(session.read_variables(["u"])["u"], session.read_variable("u"))
+        assert list(values) == list(item.variables)
+        assert len(session.graph.get_operations()) == size
+        with pytest.raises(ar.GraphError, match="no variable 'ww'") as caught:
+            session.read_variables(["ww"])
+        assert "closest: w" in str(caught.value)

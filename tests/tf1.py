@@ -73,6 +73,6 @@ def assert_as_tensorflow(build: Callable[[], Built], batches: Sequence[Mapping[s
                 got = session.run([fetches, train], feed, timeout_ms=30000)[0]
                 for fetch, a, b in zip(fetches, got, expected[step], strict=True):
                     np.testing.assert_allclose(a, b, 1e-9, 1e-9, err_msg=f"{mode}, step {step}: {fetch.name}")
-            for name, value in learnt.items():
-                np.testing.assert_allclose(session.read_variable(name), value, 1e-9, 1e-9, err_msg=f"{mode}: {name}")
+            for name, value in session.read_variables(learnt).items():
+                np.testing.assert_allclose(value, learnt[name], 1e-9, 1e-9, err_msg=f"{mode}: {name}")
     return new

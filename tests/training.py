@@ -83,7 +83,7 @@ def train(item: GraphItem, feeds: Sequence[Feed]) -> Run:
         for feed in feeds:
             values = session.run([*names, "train"], dict(feed), timeout_ms=30000)[:-1]
             result.fetched.append({name[4:]: np.asarray(v) for name, v in zip(names, values, strict=True)})
-        result.variables = {name: np.asarray(session.read_variable(name)) for name in item.variables}
+        result.variables = session.read_variables()
     return result
 
 

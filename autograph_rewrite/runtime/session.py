@@ -16,7 +16,6 @@ from autograph_rewrite.analysis.fact import REPLICATED
 from autograph_rewrite.errors import ClusterError, GraphError
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes.layout import View
-from autograph_rewrite.passes.proxies import proxy_of
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.accounts import difference, disagreement
 from autograph_rewrite.runtime.agreement import CARRY_ON, common_name, require_the_same
@@ -27,12 +26,12 @@ from autograph_rewrite.runtime.driven import Driven
 from autograph_rewrite.runtime.fetches import Fetch, assemble, name_of, variable_of
 from autograph_rewrite.runtime.first_batch import FirstBatch
 from autograph_rewrite.runtime.gates import Gates
-from autograph_rewrite.runtime.handles import Copy, copies_of
 from autograph_rewrite.runtime.leftovers import Leftovers
 from autograph_rewrite.runtime.missing import is_of_the_job, missing
 from autograph_rewrite.runtime.relay import abandon
 from autograph_rewrite.runtime.session_digest import SessionDigest
 from autograph_rewrite.runtime.step_digest import agree
+from autograph_rewrite.runtime.whole_variables import WholeVariables
 
 
 def open_session(item: GraphItem, *, config: Any = None, target: str = "") -> DistributedSession:
@@ -66,7 +65,7 @@ class DistributedSession:
         self.first = FirstBatch(item, warned=True)
         self._gates = Gates(self.graph, item.targets)
         self._fetches: dict[str, Fetch] = {}
-        self._reads: dict[str, Any] = {}
+        self._variables = WholeVariables(item, self.graph)
         limit = plan.timeout_seconds if plan is not None and (plan.mode == "mirrored" or self._member) else 0.0
         self._watchdog = watchdog_of(self._member, item, self._session, limit)
         self._timeout_ms = int(limit * 1e3) if self._watchdog is None else 0
@@ -127,7 +126,7 @@ class DistributedSession:
         feeds |= self._gates.feeds(wanted)
         limit = self._timeout_ms if timeout_ms is None else timeout_ms
         options = self._tf.compat.v1.RunOptions(timeout_in_ms=limit)
-        known = self._values(fetch.variable for fetch in found if fetch.variable and not fetch.late)
+        known = self.read_variables(fetch.variable for fetch in found if fetch.variable and not fetch.late)
         self._steps += 1
         counts = self._clock is not None and not self._targets.isdisjoint(wanted)
         if self._clock is not None and counts:
@@ -144,7 +143,7 @@ class DistributedSession:
                 hint="a replica is missing or stuck; if a step really takes longer, raise timeout_seconds",
             ) from error
         parts = [[next(got) for _ in fetch.elements] for fetch in found]
-        known |= self._values(fetch.variable for fetch in found if fetch.late)
+        known |= self.read_variables(fetch.variable for fetch in found if fetch.late)
         values = [
             known[fetch.variable] if fetch.variable else assemble(fetch, part)
             for fetch, part in zip(found, parts, strict=True)
@@ -159,7 +158,7 @@ class DistributedSession:
         """
         if self._failed and self._member is not None:
             # The program goes on after an error: so must all, and each may have updated something else.
-            values = [self.read_variable(name) for name in self.item.variables]
+            values = list(self.read_variables().values())
             require_the_same(self._member, self.item.report.plan, captured=values, what=CARRY_ON)
             self._clear_servers()
             self._failed = False
@@ -226,11 +225,6 @@ class DistributedSession:
         if self._member.is_chief:
             Leftovers(self._session).remove()
         common_name(self._member, plan.timeout_seconds)  # nobody begins before worker 0 is done
-
-    def _values(self, names: Iterable[str]) -> dict[str, Any]:
-        """Return the values of variables."""
-        reads = {name: self._read(name)[0] for name in names}
-        return dict(zip(reads, self.run_ops(list(reads.values())), strict=True)) if reads else {}
 
     def _resolve(self, name: str) -> Fetch:
         if name not in self._fetches:
@@ -314,43 +308,25 @@ class DistributedSession:
         check_batch_sizes(sizes, *((report.plan, report.batches) if report is not None else ()))
         return sizes
 
-    def _variable(self, name: str) -> tuple[Copy, ...]:
-        """Return the copies of a variable."""
-        variable = self.item.variables.get(name) or self.item.state.get(name)
-        if variable is None:
-            import difflib
-
-            close = difflib.get_close_matches(name, [*self.item.variables, *self.item.state], n=3)
-            raise GraphError(f"there is no variable '{name}'", hint=f"closest: {', '.join(close)}" if close else None)
-        copies = [*copies_of(self.item, variable)]
-        if copies:  # of a variable on a server, what this worker reads instead
-            copies += [names for names in [tuple(map(proxy_of, copies[0]))] if all(map(self._has, names))]
-        return tuple(Copy(self.graph, handles, variable) for handles in copies)
-
     def _has(self, name: str) -> bool:
         try:
             return bool(self.graph.get_operation_by_name(name))
         except KeyError:
             return False
 
-    def _dtype(self, name: str) -> Any:
-        variable = self.item.variables.get(name) or self.item.state[name]
-        return self._tf.as_dtype(variable.dtype)
-
-    def _read(self, name: str) -> list[Any]:
-        """Return what reads the copies of a variable; of one that is equal everywhere, the first."""
-        key = f"read {name}"
-        if key not in self._reads:
-            copies = self._variable(name)
-            with self.graph.as_default():
-                self._reads[key] = [copy.read() for copy in (copies if name in self.item.state else copies[:1])]
-        found: list[Any] = self._reads[key]
-        return found
-
     def read_variable(self, name: str) -> np.ndarray[Any, Any]:
-        """Return the value of a variable by its original name; of one in `item.state`, one row per replica."""
-        values: list[np.ndarray[Any, Any]] = self.run_ops(self._read(name))
-        return np.stack(values) if name in self.item.state else values[0]
+        """Return the value of a variable by its original name; of one in `item.state`, one row per replica.
+
+        Raises:
+            GraphError: there is no such variable.
+        """
+        return self.read_variables([name])[name]
+
+    def read_variables(self, names: Iterable[str] | None = None) -> dict[str, np.ndarray[Any, Any]]:
+        """Return the values of many variables in one run, by original name; None for all of the original graph."""
+        reads = {name: self._variables.reads(name) for name in (self.item.variables if names is None else names)}
+        values = dict(zip(reads, self.run_ops(list(reads.values())), strict=True)) if reads else {}
+        return {name: np.stack(rows) if name in self.item.state else rows[0] for name, rows in values.items()}
 
     def write_variable(self, name: str, value: Any) -> None:
         """Set a variable, in all its copies; one in `item.state` takes one row per replica.
@@ -358,25 +334,7 @@ class DistributedSession:
         Raises:
             GraphError: there is no such variable, or not one row per replica.
         """
-        key = f"write {name}"
-        if key not in self._reads:
-            copies = self._variable(name)
-            with self.graph.as_default():
-                sources: list[Any] = []
-                writes: list[Any] = []
-                for copy in copies:
-                    if not sources or name in self.item.state:
-                        sources.append(self._tf.compat.v1.placeholder(self._dtype(name)))
-                    writes.append(copy.write(sources[-1]))
-            self._reads[key] = sources, writes
-        sources, writes = self._reads[key]
-        rows = value if name in self.item.state else [value]
-        if len(rows) != len(sources):
-            raise GraphError(
-                f"'{name}' has a value for each of {len(sources)} replicas, not {len(rows)}",
-                hint="pass zeros of the shape that read_variable returns to start anew",
-            )
-        self.run_ops(writes, dict(zip(sources, rows, strict=True)))
+        self.run_ops(*self._variables.writes(name, value))
         if self._digest is not None and name not in self.item.state:
             self._digest.wrote(name, value)
 
@@ -386,7 +344,7 @@ class DistributedSession:
         return {
             f"{name}/replica_{replica}": read
             for name in self.item.state
-            for replica, read in enumerate(self._read(name), self.item.report.first_replica)
+            for replica, read in enumerate(self._variables.reads(name), self.item.report.first_replica)
         }
 
     @property

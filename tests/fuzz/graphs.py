@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 import autograph_rewrite as ar
@@ -196,10 +195,7 @@ def run_rewritten(
         for i, feed in enumerate(feeds):
             got = session.run([*built.fetches, "train"], _named(feed), timeout_ms=RUN_MS)
             results |= {f"step {i} {name}": value for name, value in zip(built.fetches, got, strict=False)}
-        for name in item.variables:
-            session._read(name)  # all at once: each later addition to the graph would be looked at anew
-        for name in item.variables:
-            results[f"variable {name}"] = np.asarray(session.read_variable(name))
+        results |= {f"variable {name}": value for name, value in session.read_variables(item.variables).items()}
     return results
 
 

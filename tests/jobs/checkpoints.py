@@ -124,7 +124,7 @@ def saver(job: Job, steps: range, source: Path, target: Path) -> Values:
             session.run(["loss", "train"], {name: job.part(value) for name, value in built.feeds(at, BATCH).items()})
         if job.is_chief:
             own.save(session.tf_session, str(target / "graph"), write_meta_graph=False)
-        return {name: session.read_variable(name) for name in item.variables}
+        return session.read_variables()
 
 
 def feedback(job: Job, steps: range, source: Path, target: Path) -> Values:

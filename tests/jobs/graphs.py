@@ -37,8 +37,7 @@ def train(
             values = session.run([*item.outputs, *item.targets], feed)
             outputs = zip(item.outputs, values, strict=False)
             results.update({f"{name} of step {step}": np.asarray(value) for name, value in outputs})
-        for name in item.variables:
-            results[f"variable {name}"] = np.asarray(session.read_variable(name))
+        results |= {f"variable {name}": value for name, value in session.read_variables().items()}
     return results
 
 

@@ -107,7 +107,7 @@ def saver(job: Job) -> Results:
     def trained(session: Any, steps: Iterable[int]) -> Results:
         for step in steps:
             session.run(["loss", "train"], staged.feed(item, step))
-        return {name: np.asarray(session.read_variable(name)) for name in item.variables}
+        return session.read_variables()
 
     with new.session() as session:
         session.run(item.init_op)
@@ -211,7 +211,7 @@ def iterator(job: Job) -> Results:
                 losses.append(session.run(["loss", "train"])[0])
             except tf.errors.OutOfRangeError:
                 break
-        variables = {f"variable {name}": session.read_variable(name) for name in item.variables}
+        variables = {f"variable {name}": value for name, value in session.read_variables().items()}
     return {"losses": np.array(losses), **variables}
 
 

@@ -58,7 +58,7 @@ def session(job: Job) -> Weights:
         for step in range(STEPS):
             opened.run(["loss", "train"], {name: job.part(v) for name, v in built.feeds(step, 8).items()})
             did(job, step)
-        return {name: opened.read_variable(name) for name in item.variables}
+        return opened.read_variables()
 
 
 def function(job: Job) -> Weights:

@@ -115,7 +115,7 @@ def _(built: Built, config: Mapping[str, Any], sizes: Sequence[int]) -> tuple[Tr
         for step, batch in enumerate(sizes):
             values = session.run([*built.outputs, built.train_op], feed_dict=built.feeds(step, batch))
             outputs.append(dict(zip(built.outputs, values, strict=False)))
-        variables = {name: np.asarray(session.read_variable(name)) for name in built.variables}
+        variables = session.read_variables()
     return Trace(tuple(outputs), variables), report_of(new)
 
 

@@ -48,7 +48,7 @@ def run(item: GraphItem, feeds: Sequence[Mapping[str, Any]], timeout_seconds: fl
         for feed in feeds:
             got = session.run([*names, *item.targets], dict(feed), timeout_ms=milliseconds)
             outputs.append(dict(zip(names, map(np.asarray, got), strict=False)))
-        variables = {name: np.asarray(session.read_variable(name)) for name in item.variables}
+        variables = session.read_variables()
     return Trained(tuple(outputs), variables)
 
 
