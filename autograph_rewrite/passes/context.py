@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,10 +17,11 @@ import numpy as np
 from autograph_rewrite.analysis.fact import Fact
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir import attrs as raw_attrs
-from autograph_rewrite.ir.frames import Frame
+from autograph_rewrite.ir.frames import Frame, unconditional
 from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Select, Span, Value
 from autograph_rewrite.item import Variable
 from autograph_rewrite.passes.homes import Served
+from autograph_rewrite.passes.meetings import late_nodes
 from autograph_rewrite.plan.parts import EdgePlan
 from autograph_rewrite.plan.plan import Plan
 
@@ -57,11 +59,18 @@ class Context:
     future_splits: dict[Value, int] = field(default_factory=dict)  # empty lists that will hold blocks
     aliases: dict[Value, Value] = field(default_factory=dict)  # original values whose place another one took
     slices: dict[Value, Value] = field(default_factory=dict)  # by block, what it was cut out of
+    open_sizes: dict[tuple[Value, int], Value] = field(default_factory=dict)  # of dimensions that all blocks share
     added: list[Added] = field(default_factory=list)  # variables that a pass made
     compressed: list[CompressedSum] = field(default_factory=list)  # sums of which less is sent than there is
     served: Served = field(default_factory=Served)  # what runs where a variable lives
     _home: str | None = None  # where nodes that run once are added now
     _entered: dict[tuple[Value, Frame], Value] = field(default_factory=dict)
+
+    @cached_property
+    def early(self) -> set[Node]:
+        """The original nodes that certainly run, outside of loops, and neither need a variable nor wait for one."""
+        order = self.state.order
+        return unconditional(order) - late_nodes(order)
 
     @property
     def replicas(self) -> int:

@@ -3,8 +3,11 @@
     before   %block ──► Greater ──► Sum each ──► AddN(all) ──► each
     after    %batch ──► Greater ──► Sum once ─────────────────► each
 
-It needs no variable, so there is no gradient, and nothing to keep. It waits for none either: what does comes when the
-graph says, which is behind the loop.
+    before   %block ──► Shape each ──► [1] of the first ──► each
+    after    %batch ──► Shape once ──► [1] ───────────────► each
+
+What is the same in all blocks is what the original makes of the whole batch. It needs no variable, so there is no
+gradient, and nothing to keep. It waits for none either: what does comes when the graph says, which is behind the loop.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from collections.abc import Mapping
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.build import provenance
 from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Select, Span, Value
-from autograph_rewrite.ir.walk import descendants, topological_order
+from autograph_rewrite.ir.walk import ancestors, topological_order
 from autograph_rewrite.passes.loop_frame import UNROLL
 from autograph_rewrite.passes.meetings import late_nodes
 
@@ -35,10 +38,13 @@ def count_whole(graph: Graph, slices: Mapping[Value, Value]) -> None:
     order = topological_order(graph)
     late = late_nodes(order)
     made: dict[Value, Value] = {}
+    needed = ancestors(node for node in order if node.span is Span.EACH)
     for node in order:
-        if node in late or Select.ALL not in node.selects.values():
+        if node in late or node not in needed or not node.selects:
             continue
-        if not any(user.span is Span.EACH for user in descendants([node])):
+        if Select.ALL not in node.selects.values():
+            for index in tuple(node.selects):
+                node.set_input(index, _whole(graph, node.inputs[index], slices, made))
             continue
         if node.op not in JOINS:
             raise PassError(

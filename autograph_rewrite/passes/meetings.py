@@ -2,11 +2,12 @@
 
 %x each ──► Sum ──► AddN(all) ──► %x - mean       level 1: no micro-batch gets there before all have come so far
 %mask each ──► Sum ──► AddN(all) ──► divisor      level 0: no variable is needed, so it is counted beforehand
+%ids each ──► Shape ──► [1] of the first          level 0: the same, of any of them
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from autograph_rewrite.analysis.roles import touching_nodes
 from autograph_rewrite.ir.build import ORIGIN_ATTR
@@ -26,14 +27,25 @@ def after(node: Node) -> list[Node]:
 
 
 def counted_before(order: Iterable[Node]) -> set[Node]:
-    """Return what a value that all micro-batches make together needs, and that can be had before any of them.
+    """Return what a value that all micro-batches share needs, and that can be had before any of them.
 
-    The number of examples that a mask keeps is such a value. What waits for a variable is not, even if it reads none:
-    it comes when the graph says.
+    The number of examples that a mask keeps is such a value, which all make together; the length of the sentences is
+    another, for which one is asked. What waits for a variable is not, even if it reads none: it comes when the graph
+    says.
     """
     nodes = list(order)
     late = late_nodes(nodes)
-    return ancestors(node for node in nodes if node not in late and Select.ALL in node.selects.values())
+    return ancestors(node for node in shared_by_all(nodes) if node not in late)
+
+
+def shared_by_all(nodes: Sequence[Node]) -> list[Node]:
+    """Return the nodes that read all micro-batches, or the first of them for what all need."""
+    needed = ancestors(node for node in nodes if node.span is Span.EACH)
+    return [
+        node
+        for node in nodes
+        if Select.ALL in node.selects.values() or (Select.FIRST in node.selects.values() and node in needed)
+    ]
 
 
 def late_nodes(nodes: Iterable[Node]) -> set[Node]:

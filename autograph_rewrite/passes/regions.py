@@ -1,6 +1,6 @@
 """Forward and backward: which of the nodes that run for each block make the loss, and which its gradients.
 
-    forward    what the loss depends on
+    forward    what the loss depends on, or waits for (assertions)
     backward   what the gradients depend on besides
     the rest   belongs to whichever of the two it reads from
 
@@ -48,7 +48,7 @@ def forward_nodes(plan: Plan, state: Propagation, outputs: Iterable[Value]) -> s
     if named:  # what no gradient has gone into is forward, too: a loss that is no output
         backward = descendants(named)  # by control edges, too: what is computed again once a gradient is there
         forward |= ancestors([node for node in needed if node not in backward], controls=False)
-    return forward
+    return forward | (ancestors(forward) - needed)
 
 
 def _is_number(state: Propagation, value: Value) -> bool:

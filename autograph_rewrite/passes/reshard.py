@@ -13,7 +13,7 @@ import numpy as np
 
 from autograph_rewrite.analysis.batch_groups import batch_groups
 from autograph_rewrite.analysis.containers import future_splits
-from autograph_rewrite.analysis.dims import is_local, rows_per_example, segments
+from autograph_rewrite.analysis.dims import rows_per_example, segments
 from autograph_rewrite.analysis.fact import PARTIAL, REPLICATED, Fact, split
 from autograph_rewrite.analysis.propagate import is_pinned
 from autograph_rewrite.analysis.rules.base import LocalEntry, Slice, Want
@@ -29,11 +29,11 @@ from autograph_rewrite.passes.buckets import reduce_bucket
 from autograph_rewrite.passes.context import Context
 from autograph_rewrite.passes.fold import fold
 from autograph_rewrite.passes.gather import gather_collective, gather_once, gather_parts
+from autograph_rewrite.passes.global_size import global_size, read_early
 from autograph_rewrite.passes.keys import Keys
 from autograph_rewrite.passes.predicates import common_predicate
 from autograph_rewrite.passes.segments import in_order, piece_with_segments
 from autograph_rewrite.passes.spans import differs_by_replica
-from autograph_rewrite.plan.lowerings import CROSSING
 from autograph_rewrite.plan.parts import EdgePlan
 
 
@@ -104,8 +104,17 @@ class Reshard:
             answer = self._context.state.answers[node]
             if answer.constant:
                 fold(self._context, node, self._read)
-            else:
-                self._connect(node)
+                continue
+            self._connect(node)
+            if (early := read_early(self._context, node)) is not None:
+                self._read_instead(node.output(), early)
+
+    def _read_instead(self, value: Value, new: Value) -> None:
+        """Let those that read a value as it is read another one."""
+        for user, position in value.uses:
+            answer = self._context.state.answers.get(user)
+            if answer is None or position not in answer.wants:
+                self._read(user, position, new)
 
     def _share_draws(self) -> None:
         """Let all processes use what the first one drew: others draw zeros, and all is added up."""
@@ -203,7 +212,8 @@ class Reshard:
         if value.node in self._entered:
             return self._enter(value.node, self.whole(self._entered[value.node], reader))
         if fact.is_local:
-            return self._global_size(value, fact)
+            batch = context.bring(self.blocks_at(value.node).batch, value)
+            return global_size(context, value, fact, batch, self._keys)
         edge = context.edges.get((value.name, "replicated"))
         if edge is None and value in self._brought:
             edge = context.edges.get((self._brought[value].name, "replicated"))
@@ -260,58 +270,6 @@ class Reshard:
         members = [(context.graph.value(edge.value), edge) for edge in context.edges.values() if edge.bucket == bucket]
         self._whole.update(reduce_bucket(context, members, self._keys))
         return self._whole[value]
-
-    def _global_size(self, value: Value, fact: Fact) -> Value:
-        """Return the size over the whole batch: replace each local entry c*b by c*B, or else sum over the replicas."""
-        context, name = self._context, value.node.name
-        entries = fact.value or ()
-        dtype = dtypes.numpy_dtype(fact.dtype)
-        shape = [dim for dim in fact.shape or () if isinstance(dim, int)]
-        local = np.array([is_local(entry) for entry in entries]).reshape(shape)
-        units = [rows_per_example(entry) if is_local(entry) else 0 for entry in entries]
-
-        def add(op: str, inputs: list[Value], what: str, **attrs: object) -> Value:
-            return context.add(
-                op, inputs, name=f"{name}/{what}", span=Span.ONCE, origin=value.node, attrs=attrs or None
-            ).output()
-
-        def const(content: object, what: str) -> Value:
-            made = context.const(content, dtype, name=f"{name}/{what}", near=value)
-            made.node.span = Span.ONCE
-            return made
-
-        if None not in units:
-            batch = context.bring(self.blocks_at(value.node).batch, value)
-            if fact.dtype != dtypes.INT32:
-                batch = add("Cast", [batch], "batch", DstT=fact.dtype)
-            counted = add("Mul", [batch, const(np.array(units).reshape(shape), "per_example")], "counted")
-        else:
-            mine = context.add(
-                "Mul",
-                [value, context.const(local, dtype, name=f"{name}/is_local", near=value)],
-                name=f"{name}/mine",
-                span=Span.EACH,
-                origin=value.node,
-            )
-            counted = context.add(
-                "AddN",
-                [mine.output()],
-                name=f"{name}/counted",
-                span=Span.ONCE,
-                origin=value.node,
-                gather=(0,),
-                attrs={"N": context.local},
-            ).output()
-            edge = context.edges.get((value.name, "replicated"))
-            if edge is not None and edge.lowering in CROSSING:
-                counted = combine.reduce_members(context, counted, "sum", edge, self._keys, changing=False)
-        if local.all():
-            return counted
-        if all(isinstance(entry, int) for entry in entries if not is_local(entry)):
-            fixed = const(np.array([0 if is_local(e) else e for e in entries]).reshape(shape), "fixed")
-        else:
-            fixed = add("Mul", [value, const(~local, "is_common")], "common")
-        return add("AddV2", [counted, fixed], "global_size")
 
     def piece(self, value: Value, want: Slice, reader: Node) -> Value:
         """Return this replica's block of the whole value."""

@@ -5,6 +5,9 @@ after    %dloss ─► %dw ─► AddN(all) ─► w -= dw  ◄─^─ count += 
 
 before   AddN(all(%loss)) ◄─^─ w -= dw                                its running sum waits, and what waits for that
 after    AddN(all(%loss)) ─► Identity ◄─^─ w -= dw
+
+before   2 once ◄─^─ %dy,  %dx = 2 %y %dy                             the 2 waits for all of %dy, behind an assertion
+after    2 once,  %dx = 2 %y %dy ◄─^─ %dy                             who reads it waits for its own
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ def free_waiting(graph: Graph) -> None:
             for control in [one for one in node.controls if one in certain]:
                 if _is_pure(control) and control.op != "NoOp" and control not in acted:
                     node.remove_control(control)
+            _let_instances_wait(node, certain)
         elif node.op == "Identity" and node.span is Span.EACH:
             _wait_later(node)
 
@@ -67,6 +71,17 @@ def _wait_later(node: Node) -> None:
             node.remove_control(control)
             for reader in readers:
                 reader.add_control(control)
+
+
+def _let_instances_wait(node: Node, certain: Collection[Node]) -> None:
+    """Let those that read what runs once wait, each for its own instance of what that waits for."""
+    users = after(node)
+    if not users or any(user.span is not Span.EACH or user not in certain for user in users):
+        return
+    for control in [one for one in node.controls if one.span is Span.EACH and one in certain]:
+        node.remove_control(control)
+        for user in dict.fromkeys(users):
+            user.add_control(control)
 
 
 def let_actors_wait(graph: Graph, *, count_first: bool) -> list[Node]:

@@ -1,0 +1,141 @@
+"""Models as people wrote them can be cut into stages and micro-batches, and compute what one device computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import autograph_rewrite as ar
+from autograph_rewrite import GraphItem
+from autograph_rewrite.errors import PassError
+from tests.bert_like import bert
+from tests.language_models_like import gpt2, transformer_xl
+from tests.residual_like import resnet
+
+v1 = tf.compat.v1
+BATCH = 8
+Built = tuple[Any, list[str], Any]
+
+MODELS: dict[str, Callable[[], Built]] = {
+    "gpt2": lambda: gpt2(layers=2),
+    "gpt2 of any length that leaves out padding": lambda: gpt2(layers=2, length=None, targets="padded"),
+}
+PIPED = {"stages": 2, "microbatches": 2}
+STAGED: dict[str, dict[str, Any]] = {
+    "gpipe": {"pipeline": {**PIPED, "schedule": "gpipe"}},
+    "1f1b": {"pipeline": {**PIPED, "schedule": "1f1b"}},
+}
+LOOPS: dict[str, dict[str, Any]] = {
+    "a loop of stages": {"pipeline": {**PIPED, "form": "loop"}},
+    "a loop of micro-batches": {"microbatches": 4, "accumulation": {"form": "loop"}},
+}
+
+
+def item_of(build: Callable[[], Built], batch_inputs: dict[str, int | None] | None = None) -> GraphItem:
+    """Return the item of a model; its first output is the loss."""
+    graph = tf.Graph()
+    with graph.as_default():
+        v1.set_random_seed(1)
+        loss, _, train = build()
+        init = v1.global_variables_initializer()
+    losses = loss[0] if isinstance(loss, tuple) else loss
+    return GraphItem.from_graph(graph, train_op=train, outputs=[losses], init_op=init, batch_inputs=batch_inputs)
+
+
+def tokens(step: int) -> dict[str, Any]:
+    return {"model/ids": np.random.default_rng(step).integers(0, 29, (BATCH, 6))}
+
+
+def train(item: GraphItem) -> list[Any]:
+    """Return the losses of two steps, and all variables after them."""
+    with item.session() as session:
+        session.run(item.init_op)
+        runs = [[*item.outputs, item.targets[0]]] * 2
+        losses = [session.run(names, tokens(step), timeout_ms=60000)[0] for step, names in enumerate(runs)]
+        return [*losses, *session.run([variable.handle for variable in item.variables.values()])]
+
+
+@lru_cache(maxsize=4)
+def model(name: str) -> tuple[GraphItem, list[Any]]:
+    item = item_of(MODELS[name])
+    return item, train(item)
+
+
+def assert_trains_alike(name: str, config: dict[str, Any]) -> None:
+    item, expected = model(name)
+    for mine, other in zip(train(ar.rewrite(item, {"devices": ["CPU:0"], **config})), expected, strict=True):
+        np.testing.assert_allclose(mine, other, 1e-9, 1e-9)
+
+
+def test_a_language_model_of_tensorflow_1_can_be_cut_into_stages_whatever_the_length_of_its_sentences() -> None:
+    assert_trains_alike("gpt2 of any length that leaves out padding", STAGED["1f1b"])
+
+
+@pytest.mark.parametrize("how", ["gpipe", *LOOPS])
+def test_a_language_model_of_tensorflow_1_can_be_run_by_any_schedule(how: str) -> None:
+    assert_trains_alike("gpt2", STAGED.get(how) or LOOPS[how])
+
+
+def test_another_batch_would_be_noticed() -> None:
+    item, expected = model("gpt2")
+    with item.session() as session:
+        session.run(item.init_op)
+        (other,) = session.run(list(item.outputs), {"model/ids": tokens(0)["model/ids"][:6]})
+    assert abs(other - expected[0]) > 1e-6
+
+
+def open_sizes() -> Built:
+    """A mean over sentences of any length, divided by how many tokens there are."""
+    with v1.variable_scope("", use_resource=True):
+        x = v1.placeholder(tf.float64, [None, None, 4], name="x")
+        w = v1.get_variable("w", [4, 4], tf.float64)
+        h = tf.tanh(tf.reshape(tf.reshape(x, [-1, 4]) @ w, tf.shape(x)))
+        u = v1.get_variable("u", [4, 4], tf.float64)
+        y = tf.tensordot(h, u, [[2], [0]])
+        loss = tf.reduce_mean(tf.square(y)) + tf.reduce_sum(y) / tf.cast(tf.size(y), y.dtype)
+    return loss, [], v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+
+
+@pytest.mark.parametrize("how", [*STAGED, "a loop of micro-batches"])
+@pytest.mark.parametrize("batch", [8, 1])
+def test_sizes_of_any_length_do_not_let_micro_batches_meet(how: str, batch: int) -> None:
+    item = item_of(open_sizes)
+    new = ar.rewrite(item, {"devices": ["CPU:0"], **(STAGED.get(how) or LOOPS[how])})
+    results = []
+    for one in (item, new):
+        with one.session() as session:
+            session.run(item.init_op)
+            for step, length in enumerate((5, 3)):
+                x = np.random.default_rng(step).normal(size=(batch, length, 4))
+                session.run(item.targets[0], {"x": x}, timeout_ms=60000)
+            results.append([session.read_variable(name) for name in item.variables])
+    for mine, other in zip(*results, strict=True):
+        np.testing.assert_allclose(mine, other, 1e-9, 1e-9)
+
+
+XL = {f"transformer/{name}": axis for name, axis in (("inp", 0), ("tgt", 0), ("mems_0", 1), ("mems_1", 1))}
+REFUSED: dict[str, tuple[Callable[[], Built], dict[str, int | None] | None, str]] = {
+    "predictions that BERT gathers by row of the batch": (
+        lambda: bert(layers=2),
+        None,
+        "'GatherV2' needs 'Reshape_1' of the whole batch",
+    ),
+    "time before the batch in one row, as in Transformer-XL": (
+        lambda: transformer_xl(layers=2),
+        dict(XL),
+        "Tensordot.*of the whole batch",
+    ),
+    "statistics of the whole batch": (lambda: resnet(blocks=2), None, "StopGradient' of the whole batch"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_needs_the_whole_batch_is_refused_in_stages_by_name(name: str) -> None:
+    build, batch_inputs, why = REFUSED[name]
+    with pytest.raises(PassError, match=why):
+        ar.rewrite(item_of(build, batch_inputs), {"devices": ["CPU:0"], **STAGED["1f1b"]})
