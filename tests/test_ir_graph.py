@@ -8,6 +8,7 @@ import pytest
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir import dtypes
+from autograph_rewrite.ir.clone import clone_into
 from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Graph, Node, PerInstance, Select, Span, Value
 
 FLOAT, INT32, INT64, RESOURCE = dtypes.FLOAT, dtypes.INT32, dtypes.INT64, dtypes.RESOURCE
@@ -98,7 +99,8 @@ def test_a_selector_survives_when_the_new_value_still_runs_on_each_replica() -> 
     graph = Graph()
     x = graph.add("Const", name="x", attrs={"value": 1.0, "dtype": FLOAT}, span=Span.EACH).output()
     merged = graph.add("AddN", [x], name="sum", attrs={"N": 2}, selects={0: Select.ALL})
-    fenced = graph.splice_after(x, "Identity", name="fence")
+    fenced = graph.add("Identity", [x], name="fence", span=Span.EACH).output()
+    x.replace_all_uses_with(fenced, keep={fenced.node})
     assert merged.inputs == (fenced,)
     assert fenced.node.span is Span.EACH
     assert merged.selects == {0: Select.ALL}
@@ -231,7 +233,7 @@ def test_clone_into_another_graph_under_a_prefix_shares_nothing() -> None:
     c.add_control(b.node)
     c.span = Span.EACH
     target = Graph()
-    copies = graph.clone_into(target, prefix="replica_1/")
+    copies = clone_into(graph, target, "replica_1/")
     assert list(target.nodes) == ["replica_1/a", "replica_1/b", "replica_1/c"]
     copy = copies[c]
     assert copy.controls == (copies[b.node],)
@@ -245,7 +247,7 @@ def test_clone_into_another_graph_under_a_prefix_shares_nothing() -> None:
 
 def test_clone_into_the_same_graph_keeps_the_originals() -> None:
     graph, *_ = chain()
-    copies = graph.clone_into(graph, prefix="again/")
+    copies = clone_into(graph, graph, "again/")
     assert len(graph) == 6
     assert copies[graph.node("c")].inputs[0].node is graph.node("again/a")
 

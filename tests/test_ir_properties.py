@@ -95,8 +95,9 @@ def edit(graph: Graph, draw: st.DrawFn) -> None:
         assert old not in graph.anchors.values()
     elif verb == "splice" and floats:
         old = draw(st.sampled_from(floats))
-        new = graph.splice_after(old, "Identity", name="spliced")
-        assert old.uses == ((new.node, 0),)
+        new = graph.add("Identity", [old], name="spliced")
+        old.replace_all_uses_with(new.output(), keep={new})
+        assert old.uses == ((new, 0),)
     elif verb == "replace" and len(floats) > 1:
         old, new = draw(st.permutations(floats))[:2]
         before = serde.to_bytes(graph)

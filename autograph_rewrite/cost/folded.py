@@ -125,7 +125,7 @@ def fold(item: GraphItem, plan: Plan) -> Folded:
     """
     graph = item.graph.clone()
     for name, info in item.outputs.items():
-        graph.anchors[f"output {name}"] = graph.value(info.tensor)
+        graph.set_anchor(f"output {name}", graph.value(info.tensor))
     prune(graph, _step_roots(graph, item))
     state, outputs = pipeline.analyse(graph, item, _homed(plan))
     plan = neutral(replace(plan, edges=()))

@@ -68,10 +68,7 @@ class Value:
         for node, index in tuple(self._uses):
             if node not in keep:
                 node.set_input(index, new, node.selects.get(index) if folded else None)
-        anchors = self.node.graph.anchors
-        for anchor, value in anchors.items():
-            if value is self:
-                anchors[anchor] = new
+        self.node.graph.move_anchors(self, new)
 
     def __repr__(self) -> str:
         return f"%{self.name}"
@@ -141,6 +138,12 @@ class Node:
         """Remove an attribute if it is there."""
         if key in self._attrs:
             self._attrs = {k: v for k, v in self._attrs.items() if k != key}
+            self.graph.edits += 1
+
+    def set_span(self, span: Span) -> None:
+        """Say how often the node runs."""
+        if span is not self.span:
+            self.span = span
             self.graph.edits += 1
 
     def set_device(self, device: str) -> None:
@@ -240,7 +243,7 @@ class Graph:
         self.versions = b""  # VersionDef, encoded
         self.rest = b""  # other GraphDef fields, encoded
         self.anchors: dict[str, Value] = {}
-        self.edits = 0
+        self.edits = 0  # how many changes there have been: what was found out at the same number still holds
         self.known_order: tuple[int, list[Node]] = (-1, [])  # for `topological_order`, with the edits so far
         self.current_pass = ""
         self._suffixes: dict[str, int] = {}
@@ -277,6 +280,17 @@ class Graph:
         if not 0 <= number < len(node.output_dtypes):
             raise GraphError(f"'{name}' has {len(node.output_dtypes)} outputs, so no '{tensor}'", node=node)
         return node.output(number)
+
+    def set_anchor(self, name: str, value: Value) -> None:
+        """Let an outside name stand for a value."""
+        if self.anchors.get(name) is not value:
+            self.anchors[name] = value
+            self.edits += 1
+
+    def move_anchors(self, old: Value, new: Value) -> None:
+        """Let the outside names of one value stand for another."""
+        for name in [name for name, value in self.anchors.items() if value is old]:
+            self.set_anchor(name, new)
 
     def unique_name(self, base: str) -> str:
         """Return `base`, or `base_1`, `base_2`...: the first that is free."""
@@ -378,16 +392,6 @@ class Graph:
             if user is not new:
                 user.add_control(new)
         self.erase(node)
-
-    def splice_after(self, value: Value, op: str, extra: Sequence[Value] = (), *, name: str, **attrs: Any) -> Value:
-        """Add `op(value, *extra)` and make everyone else read its output 0 instead of `value`."""
-        node = self.add(op, [value, *extra], name=name, attrs=attrs, origin=value.node, span=value.node.span)
-        value.replace_all_uses_with(node.output(), keep={node})
-        return node.output()
-
-    def clone_into(self, target: Graph, *, prefix: str = "") -> dict[Node, Node]:
-        """Copy every node into `target` under `prefix`; return old -> new."""
-        return clone.clone_into(self, target, prefix)
 
     def clone(self) -> Graph:
         """Return an independent copy, with library, versions and anchors."""

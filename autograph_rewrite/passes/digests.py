@@ -17,7 +17,8 @@ def add_digests(context: Context, blocks: Blocks) -> None:
     if context.processes == 1:
         return
     graph = context.graph
-    graph.anchors[_OWN], graph.anchors[_ALL] = blocks.digest, blocks.digests
+    graph.set_anchor(_OWN, blocks.digest)
+    graph.set_anchor(_ALL, blocks.digests)
 
 
 def digest_nodes(graph: Graph) -> list[Node]:

@@ -30,11 +30,11 @@ def fold(context: Context, node: Node, read: Callable[[Node, int, Value], None])
         shape = [dim for dim in fact.shape or () if isinstance(dim, int)]
         content = np.array(fact.value, dtype=dtype).reshape(shape)
         new = context.const(content, dtype, name=f"{node.name}/folded", near=value)
-        new.node.span = context.common_span
+        new.node.set_span(context.common_span)
         _wait_for_operands(context, new.node, node)
         for user, position in value.uses:
             read(user, position, new)
-        context.graph.anchors.update({name: new for name, anchor in context.graph.anchors.items() if anchor is value})
+        context.graph.move_anchors(value, new)
 
 
 def _wait_for_operands(context: Context, constant: Node, folded: Node) -> None:

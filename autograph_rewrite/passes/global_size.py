@@ -193,5 +193,5 @@ class _Sizes:
         name = f"{self._value.node.name}/{what}"
         kind = dtypes.numpy_dtype(self._fact.dtype) if dtype is None else dtype
         made = self._context.const(content, kind, name=name, near=self._value)
-        made.node.span = Span.ONCE
+        made.node.set_span(Span.ONCE)
         return made

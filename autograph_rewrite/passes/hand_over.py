@@ -48,7 +48,7 @@ def name_served_roots(context: Context, item: GraphItem) -> None:
         new = graph.add(op, outputs, name=name, origin=name)
         moved = {value: new.output(value.index) for value in outputs}
         for anchor, value in graph.anchors.items():
-            graph.anchors[anchor] = moved.get(value, value)
+            graph.set_anchor(anchor, moved.get(value, value))
 
 
 def _initializers(item: GraphItem) -> Iterator[str]:

@@ -47,7 +47,7 @@ def _merge(context: Context, reshard: Reshard, node: Node, declared: list[Value]
     )
     for anchor, value in context.graph.anchors.items():
         if value in moved:
-            context.graph.anchors[anchor] = merged.output(moved[value])
+            context.graph.set_anchor(anchor, merged.output(moved[value]))
 
 
 def _readable(context: Context, reshard: Reshard, value: Value) -> Value:

@@ -196,7 +196,7 @@ def _rewrite(
         task = 0
     feeds = frozenset(node.name for node in graph if node.op.startswith("Placeholder"))
     for name, info in item.outputs.items():
-        graph.anchors[f"output {name}"] = graph.value(info.tensor)
+        graph.set_anchor(f"output {name}", graph.value(info.tensor))
     if any(given.whole for given in plan.batch_inputs):
         with run.step("own-parts"):
             item = take_own_parts(graph, item, plan, task)
@@ -379,7 +379,7 @@ def resolve(item: GraphItem, plan: Plan, batch: int | None = None) -> Plan:
         graph = item.graph.clone()
         item = take_own_parts(graph, item, plan)
         for name, info in item.outputs.items():
-            graph.anchors[f"output {name}"] = graph.value(info.tensor)
+            graph.set_anchor(f"output {name}", graph.value(info.tensor))
         prune(graph, _roots(graph, item))
         own = plan.alone(0) if plan.is_asynchronous and len(plan.processes) > 1 else plan
         run = Run(graph)

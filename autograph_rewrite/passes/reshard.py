@@ -42,10 +42,10 @@ def assign_spans(context: Context) -> None:
     context.future_splits = future_splits(context.state)
     order = context.state.order
     for node in order:
-        node.span = _span(context, node)
+        node.set_span(_span(context, node))
     for node in (*order, *reversed(order)):
         if node.op == "NoOp" and _stands_between_instances(node):
-            node.span = Span.EACH
+            node.set_span(Span.EACH)
 
 
 def _stands_between_instances(node: Node) -> bool:
@@ -145,7 +145,7 @@ class Reshard:
         carrier, devices = value.node, self._context.served.devices
         self._brought[carrier.inputs[0]] = value
         self._carried[carrier] = want
-        carrier.span = merge.span
+        carrier.set_span(merge.span)
         if merge in devices:
             devices[carrier] = devices[merge]
 

@@ -33,6 +33,7 @@ class Run:
     observers: Sequence[Observer] = ()
     certificate: Certifier | None = None
     records: list[PassRecord] = field(default_factory=list)
+    _verified: int = -1  # the graph's edits when it was verified last; a pass that only decides changes nothing
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
@@ -41,8 +42,9 @@ class Run:
         before, graph.current_pass, began = len(graph), name, time.perf_counter()
         try:
             yield
-            if self.verify is not None:
+            if self.verify is not None and graph.edits != self._verified:
                 self.verify(graph)
+                self._verified = graph.edits
         except Exception as error:
             add_note(error, f"while running pass '{name}'")
             raise

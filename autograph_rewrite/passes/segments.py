@@ -52,7 +52,7 @@ def _order(context: Context, parts: Sequence[int], blocks: Blocks) -> Value:
 
     def const(content: object, what: str) -> Value:
         made = context.const(content, np.int32, name=f"{name}/{what}", near=blocks.source)
-        made.node.span = Span.ONCE
+        made.node.set_span(Span.ONCE)
         return made
 
     def of_lengths(matrix: object, what: str) -> Value:

@@ -269,7 +269,7 @@ def effect_repeated(bench: Bench) -> str:
         if value.node.span is Span.EACH:
             raise LookupError("it reads replicas")
         node.set_input(index, value)
-    node.span = Span.EACH
+    node.set_span(Span.EACH)
     return f"'{node.name}' happens on each replica"
 
 

@@ -226,7 +226,7 @@ def mask_of_its_own(bench: Bench) -> str:
     for value in node.inputs:
         if value.node.span is Span.EACH:
             raise LookupError("it reads replicas")
-    node.span = Span.EACH
+    node.set_span(Span.EACH)
     for use in node.output().uses:
         if use.node.span is Span.ONCE:
             use.node.set_input(use.index, use.node.inputs[use.index], Select.FIRST)

@@ -24,7 +24,7 @@ def sum_dropped(bench: Bench) -> str:
 def _anchors(bench: Bench, old: Value, new: Value) -> None:
     for name, value in bench.graph.anchors.items():
         if value is old:
-            bench.graph.anchors[name] = new
+            bench.graph.set_anchor(name, new)
 
 
 def sum_doubled(bench: Bench) -> str:
