@@ -52,13 +52,15 @@ def main() -> int:
     pytest_configure()
     from tests.seeded_mistakes.draws import draws
     from tests.seeded_mistakes.judge import judge
-    from tests.seeded_mistakes.seed import mistakes
+    from tests.seeded_mistakes.seed import is_refused, mistakes
 
     mine, of = map(int, args.shard.split("/"))
     rows: list[dict[str, Any]] = []
     made: Counter[str] = Counter()
     with args.out.open("a") as out:
         for draw in [draw for draw in draws() if args.only in str(draw) and args.skip not in str(draw)][mine::of]:
+            if is_refused(draw):
+                continue
             alive = 0
             for mistake in mistakes(draw, made):
                 began = time.perf_counter()

@@ -99,6 +99,15 @@ def spoil(mistake: Mistake, certificate: Certifier | None = None, *, let_through
     return Spoilt(item, said[0])
 
 
+def is_refused(draw: Draw) -> bool:
+    """Tell whether the program cannot be rewritten at all under its configuration: nothing can be spoilt."""
+    try:
+        pipeline.rewrite(draw.flat, draw.plan)
+    except RewriteError:
+        return True
+    return False
+
+
 def mistakes(draw: Draw, made: Counter[str]) -> Iterator[Mistake]:
     """Yield mistakes for a draw, those first of whose kind the fewest have been made.
 
