@@ -12,6 +12,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_graph(parser)
     parser.add_argument("--format", choices=sorted(FORMATS), default=None, help="default: text (json with --json)")
+    parser.add_argument("--full", action="store_true", help="text with every attribute, constant and function")
     parser.add_argument("--op", metavar="RE", help="only op types with this regular expression in them")
     parser.add_argument("--name", metavar="RE", help="only nodes with this regular expression in their name")
     parser.add_argument("--device", metavar="RE", help="only nodes with this regular expression in their device")
@@ -30,6 +31,7 @@ def run(args: argparse.Namespace) -> int:
         device=args.device,
         around=args.around,
         depth=args.depth,
+        full=args.full,
     )
     emit(text, args.out)
     return 0

@@ -30,6 +30,7 @@ def dump(
     device: str | None = None,
     around: str | None = None,
     depth: int = 2,
+    full: bool = False,
 ) -> str:
     """Return a graph, or a part of it, in a readable form.
 
@@ -41,21 +42,24 @@ def dump(
         device: the same for devices.
         around: show only what is near this node.
         depth: how many edges away is near.
+        full: text with every attribute, constant and function, which `ir.parser` reads.
 
     Raises:
-        GraphError: unknown format, malformed filter, no such node, or Graphviz is missing.
+        GraphError: unknown format or one without a full form, malformed filter, no such node, or Graphviz is missing.
     """
     if format not in FORMATS:
         raise GraphError(f"unknown format '{format}'", hint=closest(format, FORMATS) or f"known: {', '.join(FORMATS)}")
+    if full and format != "text":
+        raise GraphError(f"there is no full form of {format}, only text has one", hint="--format text --full")
     item = as_item(source)
     nodes: Nodes = None
     if any(one is not None for one in (op, name, device, around)):
         nodes = chosen(item.graph, op=op, name=name, device=device, around=around, depth=depth)
-    return FORMATS[format](item, nodes)
+    return _text(item, nodes, full=True) if full else FORMATS[format](item, nodes)
 
 
-def _text(item: GraphItem, nodes: Nodes) -> str:
-    return header(item, nodes) + render(item.graph, nodes=None if nodes is None else set(nodes))
+def _text(item: GraphItem, nodes: Nodes, *, full: bool = False) -> str:
+    return header(item, nodes) + render(item.graph, nodes=None if nodes is None else set(nodes), full=full)
 
 
 def header(item: GraphItem, nodes: Nodes) -> str:

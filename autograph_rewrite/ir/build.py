@@ -47,7 +47,7 @@ def raw_attrs(
     op = get_op(op_name)
     raw = {key: raw_attr(op, key, value) for key, value in attrs.items()}
     if any(name not in raw for name in op.type_attrs):
-        _infer(op, inputs, raw, [i for i, select in selects.items() if select is Select.ALL])
+        infer(op, inputs, raw, selects)
     for name, declared in op.attrs.items():
         if name not in raw and declared.default is None:
             raise GraphError(f"a new {op_name} node needs its attribute '{name}'")
@@ -72,8 +72,13 @@ def raw_attr(op: OpDef, key: str, value: Any) -> bytes | PerInstance:
         raise GraphError(f"attribute '{key}' of {op.name} is a {kind}, not {value!r} ({error})") from None
 
 
-def _infer(op: OpDef, inputs: Sequence[Value], raw: dict[str, Any], folded: Sequence[int]) -> None:
-    """Fill in type and count attributes from the inputs, as TensorFlow's own op builders do."""
+def infer(op: OpDef, inputs: Sequence[Value], raw: dict[str, Any], selects: Mapping[int, Select]) -> None:
+    """Fill in type and count attributes from the inputs, as TensorFlow's own op builders do.
+
+    Raises:
+        GraphError: the inputs do not fit the op.
+    """
+    folded = [i for i, select in selects.items() if select is Select.ALL]
     lengths = _lengths(op, len(inputs), raw, folded)
     copies = _instances(op, len(inputs), lengths, len(folded))
     types = [dtypes.base(value.dtype) for i, value in enumerate(inputs) for _ in range(copies if i in folded else 1)]

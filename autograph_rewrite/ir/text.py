@@ -3,12 +3,14 @@
     %layer/MatMul: float32[?,16] = MatMul(%x, %w) {transpose_b=true} ^assert @CPU:0 each  # reshard for loss
 
 Nodes stand in topological order, attributes by name; what the op's defaults or the types already say is left out.
-Of a large constant the first values and a checksum are shown. Reading it back is not a goal: that is GraphDef's job.
+Of a large constant the first values and a checksum are shown. The full form holds everything; `ir.parser` reads both.
 """
 
 from __future__ import annotations
 
+import base64
 import json
+import re
 import zlib
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
@@ -16,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.ir import devices, dtypes, wire
+from autograph_rewrite.ir import devices, dtypes, literals, wire
 from autograph_rewrite.ir.attrs import FunctionName, Shape, decode, decode_shape, decode_tensor
 from autograph_rewrite.ir.fold import PerInstance, Select, Span
 from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Graph, Node, Value
@@ -26,27 +28,37 @@ from autograph_rewrite.ir.walk import topological_order
 
 SHOWN_ELEMENTS = 8  # of a constant; a longer one shows three and a checksum
 SHOWN_TEXT = 60
+_LEGAL = re.compile(r"[\w.\-/>\\]+", re.ASCII)
 Shapes = Callable[[Value], Shape | None]
 """What tells the static shape of a value; None for an unknown one."""
 
 # The first byte of an AttrValue tells the kind of its value; types in a list are packed.
 _LIST, _TYPE, _SHAPE, _TENSOR, _TYPES = b"\n", b"0", b":", b"B", b"2"
-_HAS_SHAPE_ATTR = frozenset(("Placeholder", "VariableV2", "Variable", "PlaceholderV2"))
+HAS_SHAPE_ATTR = frozenset(("Placeholder", "VariableV2", "Variable", "PlaceholderV2"))
 # Shown elsewhere in the line, or bookkeeping of TensorFlow's Python layer on nearly every node.
 _UNSHOWN = frozenset((PASS_ATTR, ORIGIN_ATTR, "_output_shapes", "_has_manual_control_dependencies", "debug_name"))
 
 
-def render(graph: Graph, *, nodes: Collection[Node] | None = None, shapes: Shapes | None = None) -> str:
-    """Return the text of a graph, or of some of its nodes; a broken graph prints too, in insertion order."""
+def render(
+    graph: Graph, *, nodes: Collection[Node] | None = None, shapes: Shapes | None = None, full: bool = False
+) -> str:
+    """Return the text of a graph, or of some of its nodes; a broken graph prints too, in insertion order.
+
+    Args:
+        graph: a graph, folded or not.
+        nodes: which of its nodes; None for all.
+        shapes: what tells the static shapes of values; None for what nodes state themselves.
+        full: with every attribute, constant and function, so that `ir.parser.parse` gives the same graph.
+    """
     try:
         order = topological_order(graph)
     except (GraphError, KeyError):
         order = list(graph)
     shown = order if nodes is None else [node for node in order if node in nodes]
-    lines = [line(node, shapes) for node in shown]
+    lines = [(full_line if full else line)(node, shapes) for node in shown]
     if nodes is None:
-        lines += [f"anchor {name} = %{value.name}" for name, value in sorted(graph.anchors.items())]
-        lines += functions(graph)
+        lines += [f"anchor {name} = %{_value(value)}" for name, value in sorted(graph.anchors.items())]
+        lines += _binaries(graph) if full else functions(graph)
     return "\n".join(lines) + "\n" if lines else ""
 
 
@@ -65,6 +77,35 @@ def line(node: Node, shapes: Shapes | None = None) -> str:
     return " ".join(parts)
 
 
+def full_line(node: Node, shapes: Shapes | None = None) -> str:
+    """Return the line of one node with all that it holds."""
+    parts = [f"%{quoted(node.name)}{_result(node, shapes or static_shape)} = {node.op}({_inputs(node)})"]
+    if node.attrs:
+        parts.append("{" + ", ".join(f"{key}={literals.write(node.attrs[key])}" for key in sorted(node.attrs)) + "}")
+    parts += [f"^{quoted(control.name)}" for control in node.controls]
+    if node.device:
+        parts.append(f"@{json.dumps(node.device)}")
+    if node.span is Span.EACH:
+        parts.append("each")
+    if node.rest:
+        parts.append(f"fields {_coded(node.rest)}")
+    return " ".join(parts)
+
+
+def _binaries(graph: Graph) -> list[str]:
+    parts = (("library", graph.library), ("versions", graph.versions), ("fields", graph.rest))
+    return [f"{name} = b64{_coded(data)}" for name, data in parts if data]
+
+
+def _coded(data: bytes) -> str:
+    return f'"{base64.b64encode(data).decode()}"'
+
+
+def quoted(name: str) -> str:
+    """Return a node's name as it is, or as a string where it has characters that TensorFlow itself refuses."""
+    return name if _LEGAL.fullmatch(name) else json.dumps(name)
+
+
 def provenance(node: Node) -> str:
     """Say which pass made a node, and for which original one; empty for an original."""
     made_by, origin = node.attr(PASS_ATTR), node.attr(ORIGIN_ATTR)
@@ -81,7 +122,7 @@ def static_shape(value: Value) -> Shape | None:
         return shape
     if node.op == "Const" and isinstance(raw := node.attrs.get("value"), bytes):
         return decode_shape(proto("AttrValue").FromString(raw).tensor.tensor_shape)
-    shape = node.attr("shape") if node.op in _HAS_SHAPE_ATTR else None
+    shape = node.attr("shape") if node.op in HAS_SHAPE_ATTR else None
     return shape
 
 
@@ -106,10 +147,14 @@ def _result(node: Node, shapes: Shapes) -> str:
 
 
 def _inputs(node: Node) -> str:
-    names = (f"%{value.name}" for value in node.inputs)
+    names = (f"%{_value(value)}" for value in node.inputs)
     if not node.selects:
         return ", ".join(names)
     return ", ".join(_selected(name, node.selects.get(i)) for i, name in enumerate(names))
+
+
+def _value(value: Value) -> str:
+    return quoted(value.node.name) + (f":{value.index}" if value.index else "")
 
 
 def _selected(name: str, select: Select | None) -> str:
@@ -123,7 +168,7 @@ def shown_attrs(node: Node) -> dict[str, str]:
     for key in sorted(node.attrs):
         raw = node.attrs[key]
         declared = op.attrs.get(key) if op is not None else None
-        implied = op is not None and (key in op.type_attrs or (key == "shape" and node.op in _HAS_SHAPE_ATTR))
+        implied = op is not None and (key in op.type_attrs or (key == "shape" and node.op in HAS_SHAPE_ATTR))
         if key in _UNSHOWN or implied or (declared is not None and raw == declared.default):
             continue
         shown[key] = attr_text(raw)
