@@ -131,7 +131,7 @@ def _staged(program: str) -> tuple[GraphItem, list[str]]:
 def draws() -> Iterator[Draw]:
     """Yield programs and configurations; each program meets every kind of configuration that it can."""
     optimizers = ("momentum", "adam", "sgd", "adagrad", "rmsprop")
-    names = [case.name for case in GRAPHS]
+    names = [case.name for case in GRAPHS if "float64" in case.dtypes]  # in float32 rounding looks like a small mistake
     at = 0
     for program in names:
         for number, config in enumerate(CONFIGS):
