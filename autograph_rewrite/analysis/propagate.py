@@ -25,6 +25,7 @@ from autograph_rewrite.analysis.rules import TABLE
 from autograph_rewrite.analysis.rules.base import OF_BLOCK, PINNED, WHOLE, Semantics, Want
 from autograph_rewrite.analysis.rules.blockwise import BLOCKWISE
 from autograph_rewrite.analysis.rules.normalisation import BLOCK_STATISTICS
+from autograph_rewrite.analysis.rules.own_rows import OWN_ROWS
 from autograph_rewrite.analysis.rules.rows_apart import ROWS_APART
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir import dtypes
@@ -299,7 +300,15 @@ def batch_fact(value: Value, fact: Fact, axis: int) -> Fact:
 
 
 _UNKNOWN_FACT = Fact(UNKNOWN, 0)
-_OWN_ATTRS = (BLOCK_STATISTICS, BLOCKWISE, OF_BLOCK, PINNED, ROWS_APART, WHOLE)  # what passes have marked nodes with
+_OWN_ATTRS = (
+    BLOCK_STATISTICS,
+    BLOCKWISE,
+    OF_BLOCK,
+    OWN_ROWS,
+    PINNED,
+    ROWS_APART,
+    WHOLE,
+)  # what passes have marked nodes with
 
 
 def _visit(state: Propagation, node: Node, optimistic: bool) -> Answer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ from autograph_rewrite.ir.graph import Node
 
 Array = np.ndarray[Any, Any]
 Evaluate = Callable[[Node, Sequence[Array]], Any]
+
+LONGEST_TILE = 64
 
 
 def _elementwise(function: Callable[..., Any]) -> Evaluate:
@@ -87,6 +90,13 @@ def _squeeze(node: Node, inputs: Sequence[Array]) -> Any:
     return np.squeeze(inputs[0], axis=tuple(axes) or None)
 
 
+def _tile(node: Node, inputs: Sequence[Array]) -> Any:
+    value, multiples = inputs
+    if value.size * math.prod(int(i) for i in multiples) > LONGEST_TILE or len(multiples) != value.ndim:
+        return None
+    return np.tile(value, tuple(multiples))
+
+
 EVALUATE: Mapping[str, Evaluate] = {
     "Identity": lambda node, inputs: inputs[0],
     "Pack": lambda node, inputs: np.stack(inputs, axis=node.attr("axis")),
@@ -100,6 +110,7 @@ EVALUATE: Mapping[str, Evaluate] = {
     "Reshape": lambda node, inputs: inputs[0].reshape(inputs[1]),
     "Squeeze": _squeeze,
     "ExpandDims": lambda node, inputs: np.expand_dims(inputs[0], int(inputs[1])),
+    "Tile": _tile,
     "Fill": lambda node, inputs: np.full(tuple(inputs[0]), inputs[1]),
     "Range": lambda node, inputs: np.arange(*(int(i) for i in inputs)),
     "Cast": lambda node, inputs: inputs[0],

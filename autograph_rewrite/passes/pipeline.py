@@ -57,6 +57,7 @@ from autograph_rewrite.passes.mirror import name_resources
 from autograph_rewrite.passes.order_accesses import access_order, order_accesses
 from autograph_rewrite.passes.order_reads import order_reads
 from autograph_rewrite.passes.own_parts import take_own_parts
+from autograph_rewrite.passes.own_rows import number_own_rows
 from autograph_rewrite.passes.partition import by_shards, partition, shard_variables
 from autograph_rewrite.passes.place import run_devices, within_reach
 from autograph_rewrite.passes.place_instances import place_instances
@@ -135,6 +136,8 @@ def analyse(graph: Graph, item: GraphItem, plan: Plan, run: Run | None = None) -
         state = propagate_parts(graph, batch, static, plan)
     if plan.semantics.batch_norm == "local" and plan.microbatches > 1:  # replicas alone divide fused ones only
         state = mark_statistics(state, plan.instances)
+    if plan.microbatches > 1 and number_own_rows(graph, state):
+        state = revise(state)
     for attempt in range(MAX_DECOMPOSITIONS + 1):
         marked = [node for node, answer in state.answers.items() if answer.decompose]
         if not marked:
