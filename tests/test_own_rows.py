@@ -174,7 +174,7 @@ def test_numbers_that_may_name_other_rows_are_refused(spoil: Callable[[Graph], N
     check_claims(topological_order(graph), right)
     spoil(graph)
     nodes = [node for node in topological_order(graph) if node.name != "stray"]
-    with pytest.raises(VerifyError, match="nothing checks|something else of|in a block only"):
+    with pytest.raises(VerifyError, match=r"nothing checks|in a block only"):
         check_claims(nodes, right)
 
 
@@ -183,6 +183,6 @@ def test_blocks_that_do_not_fit_the_numbers_are_refused() -> None:
     for node in [node for node in graph if "_autograph_own_rows" in node.attrs]:
         name = node.output().name
         whole = right.values[name]._replace(kind="replicated")
-        with pytest.raises(VerifyError, match=r"is wrong"):
-            wrong = Claims(**{**vars(right), "values": {**right.values, name: whole}})
+        wrong = Claims(**{**vars(right), "values": {**right.values, name: whole}})
+        with pytest.raises(VerifyError, match="is wrong"):
             check_claims(topological_order(graph), wrong)

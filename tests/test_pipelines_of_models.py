@@ -128,6 +128,50 @@ def test_sizes_of_any_length_do_not_let_micro_batches_meet(how: str, batch: int)
         np.testing.assert_allclose(mine, other, 1e-9, 1e-9)
 
 
+def images(step: int, rows: int) -> dict[str, Any]:
+    rng = np.random.default_rng(step)
+    return {"resnet/images": rng.normal(size=(rows, 6, 6, 3)), "resnet/labels": rng.integers(0, 5, rows)}
+
+
+def by_parts(microbatches: int, rows: int, rate: float, **how: Any) -> dict[str, Any]:
+    """Train on parts of each batch, one after another: statistics and moving averages of each, one momentum step."""
+    graph = tf.Graph()
+    with graph.as_default(), v1.Session() as session:
+        v1.set_random_seed(1)
+        loss, _, _ = resnet(**how)
+        trained = v1.trainable_variables()
+        slopes, averages = v1.gradients(loss, trained), v1.get_collection(v1.GraphKeys.UPDATE_OPS)
+        session.run(v1.global_variables_initializer())
+        speed = [np.zeros(v.shape) for v in trained]
+        for step in range(2):
+            feed = images(step, rows)
+            cut = {f"{name}:0": np.array_split(x, microbatches) for name, x in feed.items()}
+            parts = [{name: pieces[m] for name, pieces in cut.items()} for m in range(microbatches)]
+            found = [session.run([slopes, averages], part)[0] for part in parts]
+            speed = [
+                np.float32(0.9).astype(np.float64) * v + np.mean(g, 0)
+                for v, g in zip(speed, zip(*found, strict=True), strict=True)
+            ]
+            for variable, v in zip(trained, speed, strict=True):
+                session.run(variable.assign_sub(np.float32(rate).astype(np.float64) * v))
+        kept = [v for v in v1.global_variables() if "Momentum" not in v.name and "global_step" not in v.name]
+        return {v.op.name: session.run(v) for v in kept}
+
+
+@pytest.mark.parametrize("how", STAGED)
+def test_a_residual_network_in_stages_computes_what_its_micro_batches_do_with_local_batch_norm(how: str) -> None:
+    expected = by_parts(4, BATCH, 0.05, blocks=2)
+    pipeline = {"pipeline": {"stages": 2, "microbatches": 4, "schedule": how}}
+    item = item_of(lambda: resnet(blocks=2))
+    new = ar.rewrite(item, {"devices": ["CPU:0"], "semantics": {"batch_norm": "local"}, **pipeline})
+    with new.session() as session:
+        session.run(new.init_op)
+        for step in range(2):
+            session.run(new.targets[0], images(step, BATCH), timeout_ms=60000)
+        for name, value in expected.items():
+            np.testing.assert_allclose(session.read_variable(name), value, 1e-9, 1e-9, err_msg=name)
+
+
 XL = {f"transformer/{name}": axis for name, axis in (("inp", 0), ("tgt", 0), ("mems_0", 1), ("mems_1", 1))}
 REFUSED: dict[str, tuple[Callable[[], Built], dict[str, int | None] | None, str]] = {
     "time before the batch in one row, as in Transformer-XL": (

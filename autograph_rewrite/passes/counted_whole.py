@@ -3,6 +3,9 @@
     before   %block ──► Greater ──► Sum each ──► AddN(all) ──► each
     after    %batch ──► Greater ──► Sum once ─────────────────► each
 
+    before   %block ──► f each ──► ConcatV2(all) ──► rows in their order ──► each        micro-batches interleaved
+    after    %batch ──► f once ────────────────────────────────────────────► each
+
     before   %block ──► Shape each ──► [1] of the first ──► each
     after    %batch ──► Shape once ──► [1] ───────────────► each
 
@@ -12,12 +15,13 @@ gradient, and nothing to keep. It waits for none either: what does comes when th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.build import provenance
 from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Select, Span, Value
 from autograph_rewrite.ir.walk import ancestors, topological_order
+from autograph_rewrite.passes.gather import RESTORES
 from autograph_rewrite.passes.loop_frame import UNROLL
 from autograph_rewrite.passes.meetings import late_nodes
 
@@ -38,6 +42,7 @@ def count_whole(graph: Graph, slices: Mapping[Value, Value]) -> None:
     order = topological_order(graph)
     late = late_nodes(order)
     made: dict[Value, Value] = {}
+    _leave_in_order(order, late)
     needed = ancestors(node for node in order if node.span is Span.EACH)
     for node in order:
         if node in late or node not in needed or not node.selects:
@@ -52,11 +57,22 @@ def count_whole(graph: Graph, slices: Mapping[Value, Value]) -> None:
                 node=node,
                 hint=UNROLL,
             )
-        whole = _whole(graph, node.inputs[0], slices, made)
-        _stand_for(graph, node, _as_only_row(graph, node, whole) if node.op == "Pack" else whole)
+        try:
+            whole = _whole(graph, node.inputs[0], slices, made)
+        except PassError:
+            continue  # whoever needs it in a micro-batch is refused by name
+        _stand_for(node, _as_only_row(graph, node, whole) if node.op == "Pack" else whole)
 
 
-def _stand_for(graph: Graph, node: Node, value: Value) -> None:
+def _leave_in_order(order: Sequence[Node], late: Collection[Node]) -> None:
+    """Let nobody restore the order of rows that are not taken out of it."""
+    needed = ancestors(node for node in order if node.span is Span.EACH)
+    for node in order:
+        if RESTORES in node.attrs and node in needed and node not in late:
+            _stand_for(node, node.inputs[0])
+
+
+def _stand_for(node: Node, value: Value) -> None:
     """Let what read or awaited a node that joins all parts read or await a value of the whole."""
     node.output().replace_all_uses_with(value)
     for user in node.control_users:

@@ -18,7 +18,7 @@ import numpy as np
 
 from autograph_rewrite.analysis.fact import Fact
 from autograph_rewrite.errors import PassError
-from autograph_rewrite.ir import dtypes
+from autograph_rewrite.ir import attrs, dtypes
 from autograph_rewrite.ir.graph import Span, Value
 from autograph_rewrite.passes.blocks import Blocks
 from autograph_rewrite.passes.combine import REAL_PARTS, decode, encode, flat, may_change_inside, rows_at
@@ -30,6 +30,8 @@ from autograph_rewrite.plan.lowerings import CROSSING, PUSHED
 from autograph_rewrite.plan.parts import SIZES, STEP, EdgePlan
 
 GATHER_TYPES = frozenset((dtypes.FLOAT, dtypes.DOUBLE, dtypes.HALF, dtypes.INT32, dtypes.INT64))
+RESTORES = "_autograph_restores"
+"""Attribute of what puts the rows of joined micro-batches back in their order."""
 
 
 class _Rows(NamedTuple):
@@ -94,7 +96,9 @@ def _restored(
     """
     if per_example is not None:
         where = blocks.all_rows("restored", per_example)
-        return rows_at(context, joined, where, fact.placement.dim, "restored", Span.ONCE)
+        restored = rows_at(context, joined, where, fact.placement.dim, "restored", Span.ONCE)
+        restored.node.set_raw_attr(RESTORES, attrs.encode("bool", True))
+        return restored
     if edge is not None and edge.owner != STEP:
         return joined  # the rows of a sparse gradient may come in any order
     raise PassError(

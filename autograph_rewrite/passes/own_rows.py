@@ -29,7 +29,7 @@ COPIES = frozenset(("Identity", "Cast", "Reshape", "ExpandDims", "Squeeze", "Sto
 SUMS = frozenset(("Add", "AddV2"))
 EXAMPLES = Sym(1, (BLOCK,))
 OUTSIDE = (
-    "a position lies outside of its own example, so it names a row of another one, which may be in another micro-batch: "
+    "a position lies outside of its own example, so it names a row of another one, perhaps in another micro-batch: "
     "leave microbatches and pipeline out where that is meant"
 )
 
