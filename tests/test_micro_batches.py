@@ -226,6 +226,31 @@ def test_what_a_loop_cannot_do_is_refused(model: Any, why: str) -> None:
         accumulated(make_item(model), 3, form="loop")
 
 
+def turned() -> Mapping[str, Any]:
+    """Add each example to the one that is as far from the other end of the batch."""
+    x, y, w = placeholder("x", None, 4), placeholder("y", None, 2), variable("w", W[:, :2])
+    return {"loss": tf.reduce_mean(((tf.tanh(x * 2.0) + 0.3 * tf.reverse(tf.tanh(x), [0])) @ w - y) ** 2)}
+
+
+def turned_activations() -> Mapping[str, Any]:
+    """Do so behind a layer."""
+    x, y, w = placeholder("x", None, 4), placeholder("y", None, 2), variable("w", W[:, :2])
+    h = tf.tanh(x @ w)
+    return {"loss": tf.reduce_mean((h + tf.reverse(h, [0]) - y) ** 2)}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_that_no_variable_is_needed_for_are_put_in_order_before_a_loop(layout: str) -> None:
+    item = make_item(turned)
+    assert_alike(train(accumulated(item, 3, layout=layout, form="loop"), FEEDS), train(item, FEEDS))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_refusal_names_what_a_loop_needs_of_the_whole_batch(layout: str) -> None:
+    with pytest.raises(PassError, match=r"needs 'Tanh' of the whole batch|needs 'ReverseV2' of the whole batch"):
+        accumulated(make_item(turned_activations), 3, layout=layout, form="loop")
+
+
 def test_a_prediction_is_fetched_from_a_loop_without_labels() -> None:
     item = make_item(perceptron)
     with accumulated(item, 4, form="loop").session() as session, item.session() as single:
