@@ -38,6 +38,7 @@ from autograph_rewrite.passes.blocks import Blocks
 from autograph_rewrite.passes.claims import claims_of
 from autograph_rewrite.passes.context import Context
 from autograph_rewrite.passes.coverage import Coverage, with_coverage
+from autograph_rewrite.passes.cut_draws import cut_draws
 from autograph_rewrite.passes.decompose import decompose
 from autograph_rewrite.passes.decorrelate import decorrelate
 from autograph_rewrite.passes.digests import add_digests, digest_names, digest_nodes
@@ -134,6 +135,8 @@ def analyse(graph: Graph, item: GraphItem, plan: Plan, run: Run | None = None) -
     batch, static = batch_values(graph, item, plan)
     with run.step("propagate"):
         state = propagate_parts(graph, batch, static, plan)
+    with run.step("cut draws"):
+        state = cut_draws(state)
     if plan.semantics.batch_norm == "local" and plan.microbatches > 1:  # replicas alone divide fused ones only
         state = mark_statistics(state, plan.instances)
     if plan.microbatches > 1 and number_own_rows(graph, state):

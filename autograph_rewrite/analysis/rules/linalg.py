@@ -41,15 +41,26 @@ def batched(inner: int, outputs: tuple[int, ...], linear: tuple[int, ...] = ()) 
     return describe
 
 
+def _solve(n: Op) -> Signature | None:
+    """Stacks of systems stay split, and so do the columns of the right-hand sides: each is a system of its own."""
+    rank = n.rank(0)
+    if rank is None or rank < 2 or n.rank(1) != rank:
+        return None
+    stack = axes(rank - 2)
+    sides = (*stack, "", "column")
+    return Signature(((*stack, "", ""), sides) + (None,) * (len(n.inputs) - 2), (sides,), linear=(1,))
+
+
 def _broadcast_solve(n: Op) -> Signature | None:
-    """All but the last two dimensions stay split; those of the two operands broadcast."""
+    """The same, where the stacks of the two operands broadcast."""
     ranks = n.rank(0), n.rank(1)
     if ranks[0] is None or ranks[1] is None or min(ranks[0], ranks[1]) < 2:
         return None
     rank = max(ranks[0], ranks[1])
     stack = axes(rank - 2)
-    inputs = tuple((*stack[rank - r :], "", "") for r in ranks if r is not None)
-    return Signature(inputs, ((*stack, "", ""),), linear=(1,), broadcast=True)
+    sides = (*stack[rank - ranks[1] :], "", "column")
+    inputs = ((*stack[rank - ranks[0] :], "", ""), sides)
+    return Signature(inputs, ((*stack, "", "column"),), linear=(1,), broadcast=True)
 
 
 def _banded_solve(n: Op) -> Signature | None:
@@ -129,11 +140,11 @@ RULES: dict[str, Rule] = {
         signed(batched(2, (2,))),
         "Cholesky CholeskyGrad MatrixInverse MatrixExponential MatrixLogarithm MatrixSquareRoot",
     ),
-    "MatrixSolve": signed(batched(2, (2,), linear=(1,))),
+    "MatrixSolve": signed(_solve),
     "MatrixTriangularSolve": signed(_broadcast_solve),
     "BandedTriangularSolve": signed(_banded_solve),
-    "TridiagonalSolve": signed(batched(2, (2,), linear=(1,))),
-    "MatrixSolveLs": signed(batched(2, (2,), linear=(1,))),
+    "TridiagonalSolve": signed(_solve),
+    "MatrixSolveLs": signed(_solve),
     "MatrixDeterminant": signed(batched(2, (0,))),
     "LogMatrixDeterminant": signed(batched(2, (0, 0))),
     "Qr": signed(batched(2, (2, 2))),

@@ -100,6 +100,12 @@ def place_spread(n: Op) -> Placed:
     return Placed((split(dim),), {**wants, **dict.fromkeys(rest, REPLICATED)})
 
 
+def shape_of_generator(n: Op) -> tuple[Shape | None, ...]:
+    """Generator, algorithm, shape."""
+    value = n.value(2)
+    return tuple(static if value is None else value for static in n.static)
+
+
 def stated(n: Op) -> tuple[Shape | None, ...]:
     """Shapes as the graph states them: the outputs are replicated."""
     return n.static
@@ -110,6 +116,7 @@ SPREAD = Rule(place_spread, shape_shaped, pinned=True)
 DRAWN_WHOLE = Rule(whole, shape_shaped, pinned=True)
 PER_PARAMETER = Rule(place_by_parameters, shape_by_parameters, pinned=True)
 PER_LOGITS = Rule(place_by_logits, shape_by_logits, pinned=True)
+BY_GENERATOR = Rule(whole, shape_of_generator, pinned=True)
 ONCE = Rule(whole, stated, pinned=True)
 KEYS = Rule(whole, stated)  # a pure function of replicated seeds
 
@@ -127,11 +134,14 @@ RULES: dict[str, Rule] = {
     **every(SPREAD, *PARAMETERS),
     "StatelessParameterizedTruncatedNormal": DRAWN_WHOLE,
     **every(
+        BY_GENERATOR,
+        "StatefulUniform StatefulUniformInt StatefulUniformFullInt StatefulStandardNormalV2 StatefulTruncatedNormal",
+    ),
+    **every(
         ONCE,
         "RandomShuffle RandomCrop ParameterizedTruncatedNormal StatelessShuffle RandomPoisson",
-        "StatefulRandomBinomial StatefulUniform",
-        "StatefulUniformInt StatefulUniformFullInt StatefulStandardNormal StatefulStandardNormalV2",
-        "StatefulTruncatedNormal NonDeterministicInts RngReadAndSkip RngSkip StatelessMultinomial",
+        "StatefulRandomBinomial StatefulStandardNormal",
+        "NonDeterministicInts RngReadAndSkip RngSkip StatelessMultinomial",
         "SampleDistortedBoundingBox SampleDistortedBoundingBoxV2 StatelessSampleDistortedBoundingBox",
         "AnonymousSeedGenerator AnonymousRandomSeedGenerator DummySeedGenerator DeleteSeedGenerator",
         "DeleteRandomSeedGenerator UniformCandidateSampler LogUniformCandidateSampler",
@@ -140,3 +150,9 @@ RULES: dict[str, Rule] = {
     ),
     **every(KEYS, "StatelessRandomGetKeyCounter StatelessRandomGetKeyCounterAlg StatelessRandomGetAlg"),
 }
+
+SHAPES = {
+    **{op: 0 for op, rule in RULES.items() if rule in (SHAPED, SPREAD, DRAWN_WHOLE)},
+    **{op: 2 for op, rule in RULES.items() if rule is BY_GENERATOR},
+}
+"""Ops that draw by shape, and which of their inputs it is."""
