@@ -8,11 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.corpus import catalogue, many, table, training
 from tests.corpus.__main__ import PAGE
 from tests.corpus.configurations import BY_NAME, CONFIGURATIONS, DESCRIPTIONS
 from tests.corpus.judge import Judge, Original, judged
+from tests.corpus.program import Built, Feed, Program, stepped
 
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLE = ("linear_regression_basics", "averaged_weights_v1", "deep_and_cross", "word2vec")
@@ -43,6 +45,18 @@ def test_a_number_that_differs_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None
     line = judged(original, configuration)
     assert line["outcome"] == "wrong"
     assert "differ" in line["reason"]
+
+
+def test_what_tensorflow_cannot_trace_is_broken_and_not_refused() -> None:
+    def adds_words() -> Built:
+        return stepped(lambda x: {"loss": x + tf.constant("one")}, x=Feed((2,)))
+
+    def has_no_batch() -> Built:
+        return stepped(lambda x: {"loss": x}, x=Feed((2,), whole=True))
+
+    for build, outcome in ((adds_words, "broken"), (has_no_batch, "refused")):
+        line = Judge(Program(build, "example.org")).run(BY_NAME["all_reduce_2"])
+        assert line["outcome"] == outcome, line
 
 
 def test_training_leaves_the_values_that_it_began_with() -> None:

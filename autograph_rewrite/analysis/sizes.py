@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from autograph_rewrite.analysis.dims import BLOCK, Dim
 from autograph_rewrite.analysis.fact import Fact
 from autograph_rewrite.ir import dtypes
+from autograph_rewrite.ir.claims import segment_rows
 
 UNKNOWN = 1
 """Stands in for a size that nothing tells."""
@@ -53,6 +54,8 @@ class Sizes:
         return math.prod(self.shape(fact)) * dtypes.width(fact.dtype)
 
     def _factor(self, factor: str) -> int:
+        if rows := segment_rows(factor):
+            return sum(rows) * self.block
         if factor.partition("#")[0] == BLOCK:
             return self.block
         return self.batch if factor.partition("#")[0] == "B" else UNKNOWN

@@ -97,8 +97,9 @@ class Judge:
                 self._original = Original(self.program)
             expected = self._original.run(configuration.sizes)
         except ar.RewriteError as error:
-            # Loading is a part of the toolkit, too: what it refuses is a refusal.
-            return {"outcome": "refused", "reason": text_of(error), "detail": traceback.format_exc()[-2000:]}
+            # Loading is a part of the toolkit, too: what it refuses is a refusal, unless TensorFlow can't trace it.
+            outcome = "broken" if is_of_program(error) else "refused"
+            return {"outcome": outcome, "reason": text_of(error), "detail": traceback.format_exc()[-2000:]}
         except Exception as error:
             return {"outcome": "broken", "reason": text_of(error), "detail": traceback.format_exc()[-2000:]}
         if training.is_meaningless(expected):
@@ -168,6 +169,11 @@ def build(program: Program) -> Built:
         return program.build()
     finally:
         keras.config.set_floatx(before)
+
+
+def is_of_program(error: ar.RewriteError) -> bool:
+    """Tell whether an error is about another one, which the program raised while it was traced."""
+    return error.__cause__ is not None and not isinstance(error.__cause__, ar.RewriteError)
 
 
 def is_optimised(original: Original, configuration: Configuration) -> bool:

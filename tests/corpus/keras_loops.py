@@ -155,21 +155,34 @@ def distillation() -> Built:
     return stepped(step, x=images(8, 1), y=ids(5))
 
 
+def _contrastive(encoder: Any, optimizer: Any, a: Any, b: Any) -> dict[str, Any]:
+    """Encode two views in one batch, and tell each row's other view from all other rows."""
+    size = tf.shape(a)[0]
+    with tf.GradientTape() as tape:
+        z = tf.math.l2_normalize(encoder(tf.concat([a, b], 0), training=True), axis=1)
+        similarities = tf.matmul(z, z, transpose_b=True) / 0.1 - 1e9 * tf.eye(2 * size, dtype=z.dtype)
+        labels = tf.concat([tf.range(size, 2 * size), tf.range(size)], 0)
+        loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, similarities))
+    update(tape, loss, encoder.trainable_variables, optimizer)
+    return {"loss": loss}
+
+
 def simclr() -> Built:
+    """The two views of an image are channels of one input, as in google-research/simclr."""
     encoder = _cnn(6)
     optimizer = _adam(encoder.trainable_variables)
 
-    def step(a: Any, b: Any) -> dict[str, Any]:
-        size = tf.shape(a)[0]
-        with tf.GradientTape() as tape:
-            z = tf.math.l2_normalize(encoder(tf.concat([a, b], 0), training=True), axis=1)
-            similarities = tf.matmul(z, z, transpose_b=True) / 0.1 - 1e9 * tf.eye(2 * size, dtype=z.dtype)
-            labels = tf.concat([tf.range(size, 2 * size), tf.range(size)], 0)
-            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, similarities))
-        update(tape, loss, encoder.trainable_variables, optimizer)
-        return {"loss": loss}
+    def step(features: Any) -> dict[str, Any]:
+        return _contrastive(encoder, optimizer, *tf.split(features, 2, axis=-1))
 
-    return stepped(step, a=images(8, 1), b=images(8, 1))
+    return stepped(step, features=images(8, 2))
+
+
+def simclr_two_inputs() -> Built:
+    """The two views are two inputs."""
+    encoder = _cnn(6)
+    optimizer = _adam(encoder.trainable_variables)
+    return stepped(lambda a, b: _contrastive(encoder, optimizer, a, b), a=images(8, 1), b=images(8, 1))
 
 
 def simsiam() -> Built:
@@ -356,6 +369,11 @@ PROGRAMS = (
     Program(averaged_weights, "keras.io/api/optimizers"),
     Program(distillation, "keras.io/examples/vision/knowledge_distillation"),
     Program(simclr, "github.com/google-research/simclr"),
+    Program(
+        simclr_two_inputs,
+        "keras.io/examples/vision/semisupervised_simclr",
+        why="nothing says that two inputs are of one size, so that rows of both are joined whole",
+    ),
     Program(simsiam, "keras.io/examples/vision/simsiam"),
     Program(clip_dual_encoder, "keras.io/examples/vision/nl_image_search"),
     Program(triplets, "keras.io/examples/vision/siamese_network"),

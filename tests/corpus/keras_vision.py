@@ -228,6 +228,7 @@ def siamese_contrastive() -> Built:
 
 
 def ocr_with_ctc() -> Built:
+    """Keras computes the loss in float32, whatever comes in."""
     image = keras.Input((16, 8, 1), name="image")
     x = layers.Conv2D(8, (3, 3), activation="relu", padding="same")(image)
     x = layers.MaxPooling2D((2, 2))(x)
@@ -266,6 +267,7 @@ def pointnet() -> Built:
 
 
 def ct_scans_3d() -> Built:
+    """TensorFlow pools volumes in float32 only."""
     inputs = keras.Input((8, 8, 6, 1))
     x = layers.Conv3D(filters=4, kernel_size=3, activation="relu")(inputs)
     x = layers.BatchNormalization()(layers.MaxPool3D(pool_size=2)(x))
@@ -289,6 +291,7 @@ def conv_lstm() -> Built:
 
 
 def augmented_images() -> Built:
+    """Keras rotates in float32 only."""
     inputs = keras.Input((16, 16, 3))
     x = layers.RandomFlip("horizontal", seed=1)(inputs)
     x = layers.RandomRotation(0.02, seed=2)(x)
@@ -331,11 +334,11 @@ PROGRAMS = (
     Program(super_resolution, ADDRESS + "super_resolution_sub_pixel"),
     Program(unet_segmentation, ADDRESS + "oxford_pets_image_segmentation"),
     Program(siamese_contrastive, ADDRESS + "siamese_contrastive"),
-    Program(ocr_with_ctc, ADDRESS + "captcha_ocr"),
+    Program(ocr_with_ctc, ADDRESS + "captcha_ocr", floats="float32"),
     Program(pointnet, ADDRESS + "pointnet"),
-    Program(ct_scans_3d, ADDRESS + "3D_image_classification"),
+    Program(ct_scans_3d, ADDRESS + "3D_image_classification", floats="float32"),
     Program(conv_lstm, ADDRESS + "conv_lstm"),
-    Program(augmented_images, ADDRESS + "image_classification_from_scratch"),
+    Program(augmented_images, ADDRESS + "image_classification_from_scratch", floats="float32"),
     Program(detector_with_anchors, ADDRESS + "retinanet"),
 )
 LIBRARY = Library("keras_vision", PROGRAMS)

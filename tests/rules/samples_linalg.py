@@ -24,6 +24,11 @@ def _diagonals(op: str, k: Any) -> Sample:
     return Sample(op, "ab", lambda d, r: [r(d["a"], d["b"], 3, 3), known(k), np.float64(0)], {}, "ab")
 
 
+def _solve(op: str, matrices: Any, *more: Any, **attrs: Any) -> Sample:
+    """Return a solve with columns c."""
+    return Sample(op, "abc", lambda d, r: [matrices(d, r), r(d["a"], d["b"], 3, d["c"]), *more], attrs, "abc")
+
+
 LINALG = [
     *(_stacks(op) for op in ("Cholesky", "MatrixInverse", "MatrixDeterminant", "LogMatrixDeterminant")),
     *(_stacks(op, 1e-7) for op in ("Qr", "SelfAdjointEigV2", "Svd", "Lu")),
@@ -37,9 +42,9 @@ LINALG = [
     ),
     _stacks("MatrixSquareRoot", 1e-7),
     Sample("CholeskyGrad", "ab", lambda d, r: [_matrices(d, r), _matrices(d, r)], {}, "ab"),
-    Sample("MatrixSolve", "abc", lambda d, r: [_matrices(d, r), r(d["a"], d["b"], 3, d["c"])], {"adjoint": True}, "abc"),
-    Sample("MatrixSolveLs", "abc", lambda d, r: [_matrices(d, r), r(d["a"], d["b"], 3, d["c"]), np.float64(0)], {}, "abc"),
-    Sample("MatrixTriangularSolve", "abc", lambda d, r: [_matrices(d, r), r(d["a"], d["b"], 3, d["c"])], {}, "abc"),
+    _solve("MatrixSolve", _matrices, adjoint=True),
+    _solve("MatrixSolveLs", _matrices, np.float64(0)),
+    _solve("MatrixTriangularSolve", _matrices),
     Sample("MatrixTriangularSolve", "abc", lambda d, r: [_matrices(d, r), r(d["b"], 3, d["c"])], {}, "ac"),
     Sample("MatrixTriangularSolve", "c", lambda d, r: [r.definite(3, 3), r(3, d["c"])], {"lower": False}, "c"),
     Sample("MatrixTriangularSolve", "ab", lambda d, r: [r.definite(3, 3), r(d["a"], d["b"], 3, 2)], {}, "ab"),

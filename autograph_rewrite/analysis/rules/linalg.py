@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from autograph_rewrite.analysis.dims import are_same
+from autograph_rewrite.analysis.fact import Shape
 from autograph_rewrite.analysis.rules.base import Op, Rule, whole
 from autograph_rewrite.analysis.rules.signature import (
     Labels,
+    Placer,
     Signature,
     axes,
     every,
+    shapes,
     signed,
     without,
 )
@@ -92,6 +96,19 @@ def _diagonal(n: Op) -> Signature | None:
     return Signature((source,) + (None,) * (len(n.inputs) - 1), (result,), linear=_linear_diagonal(n))
 
 
+def shape_diagonal(n: Op) -> tuple[Shape | None, ...]:
+    """Square matrices of main diagonals, the main diagonals of matrices, and matrices with others."""
+    shape, (known,) = n.shape(0), shapes(n, _diagonal(n))
+    if not shape or any(n.ints(i) != (0,) for i in ([1] if "V" in n.op and "Set" not in n.op else [])):
+        return (known,)
+    if n.op.startswith("MatrixSetDiag"):
+        return (shape,)
+    if n.op.startswith("MatrixDiagPart"):
+        return ((*shape[:-2], shape[-1]),) if len(shape) > 1 and are_same(*shape[-2:]) else (known,)
+    is_square = all(n.ints(i) == (-1,) for i in ([2, 3] if "V" in n.op else []))
+    return ((*shape, shape[-1]),) if is_square else (known,)
+
+
 def _linear_diagonal(n: Op) -> tuple[int, ...]:
     """Padding with something other than zero is not linear; only the old ops have no padding."""
     return (0,) if n.op in ("MatrixDiag", "MatrixDiagPart") else ()
@@ -156,7 +173,7 @@ RULES: dict[str, Rule] = {
     "MatrixBandPart": signed(_band),
     "BatchMatrixBandPart": signed(_band),
     **every(
-        signed(_diagonal),
+        Rule(Placer(_diagonal), shape_diagonal),
         "MatrixDiag MatrixDiagV2 MatrixDiagV3 MatrixDiagPart MatrixDiagPartV2 MatrixDiagPartV3",
         "MatrixSetDiag MatrixSetDiagV2 MatrixSetDiagV3",
     ),

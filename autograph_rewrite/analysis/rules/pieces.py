@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
+import numpy as np
+
 from autograph_rewrite.analysis.dims import (
     Dim,
     are_same,
@@ -142,12 +144,17 @@ def shape_concat(n: Op) -> tuple[Shape | None, ...]:
 
 
 def value_concat(n: Op) -> sizes.Values | None:
-    """Join vectors of sizes."""
-    pieces, _ = _concat(n)
+    """Join vectors of sizes, or tables of them, as paddings are."""
+    pieces, axis = _concat(n)
     values = [n.value(i) for i in pieces]
-    if any(value is None or n.rank(i) != 1 for i, value in zip(pieces, values, strict=True)):
+    if any(value is None for value in values) or axis is None:
         return None
-    return (tuple(entry for value in values for entry in value or ()),)
+    if all(n.rank(i) == 1 for i in pieces):
+        return (tuple(entry for value in values for entry in value or ()),)
+    known = [table for table in (sizes.array(n, i) for i in pieces) if table is not None]
+    if len(known) < len(pieces) or len({(table.ndim, *np.delete(table.shape, axis)) for table in known}) > 1:
+        return None
+    return (sizes.flat(np.concatenate(known, axis)),)
 
 
 def _cut_axis(n: Op) -> tuple[int, int | None]:

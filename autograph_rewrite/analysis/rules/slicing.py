@@ -318,6 +318,14 @@ def shape_pad(n: Op) -> tuple[Shape | None, ...]:
     return (tuple(dims),)
 
 
+def value_pad(n: Op) -> sizes.Values | None:
+    """A vector of sizes with numbers at its ends, as one gives a shape more dimensions."""
+    value, pads, edge = n.value(0), n.ints(1), n.value(2) if n.op == "PadV2" else (0,)
+    if value is None or n.rank(0) != 1 or pads is None or len(pads) != 2 or edge is None or len(edge) != 1:
+        return None
+    return ((*edge * pads[0], *value, *edge * pads[1]),)
+
+
 def place_reverse(n: Op) -> Placed:
     """Reverse other dimensions than the split one."""
     placement, axis, rank = n.placement(0), n.ints(1), n.rank(0)
@@ -345,8 +353,8 @@ RULES: dict[str, Rule] = {
     "Slice": Rule(place_slice, shape_slice, value_slice, "slicing"),
     "StridedSlice": Rule(place_strided_slice, shape_strided_slice, value_strided_slice, "slicing"),
     "StridedSliceGrad": Rule(place_strided_slice_grad, shape_first_value, family="slicing"),
-    "Pad": Rule(place_pad, shape_pad, family="slicing"),
-    "PadV2": Rule(place_pad, shape_pad, family="slicing"),
+    "Pad": Rule(place_pad, shape_pad, value_pad, "slicing"),
+    "PadV2": Rule(place_pad, shape_pad, value_pad, "slicing"),
     "MirrorPad": Rule(place_pad, shape_pad, family="slicing"),
     "MirrorPadGrad": Rule(place_pad, shape_pad, family="slicing"),
     "ReverseV2": Rule(place_reverse, shape_first, family="slicing"),
