@@ -13,6 +13,7 @@ from autograph_rewrite.analysis.roles import touching_nodes
 from autograph_rewrite.ir.build import ORIGIN_ATTR
 from autograph_rewrite.ir.frames import Frame
 from autograph_rewrite.ir.graph import Node, Select, Span
+from autograph_rewrite.ir.resources import READS
 from autograph_rewrite.ir.walk import BACK_EDGES, ancestors, descendants
 
 
@@ -90,6 +91,8 @@ def _met(node: Node, control: Node, levels: Mapping[Node, int]) -> int:
 def needed_of_all(node: Node, levels: Mapping[Node, int]) -> str:
     """Say what a node needs of all micro-batches: the name of the value in the original graph, or of what it awaits."""
     met = next(producer for producer in before(node) if levels.get(producer, 0))
+    if met.op in READS:
+        return f"needs '{_original_name(met)}', the variable as it is after all micro-batches"
     if any(value.node is met for value in node.inputs):
         return f"needs '{_original_name(met)}' of the whole batch"
     return f"waits for '{_original_name(met)}', which comes after all micro-batches"

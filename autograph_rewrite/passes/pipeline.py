@@ -1,6 +1,7 @@
 """The passes, in order, on a copy of the graph; verified after each one.
 
-    prune ► partition ► propagate ⇄ decompose ► cut ► resolve the plan ► reshard ► guard ► merge ► place ► expand
+    prune ► partition ► propagate ► cut draws ⇄ decompose ► cut ► resolve the plan ► reshard ► guard ► merge ► place
+      ► expand
 
 Everything up to `expand` works on the folded graph, whose size does not depend on the number of replicas.
 """

@@ -35,6 +35,10 @@ one run in six goes through TensorFlow's own optimisations of graphs, which take
   configurations, for 32 examples on each replica; below 90 % the page says why.
 - **rewrite**: seconds that the longest rewrite took, on a busy machine.
 
+`tensorflow-addons` 0.23 installs beside TensorFlow 2.21, but is written for Keras 2, and nobody maintains it any more;
+of `tf-models-official` no version could be resolved with TensorFlow 2.21 (building one of its dependencies fails).
+Neither is part of the corpus.
+
 The configurations:
 
 """
