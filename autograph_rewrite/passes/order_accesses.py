@@ -6,8 +6,8 @@
 What the graph orders is written down before any pass has changed it. Once all of them are done, each pair of accesses
 to one variable, or to one shard of it, of which at least one writes, must be in that order for all their instances:
 where a path was lost (a size became a constant, a value is taken from the first replica only), an edge is added; where
-it is turned round, the rewrite is refused. An IdentityN that all gradients go through puts nothing in order. What happens
-in loops and branches keeps the edges that it has.
+it is turned round, the rewrite is refused. An IdentityN that all gradients go through puts nothing in order. What
+happens in loops and branches keeps the edges that it has.
 """
 
 from __future__ import annotations
