@@ -104,7 +104,11 @@ PROGRAMS = (
     Program(svgp_regression, ADDRESS + "advanced/gps_for_big_data.html"),
     Program(svgp_classification, ADDRESS + "getting_started/classification_and_other_data_distributions.html"),
     Program(svgp_robust, ADDRESS + "getting_started/classification_and_other_data_distributions.html"),
-    Program(svgp_heteroskedastic, ADDRESS + "advanced/heteroskedastic.html"),
+    Program(
+        svgp_heteroskedastic,
+        ADDRESS + "advanced/heteroskedastic.html",
+        why="a loop over the latent processes keeps values with all examples in a list that is not cut",
+    ),
     Program(
         exact_gp,
         ADDRESS + "getting_started/basic_usage.html",

@@ -145,14 +145,14 @@ def hub_vit() -> Built:
 PROGRAMS = (
     Program(bert, ADDRESS + "bert"),
     Program(gpt2, ADDRESS + "gpt2"),
-    Program(t5, ADDRESS + "t5"),
+    Program(t5, ADDRESS + "t5", floats="float32"),
     Program(roberta, ADDRESS + "roberta"),
     Program(distil_bert, ADDRESS + "distil_bert"),
     Program(albert, ADDRESS + "albert"),
     Program(deberta_v3, ADDRESS + "deberta_v3"),
     Program(opt, ADDRESS + "opt"),
     Program(llama, ADDRESS + "llama"),
-    Program(gemma, ADDRESS + "gemma"),
+    Program(gemma, ADDRESS + "gemma", floats="float32"),
     Program(bart, ADDRESS + "bart"),
     Program(hub_vit, ADDRESS + "vit"),
 )

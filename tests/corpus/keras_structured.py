@@ -260,7 +260,11 @@ PROGRAMS = (
     Program(collaborative_filtering, ADDRESS + "collaborative_filtering_movielens"),
     Program(behavior_sequence_transformer, ADDRESS + "movielens_recommendations_transformers"),
     Program(imbalanced_weights, ADDRESS + "imbalanced_classification"),
-    Program(graph_node_classification, "keras.io/examples/graph/gnn_citations"),
+    Program(
+        graph_node_classification,
+        "keras.io/examples/graph/gnn_citations",
+        why="the batch is a list of nodes; the graph around them is whole in every step",
+    ),
     Program(molecule_message_passing, "keras.io/examples/graph/mpnn-molecular-graphs"),
     Program(timeseries_transformer, SERIES + "timeseries_classification_transformer"),
     Program(timeseries_anomaly, SERIES + "timeseries_anomaly_detection"),

@@ -192,7 +192,11 @@ PROGRAMS = (
     Program(gaussian_mixture, ADDRESS + "Bayesian_Gaussian_Mixture_Model"),
     Program(masked_autoregressive_flow, "tensorflow.org/probability/api_docs/python/tfp/bijectors"),
     Program(bayesian_weights, "github.com/tensorflow/probability/tree/main/tensorflow_probability/examples"),
-    Program(multilevel_model, ADDRESS + "Multilevel_Modeling_Primer"),
+    Program(
+        multilevel_model,
+        ADDRESS + "Multilevel_Modeling_Primer",
+        why="the sample of the surrogate posterior has no batch dimension",
+    ),
     Program(mixture_density_network, "arxiv.org/abs/1308.0850"),
     Program(full_covariance, ADDRESS + "TensorFlow_Distributions_Tutorial"),
 )
