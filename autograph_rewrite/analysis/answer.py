@@ -31,7 +31,7 @@ from autograph_rewrite.analysis.rules.base import (
     whole,
 )
 from autograph_rewrite.analysis.rules.blockwise import BLOCKWISE, place_blockwise
-from autograph_rewrite.analysis.rules.own_rows import OWN_ROWS, place_own_rows
+from autograph_rewrite.analysis.rules.local_indices import LOCAL_INDICES, place_local_indices
 from autograph_rewrite.analysis.rules.rows_apart import ROWS_APART, place_rows_apart
 from autograph_rewrite.analysis.rules.sizes import MEASURES
 from autograph_rewrite.analysis.segments import are_lost, read_whole
@@ -178,8 +178,8 @@ def _measured(n: Op, rule: Rule) -> Answer | None:
 def _place(n: Op, rule: Rule | None) -> tuple[Placed, str]:
     if n.attr(BLOCKWISE, False):
         return place_blockwise(n), ""
-    if n.attr(OWN_ROWS, False):
-        return place_own_rows(n), ""
+    if n.attr(LOCAL_INDICES, False):
+        return place_local_indices(n), ""
     if n.attr(ROWS_APART, False) and not n.attr(WHOLE, False):
         return place_rows_apart(n), ""
     if marked := n.attr(WHOLE, False):

@@ -24,8 +24,8 @@ from autograph_rewrite.analysis.regions import mark_containers, mark_loops
 from autograph_rewrite.analysis.rules import TABLE
 from autograph_rewrite.analysis.rules.base import OF_BLOCK, PINNED, WHOLE, Semantics, Want
 from autograph_rewrite.analysis.rules.blockwise import BLOCKWISE
+from autograph_rewrite.analysis.rules.local_indices import LOCAL_INDICES
 from autograph_rewrite.analysis.rules.normalisation import BLOCK_STATISTICS
-from autograph_rewrite.analysis.rules.own_rows import OWN_ROWS
 from autograph_rewrite.analysis.rules.rows_apart import ROWS_APART
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir import dtypes
@@ -300,15 +300,8 @@ def batch_fact(value: Value, fact: Fact, axis: int) -> Fact:
 
 
 _UNKNOWN_FACT = Fact(UNKNOWN, 0)
-_OWN_ATTRS = (
-    BLOCK_STATISTICS,
-    BLOCKWISE,
-    OF_BLOCK,
-    OWN_ROWS,
-    PINNED,
-    ROWS_APART,
-    WHOLE,
-)  # what passes have marked nodes with
+_PASS_MARKS = (BLOCK_STATISTICS, BLOCKWISE, OF_BLOCK, LOCAL_INDICES, PINNED, ROWS_APART, WHOLE)
+"""Attributes with which passes have marked nodes."""
 
 
 def _visit(state: Propagation, node: Node, optimistic: bool) -> Answer:
@@ -323,7 +316,7 @@ def _visit(state: Propagation, node: Node, optimistic: bool) -> Answer:
     cells: tuple[tuple[int, Fact], ...] = ()
     if any(fact.cell for fact in inputs):
         cells = tuple((i, content(state, fact.cell)) for i, fact in enumerate(inputs) if fact.cell)
-    attrs = tuple([item for item in node._attrs.items() if item[0][0] != "_" or item[0] in _OWN_ATTRS])
+    attrs = tuple([item for item in node._attrs.items() if item[0][0] != "_" or item[0] in _PASS_MARKS])
     key = (node.op, attrs, inputs, cells, node._attrs.get("_output_shapes"))
     answer = state.cache.get(key)
     if answer is None:

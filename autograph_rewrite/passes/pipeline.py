@@ -51,6 +51,7 @@ from autograph_rewrite.passes.held import held_bytes
 from autograph_rewrite.passes.in_turn import averages_of, update_in_turn
 from autograph_rewrite.passes.keys import Keys
 from autograph_rewrite.passes.layout import Layout
+from autograph_rewrite.passes.localize_indices import localize_indices
 from autograph_rewrite.passes.loop_micro import loop_micro
 from autograph_rewrite.passes.loop_stages import loop_stages
 from autograph_rewrite.passes.may_segment import propagate_parts
@@ -59,7 +60,6 @@ from autograph_rewrite.passes.mirror import name_resources
 from autograph_rewrite.passes.order_accesses import access_order, order_accesses
 from autograph_rewrite.passes.order_reads import order_reads
 from autograph_rewrite.passes.own_parts import take_own_parts
-from autograph_rewrite.passes.own_rows import number_own_rows
 from autograph_rewrite.passes.partition import by_shards, partition, shard_variables
 from autograph_rewrite.passes.place import run_devices, within_reach
 from autograph_rewrite.passes.place_instances import place_instances
@@ -140,7 +140,7 @@ def analyse(graph: Graph, item: GraphItem, plan: Plan, run: Run | None = None) -
         state = cut_draws(state)
     if plan.semantics.batch_norm == "local" and plan.microbatches > 1:  # replicas alone divide fused ones only
         state = mark_statistics(state, plan.instances)
-    if plan.microbatches > 1 and number_own_rows(graph, state):
+    if plan.microbatches > 1 and localize_indices(graph, state):
         state = revise(state)
     for attempt in range(MAX_DECOMPOSITIONS + 1):
         marked = [node for node, answer in state.answers.items() if answer.decompose]

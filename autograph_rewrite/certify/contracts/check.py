@@ -12,8 +12,8 @@ from autograph_rewrite.certify.contracts.blockwise import MARK, judge_blockwise
 from autograph_rewrite.certify.contracts.containers import OPS as OF_CONTAINERS
 from autograph_rewrite.certify.contracts.containers import judge_containers
 from autograph_rewrite.certify.contracts.factors import judge
-from autograph_rewrite.certify.contracts.own_rows import MARK as OWN_ROWS
-from autograph_rewrite.certify.contracts.own_rows import judge_own_rows
+from autograph_rewrite.certify.contracts.local_indices import MARK as LOCAL_INDICES
+from autograph_rewrite.certify.contracts.local_indices import judge_local_indices
 from autograph_rewrite.certify.contracts.seen import Seen, is_named_after, is_own, said, see
 from autograph_rewrite.certify.contracts.segments import have_segments, judge_pieces, lose_segments
 from autograph_rewrite.certify.contracts.sizes import are_sizes, judge_sizes
@@ -36,7 +36,7 @@ ROWS_APART = "_autograph_rows_apart"
 OF_BLOCK = frozenset(("_of_block", "_block_statistics"))
 """Attributes of nodes that take a block for the whole batch, where the configuration says so."""
 
-MARKS = OF_BLOCK | {MARK, OWN_ROWS, ROWS_APART}
+MARKS = OF_BLOCK | {MARK, LOCAL_INDICES, ROWS_APART}
 """Attributes of passes that a verdict depends on."""
 
 
@@ -55,8 +55,8 @@ def check_claims(nodes: Sequence[Node], claims: Claims) -> list[str]:
                 raise _refusal(node, "it holds blocks with segments, of which it knows nothing")
             containers.append(seen)
             continue
-        if OWN_ROWS in node.attrs:
-            if (wrong := judge_own_rows(node, claims)) is not None:
+        if LOCAL_INDICES in node.attrs:
+            if (wrong := judge_local_indices(node, claims)) is not None:
                 raise _refusal(node, wrong)
             continue
         folded = node.name in claims.folded

@@ -1,8 +1,8 @@
-"""Ops that number the rows of their own block, where a pass has seen that nobody looks into another one.
+"""Ops whose row indices count within the local block, where a pass has seen that nobody looks into another one.
 
     block of positions + first row of each example, counted in the block ──► Gather(block of rows) ──► block
 
-The numbers mean something together with rows of the same block only (`passes.own_rows`). The gradient of such a
+The numbers mean something together with rows of the same block only (`passes.localize_indices`). The gradient of such a
 look-up adds rows up where they were found, so it stays in the block, too.
 """
 
@@ -12,11 +12,11 @@ from autograph_rewrite.analysis.dims import is_local
 from autograph_rewrite.analysis.fact import REPLICATED, Placement, split
 from autograph_rewrite.analysis.rules.base import Op, Placed, whole
 
-OWN_ROWS = "_autograph_own_rows"
+LOCAL_INDICES = "_autograph_local_indices"
 """The attribute that marks the numbers, and what looks up by them."""
 
 
-def place_own_rows(n: Op) -> Placed:
+def place_local_indices(n: Op) -> Placed:
     """Leave each replica its block; where nothing is cut, work on whole values."""
     made = _made(n)
     if made is None:

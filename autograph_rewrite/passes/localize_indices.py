@@ -1,4 +1,4 @@
-"""Let each block number its own rows, where an example looks up rows of its own only.
+"""Count row indices within the local block, where each example looks up rows of itself only.
 
     before   rows [B*T, d];  GatherV2(rows, positions + [0, T, 2 T, ...])     numbers of rows of the whole batch
     after    rows [b*T, d];  GatherV2(rows, positions + [0, T, ... of b])     numbers of rows of the block
@@ -19,7 +19,7 @@ import numpy as np
 from autograph_rewrite.analysis.dims import BLOCK, Dim, Sym, times, to_global
 from autograph_rewrite.analysis.fact import split
 from autograph_rewrite.analysis.propagate import Propagation
-from autograph_rewrite.analysis.rules.own_rows import OWN_ROWS
+from autograph_rewrite.analysis.rules.local_indices import LOCAL_INDICES
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.attrs import encode
 from autograph_rewrite.ir.graph import Graph, Node, Value
@@ -50,7 +50,7 @@ class Numbers(NamedTuple):
     rows: Dim
 
 
-def number_own_rows(graph: Graph, state: Propagation) -> int:
+def localize_indices(graph: Graph, state: Propagation) -> int:
     """Rewrite the look-ups that stay within an example; return how many. The caller propagates again.
 
     Args:
@@ -74,7 +74,7 @@ def number_own_rows(graph: Graph, state: Propagation) -> int:
 
 
 def _mark(node: Node) -> None:
-    node.set_raw_attr(OWN_ROWS, encode("bool", True))
+    node.set_raw_attr(LOCAL_INDICES, encode("bool", True))
 
 
 def _may_stay(state: Propagation, node: Node) -> bool:

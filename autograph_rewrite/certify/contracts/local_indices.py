@@ -1,4 +1,4 @@
-"""Look-ups by numbers of the block's own rows.
+"""Look-ups by row indices that count within the local block.
 
     Range(0, b) ──► * T ──► + checked positions ──► Gather(block of b*T rows)
 
@@ -14,7 +14,7 @@ from autograph_rewrite.certify.contracts.seen import BLOCK, Seen, product, said,
 from autograph_rewrite.ir.claims import Claims
 from autograph_rewrite.ir.graph import Node, Value
 
-MARK = "_autograph_own_rows"
+MARK = "_autograph_local_indices"
 COPIES = frozenset(("Identity", "Cast", "Reshape", "ExpandDims", "Squeeze", "StopGradient"))
 BETWEEN = COPIES | {"Mul", "AddV2"}
 """What may stand between numbers and their end."""
@@ -22,7 +22,7 @@ ENDS = frozenset(("Gather", "GatherV2", "UnsortedSegmentSum"))
 EXAMPLES = (1, (BLOCK,))
 
 
-def judge_own_rows(node: Node, claims: Claims) -> str | None:
+def judge_local_indices(node: Node, claims: Claims) -> str | None:
     """Return what is wrong with the claims of a marked node."""
     seen = see(node, claims)
     (made,) = seen.results
