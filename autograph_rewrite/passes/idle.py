@@ -318,9 +318,7 @@ READERS: Mapping[str, Reader] = MappingProxyType(
         "accumulation.form": _with_micro,
         "accumulation.layout": _with_micro,
         "accumulation.uneven": _with_micro,
-        "remat": read,  # what this version does not have is refused (`plan.available`)
-        "remat.policy": read,
-        "remat.names": read,
+        **dict.fromkeys(("remat", "remat.policy", "remat.names", "remat.scopes"), read),  # the pass notes what it left
         "mesh": read,
         "mesh.data": read,  # it must be what the devices make of it
         "mesh.model": read,

@@ -65,6 +65,7 @@ from autograph_rewrite.passes.place import run_devices, within_reach
 from autograph_rewrite.passes.place_instances import place_instances
 from autograph_rewrite.passes.proxies import add_proxies
 from autograph_rewrite.passes.prune import prune
+from autograph_rewrite.passes.rematerialize.step import recompute
 from autograph_rewrite.passes.report import Note, PassRecord, Report
 from autograph_rewrite.passes.required import require_no_servers, require_training
 from autograph_rewrite.passes.reshard import Reshard, assign_spans
@@ -173,6 +174,9 @@ def analyse(graph: Graph, item: GraphItem, plan: Plan, run: Run | None = None) -
         if plan.homes and len(plan.processes) > 1 and (copies := copy_before_branches(graph, state)):
             state = revise(state)
             state = revise(state, reduced=[graph.nodes[name].output() for name in copies])
+    if plan.remat is not None:
+        with run.step("rematerialize"):
+            run.recomputed, state = recompute(state, plan, outputs, item.variables)
     return state, outputs
 
 
@@ -193,7 +197,7 @@ def _rewrite(
 ) -> GraphItem:
     graph, began = run.graph, time.perf_counter()
     if not training:  # there is nothing to accumulate, and no gradient that tells where stages are
-        plan = plan.without_stages()
+        plan = replace(plan.without_stages(), remat=None)
     require_no_servers(plan)
     nodes_before = len(graph)
     job, rank = plan, task
@@ -292,6 +296,7 @@ def _rewrite(
     if run.verify is not None and len(set(run_devices(plan))) > 1:
         check_arrivals(graph, {node.name for node in state.order}, on_other_replicas)
     found += [Note(*one) for one in item.notes]
+    found += [Note(one.node, "remat", one.reason) for one in run.recomputed.left]
     found += [Note(info.name, "input", OTHER_SIZE) for info in shared]
     found += [Note(node.name, node.op, MEETING) for node in instances.order.meetings]
     common &= set(graph)
@@ -315,6 +320,7 @@ def _rewrite(
         batches=named_groups(reshard.groups, item, state, shared),
         inexact=inexact,
         covered=covered,
+        recomputed=run.recomputed,
     )
     layout = Layout(
         graph,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from autograph_rewrite.passes.compressed import Compressed
 from autograph_rewrite.passes.coverage import NOT_MEASURED, NOTE, Coverage
+from autograph_rewrite.passes.rematerialize.decision import Decision
 from autograph_rewrite.plan.lowerings import GATHERS, REDUCTIONS
 from autograph_rewrite.plan.membership import Membership
 from autograph_rewrite.plan.parts import STEP, EdgePlan
@@ -54,6 +55,7 @@ class Report:
         inexact: what is another quantity than on one device because the configuration asks for it.
         contents: of one of several processes, what its graph must have in common with the others'.
         digests: of one of several processes, the tensor that is fed its digest, and the one that holds those of all.
+        recomputed: what is computed again for the gradients.
         covered: what of a step's floating-point work is divided, and what made the rest whole.
     """
 
@@ -74,6 +76,7 @@ class Report:
     batches: tuple[tuple[str, ...], ...] = ()
     inexact: tuple[Note, ...] = ()
     covered: Coverage = NOT_MEASURED
+    recomputed: Decision = field(default_factory=Decision)
     extra: dict[str, object] = field(default_factory=dict)
 
     @property
@@ -112,6 +115,7 @@ class Report:
             f"{self.reductions[STEP]} of the step, {sum(self.gathers.values())} gathers",
         ]
         lines.append(f"variables: {', '.join(f'{size:,} B on {device}' for device, size in self.held.items())}")
+        lines += self.recomputed.lines()
         lines += [str(self.covered)] if self.covered.parts > 1 else []
         lines += [f"  {r.name:<12} {r.seconds * 1e3:7.1f} ms  +{r.added} -{r.removed}" for r in self.passes]
         lines += [f"not exact: {note.op} '{note.node}': {note.text}" for note in self.inexact]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from autograph_rewrite.errors import add_note
 from autograph_rewrite.ir.claims import Certifier
 from autograph_rewrite.ir.graph import Graph
+from autograph_rewrite.passes.rematerialize.decision import Decision
 from autograph_rewrite.passes.report import PassRecord
 
 Observer = Callable[[str, Graph], None]
@@ -26,6 +27,7 @@ class Run:
         observers: called after each pass.
         certificate: sees what observers have seen, and compares it with the original.
         records: what each pass took.
+        recomputed: what is computed again for the gradients.
     """
 
     graph: Graph
@@ -33,6 +35,7 @@ class Run:
     observers: Sequence[Observer] = ()
     certificate: Certifier | None = None
     records: list[PassRecord] = field(default_factory=list)
+    recomputed: Decision = field(default_factory=Decision)
     _verified: int = -1  # the graph's edits when it was verified last; a pass that only decides changes nothing
 
     @contextmanager

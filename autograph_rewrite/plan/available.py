@@ -26,8 +26,10 @@ def unavailable(config: Config) -> Iterator[tuple[KeyPath, str]]:
     name = config.strategy.name
     if name not in STRATEGIES and name != "Auto" and own_builder(name) is None:  # Auto chooses among those
         yield ("strategy", "name"), f"strategy.name {config.strategy.name}"
-    if config.remat.policy != "none":
+    if config.remat.policy.startswith("budget"):
         yield ("remat", "policy"), f"remat.policy {config.remat.policy}"
+    if config.remat.policy != "none" and config.pipeline is not None:
+        yield ("remat", "policy"), "remat with pipeline"
     if config.mesh is not None and config.mesh.model > 1:
         yield ("mesh", "model"), "mesh.model above 1"
     if config.sharding:

@@ -200,12 +200,14 @@ def shardings_say_one_thing(config: Config) -> Iterator[Clash]:
 
 
 def remat_names_go_with_their_policy(config: Config) -> Iterator[Clash]:
-    """`names` is read by one policy only."""
-    if config.remat.names and config.remat.policy != "names":
-        message = f"remat.names is read by the policy 'names', not by '{config.remat.policy}'"
-        yield Clash(("remat", "names"), message, "set remat.policy to names")
-    if config.remat.policy == "names" and not config.remat.names:
-        yield Clash(("remat",), "the policy 'names' needs remat.names", "list patterns of tensors to keep")
+    """`names` and `scopes` are read by one policy each."""
+    for key, what in (("names", "tensors to keep"), ("scopes", "name scopes to compute again")):
+        given = getattr(config.remat, key)
+        if given and config.remat.policy != key:
+            message = f"remat.{key} is read by the policy '{key}', not by '{config.remat.policy}'"
+            yield Clash(("remat", key), message, f"set remat.policy to {key}")
+        if config.remat.policy == key and not given:
+            yield Clash(("remat",), f"the policy '{key}' needs remat.{key}", f"list patterns of {what}")
 
 
 # Each with the keys that it reads: where one of them is wrong by itself, their combination means nothing.

@@ -73,6 +73,21 @@ class Pipeline:
 
 
 @dataclass(frozen=True)
+class Remat:
+    """What is computed again for the gradients, instead of being kept from the forward.
+
+    Attributes:
+        policy: "sqrt", "every:N", "names", "scopes" or "save_matmuls".
+        names: patterns of what is kept (names).
+        scopes: patterns of name scopes, each of which is a segment (scopes).
+    """
+
+    policy: str
+    names: tuple[str, ...] = ()
+    scopes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class BatchInput:
     """An input of the step and the axis of it that counts examples.
 

@@ -29,6 +29,7 @@ from autograph_rewrite.plan.parts import (
     Micro,
     Options,
     Pipeline,
+    Remat,
     Semantics,
     VariableRequest,
 )
@@ -50,6 +51,7 @@ class Plan:
         default: options of the step's own edges, and of variables not listed.
         micro: how each replica's part is cut in time; None: not at all.
         pipeline: how the model is cut into stages; None: not at all.
+        remat: what is computed again for the gradients; None: nothing.
         edges: empty in a request; resolved by propagation.
         source: the file that it came from, for error messages; no part of its value.
     """
@@ -70,6 +72,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     micro: Micro | None = None
     pipeline: Pipeline | None = None
+    remat: Remat | None = None
     source: Source = field(default_factory=lambda: Source("plan"), compare=False, repr=False)
 
     @property

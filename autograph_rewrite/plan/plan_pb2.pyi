@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Plan(_message.Message):
-    __slots__ = ("version", "id", "strategy", "graph_digest", "mesh", "devices", "mode", "semantics", "timeout_seconds", "batch_inputs", "default", "variables", "edges", "notes", "micro", "pipeline")
+    __slots__ = ("version", "id", "strategy", "graph_digest", "mesh", "devices", "mode", "semantics", "timeout_seconds", "batch_inputs", "default", "variables", "edges", "notes", "micro", "pipeline", "remat")
     class Mode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         unset: _ClassVar[Plan.Mode]
@@ -33,6 +33,7 @@ class Plan(_message.Message):
     NOTES_FIELD_NUMBER: _ClassVar[int]
     MICRO_FIELD_NUMBER: _ClassVar[int]
     PIPELINE_FIELD_NUMBER: _ClassVar[int]
+    REMAT_FIELD_NUMBER: _ClassVar[int]
     version: int
     id: str
     strategy: str
@@ -49,7 +50,18 @@ class Plan(_message.Message):
     notes: _containers.RepeatedScalarFieldContainer[str]
     micro: Micro
     pipeline: Pipeline
-    def __init__(self, version: _Optional[int] = ..., id: _Optional[str] = ..., strategy: _Optional[str] = ..., graph_digest: _Optional[str] = ..., mesh: _Optional[_Iterable[_Union[Axis, _Mapping]]] = ..., devices: _Optional[_Iterable[str]] = ..., mode: _Optional[_Union[Plan.Mode, str]] = ..., semantics: _Optional[_Union[Semantics, _Mapping]] = ..., timeout_seconds: _Optional[float] = ..., batch_inputs: _Optional[_Iterable[_Union[BatchInput, _Mapping]]] = ..., default: _Optional[_Union[Options, _Mapping]] = ..., variables: _Optional[_Iterable[_Union[VariableRequest, _Mapping]]] = ..., edges: _Optional[_Iterable[_Union[Edge, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., micro: _Optional[_Union[Micro, _Mapping]] = ..., pipeline: _Optional[_Union[Pipeline, _Mapping]] = ...) -> None: ...
+    remat: Remat
+    def __init__(self, version: _Optional[int] = ..., id: _Optional[str] = ..., strategy: _Optional[str] = ..., graph_digest: _Optional[str] = ..., mesh: _Optional[_Iterable[_Union[Axis, _Mapping]]] = ..., devices: _Optional[_Iterable[str]] = ..., mode: _Optional[_Union[Plan.Mode, str]] = ..., semantics: _Optional[_Union[Semantics, _Mapping]] = ..., timeout_seconds: _Optional[float] = ..., batch_inputs: _Optional[_Iterable[_Union[BatchInput, _Mapping]]] = ..., default: _Optional[_Union[Options, _Mapping]] = ..., variables: _Optional[_Iterable[_Union[VariableRequest, _Mapping]]] = ..., edges: _Optional[_Iterable[_Union[Edge, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., micro: _Optional[_Union[Micro, _Mapping]] = ..., pipeline: _Optional[_Union[Pipeline, _Mapping]] = ..., remat: _Optional[_Union[Remat, _Mapping]] = ...) -> None: ...
+
+class Remat(_message.Message):
+    __slots__ = ("policy", "names", "scopes")
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    SCOPES_FIELD_NUMBER: _ClassVar[int]
+    policy: str
+    names: _containers.RepeatedScalarFieldContainer[str]
+    scopes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, policy: _Optional[str] = ..., names: _Optional[_Iterable[str]] = ..., scopes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Pipeline(_message.Message):
     __slots__ = ("stages", "devices", "schedule", "boundaries", "names", "assign")

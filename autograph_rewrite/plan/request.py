@@ -41,6 +41,7 @@ def request(item: ItemLike, config: Config, *, strategy: str) -> Plan:
         variables=tuple(_variable_requests(item, config)),
         micro=_micro(item, config),
         pipeline=_pipeline(config, len(devices)),
+        remat=_remat(config),
     )
     return replace(plan, id=f"{strategy}-{plan.digest()[:12]}")
 
@@ -95,6 +96,11 @@ def _pipeline(config: Config, replicas: int) -> parts.Pipeline | None:
         section.names or (),
         section.assign,
     )
+
+
+def _remat(config: Config) -> parts.Remat | None:
+    section = config.remat
+    return None if section.policy == "none" else parts.Remat(section.policy, section.names, section.scopes)
 
 
 def job_devices(config: Config) -> tuple[str, ...]:

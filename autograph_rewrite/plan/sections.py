@@ -167,9 +167,12 @@ class Remat(Section):
     """Recompute activations in the backward part instead of keeping them."""
 
     policy: RematPolicy = "none"
-    """none, sqrt, every:N, names, budget:SIZE or save_matmuls."""
+    """none, sqrt (cut so that least memory is needed), every:N (keep every N-th of the single values between layers),
+    save_matmuls (keep products and convolutions), names or scopes; budget:SIZE is to come (docs/rematerialisation.md)."""
     names: tuple[Pattern, ...] = ()
     """Patterns of the tensors that are kept, for the policy `names`."""
+    scopes: tuple[Pattern, ...] = ()
+    """Patterns of the name scopes that are computed again, each by itself, for the policy `scopes`."""
 
 
 class Mesh(Section):

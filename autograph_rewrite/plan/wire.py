@@ -21,6 +21,7 @@ _PARTS: dict[str, type[Any]] = {
     "Semantics": parts.Semantics,
     "Micro": parts.Micro,
     "Pipeline": parts.Pipeline,
+    "Remat": parts.Remat,
     "BatchInput": parts.BatchInput,
     "Options": parts.Options,
     "VariableRequest": parts.VariableRequest,

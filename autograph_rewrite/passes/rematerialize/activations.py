@@ -1,0 +1,129 @@
+"""Activations: the forward values that gradients read, and the nodes that may run a second time to make them.
+
+A node may run again if that gives the same value and changes nothing: no state, no effect, no conversion between
+replicas, outside of loops and branches, one instance for each block. Everything else is kept as it is:
+
+    RandomUniform   u ─► mask        u is drawn once; the mask, which has fewer bytes, is kept
+    ReadVariableOp  w                read before the update, so never again
+    Sum (partial)   ─► mean          summed over the replicas once
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from autograph_rewrite.analysis.fact import LOCAL
+from autograph_rewrite.analysis.propagate import Propagation
+from autograph_rewrite.analysis.roles import learnt_nodes
+from autograph_rewrite.analysis.rules.base import OWN_VALUE
+from autograph_rewrite.analysis.work import VIEWS
+from autograph_rewrite.ir import dtypes
+from autograph_rewrite.ir.frames import unconditional
+from autograph_rewrite.ir.graph import Node, Use, Value
+from autograph_rewrite.ir.opdefs import find_op
+from autograph_rewrite.ir.walk import ancestors, descendants
+from autograph_rewrite.passes.costs import value_bytes
+
+MEASURES = frozenset(("Shape", "ShapeN", "Size", "Rank", "BroadcastGradientArgs"))
+"""They ask how large a value is, which is known before any gradient is: they hold nothing."""
+SOURCES = frozenset(("Const", "Placeholder", "PlaceholderV2", "PlaceholderWithDefault", "NoOp"))
+CONTROL_FLOW = frozenset(
+    ("Switch", "Merge", "Enter", "Exit", "NextIteration", "LoopCond", "RefSwitch", "RefMerge", "RefEnter", "RefExit")
+)
+REPEATABLE_DRAWS = "Stateless"
+"""How the names of random ops begin that give the same numbers for the same seeds."""
+
+
+@dataclass(frozen=True)
+class Activations:
+    """What rematerialisation has to know about a graph.
+
+    Attributes:
+        state: its placements.
+        forward: the nodes that the loss depends on, producers first.
+        backward: the nodes that only gradients depend on.
+        repeatable: the forward nodes that may run again.
+        certain: the nodes that run in any case, and once.
+    """
+
+    state: Propagation
+    forward: tuple[Node, ...]
+    backward: frozenset[Node]
+    repeatable: frozenset[Node]
+    certain: frozenset[Node]
+
+    def readers(self, node: Node) -> Iterator[Use]:
+        """Yield the inputs of gradients at which the values of a node are read, other than for their size."""
+        for value in node.read_outputs:
+            for use in value.uses:
+                if use.node in self.backward and use.node.op not in MEASURES:
+                    yield use
+
+    def is_kept_today(self, node: Node) -> bool:
+        """Return whether a gradient reads one of its values."""
+        return any(True for _ in self.readers(node))
+
+    def nbytes(self, node: Node) -> int:
+        """Return the memory of its values, of one example; that of a view is its source's."""
+        return 0 if node.op in VIEWS else sum(value_bytes(self.state, value) for value in node.read_outputs)
+
+
+def root_of(node: Node) -> Node:
+    """Return the node in whose memory the first value of a node is."""
+    while node.op in VIEWS and node.inputs:
+        node = node.inputs[0].node
+    return node
+
+
+def find_activations(
+    state: Propagation, forward: Collection[Node], trained: Iterable[Node], exchanged: Collection[Value], *, again: bool
+) -> Activations:
+    """Find what may be computed again, and for whom.
+
+    Args:
+        state: the placements.
+        forward: the nodes that the loss depends on.
+        trained: the nodes that make the gradients of variables.
+        exchanged: values that are converted: they are exchanged between replicas, or cut.
+        again: whether a random op with seeds may be run once more where it draws for all replicas.
+    """
+    order = state.order
+    certain = unconditional(order)
+    drawn = descendants([n for n in order if n.op.startswith(REPEATABLE_DRAWS)], controls=False)
+    inside = learnt_nodes(order) | drawn
+    exchange = {value.node for value in exchanged if state.source(value).placement.differs}
+
+    def may_run_again(node: Node) -> bool:
+        if node not in inside or node not in certain or node in exchange or not _is_pure(node):
+            return False
+        if again and node.op.startswith(REPEATABLE_DRAWS):
+            return True
+        placements = [state.source(value).placement for value in node.read_outputs]
+        return all(one.differs and one not in (LOCAL, OWN_VALUE) for one in placements)
+
+    needed = ancestors(trained, controls=False)
+    return Activations(
+        state,
+        tuple(node for node in order if node in forward),
+        frozenset(node for node in needed if node not in forward),
+        frozenset(node for node in order if node in forward and may_run_again(node)),
+        frozenset(certain),
+    )
+
+
+def _is_pure(node: Node) -> bool:
+    """Return whether running a node again gives the same, and changes nothing."""
+    op = find_op(node.op)
+    if op is None or op.is_stateful or node.op in SOURCES or node.op in CONTROL_FLOW or not node.inputs:
+        return False
+    return not any(_is_handle(dtype) for dtype in (*node.input_dtypes, *node.output_dtypes))
+
+
+def _is_handle(dtype: int) -> bool:
+    return dtype in (dtypes.RESOURCE, dtypes.VARIANT, dtypes.STRING) or dtype > dtypes.REF_OFFSET
+
+
+def by_name(nodes: Iterable[Node]) -> Mapping[str, Node]:
+    """Return nodes by their names."""
+    return {node.name: node for node in nodes}

@@ -1,0 +1,73 @@
+"""Put the copies in: each node of a segment once more, behind its triggers, for the gradients that read it.
+
+    before   c = Tanh(b) ─► d = MatMul(c, w) ─► ...       dc = TanhGrad(c, %dd)
+    after    c = Tanh(b) ─► d = MatMul(c, w) ─► ...       c' = Tanh(b) ^%dd;  dc = TanhGrad(c', %dd)
+
+A copy is the same op with the same operands on the same device, and nothing else. What waits are the copies that read
+no other copy: an edge more keeps TensorFlow from merging them with the originals, and the others have other operands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from autograph_rewrite.analysis.propagate import Propagation, revise
+from autograph_rewrite.ir.build import provenance
+from autograph_rewrite.ir.graph import Graph, Node, Use
+from autograph_rewrite.passes.rematerialize.activations import Activations
+from autograph_rewrite.passes.rematerialize.decision import Decision, Left, Segment
+from autograph_rewrite.passes.rematerialize.triggers import triggers_of
+
+SCOPE = "remat"
+FIRST = "no gradient comes before its own: all of it is read as soon as it has been made"
+
+
+@dataclass
+class _Done:
+    segments: list[Segment] = field(default_factory=list)
+    left: list[Left] = field(default_factory=list)
+
+
+def rematerialize(acts: Activations, segments: Sequence[Segment]) -> tuple[Decision, Propagation]:
+    """Edit the graph; return what was done, and the placements as they are then.
+
+    Args:
+        acts: what may be computed again in the graph.
+        segments: what is, those of the end of the forward last.
+    """
+    graph, done = acts.state.graph, _Done()
+    for number in reversed(range(len(segments))):
+        segment = segments[number]
+        nodes = [graph.nodes[name] for name in segment.nodes]
+        readers = {node: list(acts.readers(node)) for node in nodes}
+        triggers = triggers_of(acts, nodes, {use.node for uses in readers.values() for use in uses})
+        if not triggers:
+            done.left.append(Left(segment.nodes[0], FIRST))
+            continue
+        copies = copy_nodes(graph, nodes, f"{SCOPE}/{number}", triggers)
+        for uses in readers.values():
+            read_copies(uses, copies)
+        done.segments.append(segment)
+    return Decision(tuple(reversed(done.segments)), tuple(reversed(done.left))), revise(acts.state)
+
+
+def copy_nodes(graph: Graph, nodes: Sequence[Node], scope: str, triggers: Sequence[Node]) -> dict[Node, Node]:
+    """Add a copy of each node, producers first; those that read none of the copies wait for the triggers."""
+    copies: dict[Node, Node] = {}
+    for node in nodes:
+        attrs = {**node.attrs, **provenance(graph.current_pass, node.name)}
+        copy = Node(graph, graph.unique_name(f"{scope}/{node.name}"), node.op, node.device, attrs, node.rest)
+        copy.span = node.span
+        inputs = [copies[v.node].output(v.index) if v.node in copies else v for v in node.inputs]
+        waits = not any(value.node in copies for value in node.inputs)
+        graph.insert(copy, inputs, triggers if waits else ())
+        copies[node] = copy
+    return copies
+
+
+def read_copies(uses: Sequence[Use], copies: dict[Node, Node]) -> None:
+    """Let readers read the copies instead of the originals."""
+    for use in uses:
+        value = use.node.inputs[use.index]
+        use.node.set_input(use.index, copies[value.node].output(value.index), use.node.selects.get(use.index))
