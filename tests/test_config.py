@@ -84,7 +84,7 @@ def test_what_is_not_available_yet_is_refused_where_it_is_used_each_at_its_line(
         config.require_usable()
     said = str(caught.value)
     for line, feature in [
-        (16, "remat.policy sqrt"),
+        (16, "remat with pipeline"),
         (17, "mesh.model above 1"),
         (18, "sharding"),
     ]:
@@ -96,7 +96,8 @@ def test_what_is_not_available_yet_is_refused_where_it_is_used_each_at_its_line(
     ("setting", "feature"),
     [
         ({"steps_per_run": 2}, "steps_per_run above 1"),
-        ({"remat": {"policy": "every:4"}}, "remat.policy every:4"),
+        ({"remat": {"policy": "budget:1MiB"}}, "remat.policy budget:1MiB"),
+        ({"remat": {"policy": "sqrt"}, "pipeline": {"stages": 2, "microbatches": 2}}, "remat with pipeline"),
     ],
 )
 def test_every_feature_to_come_is_refused_in_a_dict_too(setting: dict[str, Any], feature: str) -> None:
@@ -190,7 +191,7 @@ variables:
         "10: mesh must be a mapping (key: value), not 3",
         "11: the key 'microbatches' stands here twice (first in line 9)",
         "12: unknown key 'bucket_bytes' (did you mean 'strategy.bucket_bytes'?)",
-        "13: remat.policy must be none, sqrt, names, save_matmuls, every:N or budget:SIZE, not 'every:0'",
+        "13: remat.policy must be none, sqrt, names, scopes, save_matmuls, every:N or budget:SIZE, not 'every:0'",
         "15: variables[0].match must be a regular expression, and 'a(' is not: "
         "missing ), unterminated subpattern at position 1",
         "16: the key 'match' is missing in variables[1]",
@@ -279,6 +280,7 @@ def test_a_wrong_value_is_told_with_its_key_path(setting: dict[Any, Any], said: 
         ({"sharding": [{"match": "w"}]}, "sharding[0] must say exactly one of split, replicate and assign"),
         ({"remat": {"policy": "names"}}, "the policy 'names' needs remat.names"),
         ({"remat": {"policy": "sqrt", "names": ["a"]}}, "remat.names is read by the policy 'names'"),
+        ({"remat": {"policy": "scopes"}}, "the policy 'scopes' needs remat.scopes"),
     ],
 )
 def test_an_impossible_combination_is_refused_with_the_reason(setting: dict[str, Any], said: str) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from autograph_rewrite.certify.contracts.check import check_claims
 from autograph_rewrite.certify.order import Accesses, accesses_of, check_order, effects_before, origin
+from autograph_rewrite.certify.recomputed import check_recomputed
 from autograph_rewrite.certify.samples import Sample
 from autograph_rewrite.certify.simulate import Baseline, Simulation, spans
 from autograph_rewrite.errors import VerifyError, add_note
@@ -42,6 +43,7 @@ class Certificate:
         self.not_covered: dict[str, None] = {}
         self.inexact: tuple[str, ...] = ()
         self._original: Graph | None = None
+        self._before_copies: Graph | None = None
         self._accesses: Accesses | None = None
         self._targets: tuple[str, ...] = ()
         self._baseline: Baseline | None = None
@@ -94,6 +96,10 @@ class Certificate:
         Raises:
             VerifyError: with the node, its op, the pass and what is wrong.
         """
+        if after == "cut":
+            self._before_copies = graph.clone()
+        elif after == "rematerialize" and self._before_copies is not None:
+            check_recomputed(self._before_copies, graph)
         if self._baseline is None or self._claimed is None:
             return
         claims = self._baseline.claims

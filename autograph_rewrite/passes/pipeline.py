@@ -197,7 +197,7 @@ def _rewrite(
 ) -> GraphItem:
     graph, began = run.graph, time.perf_counter()
     if not training:  # there is nothing to accumulate, and no gradient that tells where stages are
-        plan = replace(plan.without_stages(), remat=None)
+        plan = plan.without_stages()
     require_no_servers(plan)
     nodes_before = len(graph)
     job, rank = plan, task
@@ -295,8 +295,7 @@ def _rewrite(
         instances = place_instances(context, stages)
     if run.verify is not None and len(set(run_devices(plan))) > 1:
         check_arrivals(graph, {node.name for node in state.order}, on_other_replicas)
-    found += [Note(*one) for one in item.notes]
-    found += [Note(one.node, "remat", one.reason) for one in run.recomputed.left]
+    found += [Note(*one) for one in (*item.notes, *run.recomputed.notes)]
     found += [Note(info.name, "input", OTHER_SIZE) for info in shared]
     found += [Note(node.name, node.op, MEETING) for node in instances.order.meetings]
     common &= set(graph)

@@ -186,7 +186,7 @@ class Plan:
 
     def without_stages(self) -> Plan:
         """The plan for a step that trains nothing: no micro-batches, and each process that had stages is a replica."""
-        whole = replace(self, micro=None, pipeline=None)
+        whole = replace(self, micro=None, pipeline=None, remat=None)
         if not self.stage_hosts:
             return whole
         assert self.pipeline is not None

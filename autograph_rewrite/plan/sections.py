@@ -167,8 +167,8 @@ class Remat(Section):
     """Recompute activations in the backward part instead of keeping them."""
 
     policy: RematPolicy = "none"
-    """none, sqrt (cut so that least memory is needed), every:N (keep every N-th of the single values between layers),
-    save_matmuls (keep products and convolutions), names or scopes; budget:SIZE is to come (docs/rematerialisation.md)."""
+    """none, sqrt (cut where least is kept), every:N (keep every N-th of the single values between layers), save_matmuls
+    (keep products and convolutions), names or scopes; budget:SIZE is to come (docs/rematerialisation.md)."""
     names: tuple[Pattern, ...] = ()
     """Patterns of the tensors that are kept, for the policy `names`."""
     scopes: tuple[Pattern, ...] = ()

@@ -77,7 +77,7 @@ def root_of(node: Node) -> Node:
 
 
 def find_activations(
-    state: Propagation, forward: Collection[Node], trained: Iterable[Node], exchanged: Collection[Value], *, again: bool
+    state: Propagation, forward: Collection[Node], trained: Iterable[Node], exchanged: Collection[Value]
 ) -> Activations:
     """Find what may be computed again, and for whom.
 
@@ -86,19 +86,16 @@ def find_activations(
         forward: the nodes that the loss depends on.
         trained: the nodes that make the gradients of variables.
         exchanged: values that are converted: they are exchanged between replicas, or cut.
-        again: whether a random op with seeds may be run once more where it draws for all replicas.
     """
     order = state.order
     certain = unconditional(order)
-    drawn = descendants([n for n in order if n.op.startswith(REPEATABLE_DRAWS)], controls=False)
+    drawn = descendants([node for node in order if "Random" in node.op], controls=False)
     inside = learnt_nodes(order) | drawn
     exchange = {value.node for value in exchanged if state.source(value).placement.differs}
 
     def may_run_again(node: Node) -> bool:
         if node not in inside or node not in certain or node in exchange or not _is_pure(node):
             return False
-        if again and node.op.startswith(REPEATABLE_DRAWS):
-            return True
         placements = [state.source(value).placement for value in node.read_outputs]
         return all(one.differs and one not in (LOCAL, OWN_VALUE) for one in placements)
 

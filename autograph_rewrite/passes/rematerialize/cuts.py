@@ -10,7 +10,8 @@ crosses several cuts costs once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,6 +22,8 @@ from autograph_rewrite.passes.rematerialize.activations import Activations, root
 
 MAX_PLACES = 600
 """How many cuts are looked at; of more, the lightest in each stretch."""
+SHORT = 40
+"""Of so many cuts, the best choice is found for certain."""
 
 
 class Crossing(NamedTuple):
@@ -39,11 +42,13 @@ class Place:
         at: how many nodes of the forward are before it.
         crossing: what is read on both sides.
         nbytes: of what crosses.
+        before: bytes that are kept today of what is before it.
     """
 
     at: int
     crossing: tuple[Crossing, ...]
     nbytes: int
+    before: float
 
 
 @dataclass(frozen=True)
@@ -52,11 +57,11 @@ class Chain:
 
     Attributes:
         places: where it can be cut, in order.
-        weights: bytes that are kept today, up to each node of the forward.
+        total: bytes that are kept today.
     """
 
     places: tuple[Place, ...]
-    weights: Sequence[float]
+    total: float
 
 
 def chain_of(acts: Activations) -> Chain:
@@ -74,6 +79,7 @@ def chain_of(acts: Activations) -> Chain:
         if acts.is_kept_today(node) and root not in counted:
             counted.add(root)
             kept[number[root] + 1] += acts.nbytes(root)
+    before = np.cumsum(kept).tolist()
     closes: dict[int, list[Node]] = {}
     for root, end in ends.items():
         closes.setdefault(end, []).append(root)
@@ -86,73 +92,65 @@ def chain_of(acts: Activations) -> Chain:
             open_[node] = Crossing(i, node, acts.nbytes(node))
         if open_:
             crossing = tuple(open_.values())
-            places.append(Place(i + 1, crossing, sum(one.nbytes for one in crossing)))
-    return Chain(tuple(places), np.cumsum(kept).tolist())
+            places.append(Place(i + 1, crossing, sum(one.nbytes for one in crossing), before[i + 1]))
+    return Chain(tuple(places), before[-1])
 
 
-def single_cuts(acts: Activations, chain: Chain) -> list[Place]:
-    """Return where one value alone crosses: those that gradients read, else all of them; one place for each value."""
-    alone = {place.crossing[0].node: place for place in chain.places if len(place.crossing) == 1}
-    read = {root: place for root, place in alone.items() if _is_read(acts, root)}
-    return sorted((read or alone).values(), key=lambda place: place.at)
-
-
-def _is_read(acts: Activations, root: Node) -> bool:
-    return any(acts.is_kept_today(node) for node in (root, *_views(root)))
-
-
-def _views(root: Node) -> list[Node]:
-    found = [root]
-    for node in found:
-        found += [use.node for value in node.read_outputs for use in value.uses if root_of(use.node) is root]
-    return found[1:]
+def single_cuts(chain: Chain) -> list[Place]:
+    """Return where one value alone crosses: of those between which gradients need nothing, the lightest."""
+    return _lightest(place for place in chain.places if len(place.crossing) == 1)
 
 
 def balanced_cuts(chain: Chain) -> list[int]:
     """Return after how many nodes to cut so that what is kept, and the largest part, are least together."""
-    places = _lightest(chain)
+    places = _fewer(_lightest(chain.places), chain.total)
     if not places:
         return []
-    total = chain.weights[-1]
-    before = np.array([0.0, *(chain.weights[place.at] for place in places), total])
+    total = chain.total
+    before = np.array([0.0, *(place.before for place in places), total])
     costs = _costs(places)
     best, found = total, list[int]()
-    for parts in _part_counts(len(places)):
-        chosen = _least_kept(before, costs, total / parts * (1 + 1e-9))
+    for limit in _limits(before):
+        chosen = _least_kept(before, costs, limit * (1 + 1e-9))
         if chosen is None:
             continue
         stops = [0, *chosen, len(before) - 1]
-        kept = sum(costs[a, b] for a, b in zip(stops[:-1], stops[1:], strict=True))
-        peak = kept + max(before[b] - before[a] for a, b in zip(stops[:-1], stops[1:], strict=True))
+        kept = sum(costs[a, b] for a, b in itertools.pairwise(stops))
+        peak = kept + max(before[b] - before[a] for a, b in itertools.pairwise(stops))
         if peak < best * (1 - 1e-9):
             best, found = peak, [places[i - 1].at for i in chosen]
     return found
 
 
-def _part_counts(places: int) -> list[float]:
-    """Return into how many equal parts the largest may be compared with: every number of them, then fewer."""
-    counts = [float(n) for n in range(2, min(places + 2, 65))]
-    while counts and counts[-1] * 1.15 < places + 1:
+def _limits(before: Any) -> list[float]:
+    """Return what the largest part may weigh: of a short chain all that there can be, of a long one a choice."""
+    if len(before) <= SHORT:
+        return sorted({float(b - a) for i, a in enumerate(before) for b in before[i + 1 :]})
+    counts = [float(n) for n in range(2, 65)]
+    while counts[-1] * 1.15 < len(before):
         counts.append(counts[-1] * 1.15)
-    return counts
+    return [before[-1] / count for count in counts]
 
 
-def _lightest(chain: Chain) -> list[Place]:
-    """Return the places that are worth a look: before anything else is kept, the one that the fewest bytes cross."""
+def _lightest(places: Iterable[Place]) -> list[Place]:
+    """Return, of the places before which the same is kept today, the one that the fewest bytes cross."""
     found: dict[float, Place] = {}
-    for place in chain.places:
-        weight = chain.weights[place.at]
-        if weight not in found or place.nbytes < found[weight].nbytes:
-            found[weight] = place
-    places = [place for weight, place in found.items() if 0 < weight]
+    for place in places:
+        if place.before and (place.before not in found or place.nbytes < found[place.before].nbytes):
+            found[place.before] = place
+    return list(found.values())
+
+
+def _fewer(places: Sequence[Place], total: float) -> Sequence[Place]:
+    """Return at most `MAX_PLACES` of them: in each stretch of the chain, the lightest."""
     if len(places) <= MAX_PLACES:
         return places
-    stretches: dict[int, Place] = {}
+    found: dict[int, Place] = {}
     for place in places:
-        i = int(chain.weights[place.at] / chain.weights[-1] * MAX_PLACES)
-        if i not in stretches or place.nbytes < stretches[i].nbytes:
-            stretches[i] = place
-    return list(stretches.values())
+        stretch = int(place.before / total * MAX_PLACES)
+        if stretch not in found or place.nbytes < found[stretch].nbytes:
+            found[stretch] = place
+    return list(found.values())
 
 
 def _costs(places: Sequence[Place]) -> Any:

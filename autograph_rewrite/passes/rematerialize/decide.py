@@ -1,8 +1,8 @@
 """From the numbers of a policy to segments: the smallest part that gradients need, between what is kept.
 
-    numbers    x ─► [ a ─► b ─► c ]₀ ─► [ d ─► e ]₁ ─► loss       gradients read a, b, d
-    segment 0  a, b again, from x                                 c is read by segment 1: kept
-    segment 1  d again, from c                                    e is read by no gradient
+numbers    x ─► [ a ─► b ─► c ]₀ ─► [ d ─► e ]₁ ─► loss       gradients read a, b, d
+segment 0  a, b again, from x                                 c is read by segment 1: kept
+segment 1  d again, from c                                    e is read by no gradient
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def _without_draws(acts: Activations, parts: Parts) -> Parts:
     for node in acts.forward:
         if node not in found or node.op.startswith(REPEATABLE_DRAWS):
             continue
-        sources = {value.node for value in node.inputs if acts.state.source(value).placement.differs or _is_drawn(value)}
+        sources = {
+            value.node for value in node.inputs if acts.state.source(value).placement.differs or _is_drawn(value)
+        }
         held = [source for source in sources if source not in found and _is_drawn(source.output())]
         if held and len(held) == len(sources) and acts.nbytes(node) < sum(acts.nbytes(one) for one in held):
             del found[node]

@@ -47,6 +47,11 @@ class Decision:
     segments: tuple[Segment, ...] = ()
     left: tuple[Left, ...] = ()
 
+    @property
+    def notes(self) -> list[tuple[str, str, str]]:
+        """Of what is left, the node, what the note is about, and the reason."""
+        return [(one.node, "remat", one.reason) for one in self.left]
+
     def lines(self) -> list[str]:
         """Say it in a line; nothing if nothing is computed again."""
         if not self.segments:

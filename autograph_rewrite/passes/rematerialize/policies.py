@@ -42,7 +42,7 @@ def parts_of(acts: Activations, remat: Remat) -> Parts:
 
 
 def _every(acts: Activations, number: int) -> Parts:
-    places = single_cuts(acts, chain_of(acts))
+    places = single_cuts(chain_of(acts))
     return _between(acts, [place.at for place in places[number - 1 :: number]])
 
 
@@ -51,7 +51,7 @@ def _sqrt(acts: Activations, remat: Remat) -> Parts:
 
 
 def _save_matmuls(acts: Activations, remat: Remat) -> Parts:
-    parts = _between(acts, [place.at for place in single_cuts(acts, chain_of(acts))])
+    parts = _between(acts, [place.at for place in single_cuts(chain_of(acts))])
     return {node: part for node, part in parts.items() if not _is_contraction(node)}
 
 
@@ -109,9 +109,9 @@ def _require_matches(acts: Activations, patterns: Sequence[str], matched: Collec
         if i not in matched:
             names = [node.name for node in acts.forward]
             names = names if what == "tensor" else sorted({name.rpartition("/")[0] for name in names} - {""})
+            key = "names" if what == "tensor" else "scopes"
             raise PlanError(
-                f"remat.{what.replace('tensor', 'name')}s: no {what} on the way to the loss has a name that '{pattern}' "
-                "matches as a whole",
+                f"remat.{key}: no {what} on the way to the loss has a name that '{pattern}' matches as a whole",
                 hint=did_you_mean(pattern, names, noun=f"{what}s") if len(names) < 5000 else None,
             )
 

@@ -4,7 +4,9 @@
     after    c = Tanh(b) ─► d = MatMul(c, w) ─► ...       c' = Tanh(b) ^%dd;  dc = TanhGrad(c', %dd)
 
 A copy is the same op with the same operands on the same device, and nothing else. What waits are the copies that read
-no other copy: an edge more keeps TensorFlow from merging them with the originals, and the others have other operands.
+no other copy. Without that they would run at once, and nothing would be saved. The edges, and the attributes that say
+what the copies are of, also keep TensorFlow from merging them with the originals. (An IdentityN that hands on operands
+together with the trigger does not: TensorFlow 2.21 takes it apart, and merges.)
 """
 
 from __future__ import annotations

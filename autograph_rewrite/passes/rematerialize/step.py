@@ -46,9 +46,8 @@ def recompute(
     graph = state.graph
     resolved = edges.resolve(plan, state, outputs, variables)
     trained = [graph.value(edge.value).node for edge in resolved.edges if edge.owner != STEP]
-    again = plan.microbatches == 1 and len(plan.processes) == 1
     exchanged = [graph.value(edge.value) for edge in resolved.edges]
-    acts = find_activations(state, forward_nodes(resolved, state, outputs), trained, exchanged, again=again)
+    acts = find_activations(state, forward_nodes(resolved, state, outputs), trained, exchanged)
     stated = plan.remat.policy in STATED
     segments, wasted = segments_of(acts, parts_of(acts, plan.remat), only_saving=not stated)
     decision, state = rematerialize(acts, segments)

@@ -1,0 +1,60 @@
+"""What is computed again: each copy is the same op of the same values, and readers read nothing else than they did.
+
+before   c = Tanh(b)                        dc = TanhGrad(c, dd)
+after    c = Tanh(b);  c' = Tanh(b) ^dd     dc = TanhGrad(c', dd)        c' is c: same op, attributes and operands
+"""
+
+from __future__ import annotations
+
+from autograph_rewrite.errors import VerifyError
+from autograph_rewrite.ir.build import ORIGIN_ATTR, PASS_ATTR
+from autograph_rewrite.ir.graph import Graph, Node
+from autograph_rewrite.ir.opdefs import get_op
+from autograph_rewrite.ir.walk import topological_order
+
+PROVENANCE = frozenset((ORIGIN_ATTR, PASS_ATTR))
+
+
+def check_recomputed(before: Graph, after: Graph) -> None:
+    """Compare a graph with what it was before some of it was computed again.
+
+    Raises:
+        VerifyError: a node is gone, changed, or reads another value; a copy has an effect, or is of something else.
+    """
+    origins: dict[str, str] = {}
+    for node in topological_order(after):
+        original = before.nodes.get(node.name)
+        if original is None:
+            original = _original(before, node)
+            origins[node.name] = original.name
+        if node.op != original.op or _attrs(node) != _attrs(original) or node.device != original.device:
+            raise VerifyError(f"'{node.name}' is not what '{original.name}' is", node=node)
+        reads = [(origins.get(value.node.name, value.node.name), value.index) for value in node.inputs]
+        if reads != [(value.node.name, value.index) for value in original.inputs]:
+            raise VerifyError(f"'{node.name}' does not read what '{original.name}' read", node=node)
+    gone = [name for name in before.nodes if name not in after.nodes]
+    if gone:
+        raise VerifyError(f"'{gone[0]}' is gone")
+    for name, node in before.nodes.items():
+        lost = {one.name for one in node.controls} - {one.name for one in after.nodes[name].controls}
+        if lost:
+            raise VerifyError(f"'{name}' no longer waits for '{min(lost)}'", node=after.nodes[name])
+
+
+def _original(before: Graph, copy: Node) -> Node:
+    """Return the node that a copy is of.
+
+    Raises:
+        VerifyError: there is none, or it has an effect.
+    """
+    name = copy.attr(ORIGIN_ATTR)
+    original = None if name is None else before.nodes.get(name.decode())
+    if original is None:
+        raise VerifyError(f"'{copy.name}' is a copy of nothing", node=copy)
+    if get_op(copy.op).is_stateful:
+        raise VerifyError(f"'{copy.name}' ({copy.op}) has a state or an effect, and runs a second time", node=copy)
+    return original
+
+
+def _attrs(node: Node) -> dict[str, object]:
+    return {key: raw for key, raw in node.attrs.items() if key not in PROVENANCE}
