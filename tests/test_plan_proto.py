@@ -26,6 +26,7 @@ MIRRORS = {
     "Server": parts.Server,
     "Micro": parts.Micro,
     "Pipeline": parts.Pipeline,
+    "Remat": parts.Remat,
     "Edge": parts.EdgePlan,
 }
 DECLARATION = re.compile(r"(?:(repeated|optional) )?(\w+) (\w+) = (\d+);|(\w+) = (\d+);|(message|enum) (\w+) \{|\}")

@@ -5,6 +5,6 @@
              x ─► [ a' ─► b' ─► c' ] ─► gradients       ^dd: not before the gradient that comes to c is there
 
 It works on the backward that is in the graph. `activations` says what may be computed again and who reads it,
-`policies` which of it is (`cuts` where a chain is cut), `decide` makes segments of that, `triggers` what a segment waits
-for, and `rewrite` puts the copies in.
+`policies` which of it is (`cuts` where a chain is cut), `decide` makes segments of that, `triggers` what a segment
+waits for, and `rewrite` puts the copies in.
 """
