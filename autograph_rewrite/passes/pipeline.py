@@ -1,7 +1,7 @@
 """The passes, in order, on a copy of the graph; verified after each one.
 
-    prune ► partition ► propagate ► cut draws ⇄ decompose ► cut ► resolve the plan ► reshard ► guard ► merge ► place
-      ► expand
+    prune ► partition ► propagate ► cut draws ⇄ decompose ► cut ► rematerialize ► resolve the plan ► reshard ► guard
+      ► merge ► place ► expand
 
 Everything up to `expand` works on the folded graph, whose size does not depend on the number of replicas.
 """
@@ -174,10 +174,7 @@ def analyse(graph: Graph, item: GraphItem, plan: Plan, run: Run | None = None) -
         if plan.homes and len(plan.processes) > 1 and (copies := copy_before_branches(graph, state)):
             state = revise(state)
             state = revise(state, reduced=[graph.nodes[name].output() for name in copies])
-    if plan.remat is not None:
-        with run.step("rematerialize"):
-            run.recomputed, state = recompute(state, plan, outputs, item.variables)
-    return state, outputs
+    return recompute(run, state, plan, outputs, item.variables), outputs
 
 
 def _share_a_device(plan: Plan) -> bool:
@@ -195,11 +192,10 @@ def _rewrite(
     task: int,
     batch: int | None = None,
 ) -> GraphItem:
-    graph, began = run.graph, time.perf_counter()
+    graph, nodes_before, began = run.graph, len(run.graph), time.perf_counter()
     if not training:  # there is nothing to accumulate, and no gradient that tells where stages are
         plan = plan.without_stages()
     require_no_servers(plan)
-    nodes_before = len(graph)
     job, rank = plan, task
     if plan.is_asynchronous and len(plan.processes) > 1:
         plan, task = plan.alone(task), 0

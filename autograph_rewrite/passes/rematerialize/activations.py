@@ -31,8 +31,6 @@ SOURCES = frozenset(("Const", "Placeholder", "PlaceholderV2", "PlaceholderWithDe
 CONTROL_FLOW = frozenset(
     ("Switch", "Merge", "Enter", "Exit", "NextIteration", "LoopCond", "RefSwitch", "RefMerge", "RefEnter", "RefExit")
 )
-REPEATABLE_DRAWS = "Stateless"
-"""How the names of random ops begin that give the same numbers for the same seeds."""
 
 
 @dataclass(frozen=True)

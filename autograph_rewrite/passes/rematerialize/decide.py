@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.passes.costs import cost_of
-from autograph_rewrite.passes.rematerialize.activations import REPEATABLE_DRAWS, Activations, root_of
+from autograph_rewrite.passes.rematerialize.activations import MEASURES, Activations, root_of
 from autograph_rewrite.passes.rematerialize.decision import Left, Segment
 from autograph_rewrite.passes.rematerialize.policies import Parts
 
@@ -38,25 +38,16 @@ def segments_of(acts: Activations, parts: Parts, *, only_saving: bool) -> tuple[
 
 
 def _without_draws(acts: Activations, parts: Parts) -> Parts:
-    """Return the numbers without what is made of a kept random tensor alone, and is smaller: keep that instead."""
-    found = dict(parts)
-    for node in acts.forward:
-        if node not in found or node.op.startswith(REPEATABLE_DRAWS):
+    """Return the numbers without what is made of kept draws alone: a mask has fewer bytes than what was drawn for it."""
+    made: set[Node] = set()
+    for node in acts.state.order:
+        if "Random" in node.op and node not in parts:
+            made.add(node)
             continue
-        sources = {
-            value.node for value in node.inputs if acts.state.source(value).placement.differs or _is_drawn(value)
-        }
-        held = [source for source in sources if source not in found and _is_drawn(source.output())]
-        if held and len(held) == len(sources) and acts.nbytes(node) < sum(acts.nbytes(one) for one in held):
-            del found[node]
-    return found
-
-
-def _is_drawn(value: Value) -> bool:
-    node = value.node
-    while node.op in ("Mul", "AddV2", "Add", "Identity") and node.inputs:  # a draw is scaled and shifted
-        node = node.inputs[0].node
-    return "Random" in node.op
+        sources = [v.node for v in node.inputs if v.node in made or acts.state.source(v).placement.differs]
+        if made.intersection(sources) and all(one in made or one.op in MEASURES for one in sources):
+            made.add(node)
+    return {node: part for node, part in parts.items() if node not in made}
 
 
 def _kept_between(acts: Activations, parts: Parts) -> set[Node]:

@@ -19,7 +19,8 @@ from autograph_rewrite.passes.rematerialize.decide import segments_of
 from autograph_rewrite.passes.rematerialize.decision import Decision, Left
 from autograph_rewrite.passes.rematerialize.policies import parts_of
 from autograph_rewrite.passes.rematerialize.rewrite import rematerialize
-from autograph_rewrite.plan.parts import STEP
+from autograph_rewrite.passes.run import Run
+from autograph_rewrite.plan.parts import STEP, Remat
 from autograph_rewrite.plan.plan import Plan
 
 STATED = ("names", "scopes")
@@ -28,11 +29,12 @@ NOTHING = "nothing is computed again: no gradient reads what this policy would c
 
 
 def recompute(
-    state: Propagation, plan: Plan, outputs: Sequence[Value], variables: Mapping[str, Variable]
-) -> tuple[Decision, Propagation]:
-    """Edit the graph as `plan.remat` says; return what was done, and the placements as they are then.
+    run: Run, state: Propagation, plan: Plan, outputs: Sequence[Value], variables: Mapping[str, Variable]
+) -> Propagation:
+    """Edit the graph as `plan.remat` says, if it says anything; return the placements as they are then.
 
     Args:
+        run: is told what was done.
         state: the placements.
         plan: what is asked.
         outputs: values that the outside reads.
@@ -42,14 +44,21 @@ def recompute(
         PlanError: the plan names what the graph does not have, or nothing tells the loss from its gradients.
     """
     if plan.remat is None:
-        return Decision(), state
+        return state
+    with run.step("rematerialize"):
+        run.recomputed, state = _recompute(plan.remat, state, plan, outputs, variables)
+    return state
+
+
+def _recompute(
+    remat: Remat, state: Propagation, plan: Plan, outputs: Sequence[Value], variables: Mapping[str, Variable]
+) -> tuple[Decision, Propagation]:
     graph = state.graph
     resolved = edges.resolve(plan, state, outputs, variables)
     trained = [graph.value(edge.value).node for edge in resolved.edges if edge.owner != STEP]
     exchanged = [graph.value(edge.value) for edge in resolved.edges]
     acts = find_activations(state, forward_nodes(resolved, state, outputs), trained, exchanged)
-    stated = plan.remat.policy in STATED
-    segments, wasted = segments_of(acts, parts_of(acts, plan.remat), only_saving=not stated)
+    segments, wasted = segments_of(acts, parts_of(acts, remat), only_saving=remat.policy not in STATED)
     decision, state = rematerialize(acts, segments)
     left = _first_of_each((*wasted, *decision.left))
     if not decision.segments:
