@@ -38,7 +38,7 @@ def segments_of(acts: Activations, parts: Parts, *, only_saving: bool) -> tuple[
 
 
 def _without_draws(acts: Activations, parts: Parts) -> Parts:
-    """Return the numbers without what is made of kept draws alone: a mask has fewer bytes than what was drawn for it."""
+    """Return the numbers without what is made of kept draws alone: a mask has fewer bytes than what was drawn."""
     made: set[Node] = set()
     for node in acts.state.order:
         if "Random" in node.op and node not in parts:
