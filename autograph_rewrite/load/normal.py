@@ -1,6 +1,7 @@
 """The normal form that analysis and passes work on: one flat graph, resource variables, folded shape constants.
 
-    clone ─► flatten (calls, branches, loops) ─► draws in turn ─► resource variables ─► one handle each ─► folded
+    clone ─► flatten (calls, branches, loops) ─► draws in turn ─► each identity alone ─► resource variables
+          ─► one handle each ─► folded
 
 Names of outputs, targets and variables resolve in it as they did before.
 """
@@ -15,6 +16,7 @@ from autograph_rewrite.item import GraphItem, TensorInfo
 from autograph_rewrite.load.draws import run_in_turn
 from autograph_rewrite.load.flatten import flatten
 from autograph_rewrite.load.fold import fold
+from autograph_rewrite.load.identities import separate_identities
 from autograph_rewrite.load.inputs import ITERATORS, default_axis, describe
 from autograph_rewrite.load.original import require_original
 from autograph_rewrite.load.ref_variables import convert
@@ -38,6 +40,8 @@ def normalise(item: GraphItem, *, in_place: bool = False) -> GraphItem:
     read_outside = {info.tensor.partition(":")[0] for info in item.outputs.values()}
     flatten(graph, roots(item, graph), read_outside if item.targets or read_outside else graph.nodes)
     run_in_turn(graph)
+    named = {*item.targets, *read_outside, *(info.tensor.partition(":")[0] for info in item.inputs.values())}
+    separate_identities(graph, named if item.targets or read_outside else graph.nodes)
     declared = [*item.targets, *read_outside]
     converted = convert(graph, read_outside, declared)
     merge_handles(graph)

@@ -6,8 +6,7 @@
 What the graph orders is written down before any pass has changed it. Once all of them are done, each pair of accesses
 to one variable, or to one shard of it, of which at least one writes, must be in that order for all their instances:
 where a path was lost (a size became a constant, a value is taken from the first replica only), an edge is added; where
-it is turned round, the rewrite is refused. An IdentityN that all gradients go through puts nothing in order. What
-happens in loops and branches keeps the edges that it has.
+it is turned round, the rewrite is refused. What happens in loops and branches keeps the edges that it has.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from autograph_rewrite.ir.walk import (
     BACK_EDGES,
     EXITS,
     ancestors,
+    dependencies,
     last_iteration,
     marks_before,
     topological_order,
@@ -149,27 +149,15 @@ def _before_on_every_replica(order: Iterable[Node], marks: Mapping[Node, int]) -
     return found
 
 
-def _awaited_on_every_replica(node: Node) -> Iterator[Node]:
-    """Yield what a node waits for, but not what it takes from one replica only."""
-    for index in range(len(node._inputs)):
-        yield from _handed_on(node, index)
+def _awaited_on_every_replica(node: Node) -> Iterable[Node]:
+    """Return what a node waits for, but not what it takes from one replica only."""
+    if node.span is Span.EACH:
+        return dependencies(node)
+    found = [
+        value.node
+        for index, value in enumerate(node._inputs)
+        if value.node.op not in BACK_EDGES and (value.node.span is Span.ONCE or node.selects.get(index) is Select.ALL)
+    ]
     if node.op in EXITS:
-        yield from last_iteration(node)
-    yield from node._controls
-
-
-def _handed_on(node: Node, index: int) -> Iterator[Node]:
-    """Yield what an operand waits for. An IdentityN hands on each of its values by itself.
-
-    TensorFlow's optimisations take it apart, so that a value no longer waits for the others.
-    """
-    value = node._inputs[index]
-    producer = value.node
-    once = producer.span is Span.ONCE or node.selects.get(index) is Select.ALL
-    if producer.op in BACK_EDGES or not (node.span is Span.EACH or once):
-        return
-    if producer.op == "IdentityN":
-        yield from _handed_on(producer, value.index)
-        yield from producer._controls
-    else:
-        yield producer
+        found += last_iteration(node)
+    return [*found, *node._controls]

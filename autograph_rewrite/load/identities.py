@@ -1,0 +1,47 @@
+"""Let each value of an IdentityN go its way alone: it puts nothing in order, since TensorFlow takes it apart.
+
+    before   IdentityN(da, db) ──► apply(a, :0), apply(b, :1)         apply(a) seems to wait for db
+    after    Identity(da) ──► apply(a)      Identity(db) ──► apply(b)
+
+Keras' optimizers hand all gradients on together. Where a control edge stands beside such a path, TensorFlow 2.21 first
+drops the edge, as the path says the same, and then splits the IdentityN: an update may overtake a read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.load.edit import become
+
+
+def separate_identities(graph: Graph, declared: Collection[str]) -> None:
+    """Replace every IdentityN of several values by an Identity of each; that of the first has its name.
+
+    Args:
+        graph: edited.
+        declared: names that are read from outside: an IdentityN with such a name stays, and reads the Identities.
+    """
+    for node in [node for node in graph if node.op == "IdentityN" and len(node.inputs) > 1]:
+        stays = node.name in declared
+        alone = {i: _identity(graph, node, i) for i in range(0 if stays else 1, len(node.inputs))}
+        users = node.control_users
+        for index, value in alone.items():
+            node.output(index).replace_all_uses_with(value)
+        for user in users:
+            for value in alone.values():
+                user.add_control(value.node)
+        if stays:
+            node.set_inputs(list(alone.values()))
+            for user in users:
+                user.remove_control(node)
+        else:
+            dtype = node.output_dtypes[0]
+            node.drop_attr("_output_shapes")  # it tells those of all
+            become(node, "Identity", node.inputs[:1], {"T": dtype})
+
+
+def _identity(graph: Graph, node: Node, index: int) -> Value:
+    name = f"{node.name}/{index}"
+    value = node.inputs[index]
+    return graph.add("Identity", [value], name=name, device=node.device, controls=node.controls, origin=node).output()
