@@ -11,8 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from autograph_rewrite.ir.attrs import encode
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.load.edit import become
+
+SHAPES = "_output_shapes"
 
 
 def separate_identities(graph: Graph, declared: Collection[str]) -> None:
@@ -36,12 +39,22 @@ def separate_identities(graph: Graph, declared: Collection[str]) -> None:
             for user in users:
                 user.remove_control(node)
         else:
-            dtype = node.output_dtypes[0]
-            node.drop_attr("_output_shapes")  # it tells those of all
+            dtype, shape = node.output_dtypes[0], _shape(node, 0)
             become(node, "Identity", node.inputs[:1], {"T": dtype})
+            for key, raw in shape.items():
+                node.set_raw_attr(key, raw)
 
 
 def _identity(graph: Graph, node: Node, index: int) -> Value:
     name = f"{node.name}/{index}"
     value = node.inputs[index]
-    return graph.add("Identity", [value], name=name, device=node.device, controls=node.controls, origin=node).output()
+    made = graph.add("Identity", [value], name=name, device=node.device, controls=node.controls, origin=node)
+    for key, raw in _shape(node, index).items():
+        made.set_raw_attr(key, raw)
+    return made.output()
+
+
+def _shape(node: Node, index: int) -> dict[str, bytes]:
+    """Return the attribute that states the shape of one output, if the node states those of all."""
+    shapes = node.attr(SHAPES)
+    return {SHAPES: encode("list(shape)", [shapes[index]])} if shapes is not None and index < len(shapes) else {}

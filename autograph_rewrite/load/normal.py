@@ -1,7 +1,7 @@
 """The normal form that analysis and passes work on: one flat graph, resource variables, folded shape constants.
 
-    clone ─► flatten (calls, branches, loops) ─► draws in turn ─► each identity alone ─► resource variables
-          ─► one handle each ─► folded
+    clone ─► flatten (calls, branches, loops) ─► draws in turn ─► each identity alone ─► barriers of
+          recompute_grad as edges ─► resource variables ─► one handle each ─► folded
 
 Names of outputs, targets and variables resolve in it as they did before.
 """
@@ -19,6 +19,7 @@ from autograph_rewrite.load.fold import fold
 from autograph_rewrite.load.identities import separate_identities
 from autograph_rewrite.load.inputs import ITERATORS, default_axis, describe
 from autograph_rewrite.load.original import require_original
+from autograph_rewrite.load.recompute_barriers import wait_by_control_edges
 from autograph_rewrite.load.ref_variables import convert
 from autograph_rewrite.load.variables import merge_handles
 
@@ -43,6 +44,7 @@ def normalise(item: GraphItem, *, in_place: bool = False) -> GraphItem:
     named = {*item.targets, *read_outside, *(info.tensor.partition(":")[0] for info in item.inputs.values())}
     separate_identities(graph, named if item.targets or read_outside else graph.nodes)
     declared = [*item.targets, *read_outside]
+    wait_by_control_edges(graph)
     converted = convert(graph, read_outside, declared)
     merge_handles(graph)
     fold(graph, [graph.value(info.tensor) for info in item.inputs.values() if info.batch_axis is not None])
