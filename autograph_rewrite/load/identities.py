@@ -13,7 +13,7 @@ from collections.abc import Collection
 
 from autograph_rewrite.ir.attrs import encode
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.load.edit import become
+from autograph_rewrite.ir.rename import take_name
 
 SHAPES = "_output_shapes"
 
@@ -26,23 +26,18 @@ def separate_identities(graph: Graph, declared: Collection[str]) -> None:
         declared: names that are read from outside: an IdentityN with such a name stays, and reads the Identities.
     """
     for node in [node for node in graph if node.op == "IdentityN" and len(node.inputs) > 1]:
-        stays = node.name in declared
-        alone = {i: _identity(graph, node, i) for i in range(0 if stays else 1, len(node.inputs))}
-        users = node.control_users
-        for index, value in alone.items():
-            node.output(index).replace_all_uses_with(value)
-        for user in users:
-            for value in alone.values():
+        values = [_identity(graph, node, index) for index in range(len(node.inputs))]
+        for old, new in zip(node.outputs, values, strict=True):
+            old.replace_all_uses_with(new)
+        for user in node.control_users:
+            user.remove_control(node)
+            for value in values:
                 user.add_control(value.node)
-        if stays:
-            node.set_inputs(list(alone.values()))
-            for user in users:
-                user.remove_control(node)
+        if node.name in declared:
+            node.set_inputs(values)
         else:
-            dtype, shape = node.output_dtypes[0], _shape(node, 0)
-            become(node, "Identity", node.inputs[:1], {"T": dtype})
-            for key, raw in shape.items():
-                node.set_raw_attr(key, raw)
+            graph.erase(node)
+            take_name(graph, values[0].node, node.name)
 
 
 def _identity(graph: Graph, node: Node, index: int) -> Value:

@@ -63,6 +63,7 @@ class Context:
     added: list[Added] = field(default_factory=list)  # variables that a pass made
     compressed: list[CompressedSum] = field(default_factory=list)  # sums of which less is sent than there is
     served: Served = field(default_factory=Served)  # what runs where a variable lives
+    _originals: dict[Value, Value] = field(default_factory=dict)  # `aliases`, the other way round
     _home: str | None = None  # where nodes that run once are added now
     _entered: dict[tuple[Value, Frame], Value] = field(default_factory=dict)
 
@@ -116,8 +117,13 @@ class Context:
         return self.aliases.get(value, value)
 
     def fact(self, value: Value) -> Fact:
-        """Return what an original value is where it is produced."""
-        return self.state.source(value)
+        """Return what an original value, or what took its place, is where it is produced."""
+        return self.state.source(self._originals.get(value, value))
+
+    def take_place(self, value: Value, new: Value) -> None:
+        """Let a new value stand for an original one."""
+        self.aliases[value] = new
+        self._originals[new] = value
 
     def add(
         self,

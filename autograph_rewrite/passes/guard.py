@@ -161,14 +161,14 @@ class _Guard:
         inputs = [value, begin, end, step]
         kept = self._add("StridedSlice", inputs, value, "rows_of_block", begin_mask=before, end_mask=before)
         value.replace_all_uses_with(kept, keep={kept.node})
-        self._context.aliases[value] = kept
+        self._context.take_place(value, kept)
         self._padded[kept] = value  # the next guarded op reads the padded value as it is
 
     def zeros_when_empty(self, value: Value) -> None:
         """Replace a contribution by zeros where the block is empty."""
         chosen, zeros = self._or_zeros(value)
         value.replace_all_uses_with(chosen, keep={chosen.node, zeros.node})
-        self._context.aliases[value] = chosen
+        self._context.take_place(value, chosen)
 
     def average_of_filled(self, value: Value, only: Node | None = None) -> None:
         """Let a statistic of blocks, which is averaged over all replicas, count those that have examples only.
@@ -200,7 +200,7 @@ class _Guard:
             return
         gradients = {use.node for use in value.uses if use.node.op.startswith("FusedBatchNormGrad")}
         value.replace_all_uses_with(scaled, keep={chosen.node, zeros.node, *gradients})
-        context.aliases[value] = scaled
+        context.take_place(value, scaled)
 
     def _or_zeros(self, value: Value) -> tuple[Value, Value]:
         count = self._context.bring(self._blocks_at(value.node).count, value)

@@ -124,7 +124,7 @@ class Reshard:
             drawn = context.of_worker_0(value)
             shared = combine.reduce_members(context, drawn, "sum", edge, self._keys, changing=True)
             value.replace_all_uses_with(shared, keep=set(ancestors([shared.node])))
-            context.aliases[value] = shared
+            context.take_place(value, shared)
 
     def _before_back_edges(self) -> None:
         """Let what brings a loop variable to its Merge carry the converted value, and run where the Merge does.

@@ -122,6 +122,14 @@ def unknown_counts() -> Mapping[str, Any]:
     return {"loss": loss, "kept": kept, "y": y, "order": tf.argsort(y[:, 0]), "count": tf.shape(kept)[0]}
 
 
+def noise() -> Mapping[str, Any]:
+    """Begin with noise for each example, as generators do: its rows are divided, and all workers use the same draw."""
+    x = placeholder("x", None, 4)
+    drawn = v1.random_normal([tf.shape(x)[0], 4], seed=3, dtype=tf.float64)
+    made = tf.tanh(drawn @ variable("w", np.linspace(-1, 1, 16).reshape(4, 4)))
+    return {"loss": tf.reduce_mean(tf.square(made - x)), "made": made}
+
+
 def types() -> Mapping[str, Any]:
     """Return values of many types, per example (gathered) and for the whole batch (combined)."""
     x = placeholder("x", None, 4)
@@ -186,6 +194,7 @@ CASES: dict[str, Case] = {
     "two_views": small(two_views, replicas=2),
     "two_views_mirrored": small(two_views, mode="mirrored"),
     "unknown_counts": small(unknown_counts),
+    "noise": small(noise, replicas=2),
     "types": small(types, replicas=2),
     "unseeded": unseeded,
 }
