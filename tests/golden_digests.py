@@ -39,7 +39,7 @@ def configurations() -> Iterator[tuple[str, Mapping[str, Any], int]]:
     yield "ps_job", _job("PS", 1, workers=2, servers=1), 2
     yield "balanced_job", _job("PSLoadBalancing", 2, workers=3, servers=2), 3
     yield "parallax_job", _job("Parallax", 1, workers=3, servers=2), 3
-    yield "compressed_job", _job("AllReduce", 1, workers=2, compressor="PowerSGDCompressor"), 2
+    yield "compressed_job", _job("AllReduce", 1, workers=2, compressor="powersgd"), 2
 
 
 def _strategy(name: str, replicas: int) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def test_a_graph_of_tensorflow_comes_back_whole_and_runs() -> None:
     assert (again.library, again.versions) == (graph.library, graph.versions)
     for node in graph:
         for key, raw in node.attrs.items():
-            assert literals._alike(again.node(node.name).attrs[key], raw), (node.name, key)
+            assert literals.are_alike(again.node(node.name).attrs[key], raw), (node.name, key)
     with tf.Graph().as_default():
         tf.graph_util.import_graph_def(v1.GraphDef.FromString(serde.to_bytes(again)), name="")
 
@@ -157,7 +157,7 @@ def test_a_hostile_name_is_quoted_and_comes_back() -> None:
 )
 def test_every_value_is_read_as_it_was_written(raw: bytes | PerInstance) -> None:
     again = literals.Literals(literals.write(raw)).value(None)
-    assert again == raw or literals._alike(again, raw)
+    assert again == raw or literals.are_alike(again, raw)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from autograph_rewrite.inspect.table import drawn, table
 from autograph_rewrite.ir import devices
 from autograph_rewrite.ir.build import closest
 from autograph_rewrite.ir.graph import Node
-from autograph_rewrite.ir.text import provenance, render, shape_text
+from autograph_rewrite.ir.literals import shape_text
+from autograph_rewrite.ir.text import provenance, render
 from autograph_rewrite.item import GraphItem, TensorInfo
 
 Nodes = Collection[Node] | None  # None: all of them

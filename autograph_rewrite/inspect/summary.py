@@ -14,8 +14,9 @@ from autograph_rewrite.inspect.table import drawn, table
 from autograph_rewrite.ir import dtypes, resources
 from autograph_rewrite.ir.collectives import is_collective
 from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.ir.literals import shape_text
 from autograph_rewrite.ir.opdefs import find_op
-from autograph_rewrite.ir.text import function_names, shape_text
+from autograph_rewrite.ir.text import function_names
 from autograph_rewrite.ir.walk import ancestors
 from autograph_rewrite.item import GraphItem, Shape, TensorInfo, Variable
 from autograph_rewrite.load.normal import normalise

@@ -30,7 +30,6 @@ _TOKEN = re.compile(
     r"|(?P<number>[+-]?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|inf\b|nan\b))"
     r"|@(?P<function>[\w.\-/>]+)|(?P<word>[A-Za-z_]\w*)|(?P<mark>\.\.\.|[\[\](){},=|?:#<]))"
 )
-_BYTES = dtypes.STRING
 
 
 def write(raw: bytes | PerInstance) -> str:
@@ -39,7 +38,7 @@ def write(raw: bytes | PerInstance) -> str:
         return f"each({' | '.join(write(one) for one in raw.raws)})"
     try:
         text = _written(raw)
-        if text is not None and _alike(Literals(text).value(None), raw):
+        if text is not None and are_alike(Literals(text).value(None), raw):
             return text
     except (GraphError, ValueError, TypeError, KeyError, OverflowError):
         pass
@@ -70,36 +69,36 @@ def _scalar(value: Any, kind: str | None = None) -> str:
         case int():
             return dtypes.dtype_name(value) if kind == "type" else str(value)
         case tuple() | None:
-            return f"shape{shape_literal(value)}"
+            return f"shape{shape_text(value)}"
     raise ValueError(value)
 
 
-def shape_literal(shape: Shape | None) -> str:
+def shape_text(shape: Shape | None) -> str:
     """Return `[?,16]`, or `[...]` for an unknown rank."""
     return "[...]" if shape is None else f"[{','.join('?' if dim is None else str(dim) for dim in shape)}]"
 
 
 def _tensor_text(value: Any) -> str | None:
     if not isinstance(value, np.ndarray):
-        if value.dtype != _BYTES or len(value.string_val) != int(np.prod([d.size for d in value.tensor_shape.dim])):
-            return None
         shape = tuple(dim.size for dim in value.tensor_shape.dim)
-        return f"string{shape_literal(shape)}[{', '.join(json.dumps(one.decode()) for one in value.string_val)}]"
-    head = f"{value.dtype.name}{shape_literal(value.shape)}"
+        if value.dtype != dtypes.STRING or len(value.string_val) != int(np.prod(shape)):
+            return None
+        return f"string{shape_text(shape)}[{', '.join(json.dumps(one.decode()) for one in value.string_val)}]"
+    head = f"{value.dtype.name}{shape_text(value.shape)}"
     if value.size > LONGEST or value.dtype.kind == "c":
         return f'{head} b64"{base64.b64encode(value.tobytes()).decode()}"'
     texts = [str(bool(one)).lower() if value.dtype.kind == "b" else str(one) for one in value.ravel()]
     return f"{head}[{', '.join(texts)}]"
 
 
-def _alike(raw: bytes | PerInstance, wanted: bytes) -> bool:
+def are_alike(raw: bytes | PerInstance, wanted: bytes) -> bool:
     """Tell whether two values are the same; equal tensors may be encoded in several ways."""
     if raw == wanted:
         return True
     if isinstance(raw, PerInstance) or wanted[:1] != b"B" or raw[:1] != b"B":
         return False
     one, other = (proto("AttrValue").FromString(each).tensor for each in (raw, wanted))
-    if one.dtype == _BYTES:
+    if one.dtype == dtypes.STRING:
         return bool(one == other)
     left, right = decode_tensor(one), decode_tensor(other)
     return bool(left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes())
@@ -226,10 +225,10 @@ class Literals:
         count = int(np.prod([dim or 0 for dim in shape], dtype=np.int64))
         if len(items) != count:
             raise GraphError(
-                f"a constant of shape {shape_literal(shape)} has {count} elements, not {len(items)}",
+                f"a constant of shape {shape_text(shape)} has {count} elements, not {len(items)}",
                 hint=SHORTENED,
             )
-        array = np.array(items, object if dtype == _BYTES else dtypes.numpy_dtype(dtype))
+        array = np.array(items, object if dtype == dtypes.STRING else dtypes.numpy_dtype(dtype))
         return array.reshape([dim or 0 for dim in shape])
 
     def _elements(self, dtype: int) -> list[Any]:
@@ -242,7 +241,7 @@ class Literals:
         return items
 
     def _element(self, token: re.Match[str], dtype: int) -> Any:
-        if token["string"] and dtype == _BYTES:
+        if token["string"] and dtype == dtypes.STRING:
             return json.loads(token["string"])
         if token["word"] in ("true", "false"):
             return token["word"] == "true"

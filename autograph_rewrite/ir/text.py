@@ -22,6 +22,7 @@ from autograph_rewrite.ir import devices, dtypes, literals, wire
 from autograph_rewrite.ir.attrs import FunctionName, Shape, decode, decode_shape, decode_tensor
 from autograph_rewrite.ir.fold import PerInstance, Select, Span
 from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Graph, Node, Value
+from autograph_rewrite.ir.literals import shape_text
 from autograph_rewrite.ir.opdefs import find_op
 from autograph_rewrite.ir.protos import proto
 from autograph_rewrite.ir.walk import topological_order
@@ -129,11 +130,6 @@ def static_shape(value: Value) -> Shape | None:
 def type_text(dtype: int, shape: Shape | None) -> str:
     """Return `float32[?,16]`, or `float32` for an unknown rank."""
     return dtypes.dtype_name(dtype) + (shape_text(shape) if shape is not None else "")
-
-
-def shape_text(shape: Shape | None) -> str:
-    """Return `[?,16]`, or `[...]` for an unknown rank."""
-    return "[...]" if shape is None else f"[{','.join('?' if dim is None else str(dim) for dim in shape)}]"
 
 
 def _result(node: Node, shapes: Shapes) -> str:

@@ -23,8 +23,8 @@ from autograph_rewrite.ir import dtypes, resources, serde
 from autograph_rewrite.ir.fold import Span, common_name
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.job import SAME_PLAN, Job, odd_one
+from autograph_rewrite.ir.literals import shape_text
 from autograph_rewrite.ir.quiet import no_garbage_collection
-from autograph_rewrite.ir.text import shape_text
 from autograph_rewrite.ir.verify import Fault, raise_for
 from autograph_rewrite.ir.verify_collectives import collective_faults
 from autograph_rewrite.ir.verify_expanded import Original, job_of, roots_in

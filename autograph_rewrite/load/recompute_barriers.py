@@ -27,8 +27,10 @@ def wait_by_control_edges(graph: Graph) -> int:
     count = 0
     for node in [node for node in graph if node.op == "SelectV2"]:
         gradient = _awaited(node)
-        for add, other in _additions(node.output()) if gradient is not None else ():
-            if gradient is None or add.input_dtypes[0] not in dtypes.INEXACT:
+        if gradient is None:
+            continue
+        for add, other in _additions(node.output()):
+            if add.input_dtypes[0] not in dtypes.INEXACT:
                 continue
             become(add, "Identity", [other], {"T": add.input_dtypes[0]})
             add.add_control(gradient.node)

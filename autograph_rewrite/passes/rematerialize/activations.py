@@ -10,7 +10,7 @@ replicas, outside of loops and branches, one instance for each block. Everything
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from autograph_rewrite.analysis.fact import LOCAL
@@ -117,8 +117,3 @@ def _is_pure(node: Node) -> bool:
 
 def _is_handle(dtype: int) -> bool:
     return dtype in (dtypes.RESOURCE, dtypes.VARIANT, dtypes.STRING) or dtype > dtypes.REF_OFFSET
-
-
-def by_name(nodes: Iterable[Node]) -> Mapping[str, Node]:
-    """Return nodes by their names."""
-    return {node.name: node for node in nodes}

@@ -12,7 +12,6 @@ together with the trigger does not: TensorFlow 2.21 takes it apart, and merges.)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.ir.build import provenance
@@ -25,12 +24,6 @@ SCOPE = "remat"
 FIRST = "no gradient comes before its own: all of it is read as soon as it has been made"
 
 
-@dataclass
-class _Done:
-    segments: list[Segment] = field(default_factory=list)
-    left: list[Left] = field(default_factory=list)
-
-
 def rematerialize(acts: Activations, segments: Sequence[Segment]) -> tuple[Decision, Propagation]:
     """Edit the graph; return what was done, and the placements as they are then.
 
@@ -38,20 +31,22 @@ def rematerialize(acts: Activations, segments: Sequence[Segment]) -> tuple[Decis
         acts: what may be computed again in the graph.
         segments: what is, those of the end of the forward last.
     """
-    graph, done = acts.state.graph, _Done()
+    graph = acts.state.graph
+    done: list[Segment] = []
+    left: list[Left] = []
     for number in reversed(range(len(segments))):
         segment = segments[number]
         nodes = [graph.nodes[name] for name in segment.nodes]
         readers = {node: list(acts.readers(node)) for node in nodes}
         triggers = triggers_of(acts, nodes, {use.node for uses in readers.values() for use in uses})
         if not triggers:
-            done.left.append(Left(segment.nodes[0], FIRST))
+            left.append(Left(segment.nodes[0], FIRST))
             continue
         copies = copy_nodes(graph, nodes, f"{SCOPE}/{number}", triggers)
         for uses in readers.values():
             read_copies(uses, copies)
-        done.segments.append(segment)
-    return Decision(tuple(reversed(done.segments)), tuple(reversed(done.left))), revise(acts.state)
+        done.append(segment)
+    return Decision(tuple(reversed(done)), tuple(reversed(left))), revise(acts.state)
 
 
 def copy_nodes(graph: Graph, nodes: Sequence[Node], scope: str, triggers: Sequence[Node]) -> dict[Node, Node]:
