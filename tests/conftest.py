@@ -13,7 +13,7 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -90,6 +90,15 @@ def certified_rewrites(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
         return plain(*args, **options)
 
     monkeypatch.setattr(pipeline, "rewrite", certified)
+
+
+@pytest.fixture(autouse=True)
+def kept_float_type() -> Iterator[None]:
+    """Let no test leave Keras with another float type to the tests behind it: Keras keeps two of them."""
+    yield
+    keras = sys.modules.get("keras")
+    if keras is not None and hasattr(keras, "config"):
+        assert (keras.config.floatx(), keras.config.dtype_policy().name) == ("float32", "float32")
 
 
 @pytest.fixture(scope="session")

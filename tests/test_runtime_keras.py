@@ -17,6 +17,7 @@ import pytest
 import tensorflow as tf
 
 import autograph_rewrite as ar
+from tests.keras_floats import keras_floats
 
 pytestmark = pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
 
@@ -27,12 +28,8 @@ LAYERS = keras.layers
 @pytest.fixture(autouse=True)
 def _double_precision() -> Iterator[None]:
     """A wrong rule cannot hide behind rounding."""
-    before = keras.config.floatx(), keras.config.dtype_policy()
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")  # which Keras remembers from the first layer that was made in this process
-    yield
-    keras.config.set_floatx(before[0])
-    keras.config.set_dtype_policy(before[1])
+    with keras_floats("float64"):
+        yield
 
 
 def config(mode: str) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from autograph_rewrite.runtime.unbind import unbind
 from tests.corpus import training
 from tests.corpus.configurations import Configuration
 from tests.corpus.program import Built, Program
+from tests.keras_floats import keras_floats
 
 TOLERANCE = {"float64": 1e-9, "float32": 3e-5}
 SEED = 7
@@ -162,13 +163,9 @@ def build(program: Program) -> Built:
     """Build a program, seeded, in its type."""
     import keras
 
-    before = keras.config.floatx()
-    keras.config.set_floatx(program.floats)
     keras.utils.set_random_seed(SEED)
-    try:
+    with keras_floats(program.floats):
         return program.build()
-    finally:
-        keras.config.set_floatx(before)
 
 
 def is_of_program(error: ar.RewriteError) -> bool:

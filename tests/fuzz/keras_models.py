@@ -10,6 +10,7 @@ import numpy as np
 import autograph_rewrite as ar
 from tests.fuzz.optimizers import KERAS, keras_optimizer
 from tests.fuzz.program import Program
+from tests.keras_floats import keras_floats
 
 Results = dict[str, Any]
 
@@ -48,11 +49,7 @@ def _model(program: Program) -> Any:
 
 def run(program: Program, config: dict[str, Any] | None, nudge: float = 0.0) -> Results:
     """Train on one device (no configuration) or on many."""
-    import keras
-
-    before = keras.config.floatx()
-    keras.config.set_floatx("float64")
-    try:
+    with keras_floats("float64"):
         model = _model(program)
         if config is not None:
             model = ar.distribute(model, config)
@@ -64,5 +61,3 @@ def run(program: Program, config: dict[str, Any] | None, nudge: float = 0.0) -> 
         for i, value in enumerate([*model.get_weights(), *map(np.asarray, model.optimizer.variables)]):
             results[f"variable {i}"] = value
         return results
-    finally:
-        keras.config.set_floatx(before)

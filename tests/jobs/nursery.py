@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-TICK = 0.01
+TICK, FLUSH = 0.01, 0.5
 PR_SET_PDEATHSIG = 1
 
 
@@ -169,6 +169,7 @@ def _become(request: Mapping[str, Any]) -> None:
         traceback.print_exc()
     finally:
         sys.stdout.flush()
+        time.sleep(FLUSH)  # as long as Python itself takes to end: others may wait for what gRPC has still to send
         os._exit(code)  # tidying up takes TensorFlow a second
 
 

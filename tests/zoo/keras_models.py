@@ -1,16 +1,16 @@
 """Compiled Keras 3 models: a CNN with batch norm, dropout, clipping and metrics; one with two inputs.
 
-Everything takes its dtype explicitly; `floatx` is changed only while a model is compiled, because losses and
+Everything takes its dtype explicitly; Keras' default is changed only while a model is compiled, because losses and
 metrics that Keras makes itself take their dtype from nowhere else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import keras
+
+from tests.keras_floats import keras_floats
 
 from .case import BuiltModel, Case, Options
 from .data import Input, initial, integers, samples
@@ -19,17 +19,6 @@ from .optimizers import KERAS_OPTIMIZERS
 _REDUCTIONS = {"mean": "sum_over_batch_size", "sum": "sum"}
 _IMAGES = {"tiny": (6, 3, 5, 3), "large": (28, 32, 64, 10)}  # image size, filters, units, classes
 _PAIRS = {"tiny": (4, 7, 3, 5), "large": (64, 20000, 64, 256)}  # features, vocabulary, width, units
-
-
-@contextmanager
-def floatx(dtype: str) -> Iterator[None]:
-    """Set Keras' default float type for a while."""
-    before = keras.config.floatx()
-    keras.config.set_floatx(dtype)
-    try:
-        yield
-    finally:
-        keras.config.set_floatx(before)
 
 
 def _seed_weights(model: Any, options: Options) -> None:
@@ -44,7 +33,7 @@ def build_cnn(options: Options) -> BuiltModel:
     size, filters, units, classes = _IMAGES[options.size]
     dtype = options.dtype
     layers = keras.layers
-    with floatx(dtype):
+    with keras_floats(dtype):
         model = keras.Sequential(
             [
                 keras.Input((size, size, 1), batch_size=options.batch, dtype=dtype),
@@ -77,7 +66,7 @@ def build_two_inputs(options: Options) -> BuiltModel:
     features, vocabulary, width, units = _PAIRS[options.size]
     dtype = options.dtype
     layers = keras.layers
-    with floatx(dtype):
+    with keras_floats(dtype):
         dense_in = keras.Input((features,), batch_size=options.batch, dtype=dtype, name="dense")
         ids_in = keras.Input((3,), batch_size=options.batch, dtype="int32", name="ids")
         bag = layers.GlobalAveragePooling1D(dtype=dtype, name="bag")(
