@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from autograph_rewrite.errors import ConfigError
-from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.ir.quiet import no_garbage_collection
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.normal import normalise_original
 from autograph_rewrite.passes import coverage, pipeline
 from autograph_rewrite.passes.idle import noted, with_idle_settings
-from autograph_rewrite.passes.run import Observer
+from autograph_rewrite.passes.pass_manager import Observer
 from autograph_rewrite.plan import check, own_code
 from autograph_rewrite.plan.chosen import chosen, chosen_config
 from autograph_rewrite.plan.config import Config
@@ -96,14 +95,13 @@ def rewrite(
             serve(member, plan.timeout_seconds)
         if not training:
             plan = plan.without_stages()
-        checker = _checker(plan) if verify_each else None
         own = member.task if member is not None else task or 0
         if not 0 <= own < plan.workers:
             problem = f"there is no worker {own}: the plan has {plan.workers} of them"
             raise ConfigError(problem, hint="workers count from 0; name them all in cluster.workers")
         common = contents_of(flat) if member is not None else b""
         new = pipeline.rewrite(
-            flat, plan, verify=checker, observers=observers, training=training, in_place=True, task=own, batch=batch
+            flat, plan, verify=verify_each, observers=observers, training=training, in_place=True, task=own, batch=batch
         )
         if given is not None and training:
             new = with_idle_settings(new, given, flat)
@@ -123,15 +121,6 @@ def _request(item: GraphItem, config: Config) -> Plan:
     plan = builder_for(config).build(item, config)
     check.require(plan, item)
     return plan
-
-
-def _checker(plan: Plan) -> Any:
-    from autograph_rewrite.ir.verify import check_folded
-
-    def run(graph: Graph) -> None:
-        check_folded(graph, plan.instances_each, plan.all_devices)
-
-    return run
 
 
 def distribute(target: Any, config: ConfigLike | Plan | None = None, *specs: Any, **options: Any) -> Any:

@@ -17,7 +17,7 @@ from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.rules.base import WHOLE
 from autograph_rewrite.ir.attrs import encode
 from autograph_rewrite.ir.graph import Graph
-from autograph_rewrite.passes import pipeline
+from autograph_rewrite.passes import propagation_passes
 from tests.preprocessing_layers import IMAGE, LAYERS, Layer
 
 TWO = {"devices": ["CPU:0", "CPU:1"], "strategy": {"name": "AllReduce", "variables": "mirrored"}}
@@ -41,14 +41,13 @@ Step = Callable[..., Any]
 def propagated(monkeypatch: pytest.MonkeyPatch) -> list[Propagation]:
     """Return the placements of each graph that is rewritten from now on."""
     found: list[Propagation] = []
-    plain = pipeline.analyse
+    plain = propagation_passes.edges.resolve
 
-    def analyse(*args: Any, **options: Any) -> Any:
-        state, outputs = plain(*args, **options)
+    def resolve(plan: Any, state: Propagation, *args: Any) -> Any:
         found.append(state)
-        return state, outputs
+        return plain(plan, state, *args)
 
-    monkeypatch.setattr(pipeline, "analyse", analyse)
+    monkeypatch.setattr(propagation_passes.edges, "resolve", resolve)
     return found
 
 
@@ -134,7 +133,7 @@ def test_words_that_are_handled_whole_are_put_into_rows_whole(
     propagated: list[Propagation], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Numbers of rows of a block must not meet words of the batch."""
-    plain = pipeline.mark_rows_apart
+    plain = propagation_passes.mark_rows_apart
 
     def mark(graph: Graph) -> None:
         plain(graph)
@@ -143,7 +142,7 @@ def test_words_that_are_handled_whole_are_put_into_rows_whole(
                 node.set_raw_attr(WHOLE, encode("bool", True))
 
     one = trained("TextVectorization", None)
-    monkeypatch.setattr(pipeline, "mark_rows_apart", mark)
+    monkeypatch.setattr(propagation_passes, "mark_rows_apart", mark)
     for found, expected in zip(trained("TextVectorization", TWO), one, strict=True):
         np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-5)
     assert "StringSplitV2" in read_whole(propagated[-1])

@@ -20,11 +20,17 @@ from autograph_rewrite.ir.claims import Claims
 from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Span
 from autograph_rewrite.ir.walk import topological_order
 
-BEHIND = frozenset(("loop", "place", "hand over"))
+BEHIND = frozenset(("loop", "place", "hand over", "expand"))
 """Passes behind which the graph is no longer compared: what they do is checked by `ir.verify` and by execution."""
 
-UNORDERED = frozenset(("reshard", "guard", "merge", "serve"))
+UNORDERED = frozenset(
+    ("reshard", "digests", "decorrelate", "block shapes", "state", "guard", "averages", "merge", "serve")
+)
 """Passes behind which a read may not wait yet where it comes before a write: 'order reads' puts lost edges back."""
+
+
+UNMERGED = UNORDERED - {"merge", "serve"}
+"""Passes behind which an output may still have an instance for each replica."""
 
 
 class Certificate:
@@ -135,7 +141,7 @@ class Certificate:
             sample = Sample(claims, dict(self._baseline.types), dict(self._baseline.same), batch)
             simulation = Simulation(self._baseline, sample, order)
             simulation.run()
-            if after not in ("reshard", "guard"):
+            if after not in UNMERGED:
                 simulation.outputs(graph.anchors)
             self.not_covered |= simulation.not_covered
 

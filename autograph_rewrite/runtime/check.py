@@ -7,15 +7,13 @@ item ─┬─ original ──► session ─┐   same initial values, same fee
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from autograph_rewrite.certify.certificate import Certificate
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.ir.graph import Graph
-from autograph_rewrite.ir.verify import check_folded
 from autograph_rewrite.ir.verify_expanded import check_expanded
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.normal import normalise_original
@@ -75,7 +73,7 @@ def verify(
     single, values = unbind(item)
     flat = normalise_original(single)
     asked = _plan(flat, config_or_plan)
-    fitting = [fit_together(flat, asked, _checker(asked))] if len(asked.processes) > 1 else []
+    fitting = [fit_together(flat, asked)] if len(asked.processes) > 1 else []
     fitting += [f"the stages of {asked.workers} processes were run in one"] if asked.stage_hosts else []
     plan = in_one_process(asked)
     original, seeded = _with_seeds(single, flat, seed)
@@ -83,7 +81,7 @@ def verify(
     certificate = Certificate()
 
     def rewrite(with_plan: Plan) -> GraphItem:
-        rewritten = pipeline.rewrite(flat, with_plan, verify=_checker(plan), certificate=certificate, batch=batch)
+        rewritten = pipeline.rewrite(flat, with_plan, verify=True, certificate=certificate, batch=batch)
         check_expanded(rewritten.graph_bytes, flat, plan.all_devices, micro=plan.microbatches)
         return rewritten
 
@@ -104,13 +102,6 @@ def verify(
     notes = (*fitting, *_semantics_notes(plan), *seeded, *uncertain, *report.notes)
     report = replace(report, config=_described(asked), batch=size, notes=notes, seconds=time.perf_counter() - began)
     return replace(report, covered=covered)
-
-
-def _checker(plan: Plan) -> Callable[[Graph], None]:
-    def check(graph: Graph) -> None:
-        check_folded(graph, plan.instances_each, plan.all_devices)
-
-    return check
 
 
 def compare(

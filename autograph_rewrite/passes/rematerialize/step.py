@@ -19,7 +19,6 @@ from autograph_rewrite.passes.rematerialize.decide import segments_of
 from autograph_rewrite.passes.rematerialize.decision import Decision, Left
 from autograph_rewrite.passes.rematerialize.policies import parts_of
 from autograph_rewrite.passes.rematerialize.rewrite import rematerialize
-from autograph_rewrite.passes.run import Run
 from autograph_rewrite.plan.parts import STEP, Remat
 from autograph_rewrite.plan.plan import Plan
 
@@ -29,30 +28,20 @@ NOTHING = "nothing is computed again: no gradient reads what this policy would c
 
 
 def recompute(
-    run: Run, state: Propagation, plan: Plan, outputs: Sequence[Value], variables: Mapping[str, Variable]
-) -> Propagation:
-    """Edit the graph as `plan.remat` says, if it says anything; return the placements as they are then.
+    remat: Remat, state: Propagation, plan: Plan, outputs: Sequence[Value], variables: Mapping[str, Variable]
+) -> tuple[Decision, Propagation]:
+    """Edit the graph as `remat` says; return what is computed again, and the placements as they are then.
 
     Args:
-        run: is told what was done.
+        remat: what is asked.
         state: the placements.
-        plan: what is asked.
+        plan: the request.
         outputs: values that the outside reads.
         variables: of the item.
 
     Raises:
         PlanError: the plan names what the graph does not have, or nothing tells the loss from its gradients.
     """
-    if plan.remat is None:
-        return state
-    with run.step("rematerialize"):
-        run.recomputed, state = _recompute(plan.remat, state, plan, outputs, variables)
-    return state
-
-
-def _recompute(
-    remat: Remat, state: Propagation, plan: Plan, outputs: Sequence[Value], variables: Mapping[str, Variable]
-) -> tuple[Decision, Propagation]:
     graph = state.graph
     resolved = edges.resolve(plan, state, outputs, variables)
     trained = [graph.value(edge.value).node for edge in resolved.edges if edge.owner != STEP]

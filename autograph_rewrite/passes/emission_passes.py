@@ -1,0 +1,114 @@
+"""The last passes: devices, an instance for each replica, and the account of the rewrite.
+
+complete folded graph ──place──► Instances ──expand──► bytes of the finished graph
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+from autograph_rewrite.analysis.propagate import Propagation
+from autograph_rewrite.ir.graph import Span
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.passes.batch import named_groups, own_inputs
+from autograph_rewrite.passes.context import Context
+from autograph_rewrite.passes.conversion_passes import Merged
+from autograph_rewrite.passes.digests import digest_names
+from autograph_rewrite.passes.expand import Instances, expand
+from autograph_rewrite.passes.held import held_bytes
+from autograph_rewrite.passes.layout import Layout
+from autograph_rewrite.passes.pass_manager import Pass
+from autograph_rewrite.passes.place import run_devices
+from autograph_rewrite.passes.place_instances import place_instances
+from autograph_rewrite.passes.propagation_passes import Resolved, Sharded
+from autograph_rewrite.passes.rematerialize.decision import Decision
+from autograph_rewrite.passes.report import Note, Report
+from autograph_rewrite.passes.reshard import Reshard
+from autograph_rewrite.passes.rewriting import Rewrite
+from autograph_rewrite.passes.stages import Stages
+
+MEETING = "all micro-batches meet before it, and what each has made so far is kept until then"
+OTHER_SIZE = "its static size is not that of the batch, so every replica has all of it"
+
+
+@dataclass(frozen=True)
+class Expanded:
+    """The finished graph, as an encoded GraphDef."""
+
+    data: bytes
+
+
+def _place(rewrite: Rewrite) -> None:
+    stages = rewrite.get(Stages) if rewrite.has(Stages) else None
+    rewrite.put(place_instances(rewrite.get(Context), stages))
+
+
+def _expand(rewrite: Rewrite) -> None:
+    common = rewrite.get(Merged).common & set(rewrite.graph)
+    rewrite.put(Expanded(expand(rewrite.graph, rewrite.get(Instances), set(common))))
+
+
+PLACE = Pass("place", _place, needs=(Context,), gives=(Instances,))
+EXPAND = Pass("expand", _expand, needs=(Merged, Instances), gives=(Expanded,))
+EMISSION = (PLACE, EXPAND)
+
+
+def finished(rewrite: Rewrite) -> GraphItem:
+    """Return the distributed item of a rewrite that has run every pass."""
+    item, task, state = rewrite.item, rewrite.task, rewrite.get(Propagation)
+    variables = rewrite.get(Sharded).variables if rewrite.has(Sharded) else item.variables
+    return item.with_(
+        graph=None,
+        data=rewrite.get(Expanded).data,
+        report=_report(rewrite),
+        layout=_layout(rewrite),
+        inputs=own_inputs(item, rewrite.plan, state, task),
+        variables=variables,
+    )
+
+
+def _report(rewrite: Rewrite) -> Report:
+    graph, item, plan, job = rewrite.graph, rewrite.item, rewrite.plan, rewrite.job
+    resolved, context, instances = rewrite.get(Resolved), rewrite.get(Context), rewrite.get(Instances)
+    recomputed = rewrite.get(Decision) if rewrite.has(Decision) else Decision()
+    each = sum(1 for node in graph if node.span is Span.EACH)
+    notes = [*resolved.notes, *(Note(*one) for one in (*item.notes, *recomputed.notes))]
+    notes += [Note(info.name, "input", OTHER_SIZE) for info in resolved.shared]
+    notes += [Note(node.name, node.op, MEETING) for node in instances.order.meetings]
+    return Report(
+        replace(plan, devices=job.devices, mode=job.mode, mesh=job.mesh, variables=rewrite.asked),
+        tuple(rewrite.records),
+        tuple(notes),
+        rewrite.nodes_before,
+        len(graph),
+        len(graph) + each * (len(instances) - 1),
+        time.perf_counter() - rewrite.began,
+        tuple(one.named() for one in context.compressed),
+        task=rewrite.request.task,
+        digests=digest_names(graph),
+        homes=context.served.homes,
+        held=held_bytes(graph, item.variables, run_devices(plan, rewrite.task)),
+        batches=named_groups(rewrite.get(Reshard).groups, item, rewrite.get(Propagation), resolved.shared),
+        inexact=resolved.inexact,
+        covered=resolved.covered,
+        recomputed=recomputed,
+    )
+
+
+def _layout(rewrite: Rewrite) -> Layout:
+    plan, context = rewrite.plan, rewrite.get(Context)
+    instances, merged = rewrite.get(Instances), rewrite.get(Merged)
+    return Layout(
+        rewrite.graph,
+        set(merged.common & set(rewrite.graph)),
+        merged.spread,
+        context.aliases,
+        len(instances),
+        rewrite.feeds,
+        moved=merged.moved,
+        partial=context.processes > 1,
+        micro=instances.micro,
+        hidden=plan.looped,
+        interleaved=plan.interleaved,
+    )

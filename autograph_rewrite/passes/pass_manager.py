@@ -1,0 +1,87 @@
+"""Passes as values, and what happens around each: conditions, timing, verification, observers, the certificate.
+
+PIPELINE = (Pass("propagate", propagate, gives=(Propagation,)), Pass("loop", roll, when=is_looped), ...)
+run_passes(rewrite, PIPELINE)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from autograph_rewrite.errors import add_note
+from autograph_rewrite.ir.graph import Graph
+from autograph_rewrite.ir.verify import check_folded
+from autograph_rewrite.passes.report import PassRecord
+from autograph_rewrite.passes.rewriting import Rewrite
+
+Observer = Callable[[str, Graph], None]
+"""Called after each pass with its name and the folded graph."""
+
+
+def always(rewrite: Rewrite) -> bool:
+    """Run the pass in every rewrite."""
+    return True
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass.
+
+    Attributes:
+        name: what messages, records and the provenance of nodes call it.
+        run: edits the graph, or finds something about it.
+        when: whether it has anything to do in a rewrite; what it has not run for stands in no record.
+        needs: results of other passes that it reads.
+        gives: results that it leaves.
+    """
+
+    name: str
+    run: Callable[[Rewrite], None]
+    when: Callable[[Rewrite], bool] = always
+    needs: tuple[type, ...] = ()
+    gives: tuple[type, ...] = ()
+
+
+def run_passes(
+    rewrite: Rewrite, passes: Sequence[Pass], *, verify: bool = False, observers: Sequence[Observer] = ()
+) -> None:
+    """Run passes in their order.
+
+    Args:
+        rewrite: what they edit.
+        passes: those that have something to do are run.
+        verify: check the graph's invariants after each one that has edited it.
+        observers: called after each one.
+
+    Raises:
+        RewriteError: one of them refuses; a note says which.
+    """
+    verified = -1  # the graph's edits when it was verified last
+    for one in passes:
+        if one.when(rewrite):
+            verified = _run(rewrite, one, verified if verify else None)
+            for observe in observers:
+                observe(one.name, rewrite.graph)
+            if rewrite.request.certificate is not None:
+                rewrite.request.certificate.check(one.name, rewrite.graph)
+
+
+def _run(rewrite: Rewrite, one: Pass, verified: int | None) -> int:
+    """Run one pass; return the edits of the graph that was verified last. Provenance and errors name the pass."""
+    graph = rewrite.graph
+    before, graph.current_pass, began = len(graph), one.name, time.perf_counter()
+    try:
+        one.run(rewrite)
+        if verified is not None and graph.edits != verified:
+            check_folded(graph, rewrite.instances, rewrite.job.all_devices)
+            verified = graph.edits
+    except Exception as error:
+        add_note(error, f"while running pass '{one.name}'")
+        raise
+    finally:
+        graph.current_pass = ""
+    delta = len(graph) - before
+    rewrite.records.append(PassRecord(one.name, time.perf_counter() - began, max(delta, 0), max(-delta, 0)))
+    return -1 if verified is None else verified

@@ -1,0 +1,250 @@
+"""The passes up to the plan: parts of the batch, shards of variables, placements, and what follows from them.
+
+    own-parts ► prune ► partition ► propagate ► cut draws ► decompose ► cut ► rematerialize ► resolve
+
+From `propagate` on every value has a placement; nothing is converted before `resolve` has listed every edge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autograph_rewrite.analysis import cut
+from autograph_rewrite.analysis.once import mark_whole
+from autograph_rewrite.analysis.own import block_statistics, mark_statistics
+from autograph_rewrite.analysis.propagate import Propagation, notes, revise
+from autograph_rewrite.analysis.rows import choose_gathers
+from autograph_rewrite.errors import PassError
+from autograph_rewrite.item import TensorInfo, Variable
+from autograph_rewrite.passes import edges
+from autograph_rewrite.passes.agreed import agreed
+from autograph_rewrite.passes.batch import batch_values, shared_by_size
+from autograph_rewrite.passes.before_branches import copy_before_branches
+from autograph_rewrite.passes.compress_choice import left_out
+from autograph_rewrite.passes.coverage import Coverage, with_coverage
+from autograph_rewrite.passes.cut_draws import cut_draws
+from autograph_rewrite.passes.decompose import decompose
+from autograph_rewrite.passes.divided import coverage_of
+from autograph_rewrite.passes.localize_indices import localize_indices
+from autograph_rewrite.passes.may_segment import propagate_parts
+from autograph_rewrite.passes.order_accesses import AccessOrder, access_order
+from autograph_rewrite.passes.own_parts import take_own_parts
+from autograph_rewrite.passes.partition import by_shards, partition, shard_variables
+from autograph_rewrite.passes.pass_manager import Pass
+from autograph_rewrite.passes.place import run_devices, within_reach
+from autograph_rewrite.passes.prune import prune
+from autograph_rewrite.passes.rematerialize.decision import Decision
+from autograph_rewrite.passes.rematerialize.step import recompute
+from autograph_rewrite.passes.report import Note
+from autograph_rewrite.passes.required import require_training
+from autograph_rewrite.passes.rewriting import Rewrite
+from autograph_rewrite.passes.rows_apart import mark_rows_apart
+from autograph_rewrite.plan.plan import Plan
+
+MAX_DECOMPOSITIONS = 8
+OF_PARTS = "statistics of each part of the batch, not of the whole (semantics.batch_norm: local)"
+IDLE = "semantics.batch_norm is local, and nothing in this graph is a batch normalisation to which that applies"
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """The item's variables as the outside knows them, those in shards among them."""
+
+    variables: Mapping[str, Variable]
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What is known of the step before anything is converted.
+
+    Attributes:
+        notes: what costs speed.
+        inexact: what is another quantity than on one device.
+        shared: batch inputs that every replica has all of.
+        covered: how much of the step is divided.
+    """
+
+    notes: tuple[Note, ...]
+    inexact: tuple[Note, ...]
+    shared: tuple[TensorInfo, ...]
+    covered: Coverage
+
+
+def _own_parts(rewrite: Rewrite) -> None:
+    rewrite.item = take_own_parts(rewrite.graph, rewrite.item, rewrite.plan, rewrite.task)
+
+
+def _has_whole_inputs(rewrite: Rewrite) -> bool:
+    return any(given.whole for given in rewrite.plan.batch_inputs)
+
+
+def _prune(rewrite: Rewrite) -> None:
+    prune(rewrite.graph, rewrite.roots)
+    rewrite.put(access_order(rewrite.graph, rewrite.targets))
+
+
+def _within_reach(rewrite: Rewrite) -> None:
+    rewrite.plan = within_reach(rewrite.plan, rewrite.task)
+
+
+def _has_captures(rewrite: Rewrite) -> bool:
+    return any(variable.captured for variable in rewrite.item.variables.values())
+
+
+def _partition(rewrite: Rewrite) -> None:
+    item, rewrite.plan = partition(rewrite.graph, rewrite.item, rewrite.plan)
+    rewrite.put(Sharded(item.variables))
+    rewrite.item = item.with_(variables=shard_variables(item.variables))
+
+
+def _has_shards(rewrite: Rewrite) -> bool:
+    return any(request.sizes for request in rewrite.plan.variables)
+
+
+def _propagate(rewrite: Rewrite) -> None:
+    mark_rows_apart(rewrite.graph)
+    batch, static = batch_values(rewrite.graph, rewrite.item, rewrite.plan)
+    rewrite.put(propagate_parts(rewrite.graph, batch, static, rewrite.plan))
+
+
+def _cut_draws(rewrite: Rewrite) -> None:
+    rewrite.put(cut_draws(rewrite.get(Propagation)))
+
+
+def _mark_statistics(rewrite: Rewrite) -> None:
+    rewrite.put(mark_statistics(rewrite.get(Propagation), rewrite.plan.instances))
+
+
+def _has_local_statistics(rewrite: Rewrite) -> bool:
+    """Replicas alone divide fused batch norms only."""
+    return rewrite.plan.semantics.batch_norm == "local" and rewrite.plan.microbatches > 1
+
+
+def _localize_indices(rewrite: Rewrite) -> None:
+    state = rewrite.get(Propagation)
+    if localize_indices(rewrite.graph, state):
+        rewrite.put(revise(state))
+
+
+def _has_micro_batches(rewrite: Rewrite) -> bool:
+    return rewrite.plan.microbatches > 1
+
+
+def _decompose(rewrite: Rewrite) -> None:
+    for _ in range(MAX_DECOMPOSITIONS):
+        state = rewrite.get(Propagation)
+        marked = [node for node, answer in state.answers.items() if answer.decompose]
+        if not marked:
+            return
+        decompose(
+            rewrite.graph,
+            marked,
+            facts=state.facts,
+            looped=state.looped,
+            local_batch_norm=rewrite.plan.semantics.batch_norm == "local",
+            replicas=rewrite.plan.instances,
+            batch=state.semantics.batch,
+        )
+        rewrite.put(revise(state))
+    if _mixes_examples(rewrite):
+        node = next(node for node, answer in rewrite.get(Propagation).answers.items() if answer.decompose)
+        raise PassError(f"op {node.op} still mixes examples after it was decomposed", node=node)
+
+
+def _mixes_examples(rewrite: Rewrite) -> bool:
+    return any(answer.decompose for answer in rewrite.get(Propagation).answers.values())
+
+
+def _cut(rewrite: Rewrite) -> None:
+    graph, plan, outputs = rewrite.graph, rewrite.plan, rewrite.outputs
+    state, crosses = rewrite.get(Propagation), bool(plan.homes) and len(plan.processes) > 1
+    reduced = by_shards(cut.choose(state, outputs, unconditionally=crosses), outputs)
+    if reduced:
+        state = revise(state, reduced=reduced)
+    if _share_a_device(plan) and not plan.compresses and not plan.homes and mark_whole(state, plan.instances):
+        state = revise(state)
+    gathered = choose_gathers(state, outputs)
+    if gathered:
+        state = revise(state, reduced=gathered)
+    if crosses and (copies := copy_before_branches(graph, state)):
+        state = revise(state)
+        state = revise(state, reduced=[graph.nodes[name].output() for name in copies])
+    rewrite.put(state)
+
+
+def _share_a_device(plan: Plan) -> bool:
+    """Return whether all replicas run on one device."""
+    if plan.microbatches > 1:  # a gradient of the whole batch would keep the activations of all micro-batches
+        return False
+    return len(plan.processes) == 1 and plan.replicas > 1 and len(set(run_devices(plan))) == 1
+
+
+def _rematerialize(rewrite: Rewrite) -> None:
+    assert rewrite.plan.remat is not None
+    decision, state = recompute(
+        rewrite.plan.remat, rewrite.get(Propagation), rewrite.plan, rewrite.outputs, rewrite.item.variables
+    )
+    rewrite.put(decision)
+    rewrite.put(state)
+
+
+def _is_recomputed(rewrite: Rewrite) -> bool:
+    return rewrite.plan.remat is not None
+
+
+def _require(rewrite: Rewrite) -> None:
+    state = rewrite.get(Propagation)
+    found = notes(state)
+    if rewrite.plan.semantics.strict and found:
+        node, text = found[0]
+        raise PassError(
+            f"{len(found)} ops have no rule, the first is {node.op} '{node.name}': {text}",
+            hint="set semantics.strict to false to run them whole, which is correct but slower",
+        )
+    if rewrite.request.training:
+        require_training(rewrite.graph, rewrite.item, state)
+
+
+def _resolve(rewrite: Rewrite) -> None:
+    state, item = rewrite.get(Propagation), rewrite.item
+    shared = tuple(shared_by_size(item, rewrite.plan, state))
+    inexact = tuple(Note(node.name, node.op, OF_PARTS) for node in block_statistics(state))
+    found = [Note(node.name, node.op, text) for node, text in notes(state)]
+    if rewrite.plan.semantics.batch_norm == "local" and not inexact:
+        found.append(Note("semantics.batch_norm", "local", IDLE))
+    resolved = edges.resolve(rewrite.plan, state, rewrite.outputs, item.variables)
+    plan = agreed(rewrite.plan, resolved, state, item.with_(graph=rewrite.graph))
+    found += left_out(plan, state, item.variables)
+    stages = plan.pipeline.stages if plan.pipeline is not None else 1
+    covered = coverage_of(plan, state, item, parts=rewrite.job.replicas * stages, batch=rewrite.request.batch)
+    rewrite.plan = with_coverage(plan, covered)
+    rewrite.put(Resolved(tuple(found), inexact, shared, covered))
+
+
+ANALYSIS = (
+    Pass("propagate", _propagate, gives=(Propagation,)),
+    Pass("cut draws", _cut_draws, needs=(Propagation,), gives=(Propagation,)),
+    Pass("local statistics", _mark_statistics, _has_local_statistics, (Propagation,), (Propagation,)),
+    Pass("local indices", _localize_indices, _has_micro_batches, (Propagation,), (Propagation,)),
+    Pass("decompose", _decompose, _mixes_examples, (Propagation,), (Propagation,)),
+    Pass("cut", _cut, needs=(Propagation,), gives=(Propagation,)),
+    Pass("rematerialize", _rematerialize, _is_recomputed, (Propagation,), (Propagation, Decision)),
+)
+"""From a graph to its placements."""
+
+WITHIN_REACH = Pass("within reach", _within_reach, _has_captures)
+REQUIRE = Pass("require", _require, needs=(Propagation,))
+"""What a rewrite refuses, and a plan may still say."""
+
+PROPAGATION = (
+    Pass("own-parts", _own_parts, _has_whole_inputs),
+    Pass("prune", _prune, gives=(AccessOrder,)),
+    WITHIN_REACH,
+    Pass("partition", _partition, _has_shards, gives=(Sharded,)),
+    *ANALYSIS,
+    REQUIRE,
+    Pass("resolve", _resolve, needs=(Propagation,), gives=(Resolved,)),
+)
+PLANNING = tuple(one for one in PROPAGATION if one not in (WITHIN_REACH, REQUIRE))
+"""From a graph to its plan: variables stay on the devices that the plan names."""
