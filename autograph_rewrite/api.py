@@ -46,7 +46,7 @@ def build_plan(item: GraphItem, config: ConfigLike | None = None, *, batch: int 
         if isinstance(given, Plan):
             raise ConfigError("this is a plan already", hint="pass it to ar.rewrite or ar.distribute")
         used = given if given.workers > 1 else in_job(given)[0]
-        return noted(pipeline.resolve(flat, _request(flat, used), batch), used, flat)
+        return noted(pipeline.resolve(flat, request(flat, used), batch), used, flat)
 
 
 def rewrite(
@@ -90,7 +90,7 @@ def rewrite(
             member = in_job(Config())[1] if task is None and plan.workers > 1 else None
         else:
             given, member = in_job(config) if task is None else (config, None)
-            plan = _request(flat, given)
+            plan = request(flat, given)
         if member is not None and not member.is_worker:
             serve(member, plan.timeout_seconds)
         if not training:
@@ -112,7 +112,12 @@ def rewrite(
         return new.with_(report=replace(new.report, member=member, contents=common, covered=covered))
 
 
-def _request(item: GraphItem, config: Config) -> Plan:
+def request(item: GraphItem, config: Config) -> Plan:
+    """Return the plan of a strategy for a normalised item, without the edges that follow from it.
+
+    Raises:
+        PlanError: it does not fit the graph.
+    """
     from autograph_rewrite.runtime.devices import present_devices
     from autograph_rewrite.strategies import builder_for
 

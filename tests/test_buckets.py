@@ -109,7 +109,7 @@ def test_no_member_of_a_bucket_waits_for_another_in_any_model(case: Case) -> Non
     needy: list[str] = []
 
     def observe(step: str, graph: Graph) -> None:
-        for members in buckets if step == "resolve" else ():
+        for members in buckets if step == "resolve-plan" else ():
             values = [graph.value(edge.value) for edge in members]
             for value in values:
                 waiting = descendants(reader for reader, _ in value.uses)  # also by the back edges of loops

@@ -54,4 +54,4 @@ def test_a_refusal_names_the_node_its_op_and_the_pass() -> None:
     kind = next(one for one in KINDS if one.__name__ == "update_dropped")
     row = judge(Mistake(Draw("mlp", "sgd", "shared2"), kind), run_refused=False)
     assert row["verdict"] == "not run"
-    assert "behind order reads" in row["refused"]
+    assert "behind order-accesses" in row["refused"]

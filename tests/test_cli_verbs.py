@@ -180,22 +180,22 @@ def test_rewrite_keeps_what_every_pass_left_behind(call: Call, folder: Path) -> 
     assert [stem[:2] for stem in stems] == [f"{i:02}" for i in range(1, len(stems) + 1)]
     assert stems[-1].endswith("_expand")
     assert (folder / "passes" / f"{stems[-1]}.pb").read_bytes() == (folder / "new.pb").read_bytes()
-    reshard = next(stem for stem in stems if stem.endswith("_reshard"))
+    reshard = next(stem for stem in stems if stem.endswith("_insert-reshards"))
     assert " each" in (folder / "passes" / f"{reshard}.txt").read_text()
     folded = serde.from_bytes((folder / "passes" / f"{reshard}.pb").read_bytes())
     assert any(node.attr("_autograph_span") == b"each" for node in folded)
-    assert json.loads((folder / "passes" / f"{reshard}.json").read_text())["pass"] == "reshard"
+    assert json.loads((folder / "passes" / f"{reshard}.json").read_text())["pass"] == "insert-reshards"
     assert Plan.load("plan.yaml").edges
     assert {name for name in files(folder) if name.startswith(".")} == set()
 
 
 def test_rewrite_prints_what_each_pass_changes(call: Call) -> None:
     _, out, _ = call("rewrite item.ar --config config.yaml -o new.pb --print-changed")
-    assert re.search(r"^== after reshard: \d+ of \d+ nodes changed$", out, re.MULTILINE)
-    assert re.search(r"^\+ %.* each  # reshard for x$", out, re.MULTILINE)
+    assert re.search(r"^== after insert-reshards: \d+ of \d+ nodes changed$", out, re.MULTILINE)
+    assert re.search(r"^\+ %.* each  # insert-reshards for x$", out, re.MULTILINE)
     _, out, err = call("rewrite item.ar --config config.yaml -o new.pb --print-changed --json")
     assert json.loads(out)["replicas"] == 2
-    assert "== after reshard" in err
+    assert "== after insert-reshards" in err
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ EDGES = (
 def rewritten(edges: tuple[EdgePlan, ...] = EDGES, notes: tuple[Note, ...] = ()) -> GraphItem:
     """Return the mirrored regression with a report, as `ar.rewrite` would."""
     plan = Plan(DEVICES, "mirrored", edges=edges)
-    passes = (PassRecord("propagate", 0.25, 0, 0), PassRecord("reshard", 0.5, 7, 0), PassRecord("propagate", 0.5, 0, 0))
+    passes = (PassRecord("propagate", 0.25, 0, 0), PassRecord("insert-reshards", 0.5, 7, 0), PassRecord("propagate", 0.5, 0, 0))
     return mirrored().with_(report=Report(plan, passes, notes, 18, 20, 41, 1.5))
 
 
@@ -78,7 +78,7 @@ def test_sizes_are_readable(count: int, text: str) -> None:
 def test_every_node_knows_why_it_is_there() -> None:
     item = rewritten()
     reduce = why(item, "replica_1/gradient/all_reduce")
-    assert (reduce.made_by, reduce.origin) == ("reshard", "gradient")
+    assert (reduce.made_by, reduce.origin) == ("insert-reshards", "gradient")
     assert reduce.edges[0].reason == "update reads it"
     assert "edges[0] of the plan: gradient partial(sum) -> replicated by collective_reduce, for variable 'w'" in str(
         reduce

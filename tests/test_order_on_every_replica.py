@@ -70,7 +70,7 @@ def folded(item: Any, config: Mapping[str, Any]) -> Graph:
     found: list[Graph] = []
 
     def observe(name: str, graph: Graph) -> None:
-        if name == "order reads":
+        if name == "order-accesses":
             found.append(graph.clone())
 
     flat = normalise(item)

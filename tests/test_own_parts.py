@@ -52,7 +52,7 @@ def test_what_reads_the_iterator_reads_the_part() -> None:
     new = ar.rewrite(item_of(), CLUSTER, task=1)
     readers = {use.node.name for use in new.graph.nodes["next"].output().uses}
     assert {name for name in readers if "own_part" not in name} <= {"next/own_part"}
-    assert new.graph.nodes["next/own_part"].attr("_autograph_pass") in (b"own-parts", "own-parts")
+    assert new.graph.nodes["next/own_part"].attr("_autograph_pass") in (b"slice-batch-inputs", "slice-batch-inputs")
 
 
 def test_the_part_is_resolved_alike_for_all_processes() -> None:

@@ -47,7 +47,7 @@ def test_what_the_pass_makes_of_a_variable_and_its_slot():
     item = regression()
     graph = item.graph.clone()
     graph.anchors["output loss"] = graph.value("loss")
-    graph.current_pass = "partition"
+    graph.current_pass = "shard-variables"
     plan = ar.build_plan(item, config(cut("w")))
     sharded, inner = partition(graph, item, plan)
 

@@ -36,6 +36,7 @@ VERBS = {
     "explain": "say in sentences what a rewrite does, what is divided and what runs whole",
     "why": "say which pass, source node and plan line made a node",
     "comm": "list the collectives: members, order, bytes per step",
+    "opt": "run chosen passes on a graph and print what they leave, with placements",
     "verify": "check a rewrite numerically against the single-device graph",
     "simulate": "predict step time, memory and communication",
     "run": "run a script under a configuration",

@@ -22,7 +22,7 @@ from autograph_rewrite.plan.plan import Plan
 GRAPH_FORMS = (".ar", ".pb", ".pbtxt")
 PLAN_FORMS = (".yaml", ".yml", ".json", ".pb", ".binpb")
 CONFIG_HELP = "a YAML configuration, or the name of a shipped one (all_reduce, fsdp, ...)"
-GRAPH_HELP = "a .pb, .pbtxt, .meta or .ar file, or a SavedModel directory"
+GRAPH_HELP = "a .pb, .pbtxt, .meta, .ar or .txt (`dump --full`) file, or a SavedModel directory"
 
 
 def add_graph(parser: argparse.ArgumentParser) -> None:
@@ -76,13 +76,13 @@ def load_graph(args: argparse.Namespace, path: str | None = None) -> GraphItem:
     )
 
 
-def add_config(parser: argparse.ArgumentParser, *, plan: bool = False) -> None:
+def add_config(parser: argparse.ArgumentParser, *, plan: bool = False, required: bool = True) -> None:
     """Declare `--config`, or the choice of `--config` and `--plan`."""
     if not plan:
         parser.add_argument("--config", metavar="CONFIG", required=True, help=CONFIG_HELP)
         add_allow_code(parser)
         return
-    group = parser.add_mutually_exclusive_group(required=True)
+    group = parser.add_mutually_exclusive_group(required=required)
     group.add_argument("--config", metavar="CONFIG", help=CONFIG_HELP)
     group.add_argument("--plan", metavar="PLAN", help="a plan that `plan -o` wrote")
     add_allow_code(parser)

@@ -27,6 +27,7 @@ from autograph_rewrite.tools.common import (
     write_item,
 )
 from autograph_rewrite.tools.launcher_script import at_least
+from autograph_rewrite.tools.reproducer import reproducible
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,9 +59,10 @@ def run(args: argparse.Namespace) -> int:
         plan_out = stack.enter_context(_plan_file(args.plan_out))
         snapshots = stack.enter_context(_snapshots(args.dump_dir))
         observers += [] if snapshots is None else [snapshots]
-        new = rewrite(
-            item, chosen, verify_each=not args.no_verify, observers=observers, task=args.task, batch=args.batch
-        )
+        with reproducible(item, chosen, args.task or 0):
+            new = rewrite(
+                item, chosen, verify_each=not args.no_verify, observers=observers, task=args.task, batch=args.batch
+            )
         write_item(new, out)
         if plan_out is not None:
             new.report.plan.save(plan_out)

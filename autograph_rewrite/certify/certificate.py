@@ -20,16 +20,26 @@ from autograph_rewrite.ir.claims import Claims
 from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Span
 from autograph_rewrite.ir.walk import topological_order
 
-BEHIND = frozenset(("loop", "place", "hand over", "expand"))
+BEHIND = frozenset(("roll-loop", "assign-devices", "delegate-to-chief", "expand"))
 """Passes behind which the graph is no longer compared: what they do is checked by `ir.verify` and by execution."""
 
 UNORDERED = frozenset(
-    ("reshard", "digests", "decorrelate", "block shapes", "state", "guard", "averages", "merge", "serve")
+    (
+        "insert-reshards",
+        "exchange-digests",
+        "decorrelate-randomness",
+        "localize-shapes",
+        "declare-state",
+        "pad-empty-blocks",
+        "sequential-averages",
+        "merge-instances",
+        "parameter-servers",
+    )
 )
-"""Passes behind which a read may not wait yet where it comes before a write: 'order reads' puts lost edges back."""
+"""Passes behind which a read may not wait yet where it comes before a write: 'order-accesses' puts lost edges back."""
 
 
-UNMERGED = UNORDERED - {"merge", "serve"}
+UNMERGED = UNORDERED - {"merge-instances", "parameter-servers"}
 """Passes behind which an output may still have an instance for each replica."""
 
 
@@ -102,7 +112,7 @@ class Certificate:
         Raises:
             VerifyError: with the node, its op, the pass and what is wrong.
         """
-        if after == "cut":
+        if after == "place-reductions":
             self._before_copies = graph.clone()
         elif after == "rematerialize" and self._before_copies is not None:
             check_recomputed(self._before_copies, graph)
@@ -113,7 +123,7 @@ class Certificate:
             self.not_covered["what several processes exchange (ir.verify_ranks checks that)"] = None
             return
         if after in BEHIND:
-            if after == "loop":
+            if after == "roll-loop":
                 self.not_covered[
                     "what the loop of micro-batches or stages does (ir.verify and execution check that)"
                 ] = None

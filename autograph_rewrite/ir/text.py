@@ -41,7 +41,12 @@ _UNSHOWN = frozenset((PASS_ATTR, ORIGIN_ATTR, "_output_shapes", "_has_manual_con
 
 
 def render(
-    graph: Graph, *, nodes: Collection[Node] | None = None, shapes: Shapes | None = None, full: bool = False
+    graph: Graph,
+    *,
+    nodes: Collection[Node] | None = None,
+    shapes: Shapes | None = None,
+    full: bool = False,
+    comments: Callable[[Node], str] | None = None,
 ) -> str:
     """Return the text of a graph, or of some of its nodes; a broken graph prints too, in insertion order.
 
@@ -50,6 +55,7 @@ def render(
         nodes: which of its nodes; None for all.
         shapes: what tells the static shapes of values; None for what nodes state themselves.
         full: with every attribute, constant and function, so that `ir.parser.parse` gives the same graph.
+        comments: what is to stand behind the line of a node; nothing for none.
     """
     try:
         order = topological_order(graph)
@@ -57,6 +63,9 @@ def render(
         order = list(graph)
     shown = order if nodes is None else [node for node in order if node in nodes]
     lines = [(full_line if full else line)(node, shapes) for node in shown]
+    if comments is not None:
+        said = [comments(node) for node in shown]
+        lines = [f"{text}  # {more}" if more else text for text, more in zip(lines, said, strict=True)]
     if nodes is None:
         lines += [f"anchor {name} = %{_value(value)}" for name, value in sorted(graph.anchors.items())]
         lines += _binaries(graph) if full else functions(graph)

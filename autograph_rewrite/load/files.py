@@ -1,4 +1,4 @@
-"""Files that hold a graph: .pb, .pbtxt, .meta, a SavedModel directory, and our own bundle.
+"""Files that hold a graph: .pb, .pbtxt, .meta, a SavedModel directory, printed text, and our own bundle.
 
 Only a TF2 SavedModel needs TensorFlow itself; the rest is read from protos. An error names the file.
 """
@@ -18,9 +18,10 @@ from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load import bundle, metagraph
 from autograph_rewrite.load.collected import Collected
 from autograph_rewrite.load.graphs import build_item, read
+from autograph_rewrite.load.printed import from_printed, is_printed
 from autograph_rewrite.load.saved_model import load_directory
 
-_KINDS = ".pb, .pbtxt, .meta, .ar, or a SavedModel directory"
+_KINDS = ".pb, .pbtxt, .meta, .ar, .txt (as `dump --full` prints it), or a SavedModel directory"
 
 
 def load(
@@ -126,6 +127,9 @@ def _is_meta_graph(data: bytes) -> bool:
 
 
 def _from_text(data: bytes, named: dict[str, Any]) -> GraphItem:
+    text = data.decode("utf-8", errors="replace")
+    if is_printed(text):
+        return from_printed(text, named)
     return build_item(read(_parse_text(data, "GraphDef").SerializeToString(deterministic=True)), Collected(), **named)
 
 

@@ -1,7 +1,7 @@
 """The passes that convert values as the plan says, until the folded graph is complete.
 
-    reshard ► digests ► decorrelate ► block shapes ► state ► guard ► averages ► merge ► serve ► order reads ► hand over
-      ► loop
+    insert-reshards ► exchange-digests ► ... ► pad-empty-blocks ► sequential-averages ► merge-instances
+      ► parameter-servers ► order-accesses ► delegate-to-chief ► roll-loop
 
 Everything here works on the folded graph, whose size does not depend on the number of replicas.
 """
@@ -34,7 +34,7 @@ from autograph_rewrite.passes.merge import merge_kept, merge_outputs, merge_targ
 from autograph_rewrite.passes.mirror import name_resources
 from autograph_rewrite.passes.order_accesses import AccessOrder, order_accesses
 from autograph_rewrite.passes.order_reads import order_reads
-from autograph_rewrite.passes.pass_manager import Pass
+from autograph_rewrite.passes.pass_manager import Pass, always
 from autograph_rewrite.passes.propagation_passes import Resolved
 from autograph_rewrite.passes.proxies import add_proxies
 from autograph_rewrite.passes.prune import prune
@@ -74,6 +74,7 @@ class Merged:
 
 
 def _reshard(rewrite: Rewrite) -> None:
+    """Put the conversions in: slice, add or all-reduce, concat or gather; sizes become local or global."""
     state, plan = rewrite.get(Propagation), rewrite.plan
     if rewrite.request.certificate is not None:
         rewrite.request.certificate.claimed(rewrite.graph, claims_of(state, rewrite.outputs, plan))
@@ -85,7 +86,7 @@ def _reshard(rewrite: Rewrite) -> None:
     blocks = Blocks(context, source, state.whole_inputs[source], keys)
     reshard = Reshard(context, blocks, keys)
     reshard.run()
-    for found in (context, blocks, reshard, *([stages] if stages is not None else [])):
+    for found in (context, blocks, reshard, Averages(averages_of(context)), *([stages] if stages is not None else [])):
         rewrite.put(found)
 
 
@@ -108,6 +109,7 @@ def _context(rewrite: Rewrite) -> Context:
 
 
 def _add_digests(rewrite: Rewrite) -> None:
+    """Let the processes of a job compare what they were given, with the sizes of their parts."""
     add_digests(rewrite.get(Context), rewrite.get(Blocks))
 
 
@@ -116,30 +118,35 @@ def _is_in_a_job(rewrite: Rewrite) -> bool:
 
 
 def _decorrelate(rewrite: Rewrite) -> None:
+    """Give the ops that draw for each replica seeds of their own (`random: independent`)."""
     decorrelate(rewrite.get(Context))
 
 
 def _state_block_shapes(rewrite: Rewrite) -> None:
+    """State the shapes of blocks in the attributes of arrays and lists."""
     state_block_shapes(rewrite.get(Context))
 
 
 def _attach_state(rewrite: Rewrite) -> None:
+    """Declare the variables that passes have added, such as the residuals of compressors."""
     rewrite.item = attach(rewrite.get(Context), rewrite.item)
 
 
 def _guard(rewrite: Rewrite) -> None:
+    """Keep kernels that cannot take an empty block from getting one (a last batch smaller than N)."""
     context = rewrite.get(Context)
-    rewrite.put(Averages(averages_of(context)))
     guard_empty_blocks(context, rewrite.get(Blocks), rewrite.get(Reshard).blocks_at)
 
 
 def _update_averages(rewrite: Rewrite) -> None:
+    """Let each micro-batch update moving averages after the one before it."""
     averages, named = rewrite.get(Averages).values, (*rewrite.item.targets, *rewrite.item.keep)
     nodes = update_in_turn(rewrite.get(Context), rewrite.get(Reshard), averages, rewrite.outputs, named)
     rewrite.put(Repeated(frozenset(nodes)))
 
 
 def _merge(rewrite: Rewrite) -> None:
+    """Give outputs, train op and initialiser one node each, under their original names."""
     context, reshard, item = rewrite.get(Context), rewrite.get(Reshard), rewrite.item
     common = {node for node in rewrite.graph if node.span is Span.EACH and not _differs(context, node)}
     spread = _spread(context.state)
@@ -165,6 +172,7 @@ def _spread(state: Propagation) -> dict[Value, Fact]:
 
 
 def _serve(rewrite: Rewrite) -> None:
+    """Name and lock what runs on parameter servers, and add local copies of what is read there."""
     context = rewrite.get(Context)
     if rewrite.plan.is_asynchronous:
         lock_updates(context.served.nodes)
@@ -177,11 +185,14 @@ def _is_served(rewrite: Rewrite) -> bool:
 
 
 def _order_reads(rewrite: Rewrite) -> None:
-    order_accesses(rewrite.graph, rewrite.get(AccessOrder), rewrite.get(Repeated).nodes)
+    """Restore the original's order of reads and updates wherever conversions have lost it."""
+    repeated = rewrite.get(Repeated).nodes if rewrite.has(Repeated) else ()
+    order_accesses(rewrite.graph, rewrite.get(AccessOrder), repeated)
     order_reads(rewrite.graph, rewrite.targets)
 
 
 def _hand_over(rewrite: Rewrite) -> None:
+    """Leave parameter-server ops to worker 0; the others get tokens and the values that they read."""
     hand_over(rewrite.get(Context), rewrite.item)
     prune(rewrite.graph, rewrite.roots)
 
@@ -191,6 +202,7 @@ def _is_served_to_others(rewrite: Rewrite) -> bool:
 
 
 def _roll(rewrite: Rewrite) -> None:
+    """Make the micro-batches the iterations of a loop (`form: loop`)."""
     graph, plan, slices = rewrite.graph, rewrite.plan, rewrite.get(Context).slices
     rewrite.is_rolled = True
     if rewrite.has(Stages):
@@ -204,16 +216,16 @@ def _is_looped(rewrite: Rewrite) -> bool:
 
 
 CONVERSION = (
-    Pass("reshard", _reshard, needs=(Propagation, Resolved), gives=(Context, Blocks, Reshard, Stages)),
-    Pass("digests", _add_digests, _is_in_a_job, (Context, Blocks)),
-    Pass("decorrelate", _decorrelate, needs=(Context,)),
-    Pass("block shapes", _state_block_shapes, needs=(Context,)),
-    Pass("state", _attach_state, needs=(Context,)),
-    Pass("guard", _guard, needs=(Context, Blocks, Reshard), gives=(Averages,)),
-    Pass("averages", _update_averages, needs=(Context, Reshard, Averages), gives=(Repeated,)),
-    Pass("merge", _merge, needs=(Context, Reshard), gives=(Merged,)),
-    Pass("serve", _serve, _is_served, (Context,)),
-    Pass("order reads", _order_reads, needs=(AccessOrder, Repeated)),
-    Pass("hand over", _hand_over, _is_served_to_others, (Context,)),
-    Pass("loop", _roll, _is_looped, (Context,)),
+    Pass("insert-reshards", _reshard, always, (Propagation, Resolved), (Context, Blocks, Reshard, Stages, Averages)),
+    Pass("exchange-digests", _add_digests, _is_in_a_job, (Context, Blocks)),
+    Pass("decorrelate-randomness", _decorrelate, needs=(Context,)),
+    Pass("localize-shapes", _state_block_shapes, needs=(Context,)),
+    Pass("declare-state", _attach_state, needs=(Context,)),
+    Pass("pad-empty-blocks", _guard, needs=(Context, Blocks, Reshard)),
+    Pass("sequential-averages", _update_averages, needs=(Context, Reshard, Averages), gives=(Repeated,)),
+    Pass("merge-instances", _merge, needs=(Context, Reshard), gives=(Merged,)),
+    Pass("parameter-servers", _serve, _is_served, (Context,)),
+    Pass("order-accesses", _order_reads, needs=(AccessOrder,)),
+    Pass("delegate-to-chief", _hand_over, _is_served_to_others, (Context,)),
+    Pass("roll-loop", _roll, _is_looped, (Context,)),
 )

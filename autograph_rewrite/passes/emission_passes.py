@@ -1,6 +1,6 @@
 """The last passes: devices, an instance for each replica, and the account of the rewrite.
 
-complete folded graph ──place──► Instances ──expand──► bytes of the finished graph
+complete folded graph ──assign-devices──► Instances ──expand──► bytes of the finished graph
 """
 
 from __future__ import annotations
@@ -40,16 +40,18 @@ class Expanded:
 
 
 def _place(rewrite: Rewrite) -> None:
+    """Put what runs once on the first device, and stages on theirs."""
     stages = rewrite.get(Stages) if rewrite.has(Stages) else None
     rewrite.put(place_instances(rewrite.get(Context), stages))
 
 
 def _expand(rewrite: Rewrite) -> None:
+    """Write the GraphDef, one copy per replica of what every replica runs."""
     common = rewrite.get(Merged).common & set(rewrite.graph)
     rewrite.put(Expanded(expand(rewrite.graph, rewrite.get(Instances), set(common))))
 
 
-PLACE = Pass("place", _place, needs=(Context,), gives=(Instances,))
+PLACE = Pass("assign-devices", _place, needs=(Context,), gives=(Instances,))
 EXPAND = Pass("expand", _expand, needs=(Merged, Instances), gives=(Expanded,))
 EMISSION = (PLACE, EXPAND)
 

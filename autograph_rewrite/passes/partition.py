@@ -30,7 +30,7 @@ from autograph_rewrite.plan.parts import VariableRequest
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.shards import Cut, cut_of, shard_name
 
-PASS = "partition"
+PASS = "shard-variables"
 
 
 def partition(graph: Graph, item: GraphItem, plan: Plan) -> tuple[GraphItem, Plan]:

@@ -19,6 +19,9 @@ from autograph_rewrite.passes.rewriting import Rewrite
 Observer = Callable[[str, Graph], None]
 """Called after each pass with its name and the folded graph."""
 
+WHILE = "while running pass '{}'"
+"""What an error says of the pass that it comes from."""
+
 
 def always(rewrite: Rewrite) -> bool:
     """Run the pass in every rewrite."""
@@ -31,7 +34,7 @@ class Pass:
 
     Attributes:
         name: what messages, records and the provenance of nodes call it.
-        run: edits the graph, or finds something about it.
+        run: edits the graph, or finds something about it; its docstring says what.
         when: whether it has anything to do in a rewrite; what it has not run for stands in no record.
         needs: results of other passes that it reads.
         gives: results that it leaves.
@@ -42,6 +45,11 @@ class Pass:
     when: Callable[[Rewrite], bool] = always
     needs: tuple[type, ...] = ()
     gives: tuple[type, ...] = ()
+
+    @property
+    def summary(self) -> str:
+        """What it does, in a sentence."""
+        return (self.run.__doc__ or "").partition("\n")[0]
 
 
 def run_passes(
@@ -68,6 +76,13 @@ def run_passes(
                 rewrite.request.certificate.check(one.name, rewrite.graph)
 
 
+def failed_pass(error: BaseException) -> str | None:
+    """Return the name of the pass that an error comes from; None if it comes from none."""
+    before, behind = WHILE.split("{}")
+    said = [note for note in getattr(error, "__notes__", ()) if note.startswith(before)]
+    return said[0].removeprefix(before).removesuffix(behind) if said else None
+
+
 def _run(rewrite: Rewrite, one: Pass, verified: int | None) -> int:
     """Run one pass; return the edits of the graph that was verified last. Provenance and errors name the pass."""
     graph = rewrite.graph
@@ -78,7 +93,7 @@ def _run(rewrite: Rewrite, one: Pass, verified: int | None) -> int:
             check_folded(graph, rewrite.instances, rewrite.job.all_devices)
             verified = graph.edits
     except Exception as error:
-        add_note(error, f"while running pass '{one.name}'")
+        add_note(error, WHILE.format(one.name))
         raise
     finally:
         graph.current_pass = ""

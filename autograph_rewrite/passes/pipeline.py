@@ -1,7 +1,7 @@
 """All passes, in order, and the two ways through them: to a plan, and to a distributed graph.
 
-    prune ► partition ► propagate ► cut draws ► decompose ► cut ► rematerialize ► resolve the plan ► reshard ► guard
-      ► merge ► order reads ► loop ► place ► expand
+    eliminate-dead-code ► shard-variables ► propagate ► decompose ► place-reductions ► rematerialize ► resolve-plan
+      ► insert-reshards ► pad-empty-blocks ► merge-instances ► order-accesses ► roll-loop ► assign-devices ► expand
 
 Everything up to `expand` works on the folded graph, whose size does not depend on the number of replicas.
 """

@@ -1,8 +1,9 @@
 """The passes up to the plan: parts of the batch, shards of variables, placements, and what follows from them.
 
-    own-parts ► prune ► partition ► propagate ► cut draws ► decompose ► cut ► rematerialize ► resolve
+    slice-batch-inputs ► eliminate-dead-code ► shard-variables ► propagate ► split-draws ► decompose
+      ► place-reductions ► rematerialize ► resolve-plan
 
-From `propagate` on every value has a placement; nothing is converted before `resolve` has listed every edge.
+From `propagate` on every value has a placement; nothing is converted before `resolve-plan` has listed every edge.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ class Resolved:
 
 
 def _own_parts(rewrite: Rewrite) -> None:
+    """Take this process's rows of batch inputs that every process makes in full."""
     rewrite.item = take_own_parts(rewrite.graph, rewrite.item, rewrite.plan, rewrite.task)
 
 
@@ -80,11 +82,13 @@ def _has_whole_inputs(rewrite: Rewrite) -> bool:
 
 
 def _prune(rewrite: Rewrite) -> None:
+    """Drop what no output, target or initialiser needs, and record the order of accesses to variables."""
     prune(rewrite.graph, rewrite.roots)
     rewrite.put(access_order(rewrite.graph, rewrite.targets))
 
 
 def _within_reach(rewrite: Rewrite) -> None:
+    """Keep the variables that a function has captured on devices of this process."""
     rewrite.plan = within_reach(rewrite.plan, rewrite.task)
 
 
@@ -93,6 +97,7 @@ def _has_captures(rewrite: Rewrite) -> bool:
 
 
 def _partition(rewrite: Rewrite) -> None:
+    """Cut variables, their slots and their updates into shards."""
     item, rewrite.plan = partition(rewrite.graph, rewrite.item, rewrite.plan)
     rewrite.put(Sharded(item.variables))
     rewrite.item = item.with_(variables=shard_variables(item.variables))
@@ -103,16 +108,19 @@ def _has_shards(rewrite: Rewrite) -> bool:
 
 
 def _propagate(rewrite: Rewrite) -> None:
+    """Give every value its placement: replicated, split along a dimension, or partial (the replicas add up)."""
     mark_rows_apart(rewrite.graph)
     batch, static = batch_values(rewrite.graph, rewrite.item, rewrite.plan)
     rewrite.put(propagate_parts(rewrite.graph, batch, static, rewrite.plan))
 
 
 def _cut_draws(rewrite: Rewrite) -> None:
+    """Let noise be whole only where it is drawn, and split behind it."""
     rewrite.put(cut_draws(rewrite.get(Propagation)))
 
 
 def _mark_statistics(rewrite: Rewrite) -> None:
+    """Mark the batch normalisations whose statistics are to be those of each micro-batch (`batch_norm: local`)."""
     rewrite.put(mark_statistics(rewrite.get(Propagation), rewrite.plan.instances))
 
 
@@ -122,6 +130,7 @@ def _has_local_statistics(rewrite: Rewrite) -> bool:
 
 
 def _localize_indices(rewrite: Rewrite) -> None:
+    """Number rows within an example instead of within the whole batch."""
     state = rewrite.get(Propagation)
     if localize_indices(rewrite.graph, state):
         rewrite.put(revise(state))
@@ -132,6 +141,7 @@ def _has_micro_batches(rewrite: Rewrite) -> bool:
 
 
 def _decompose(rewrite: Rewrite) -> None:
+    """Turn ops that mix examples (mean, batch norm...) into sums that add up."""
     for _ in range(MAX_DECOMPOSITIONS):
         state = rewrite.get(Propagation)
         marked = [node for node, answer in state.answers.items() if answer.decompose]
@@ -157,6 +167,7 @@ def _mixes_examples(rewrite: Rewrite) -> bool:
 
 
 def _cut(rewrite: Rewrite) -> None:
+    """Decide where partial values are summed and rows gathered, so that few bytes travel (a minimum cut)."""
     graph, plan, outputs = rewrite.graph, rewrite.plan, rewrite.outputs
     state, crosses = rewrite.get(Propagation), bool(plan.homes) and len(plan.processes) > 1
     reduced = by_shards(cut.choose(state, outputs, unconditionally=crosses), outputs)
@@ -181,6 +192,7 @@ def _share_a_device(plan: Plan) -> bool:
 
 
 def _rematerialize(rewrite: Rewrite) -> None:
+    """Put copies of activations behind the gradients that need them (`remat`)."""
     assert rewrite.plan.remat is not None
     decision, state = recompute(
         rewrite.plan.remat, rewrite.get(Propagation), rewrite.plan, rewrite.outputs, rewrite.item.variables
@@ -194,6 +206,7 @@ def _is_recomputed(rewrite: Rewrite) -> bool:
 
 
 def _require(rewrite: Rewrite) -> None:
+    """Refuse ops without a rule under `strict`, and graphs that there is nothing to distribute in."""
     state = rewrite.get(Propagation)
     found = notes(state)
     if rewrite.plan.semantics.strict and found:
@@ -207,6 +220,7 @@ def _require(rewrite: Rewrite) -> None:
 
 
 def _resolve(rewrite: Rewrite) -> None:
+    """Complete the plan: every edge that needs a conversion, with owner, lowering, bytes and reason."""
     state, item = rewrite.get(Propagation), rewrite.item
     shared = tuple(shared_by_size(item, rewrite.plan, state))
     inexact = tuple(Note(node.name, node.op, OF_PARTS) for node in block_statistics(state))
@@ -224,27 +238,27 @@ def _resolve(rewrite: Rewrite) -> None:
 
 ANALYSIS = (
     Pass("propagate", _propagate, gives=(Propagation,)),
-    Pass("cut draws", _cut_draws, needs=(Propagation,), gives=(Propagation,)),
-    Pass("local statistics", _mark_statistics, _has_local_statistics, (Propagation,), (Propagation,)),
-    Pass("local indices", _localize_indices, _has_micro_batches, (Propagation,), (Propagation,)),
+    Pass("split-draws", _cut_draws, needs=(Propagation,), gives=(Propagation,)),
+    Pass("local-batch-norm", _mark_statistics, _has_local_statistics, (Propagation,), (Propagation,)),
+    Pass("localize-indices", _localize_indices, _has_micro_batches, (Propagation,), (Propagation,)),
     Pass("decompose", _decompose, _mixes_examples, (Propagation,), (Propagation,)),
-    Pass("cut", _cut, needs=(Propagation,), gives=(Propagation,)),
+    Pass("place-reductions", _cut, needs=(Propagation,), gives=(Propagation,)),
     Pass("rematerialize", _rematerialize, _is_recomputed, (Propagation,), (Propagation, Decision)),
 )
 """From a graph to its placements."""
 
-WITHIN_REACH = Pass("within reach", _within_reach, _has_captures)
-REQUIRE = Pass("require", _require, needs=(Propagation,))
+WITHIN_REACH = Pass("bind-captures", _within_reach, _has_captures)
+REQUIRE = Pass("check-training", _require, needs=(Propagation,))
 """What a rewrite refuses, and a plan may still say."""
 
 PROPAGATION = (
-    Pass("own-parts", _own_parts, _has_whole_inputs),
-    Pass("prune", _prune, gives=(AccessOrder,)),
+    Pass("slice-batch-inputs", _own_parts, _has_whole_inputs),
+    Pass("eliminate-dead-code", _prune, gives=(AccessOrder,)),
     WITHIN_REACH,
-    Pass("partition", _partition, _has_shards, gives=(Sharded,)),
+    Pass("shard-variables", _partition, _has_shards, gives=(Sharded,)),
     *ANALYSIS,
     REQUIRE,
-    Pass("resolve", _resolve, needs=(Propagation,), gives=(Resolved,)),
+    Pass("resolve-plan", _resolve, needs=(Propagation,), gives=(Resolved,)),
 )
 PLANNING = tuple(one for one in PROPAGATION if one not in (WITHIN_REACH, REQUIRE))
 """From a graph to its plan: variables stay on the devices that the plan names."""

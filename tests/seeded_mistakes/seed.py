@@ -1,6 +1,6 @@
 """Seed mistakes into rewrites: at one boundary between two passes, one edit of one kind.
 
-    draw ──► passes ... merge | order reads | loop ──► one mistake ──► the remaining passes ──► a graph that runs
+    draw ──► passes ... order-accesses ──► one mistake ──► the remaining passes ──► a graph that runs
 
 Which node is hit follows from the names of draw, kind and boundary, so mutants never change.
 """
@@ -22,7 +22,7 @@ from tests.seeded_mistakes.bench import Bench, Kind
 from tests.seeded_mistakes.draws import Draw
 
 KINDS: tuple[Kind, ...] = (*accesses.KINDS, *exchanges.KINDS, *blocks.KINDS)
-BOUNDARIES = ("order reads", "merge", "loop", "guard")
+BOUNDARIES = ("order-accesses", "merge-instances", "roll-loop", "pad-empty-blocks")
 """The names of the passes behind which mistakes are seeded; the first is there in every rewrite."""
 OTHER_BOUNDARY = 0.3
 """How often another one than the first is taken."""
@@ -81,7 +81,7 @@ def spoil(mistake: Mistake, certificate: Certifier | None = None, *, let_through
     def observe(name: str, graph: Graph) -> None:
         if name != mistake.boundary or said:
             return
-        instances = plan.replicas if name == "loop" else plan.instances
+        instances = plan.replicas if name == "roll-loop" else plan.instances
         bench = Bench(graph, draw.flat, instances, random.Random(str(mistake)))
         try:
             said.append(mistake.kind(bench))

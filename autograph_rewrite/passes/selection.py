@@ -1,0 +1,65 @@
+"""Chooses passes by name, and refuses a choice in which one lacks what another would have found.
+
+only propagate,decompose                 two passes
+stop after place-reductions              all up to it
+skip rematerialize                       all but it: what it gives, others give as well, or nobody needs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from autograph_rewrite.errors import PassError
+from autograph_rewrite.passes.pass_manager import Pass
+from autograph_rewrite.plan.faults import did_you_mean
+
+
+def select(
+    passes: Sequence[Pass], *, only: Sequence[str] = (), stop_after: str | None = None, skip: Collection[str] = ()
+) -> tuple[Pass, ...]:
+    """Return the passes of a pipeline that are asked for.
+
+    Args:
+        passes: all of them, in order.
+        only: names of those to run, in the order to run them in; none: all.
+        stop_after: the last one to run.
+        skip: those to leave out.
+
+    Raises:
+        PassError: there is no such pass, or one needs what none before it gives.
+    """
+    require_known((*only, *([stop_after] if stop_after else []), *skip), passes)
+    known = {one.name: one for one in passes}
+    chosen = [known[name] for name in only] if only else list(passes)
+    if stop_after is not None:
+        if known[stop_after] not in chosen:
+            raise PassError(f"'{stop_after}' is not among the passes to run", hint="name it there, too")
+        chosen = chosen[: chosen.index(known[stop_after]) + 1]
+    chosen = [one for one in chosen if one.name not in skip]
+    _require_needs(chosen, passes)
+    return tuple(chosen)
+
+
+def require_known(names: Iterable[str], passes: Sequence[Pass]) -> None:
+    """Refuse names that no pass has.
+
+    Raises:
+        PassError: there is no such pass.
+    """
+    known = [one.name for one in passes]
+    for name in names:
+        if name not in known:
+            raise PassError(f"there is no pass '{name}'", hint=did_you_mean(name, known, noun="passes"))
+
+
+def _require_needs(chosen: Sequence[Pass], passes: Sequence[Pass]) -> None:
+    found: set[type] = set()
+    for one in chosen:
+        for kind in one.needs:
+            if kind not in found:
+                giver = next(other.name for other in passes if kind in other.gives)
+                raise PassError(
+                    f"the pass '{one.name}' needs the {kind.__name__} that '{giver}' finds",
+                    hint="let that one run before it",
+                )
+        found.update(one.gives)

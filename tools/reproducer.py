@@ -1,0 +1,54 @@
+"""What a pass that fails leaves behind: the graph as text, the plan, and the command that runs up to just that pass.
+
+    reproducer: autograph-rewrite opt /tmp/autograph-rewrite-x1/graph.txt --plan /tmp/autograph-rewrite-x1/plan.yaml \
+        --stop-after insert-reshards
+
+Only for what is the package's own mistake: a broken invariant, or an error that nobody foresaw.
+"""
+
+from __future__ import annotations
+
+import shlex
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from autograph_rewrite.api import request
+from autograph_rewrite.errors import RewriteError, VerifyError, add_note
+from autograph_rewrite.inspect.dump import dump
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.load.normal import normalise_original
+from autograph_rewrite.passes.pass_manager import failed_pass
+from autograph_rewrite.plan.config import Config
+from autograph_rewrite.plan.plan import Plan
+
+
+@contextmanager
+def reproducible(item: GraphItem, chosen: Config | Plan, task: int = 0) -> Iterator[None]:
+    """Run passes; if one of them breaks, leave a reproducer and let the error name it.
+
+    Args:
+        item: what is rewritten.
+        chosen: how.
+        task: for which worker.
+    """
+    try:
+        yield
+    except Exception as error:
+        name = failed_pass(error)
+        if name is not None and (isinstance(error, VerifyError) or not isinstance(error, RewriteError | OSError)):
+            with suppress(Exception):  # what is broken may be what writes it, too
+                add_note(error, f"reproducer: {_keep(item, chosen, task, name)}")
+        raise
+
+
+def _keep(item: GraphItem, chosen: Config | Plan, task: int, name: str) -> str:
+    """Write graph and plan into a folder of their own; return the command."""
+    flat = normalise_original(item)
+    plan = chosen if isinstance(chosen, Plan) else request(flat, chosen)
+    folder = Path(tempfile.mkdtemp(prefix="autograph-rewrite-"))
+    (folder / "graph.txt").write_text(dump(flat, full=True), encoding="utf-8")
+    plan.save(folder / "plan.yaml")
+    command = ["autograph-rewrite", "opt", str(folder / "graph.txt"), "--plan", str(folder / "plan.yaml")]
+    return shlex.join([*command, "--stop-after", name, *(["--task", str(task)] if task else [])])
