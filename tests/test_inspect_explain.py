@@ -44,7 +44,11 @@ EDGES = (
 def rewritten(edges: tuple[EdgePlan, ...] = EDGES, notes: tuple[Note, ...] = ()) -> GraphItem:
     """Return the mirrored regression with a report, as `ar.rewrite` would."""
     plan = Plan(DEVICES, "mirrored", edges=edges)
-    passes = (PassRecord("propagate", 0.25, 0, 0), PassRecord("insert-reshards", 0.5, 7, 0), PassRecord("propagate", 0.5, 0, 0))
+    seconds = {"propagate": (0.25, 0), "insert-reshards": (0.5, 7)}
+    passes = (
+        *(PassRecord(name, took, added, 0) for name, (took, added) in seconds.items()),
+        PassRecord("propagate", 0.5, 0, 0),
+    )
     return mirrored().with_(report=Report(plan, passes, notes, 18, 20, 41, 1.5))
 
 
