@@ -51,6 +51,11 @@ def batch_dims(x: Any, positions: Any) -> Any:
     return tf.reshape(tf.gather(x, positions, batch_dims=1), [-1, WIDTH])
 
 
+def largest(x: Any, positions: Any) -> Any:
+    """The largest of each example, whose gradient numbers all entries of the whole batch."""
+    return tf.reshape(tf.nn.top_k(tf.reshape(x, [-1, T * WIDTH]), 2 * WIDTH)[0], [-1, WIDTH])
+
+
 def item_of(gathered: Callable[[Any, Any], Any], batch: int | None = None, length: int | None = T) -> GraphItem:
     graph = tf.Graph()
     with graph.as_default(), v1.variable_scope("", use_resource=True):
@@ -98,7 +103,8 @@ def test_positions_with_offsets_are_found_in_the_block(how: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gathered", "batch"), [(stated_offsets, 8), (offsets, 8), (batch_dims, 8), (batch_dims, None)]
+    ("gathered", "batch"),
+    [(stated_offsets, 8), (offsets, 8), (batch_dims, 8), (batch_dims, None), (largest, 8), (largest, None)],
 )
 def test_other_ways_to_write_it_are_found_alike(gathered: Callable[[Any, Any], Any], batch: int | None) -> None:
     item = item_of(gathered, batch)
@@ -128,9 +134,9 @@ def test_offsets_that_are_no_lengths_of_examples_are_left_alone() -> None:
         np.testing.assert_allclose(mine, other, 1e-9, 1e-9)
 
 
-def claimed(certificate: Any) -> None:
+def claimed(certificate: Any, gathered: Callable[[Any, Any], Any] = offsets) -> None:
     """Rewrite into micro-batches, under the eyes of a certificate."""
-    flat = normalise_original(item_of(offsets))
+    flat = normalise_original(item_of(gathered))
     config = Config.model_validate({"devices": ["CPU:0"], "microbatches": 2})
     pipeline.rewrite(flat, builder_for(config).build(flat, config), certificate=certificate)
 
@@ -142,9 +148,10 @@ def claims() -> tuple[Graph, Claims]:
     return reader.graph, reader.claims
 
 
-def test_the_certificate_covers_it() -> None:
+@pytest.mark.parametrize("gathered", [offsets, largest])
+def test_the_certificate_covers_it(gathered: Callable[[Any, Any], Any]) -> None:
     certificate = Certificate(strict=True)
-    claimed(certificate)
+    claimed(certificate, gathered)
     assert not certificate.not_covered
 
 

@@ -34,7 +34,7 @@ def looped(item: GraphItem, **pipeline: Any) -> GraphItem:
 
 
 def predicting() -> GraphItem:
-    """Return four layers whose outputs are the loss, the result of each example, and the gradient of each."""
+    """Return four layers whose outputs are the loss, results by rows and by columns, and gradients of examples."""
     graph = tf.Graph()
     with graph.as_default():
         x, y = inputs(6), v1.placeholder(tf.float64, (None, 6), name="y")
@@ -44,9 +44,10 @@ def predicting() -> GraphItem:
         loss = tf.reduce_mean((h - y) ** 2, name="loss")
         tf.identity(v1.gradients(loss, x)[0], name="slope_x")
         tf.identity(h, name="prediction")
+        tf.transpose(h, name="columns")
         v1.train.AdamOptimizer(0.05).minimize(loss, name="train")
         tf.group(v1.global_variables_initializer(), name="init")
-    outputs = ["loss", "prediction", "slope_x"]
+    outputs = ["loss", "prediction", "slope_x", "columns"]
     return GraphItem.from_graph(graph, train_op="train", outputs=outputs, init_op="init")
 
 

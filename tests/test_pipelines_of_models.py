@@ -128,6 +128,48 @@ def test_sizes_of_any_length_do_not_let_micro_batches_meet(how: str, batch: int)
         np.testing.assert_allclose(mine, other, 1e-9, 1e-9)
 
 
+def grouped_heads() -> Built:
+    """Keys that several heads share, repeated as tf.repeat does it."""
+    with v1.variable_scope("", use_resource=True):
+        x = v1.placeholder(tf.float64, [None, 5, 4], name="x")
+        w, u = (v1.get_variable(name, [4, 4], tf.float64) for name in "wu")
+        keys = tf.reshape(tf.tensordot(x, w, [[2], [0]]), [-1, 5, 2, 2])
+        repeated = tf.reshape(tf.repeat(keys, 3, axis=2), [-1, 5, 6, 2])
+        heads = tf.tile(tf.reshape(tf.tensordot(tf.tanh(x), u, [[2], [0]]), [-1, 5, 1, 4]), [1, 1, 6, 1])[..., :2]
+        loss = tf.reduce_mean(tf.square(tf.nn.softmax(repeated) * heads))
+    return loss, [], v1.train.AdamOptimizer(0.1).minimize(loss)
+
+
+def skipping() -> Built:
+    """An update that is left out where a gradient of it is not finite; rows of a table have gradients of their own."""
+    with v1.variable_scope("", use_resource=True):
+        x = v1.placeholder(tf.float64, [None, 5, 4], name="x")
+        w, table = v1.get_variable("w", [4, 4], tf.float64), v1.get_variable("table", [7, 4], tf.float64)
+        h = tf.tensordot(x, w, [[2], [0]])[:, 0] + tf.gather(table, tf.cast(tf.abs(x[:, 0, 0]) * 2, tf.int32))
+        loss = tf.reduce_mean(tf.square(h))
+        optimizer = v1.train.MomentumOptimizer(0.1, 0.9)
+        slopes = optimizer.compute_gradients(loss)
+        dense = [tf.convert_to_tensor(slope) for slope, _ in slopes]
+        is_fine = tf.reduce_all([tf.reduce_all(tf.math.is_finite(slope)) for slope in dense])
+    return loss, [], tf.cond(is_fine, lambda: optimizer.apply_gradients(slopes), tf.no_op)
+
+
+@pytest.mark.parametrize("how", STAGED)
+@pytest.mark.parametrize("build", [grouped_heads, skipping])
+def test_what_models_do_besides_layers_keeps_micro_batches_apart(build: Callable[[], Built], how: str) -> None:
+    item = item_of(build)
+    results = []
+    for one in (item, ar.rewrite(item, {"devices": ["CPU:0"], **STAGED[how]})):
+        with one.session() as session:
+            session.run(item.init_op)
+            for step in range(2):
+                x = np.random.default_rng(step).normal(size=(BATCH, 5, 4))
+                session.run(item.targets[0], {"x": x}, timeout_ms=60000)
+            results.append([session.read_variable(name) for name in item.variables])
+    for mine, other in zip(*results, strict=True):
+        np.testing.assert_allclose(mine, other, 1e-9, 1e-9)
+
+
 def images(step: int, rows: int) -> dict[str, Any]:
     rng = np.random.default_rng(step)
     return {"resnet/images": rng.normal(size=(rows, 6, 6, 3)), "resnet/labels": rng.integers(0, 5, rows)}

@@ -43,7 +43,7 @@ MOVES = MEASURES | frozenset(
     (
         "Pack", "Unpack", "ConcatV2", "StridedSlice", "GatherV2", "Identity", "IdentityN", "Reshape", "ExpandDims",
         "Squeeze", "Cast", "Slice", "DynamicStitch", "Enter", "Merge", "Switch", "Fill", "EnsureShape",
-        "Split", "SplitV", "Pad", "PadV2",
+        "Split", "SplitV", "Pad", "PadV2", "Transpose",
     )
 )  # fmt: skip
 """Ops that move sizes without computing: unknown entries pass through them harmlessly."""

@@ -1,7 +1,10 @@
-"""Let a branch be handed whole what it wants whole: servers exchange values outside of branches only.
+"""Let a branch be handed whole what it wants whole: servers and stages exchange values outside of branches only.
 
 before   x ──► Switch ──► Assert(data)                  every worker has its part of x
 after    x ──► Identity, gathered ──► Switch ──► Assert(data)
+
+An update that is skipped where some gradient is not finite is such a branch: which way it goes is known when all
+micro-batches have come to their end, so nothing of theirs may be behind it.
 """
 
 from __future__ import annotations
@@ -9,14 +12,17 @@ from __future__ import annotations
 from autograph_rewrite.analysis.fact import REPLICATED
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.plan.plan import Plan
 
 
-def copy_before_branches(graph: Graph, state: Propagation) -> list[str]:
-    """Copy each value that is spread over the replicas and that some branch only wants whole.
+def copy_before_branches(graph: Graph, state: Propagation, plan: Plan) -> list[str]:
+    """Copy each value that is spread over the replicas and that some branch only wants whole, where that is needed.
 
     Returns:
         The names of the nodes that make the copies, which are to be gathered.
     """
+    if plan.pipeline is None and not (plan.homes and len(plan.processes) > 1):
+        return []
     copies: dict[Value, Node] = {}
     for node in state.order:
         if node.op == "Switch" and _wants_whole(state, node):

@@ -73,7 +73,15 @@ def join_local(context: Context, value: Value, fact: Fact) -> Value:
     """Join the blocks of this process's replicas on its first device."""
     if context.local == 1:
         return context.once(value)
-    dim, name = fact.placement.dim, value.node.name
+    dim, rank, name = fact.placement.dim, fact.rank, value.node.name
+    if not dim or rank is None or not context.plan.looped:
+        return _joined(context, value, dim, name)
+    others = [axis for axis in range(rank) if axis != dim]  # a loop joins what it makes along the first dimension only
+    ahead = transposed(context, value, [dim, *others], f"{name}/ahead")
+    return transposed(context, _joined(context, ahead, 0, name), np.argsort([dim, *others]).tolist(), f"{name}/back")
+
+
+def _joined(context: Context, value: Value, dim: int, name: str) -> Value:
     axis = context.const(dim, np.int32, name=f"{name}/axis", near=value)
     return context.add(
         "ConcatV2",
@@ -84,6 +92,12 @@ def join_local(context: Context, value: Value, fact: Fact) -> Value:
         gather=(0,),
         attrs={"N": context.local},
     ).output()
+
+
+def transposed(context: Context, value: Value, order: Sequence[int], name: str) -> Value:
+    """Return a value with its dimensions in another order."""
+    dims = context.const(list(order), np.int32, name=f"{name}_order", near=value)
+    return context.add("Transpose", [value, dims], name=name, span=value.node.span, origin=value.node).output()
 
 
 def _restored(

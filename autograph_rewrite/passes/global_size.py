@@ -4,8 +4,8 @@
     after    Shape(batch)[0] * 3                                after    Shape(batch)[0] * Shape(tokens)[1]
 
 An open dimension T has one size in all blocks, so that it is read where it first shows, if no variable is needed for
-that: then micro-batches do not meet for it. Where one needs a variable, or an entry is no such product, the sizes of
-all blocks are added up.
+that: then micro-batches do not meet for it. So are the rows that turn up in each block, such as those that a mask
+keeps, and added up. Where one needs a variable, or an entry is no such product, the sizes themselves are added up.
 """
 
 from __future__ import annotations
@@ -90,19 +90,19 @@ class _Sizes:
                 return None
             coef, rest = (entry, []) if isinstance(entry, int) else (entry.coef, [*entry.factors])
             if batch is not None and segments(entry):
-                coef, rest = sum(segments(entry)), []
-            elif batch is not None:
-                if BLOCK not in rest:
-                    return None
-                rest.remove(BLOCK)
+                coef, rest = sum(segments(entry)), [BLOCK]
             products.setdefault(tuple(rest), [0] * len(self._entries))[i] = coef
-        sources = {factor: self._source(factor) for factors in products for factor in factors}
-        if not products or None in sources.values():
+        factors_of_all = {factor for factors in products for factor in factors}
+        sources = {factor: self._source(factor) for factor in factors_of_all - {BLOCK}}
+        if not products or None in sources.values() or (batch is None and BLOCK in factors_of_all):
             return None
-        first = [] if batch is None else [self._as_number(batch, "batch")]
         read = {factor: self._read(*source) for factor, source in sources.items() if source is not None}
+        if batch is not None and BLOCK in factors_of_all:
+            read[BLOCK] = self._as_number(batch, "batch")
         terms = [
-            self._multiplied(name, units, [*first, *(read[factor] for factor in factors)])
+            self._multiplied(
+                name, units, [read[factor] for factor in sorted(factors, key=lambda factor: factor != BLOCK)]
+            )
             for factors, units in products.items()
         ]
         return functools.reduce(lambda one, other: self._add("AddV2", [one, other], "counted"), terms)
@@ -114,23 +114,30 @@ class _Sizes:
         return product
 
     def _source(self, factor: str) -> tuple[Value, int] | None:
-        """Return where an open dimension can be read before any variable is."""
-        context, (name, _, axis) = self._context, factor.removeprefix(f"{COMMON}:").rpartition("/")
-        if not factor.startswith(f"{COMMON}:") or context.frames.get(self._value.node):
+        """Return where an open dimension, or how many rows turn up, can be read before any variable is."""
+        context = self._context
+        if context.frames.get(self._value.node):
+            return None
+        if factor.startswith(f"{BLOCK}#") and context.micro > 1 and context.processes == 1:
+            name, axis = factor.removeprefix(f"{BLOCK}#"), ""
+        elif factor.startswith(f"{COMMON}:"):
+            name, _, axis = factor.removeprefix(f"{COMMON}:").rpartition("/")
+        else:
             return None
         if name.partition(":")[0] not in context.graph.nodes:
             return None
-        source, at = context.graph.value(name), int(axis)
+        source = context.graph.value(name)
         fact = context.state.facts.get(source)
-        if fact is None or fact.shape is None or len(fact.shape) <= at or fact.shape[at] != Sym(1, (factor,)):
+        if fact is None or fact.shape is None or source.node not in context.early:
             return None
-        if source.node not in context.early:
-            return None
-        return source, at
+        at = int(axis) if axis else fact.placement.dim
+        is_there = len(fact.shape) > at and fact.shape[at] == Sym(1, (factor,))
+        return (source, at) if is_there else None
 
     def _read(self, source: Value, axis: int) -> Value:
-        """Return the size of a dimension that is equally long in all blocks."""
+        """Return the size of a dimension of the whole: that of any block, or all rows that turn up in one."""
         context, name = self._context, f"{source.node.name}/size_{axis}"
+        counts = is_local((context.state.facts[source].shape or ())[axis])
         if (source, axis) not in context.open_sizes:
             span = source.node.span
             shape = context.add("Shape", [source], name=f"{name}/shape", span=span, origin=source.node)
@@ -139,8 +146,8 @@ class _Sizes:
             size = context.add(
                 "StridedSlice", [shape.output(), *ends], name=name, span=span, origin=source.node, attrs=attrs
             ).output()
-            if span is Span.EACH:  # all are equal, and the largest of all can be had before any of them begins
-                size = combine.reduce_local(context, size, "max", name)
+            if span is Span.EACH:  # where all are equal, the largest of all can be had before any of them begins
+                size = combine.reduce_local(context, size, "sum" if counts else "max", name)
             context.open_sizes[source, axis] = size
         return self._as_number(context.open_sizes[source, axis], "size")
 

@@ -4,7 +4,7 @@
     after    rows [b*T, d];  GatherV2(rows, positions + [0, T, ... of b])     numbers of rows of the block
 
     before   UnsortedSegmentSum(slopes, positions + [0, T, ...], B*T)         the gradient of the same
-    after    the same, of the block
+    after    the same, of the block; so with ScatterNd, as in the gradient of the largest of each example
 
 It holds where each position lies within its example. Only the run can tell: `CheckNumerics` fails where one does not,
 on every kind of device. So this is done where the other way is that all micro-batches meet.
@@ -16,16 +16,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autograph_rewrite.analysis.dims import BLOCK, Dim, Sym, times, to_global
+from autograph_rewrite.analysis.dims import BLOCK, Dim, Sym, divide, times, to_global
 from autograph_rewrite.analysis.fact import split
-from autograph_rewrite.analysis.propagate import Propagation
-from autograph_rewrite.analysis.rules.local_indices import LOCAL_INDICES
+from autograph_rewrite.analysis.propagate import Propagation, revise
+from autograph_rewrite.analysis.rules.local_indices import ADDS_UP, COPIES, INDEXED_BY, LOCAL_INDICES
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.attrs import encode
 from autograph_rewrite.ir.graph import Graph, Node, Value
 
-COPIES = frozenset(("Identity", "Cast", "Reshape", "ExpandDims", "Squeeze", "StopGradient"))
-"""What hands numbers on in another shape or type."""
 SUMS = frozenset(("Add", "AddV2"))
 EXAMPLES = Sym(1, (BLOCK,))
 OUTSIDE = (
@@ -50,8 +48,8 @@ class Numbers(NamedTuple):
     rows: Dim
 
 
-def localize_indices(graph: Graph, state: Propagation) -> int:
-    """Rewrite the look-ups that stay within an example; return how many. The caller propagates again.
+def localize_indices(graph: Graph, state: Propagation) -> Propagation:
+    """Rewrite the look-ups that stay within an example; return placements as they are then.
 
     Args:
         graph: the graph of `state`, to be edited.
@@ -62,15 +60,16 @@ def localize_indices(graph: Graph, state: Propagation) -> int:
     for node in state.order:
         if node in state.looped or not _may_stay(state, node):
             continue
-        numbers = _numbers(state, node.inputs[1])
+        at = INDEXED_BY[node.op]
+        numbers = _numbers(state, node.inputs[at])
         if numbers is None or not _fits(state, node, numbers):
             continue
-        node.set_input(1, _of_block(graph, state, node.inputs[1], numbers, made))
-        if node.op == "UnsortedSegmentSum":
+        node.set_input(at, _of_block(graph, state, node.inputs[at], numbers, made))
+        if node.op in ADDS_UP:
             node.set_input(2, _rows_of_block(graph, node, made[numbers.sum.output()]))
         _mark(node)
         found += 1
-    return found
+    return revise(state) if found else state
 
 
 def _mark(node: Node) -> None:
@@ -82,17 +81,21 @@ def _may_stay(state: Propagation, node: Node) -> bool:
     if node.op in ("GatherV2", "Gather"):
         axis = state.facts[node.inputs[2]].value if node.op == "GatherV2" else (0,)
         return axis == (0,) and not node.attr("batch_dims", 0)
+    if node.op == "ScatterNd":
+        indices, shape = state.facts[node.inputs[0]].shape, state.facts[node.inputs[2]].value
+        return indices is not None and indices[-1:] == (1,) and shape is not None and len(shape) == 1
     return node.op == "UnsortedSegmentSum"
 
 
 def _fits(state: Propagation, node: Node, numbers: Numbers) -> bool:
     """Return whether the rows that are numbered are those of the examples."""
     rows = times(numbers.rows, EXAMPLES)
-    first = state.facts[node.inputs[0]]
+    at = INDEXED_BY[node.op]
+    first = state.facts[node.inputs[1 - at]]
     if rows is None or first.placement != split(0):
         return False
-    if node.op == "UnsortedSegmentSum":
-        ids, count = state.facts[node.inputs[1]], state.facts[node.inputs[2]].value
+    if node.op in ADDS_UP:
+        ids, count = state.facts[node.inputs[at]], state.facts[node.inputs[2]].value
         fits = count in ((rows,), (to_global(rows, state.semantics.batch),))
         return fits and ids.placement == split(0) and ids.split_size == first.split_size
     return first.split_size == rows
@@ -126,7 +129,7 @@ def _stride(state: Propagation, begins: Value) -> tuple[Value | None, Dim] | Non
     if node.op == "Const":
         return _stride_of_constant(node, state.semantics.batch)
     if node.op == "Range":
-        return (None, 1) if _counts_examples(state, node) else None
+        return _stride_of_range(state, node)
     if node.op != "Mul":
         return None
     for counted, stride in (tuple(node.inputs), tuple(reversed(node.inputs))):
@@ -136,6 +139,15 @@ def _stride(state: Propagation, begins: Value) -> tuple[Value | None, Dim] | Non
         if counted.node.op == "Range" and _counts_examples(state, counted.node) and known.value and known.rank == 0:
             return (stride, known.value[0]) if known.value[0] is not None else None
     return None
+
+
+def _stride_of_range(state: Propagation, node: Node) -> tuple[None, int] | None:
+    """Return by what `Range(0, B*T, T)` counts, where T is stated."""
+    start, limit, step = (state.facts[value].value for value in node.inputs)
+    if start != (0,) or limit is None or step is None or not isinstance(step[0], int) or step[0] < 1:
+        return None
+    examples = divide(limit[0], step[0])
+    return (None, step[0]) if examples in (EXAMPLES, to_global(EXAMPLES, state.semantics.batch)) else None
 
 
 def _stride_of_constant(node: Node, batch: int | None) -> tuple[None, int] | None:
@@ -171,15 +183,17 @@ def _of_block(graph: Graph, state: Propagation, value: Value, numbers: Numbers, 
 
 
 def _rows_of_block(graph: Graph, node: Node, own: Value) -> Value:
-    """Return how many rows a block has: of each example of its numbers."""
+    """Return how many rows a block has: of each example of its numbers; as a vector where that is a shape."""
     begins = own.node.inputs[1].node.inputs[0].node  # of each example: the number times the rows of one
     numbered, rows = begins.inputs
     name = f"{node.name}/rows_of_block"
     count = graph.add("Mul", [numbered.node.inputs[1], rows], name=name, origin=node).output()
-    if count.dtype == node.inputs[2].dtype:
+    if count.dtype != node.inputs[2].dtype:
+        attrs = {"DstT": node.inputs[2].dtype}
+        count = graph.add("Cast", [count], name=f"{name}_as_size", attrs=attrs, origin=node).output()
+    if node.op != "ScatterNd":
         return count
-    attrs = {"DstT": node.inputs[2].dtype}
-    return graph.add("Cast", [count], name=f"{name}_as_size", attrs=attrs, origin=node).output()
+    return graph.add("Pack", [count], name=f"{name}_as_shape", attrs={"N": 1, "axis": 0}, origin=node).output()
 
 
 def _counted(graph: Graph, state: Propagation, numbers: Numbers) -> Value:

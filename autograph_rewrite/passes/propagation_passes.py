@@ -28,6 +28,7 @@ from autograph_rewrite.passes.cut_draws import cut_draws
 from autograph_rewrite.passes.decompose import decompose
 from autograph_rewrite.passes.divided import coverage_of
 from autograph_rewrite.passes.localize_indices import localize_indices
+from autograph_rewrite.passes.localize_kept import localize_kept
 from autograph_rewrite.passes.may_segment import propagate_parts
 from autograph_rewrite.passes.order_accesses import AccessOrder, access_order
 from autograph_rewrite.passes.own_parts import take_own_parts
@@ -131,9 +132,12 @@ def _has_local_statistics(rewrite: Rewrite) -> bool:
 
 def _localize_indices(rewrite: Rewrite) -> None:
     """Number rows within an example instead of within the whole batch."""
-    state = rewrite.get(Propagation)
-    if localize_indices(rewrite.graph, state):
-        rewrite.put(revise(state))
+    rewrite.put(localize_indices(rewrite.graph, rewrite.get(Propagation)))
+
+
+def _localize_kept(rewrite: Rewrite) -> None:
+    """Number the rows that a mask keeps within the block instead of within the whole batch."""
+    rewrite.put(localize_kept(rewrite.graph, rewrite.get(Propagation), ordered=not rewrite.plan.interleaved))
 
 
 def _has_micro_batches(rewrite: Rewrite) -> bool:
@@ -178,7 +182,7 @@ def _cut(rewrite: Rewrite) -> None:
     gathered = choose_gathers(state, outputs)
     if gathered:
         state = revise(state, reduced=gathered)
-    if crosses and (copies := copy_before_branches(graph, state)):
+    if copies := copy_before_branches(graph, state, plan):
         state = revise(state)
         state = revise(state, reduced=[graph.nodes[name].output() for name in copies])
     rewrite.put(state)
@@ -241,6 +245,7 @@ ANALYSIS = (
     Pass("split-draws", _cut_draws, needs=(Propagation,), gives=(Propagation,)),
     Pass("local-batch-norm", _mark_statistics, _has_local_statistics, (Propagation,), (Propagation,)),
     Pass("localize-indices", _localize_indices, _has_micro_batches, (Propagation,), (Propagation,)),
+    Pass("localize-kept-rows", _localize_kept, _has_micro_batches, (Propagation,), (Propagation,)),
     Pass("decompose", _decompose, _mixes_examples, (Propagation,), (Propagation,)),
     Pass("place-reductions", _cut, needs=(Propagation,), gives=(Propagation,)),
     Pass("rematerialize", _rematerialize, _is_recomputed, (Propagation,), (Propagation, Decision)),

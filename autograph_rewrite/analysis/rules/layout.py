@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from autograph_rewrite.analysis.dims import (
     Dim,
     any_local,
@@ -285,9 +287,15 @@ def join_pieces(n: Op, pieces: Sequence[int]) -> tuple[Placement, dict[int, Want
     return None
 
 
+def value_transpose(n: Op) -> sizes.Values | None:
+    """A matrix of sizes, such as repeats beside dimensions in the gradient of a tile."""
+    known, order = sizes.array(n, 0), n.ints(1)
+    return None if known is None or order is None else (sizes.flat(np.transpose(known, order)),)
+
+
 RULES: dict[str, Rule] = {
     "Reshape": Rule(place_reshape, shape_reshape, lambda n: (n.value(0),), "layout"),
-    "Transpose": Rule(place_transpose, shape_transpose, family="layout"),
+    "Transpose": Rule(place_transpose, shape_transpose, value_transpose, "layout"),
     "ConjugateTranspose": Rule(place_transpose, shape_transpose, family="layout"),
     "ExpandDims": Rule(place_expand_dims, shape_expand_dims, lambda n: (n.value(0),), "layout"),
     "Squeeze": Rule(place_squeeze, shape_squeeze, lambda n: (n.value(0),), "layout"),

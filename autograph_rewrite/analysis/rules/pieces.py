@@ -53,10 +53,11 @@ def shape_pack(n: Op) -> tuple[Shape | None, ...]:
 
 
 def value_pack(n: Op) -> sizes.Values | None:
-    """A vector of sizes."""
-    if any(n.rank(i) != 0 or n.value(i) is None for i in range(len(n.inputs))):
+    """A vector of sizes, or a matrix of vectors of them."""
+    pieces = sizes.arrays(n)
+    if pieces is None or len({piece.shape for piece in pieces}) != 1:
         return None
-    return (tuple((n.value(i) or (None,))[0] for i in range(len(n.inputs))),)
+    return (sizes.flat(np.stack(pieces, n.attr("axis", 0))),)
 
 
 def place_unpack(n: Op) -> Placed:

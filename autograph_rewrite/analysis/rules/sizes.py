@@ -258,13 +258,13 @@ def value_range(n: Op) -> Values | None:
 
 
 def shape_range(n: Op) -> tuple[Shape | None, ...]:
-    """A vector; its length is known where its contents are, or where it counts from 0 by 1."""
+    """A vector; its length is known where its contents are, or where it counts from 0 by what goes into the limit."""
     value = value_range(n)
     if value is not None and value[0] is not None:
         return ((len(value[0]),),)
     start, stop, step = (n.value(i) for i in range(3))
-    counts = start == (0,) and step == (1,) and stop is not None
-    return ((stop[0],),) if counts and stop is not None else ((None,),)
+    counts = start == (0,) and stop is not None and step is not None and isinstance(step[0], int) and step[0] > 0
+    return ((divide(stop[0], step[0]),),) if counts and stop is not None and step is not None else ((None,),)
 
 
 def value_invert_permutation(n: Op) -> Values | None:

@@ -55,7 +55,7 @@ def check_claims(nodes: Sequence[Node], claims: Claims) -> list[str]:
                 raise _refusal(node, "it holds blocks with segments, of which it knows nothing")
             containers.append(seen)
             continue
-        if LOCAL_INDICES in node.attrs:
+        if node.attr(LOCAL_INDICES, False):
             if (wrong := judge_local_indices(node, claims)) is not None:
                 raise _refusal(node, wrong)
             continue
