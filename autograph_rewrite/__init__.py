@@ -22,7 +22,16 @@ from autograph_rewrite.errors import (
 )
 
 if TYPE_CHECKING:
-    from autograph_rewrite.api import allow_code, build_plan, distribute, join, rewrite, shard_dataset, verify
+    from autograph_rewrite.api import (
+        allow_code,
+        build_plan,
+        distribute,
+        join,
+        register_pass,
+        rewrite,
+        shard_dataset,
+        verify,
+    )
     from autograph_rewrite.cost.simulate import simulate
     from autograph_rewrite.inspect.diff import diff
     from autograph_rewrite.inspect.dump import dump
@@ -51,6 +60,7 @@ __all__ = [
     "dump",
     "explain",
     "join",
+    "register_pass",
     "rewrite",
     "shard_dataset",
     "simulate",
@@ -68,6 +78,7 @@ _LAZY = {
     "dump": "inspect.dump",
     "explain": "inspect.explain",
     "join": "api",
+    "register_pass": "api",
     "rewrite": "api",
     "shard_dataset": "api",
     "simulate": "cost.simulate",

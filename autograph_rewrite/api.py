@@ -5,7 +5,7 @@ item ──build_plan──► Plan ──rewrite──► distributed item ─�
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from autograph_rewrite.load.normal import normalise_original
 from autograph_rewrite.passes import coverage, pipeline
 from autograph_rewrite.passes.idle import noted, with_idle_settings
 from autograph_rewrite.passes.pass_manager import Observer
-from autograph_rewrite.plan import check, own_code
+from autograph_rewrite.plan import check, own_code, own_passes
 from autograph_rewrite.plan.chosen import chosen, chosen_config
 from autograph_rewrite.plan.config import Config
 from autograph_rewrite.plan.membership import in_job
@@ -194,6 +194,20 @@ def shard_dataset(
     from autograph_rewrite.runtime.shard_dataset import shard_dataset as run
 
     return run(dataset, global_batch_size, policy=policy, config=config)
+
+
+def register_pass(name: str, function: Callable[[Any], None], *, after: str) -> None:
+    """Run a function as a pass in every rewrite of this process from now on; one of the same name takes its place.
+
+    Args:
+        name: in words with hyphens, as in `fold-bias`.
+        function: is called with the rewrite under way (docs/writing_passes.md), and edits its graph.
+        after: the pass behind which it runs; `autograph-rewrite opt --list` names them.
+
+    Raises:
+        ConfigError: the name is no name of a pass, or nothing of one's own can run behind that pass.
+    """
+    own_passes.register_pass(name, function, after=after)
 
 
 def allow_code(path: str | Path) -> None:

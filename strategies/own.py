@@ -7,12 +7,11 @@ It is run only where the user has allowed that (`plan.own_code`).
 
 from __future__ import annotations
 
-import importlib.util
 from typing import cast
 
 from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.plan.config import Config
-from autograph_rewrite.plan.own_code import find_file, require_allowed
+from autograph_rewrite.plan.own_code import find_file, load_module, require_allowed
 from autograph_rewrite.strategies.base import StrategyBuilder
 
 
@@ -25,14 +24,7 @@ def load_own(file: str, name: str, config: Config) -> StrategyBuilder:
     where = config.where("strategy", "name")
     path = find_file(file, where)
     require_allowed(path, where)
-    spec = importlib.util.spec_from_file_location(f"autograph_rewrite_own_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{where}: '{path}' is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise ConfigError(f"{where}: '{path}' cannot be run: {type(error).__name__}: {error}") from error
+    module = load_module(path, where)
     kind = getattr(module, name, None)
     if not isinstance(kind, type) or not callable(getattr(kind, "build", None)):
         hint = "it needs the method build(self, item, config) that returns a Plan"

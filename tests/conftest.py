@@ -101,6 +101,15 @@ def kept_float_type() -> Iterator[None]:
         assert (keras.config.floatx(), keras.config.dtype_policy().name) == ("float32", "float32")
 
 
+@pytest.fixture(autouse=True)
+def forgotten_passes() -> Iterator[None]:
+    """Let no test leave a pass of its own to the tests behind it."""
+    yield
+    own_passes = sys.modules.get("autograph_rewrite.plan.own_passes")
+    for name in list(own_passes.registered()) if own_passes is not None else ():
+        own_passes.unregister_pass(name)
+
+
 @pytest.fixture(scope="session")
 def fresh_python() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Return a function that runs code in a new interpreter: for what happens once per process."""

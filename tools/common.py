@@ -16,7 +16,7 @@ from autograph_rewrite.errors import GraphError
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes.coverage import Coverage
 from autograph_rewrite.plan.config import Config
-from autograph_rewrite.plan.own_code import allow_code, named_file
+from autograph_rewrite.plan.own_code import allow_code, named_files
 from autograph_rewrite.plan.plan import Plan
 
 GRAPH_FORMS = (".ar", ".pb", ".pbtxt")
@@ -90,7 +90,7 @@ def add_config(parser: argparse.ArgumentParser, *, plan: bool = False, required:
 
 def add_allow_code(parser: argparse.ArgumentParser) -> None:
     """Declare `--allow-code`."""
-    parser.add_argument("--allow-code", action="store_true", help="run the Python file that the configuration names")
+    parser.add_argument("--allow-code", action="store_true", help="run the Python files that the configuration names")
 
 
 def add_batch(parser: argparse.ArgumentParser) -> None:
@@ -124,8 +124,7 @@ def read_config(args: argparse.Namespace) -> Config:
         ConfigError: the configuration is wrong, or the code that it names is not there.
     """
     config = Config.load(args.config)
-    file = named_file(config) if args.allow_code else None
-    if file is not None:
+    for file in named_files(config) if args.allow_code else ():
         allow_code(file)
     return config
 

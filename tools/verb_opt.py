@@ -11,6 +11,7 @@ from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.optimize import Shown, optimize, require_unfolded, text_of
 from autograph_rewrite.inspect.table import drawn, table
 from autograph_rewrite.load.normal import normalise_original
+from autograph_rewrite.passes.own import with_own
 from autograph_rewrite.passes.pipeline import PIPELINE
 from autograph_rewrite.passes.report import PassRecord
 from autograph_rewrite.passes.selection import require_known, select
@@ -63,14 +64,15 @@ def run(args: argparse.Namespace) -> int:
     if args.graph is None:
         raise GraphError("no graph is named", hint="autograph-rewrite opt GRAPH, or opt --list")
     stop = args.stop_after or (None if args.passes else FOLDED)
-    passes = select(PIPELINE, only=args.passes, stop_after=stop, skip=args.skip)
-    require_known((*args.print_before, *args.print_after), PIPELINE)
-    shown = Shown(args.print_before, args.print_after, full=args.full)
     chosen = config_or_plan(args) if args.config or args.plan else Config.of(ALONE)
     loaded = load_graph(args)
     require_unfolded(loaded.graph)
     item = normalise_original(loaded)
     plan = chosen if isinstance(chosen, Plan) else request(item, chosen)
+    known = with_own(PIPELINE, plan)
+    passes = select(known, only=args.passes, stop_after=stop, skip=args.skip)
+    require_known((*args.print_before, *args.print_after), known)
+    shown = Shown(args.print_before, args.print_after, full=args.full)
     with reproducible(item, plan, args.task):
         rewrite = optimize(item, plan, passes, task=args.task, shown=shown, verify=not args.no_verify)
     text = text_of(rewrite, full=args.full)

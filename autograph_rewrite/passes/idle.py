@@ -319,6 +319,7 @@ READERS: Mapping[str, Reader] = MappingProxyType(
         "accumulation.layout": _with_micro,
         "accumulation.uneven": _with_micro,
         **dict.fromkeys(("remat", "remat.policy", "remat.names", "remat.scopes"), read),  # the pass notes what it left
+        **dict.fromkeys(("passes", "passes.file", "passes.after"), read),
         "mesh": read,
         "mesh.data": read,  # it must be what the devices make of it
         "mesh.model": read,

@@ -21,6 +21,7 @@ from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes.alternatives import add_alternatives
 from autograph_rewrite.passes.conversion_passes import CONVERSION
 from autograph_rewrite.passes.emission_passes import EXPAND, PLACE, finished
+from autograph_rewrite.passes.own import with_own
 from autograph_rewrite.passes.pass_manager import Observer, Pass, run_passes
 from autograph_rewrite.passes.place import run_devices
 from autograph_rewrite.passes.propagation_passes import ANALYSIS, PLANNING, PROPAGATION
@@ -83,7 +84,7 @@ def rewrite(
 def _rewrite(request: Request, graph: Graph, *, verify: bool = False, observers: Sequence[Observer] = ()) -> GraphItem:
     state = Rewrite.of(request, graph)
     require_no_servers(state.job)
-    run_passes(state, PIPELINE[:-1], verify=verify, observers=observers)
+    run_passes(state, with_own(PIPELINE[:-1], state.plan), verify=verify, observers=observers)
     if verify and len(set(run_devices(state.plan))) > 1:
         check_arrivals(graph, {node.name for node in state.get(Propagation).order}, on_other_replicas)
     run_passes(state, PIPELINE[-1:])
@@ -103,7 +104,7 @@ def resolve(item: GraphItem, plan: Plan, batch: int | None = None) -> Plan:
     """
     with no_garbage_collection():
         state = Rewrite.of(Request(item, replace(plan, edges=()), batch=batch), item.graph.clone())
-        run_passes(state, PLANNING)
+        run_passes(state, with_own(PLANNING, state.plan))
         return replace(state.plan, devices=plan.devices, mode=plan.mode, mesh=plan.mesh, variables=plan.variables)
 
 
@@ -116,5 +117,5 @@ def analyse(graph: Graph, item: GraphItem, plan: Plan) -> tuple[Propagation, lis
         plan: the request.
     """
     state = Rewrite(Request(item, plan), graph, plan, item, plan)
-    run_passes(state, ANALYSIS)
+    run_passes(state, with_own(ANALYSIS, plan))
     return state.get(Propagation), state.outputs

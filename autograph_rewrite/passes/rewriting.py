@@ -115,6 +115,17 @@ class Rewrite:
         result: Result = self._results[kind]
         return result
 
+    def replace(self, old: Value, new: Value) -> None:
+        """Let everybody who reads a value, the outside among them, read another one.
+
+        Raises:
+            PassError: they are of different types.
+        """
+        if old.dtype != new.dtype:
+            raise PassError(f"'{new.name}' cannot take the place of '{old.name}': its type is another", node=old.node)
+        old.replace_all_uses_with(new, keep=[new.node])
+        self.graph.move_anchors(old, new)
+
     @property
     def instances(self) -> int:
         """How many instances an EACH node has in this process: those of micro-batches, too, until a loop has them."""

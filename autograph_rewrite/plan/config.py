@@ -27,6 +27,7 @@ from autograph_rewrite.plan.sections import (
     Mesh,
     Mode,
     Override,
+    PassSection,
     Pipeline,
     Remat,
     Section,
@@ -56,6 +57,8 @@ class Config(Section):
     """How these parts are cut, and run."""
     remat: Remat = Remat()
     """Recompute activations instead of keeping them."""
+    passes: tuple[PassSection, ...] = ()
+    """Passes of one's own, which edit the graph before it is distributed (docs/writing_passes.md)."""
     mesh: Mesh | None = None
     """The sizes of the device axes; left out: all devices are replicas."""
     sharding: tuple[Sharding, ...] = ()

@@ -15,6 +15,7 @@ _UNITS |= {f"{letter}b": 1000**power for power, letter in enumerate("kmgt", star
 _UNITS |= {f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", start=1)}
 _SIZE = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?) *(?P<unit>[A-Za-z]*)")
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
+_FUNCTION = re.compile(r".+\.py:[A-Za-z_][A-Za-z0-9_]*")
 _REMAT = re.compile(r"none|sqrt|names|scopes|save_matmuls|every:[1-9][0-9]*|budget:(?P<size>.+)")
 
 # `4m` could be either; asking costs one second, guessing may cost a night.
@@ -73,6 +74,15 @@ NotNegative = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 DeviceName = Annotated[str, Field(strict=True), AfterValidator(canonical)]
 Pattern = Annotated[str, Field(strict=True, min_length=1), AfterValidator(_regular_expression)]
 Address = Annotated[str, Field(strict=True), AfterValidator(read_address)]
+
+
+def _function_name(value: str) -> str:
+    if not _FUNCTION.fullmatch(value):
+        raise ValueError(f"must be path/to/file.py:function, not {value!r}")
+    return value
+
+
+FunctionName = Annotated[str, Field(strict=True), AfterValidator(_function_name)]
 RematPolicy = Annotated[str, Field(strict=True), AfterValidator(_remat_policy)]
 Size = Annotated[
     int,

@@ -1,15 +1,18 @@
 """Python files that a configuration names are run only where the user has allowed it.
 
-A configuration is data, and may be a stranger's. Code that it names (`strategy: {name: file.py:Class}`) runs after
-`--allow-code` on the command line, which allows the file that the given configuration names, or `ar.allow_code(path)`.
+A configuration is data, and may be a stranger's. Code that it names (`strategy: {name: file.py:Class}`, `passes`) runs
+after `--allow-code` on the command line, which allows the files that the given configuration names, or
+`ar.allow_code(path)`.
 What is allowed stands in the environment, so that the processes of a job have it from the one that starts them.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 from pathlib import Path
+from types import ModuleType
 
 from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.plan.builder_names import own_builder
@@ -46,14 +49,33 @@ def require_allowed(path: Path, where: str) -> None:
     )
 
 
-def named_file(config: Config) -> Path | None:
-    """The Python file that a configuration names; None where it names none.
+def named_files(config: Config) -> list[Path]:
+    """The Python files that a configuration names: of its builder, and of its passes.
 
     Raises:
         ConfigError: there is no such file.
     """
     own = own_builder(config.strategy.name)
-    return find_file(own[0], config.where("strategy", "name")) if own is not None else None
+    files = [find_file(own[0], config.where("strategy", "name"))] if own is not None else []
+    named = ((one.file.rpartition(":")[0], config.where("passes", i, "file")) for i, one in enumerate(config.passes))
+    return [*files, *(find_file(file, where) for file, where in named)]
+
+
+def load_module(path: Path, where: str) -> ModuleType:
+    """Run a file as a module of its own.
+
+    Raises:
+        ConfigError: it is no Python file, or it fails.
+    """
+    spec = importlib.util.spec_from_file_location(f"autograph_rewrite_own_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{where}: '{path}' is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ConfigError(f"{where}: '{path}' cannot be run: {type(error).__name__}: {error}") from error
+    return module
 
 
 def find_file(file: str, where: str) -> Path:

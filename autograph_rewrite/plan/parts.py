@@ -88,6 +88,21 @@ class Remat:
 
 
 @dataclass(frozen=True)
+class OwnPass:
+    """A pass of the user's own.
+
+    Attributes:
+        name: what it is registered as.
+        after: the pass behind which it runs.
+        code: digest of its code.
+    """
+
+    name: str
+    after: str
+    code: str = ""
+
+
+@dataclass(frozen=True)
 class BatchInput:
     """An input of the step and the axis of it that counts examples.
 

@@ -28,6 +28,7 @@ from autograph_rewrite.plan.parts import (
     EdgePlan,
     Micro,
     Options,
+    OwnPass,
     Pipeline,
     Remat,
     Semantics,
@@ -52,6 +53,7 @@ class Plan:
         micro: how each replica's part is cut in time; None: not at all.
         pipeline: how the model is cut into stages; None: not at all.
         remat: what is computed again for the gradients; None: nothing.
+        passes: those of the user's own.
         edges: empty in a request; resolved by propagation.
         source: the file that it came from, for error messages; no part of its value.
     """
@@ -73,6 +75,7 @@ class Plan:
     micro: Micro | None = None
     pipeline: Pipeline | None = None
     remat: Remat | None = None
+    passes: tuple[OwnPass, ...] = ()
     source: Source = field(default_factory=lambda: Source("plan"), compare=False, repr=False)
 
     @property

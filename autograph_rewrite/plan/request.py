@@ -12,6 +12,7 @@ from autograph_rewrite.plan.config import Config
 from autograph_rewrite.plan.devices import canonical, on_task
 from autograph_rewrite.plan.faults import Fault, did_you_mean, raise_if_any
 from autograph_rewrite.plan.items import InputLike, ItemLike, graph_digest
+from autograph_rewrite.plan.own_passes import own_passes
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.sections import Override, Pipeline
 
@@ -42,6 +43,7 @@ def request(item: ItemLike, config: Config, *, strategy: str) -> Plan:
         micro=_micro(item, config),
         pipeline=_pipeline(config, len(devices)),
         remat=_remat(config),
+        passes=own_passes(config),
     )
     return replace(plan, id=f"{strategy}-{plan.digest()[:12]}")
 

@@ -12,6 +12,7 @@ from autograph_rewrite.plan.fields import (
     Count,
     DeviceName,
     Flag,
+    FunctionName,
     Natural,
     NotNegative,
     Pattern,
@@ -173,6 +174,19 @@ class Remat(Section):
     """Patterns of the tensors that are kept, for the policy `names`."""
     scopes: tuple[Pattern, ...] = ()
     """Patterns of the name scopes that are computed again, each by itself, for the policy `scopes`."""
+
+
+AFTER = ("eliminate-dead-code", "propagate", "split-draws", "decompose", "place-reductions")
+"""Passes behind which one of the user's own can run: until the plan is resolved, nothing is converted yet."""
+
+
+class PassSection(Section):
+    """A pass of the user's own."""
+
+    file: FunctionName
+    """`path/to/file.py:function`; it runs only where that is allowed (--allow-code, or ar.allow_code)."""
+    after: Literal["eliminate-dead-code", "propagate", "split-draws", "decompose", "place-reductions"]
+    """The pass behind which it runs."""
 
 
 class Mesh(Section):

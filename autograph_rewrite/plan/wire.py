@@ -22,6 +22,7 @@ _PARTS: dict[str, type[Any]] = {
     "Micro": parts.Micro,
     "Pipeline": parts.Pipeline,
     "Remat": parts.Remat,
+    "OwnPass": parts.OwnPass,
     "BatchInput": parts.BatchInput,
     "Options": parts.Options,
     "VariableRequest": parts.VariableRequest,

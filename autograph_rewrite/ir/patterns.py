@@ -1,0 +1,92 @@
+"""Trees of ops to look for in a graph, for people who write passes.
+
+Op("Mul", Op("Mul", "x", "a"), "b")         two scalings, one behind the other
+find(..., graph) ──► Found(%scaled_twice, {"x": %x, "a": %a, "b": %b})
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from autograph_rewrite.ir.graph import Graph, Value
+from autograph_rewrite.ir.walk import topological_order
+
+
+@dataclass(frozen=True, init=False)
+class Op:
+    """Output 0 of a node of some op type.
+
+    Attributes:
+        types: op types, with blanks between them.
+        inputs: a pattern for each operand, or the name by which the match calls its value; none: whatever it reads.
+        commutes: the two operands may stand the other way round.
+        sole: nobody else reads the value, so that its node is not needed any more once it is replaced.
+    """
+
+    types: tuple[str, ...]
+    inputs: tuple[Op | str, ...]
+    commutes: bool
+    sole: bool
+
+    def __init__(self, types: str, *inputs: Op | str, commutes: bool = False, sole: bool = False) -> None:
+        for name, value in (
+            ("types", tuple(types.split())),
+            ("inputs", inputs),
+            ("commutes", commutes),
+            ("sole", sole),
+        ):
+            object.__setattr__(self, name, value)
+
+
+class Found(NamedTuple):
+    """A place where a pattern matches.
+
+    Attributes:
+        value: what its outermost op makes.
+        of: the values that the pattern names.
+    """
+
+    value: Value
+    of: Mapping[str, Value]
+
+
+def find(pattern: Op, graph: Graph) -> Iterator[Found]:
+    """Yield where a pattern matches, consumers last; the graph may be edited behind what was yielded."""
+    for node in topological_order(graph):
+        if node.name in graph and node.op in pattern.types:
+            found = match(pattern, node.output())
+            if found is not None:
+                yield Found(node.output(), found)
+
+
+def match(pattern: Op | str, value: Value, known: Mapping[str, Value] | None = None) -> dict[str, Value] | None:
+    """Return the values that a pattern names, or None where it does not match; one name is one value.
+
+    Args:
+        pattern: what to look for.
+        value: where.
+        known: values that are named already.
+    """
+    names = dict(known or {})
+    if isinstance(pattern, str):
+        return names | {pattern: value} if names.get(pattern, value) is value else None
+    node = value.node
+    if node.op not in pattern.types or value.index:
+        return None
+    if not pattern.inputs:
+        return names
+    if len(node.inputs) != len(pattern.inputs):
+        return None
+    orders = [pattern.inputs, pattern.inputs[::-1]] if pattern.commutes else [pattern.inputs]
+    for order in orders:
+        found: dict[str, Value] | None = names
+        for inner, read in zip(order, node.inputs, strict=True):
+            if found is None or (isinstance(inner, Op) and inner.sole and len(read.uses) != 1):
+                found = None
+                break
+            found = match(inner, read, found)
+        if found is not None:
+            return found
+    return None

@@ -1,0 +1,52 @@
+"""Passes of the user's own in the pipeline: each behind the pass that it names, verified like the others.
+
+    propagate ► decompose ► ...     with fold-bias after propagate:     propagate ► fold-bias ► decompose ► ...
+
+Behind one that edits the graph, what nobody needs any more is dropped, and placements are propagated again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autograph_rewrite.analysis.propagate import Propagation, revise
+from autograph_rewrite.errors import PassError, RewriteError
+from autograph_rewrite.passes.pass_manager import Pass
+from autograph_rewrite.passes.prune import prune
+from autograph_rewrite.passes.rewriting import Rewrite
+from autograph_rewrite.plan.own_passes import PassFunction, function_of
+from autograph_rewrite.plan.plan import Plan
+
+
+def with_own(passes: Sequence[Pass], plan: Plan) -> tuple[Pass, ...]:
+    """Return passes with those of the user's own that a plan names; where the pass before one is left out, it is first.
+
+    Raises:
+        PlanError: one is not registered in this program.
+    """
+    if not plan.passes:
+        return tuple(passes)
+    names = {one.name for one in passes}
+    behind: dict[str, list[Pass]] = {}
+    for own in plan.passes:
+        made = Pass(own.name, _guarded(own.name, function_of(own)))
+        behind.setdefault(own.after if own.after in names else "", []).append(made)
+    return (*behind.get("", ()), *(each for one in passes for each in (one, *behind.get(one.name, ()))))
+
+
+def _guarded(name: str, function: PassFunction) -> PassFunction:
+    def run(rewrite: Rewrite) -> None:
+        edits = rewrite.graph.edits
+        try:
+            function(rewrite)
+        except RewriteError:
+            raise
+        except Exception as error:
+            raise PassError(f"the pass '{name}' of your own has failed: {type(error).__name__}: {error}") from error
+        if rewrite.graph.edits != edits:
+            prune(rewrite.graph, rewrite.roots)
+            if rewrite.has(Propagation):
+                rewrite.put(revise(rewrite.get(Propagation)))
+
+    run.__doc__ = function.__doc__
+    return run
