@@ -26,6 +26,7 @@ MIRRORS = {
     "Server": parts.Server,
     "Micro": parts.Micro,
     "Pipeline": parts.Pipeline,
+    "OwnPass": parts.OwnPass,
     "Remat": parts.Remat,
     "Edge": parts.EdgePlan,
 }
