@@ -19,6 +19,7 @@ from autograph_rewrite.ir.frames import frames_of, unconditional
 from autograph_rewrite.ir.graph import Graph, Node, Select, Span
 from autograph_rewrite.ir.opdefs import find_op
 from autograph_rewrite.ir.walk import descendants, topological_order
+from autograph_rewrite.passes.kept_order import accesses_in_order, keep_order
 from autograph_rewrite.passes.meetings import after, counted_before, levels_of
 
 
@@ -27,7 +28,7 @@ def free_waiting(graph: Graph) -> None:
 
     TensorFlow's gradients let some values wait for others that they do not read. What a function returns waits for its
     updates: then let whoever joins the micro-batches' parts of it wait instead. What follows from an effect, as the end
-    of a branch from the updates in it, is waited for as before.
+    of a branch from the updates in it, is waited for as before; and what is read before an update is read before it.
 
     Args:
         graph: the folded graph, complete.
@@ -35,6 +36,7 @@ def free_waiting(graph: Graph) -> None:
     nodes = topological_order(graph)
     certain = unconditional(nodes)
     acted = descendants(node for node in nodes if _acts(node))
+    pairs = accesses_in_order(nodes, certain)
     for node in nodes:
         if node not in certain:
             continue
@@ -45,6 +47,7 @@ def free_waiting(graph: Graph) -> None:
             _let_instances_wait(node, certain)
         elif node.op == "Identity" and node.span is Span.EACH:
             _wait_later(node)
+    keep_order(graph, pairs)
 
 
 def is_running_sum(node: Node) -> bool:
