@@ -55,3 +55,10 @@ def test_a_refusal_names_the_node_its_op_and_the_pass() -> None:
     row = judge(Mistake(Draw("mlp", "sgd", "shared2"), kind), run_refused=False)
     assert row["verdict"] == "not run"
     assert "behind order-accesses" in row["refused"]
+
+
+@pytest.mark.parametrize("kind", ["update_dropped", "target_waits_for_less"])
+def test_what_is_no_longer_brought_about_with_a_loop_is_refused(kind: str) -> None:
+    chosen = next(one for one in KINDS if one.__name__ == kind)
+    row = judge(Mistake(Draw("mlp", "sgd", "loop_shared"), chosen, "roll-loop"), run_refused=False)
+    assert "no longer runs" in row["refused"], row

@@ -10,15 +10,15 @@ from autograph_rewrite.passes import pipeline
 from tests.seeded_mistakes.draws import Draw
 
 
-@pytest.mark.parametrize(("config", "behind"), [("micro_one", "place"), ("loop_one", "loop")])
+@pytest.mark.parametrize(("config", "behind"), [("micro_one", "assign-devices"), ("loop_one", "roll-loop")])
 def test_an_update_that_waits_for_gradients_comes_behind_what_they_need_read(config: str, behind: str) -> None:
     draw, seen = Draw("ordered_updates", "own", config), list[str]()
 
     def look(name: str, graph: Graph) -> None:
-        if name in ("order reads", behind):
+        if name in ("order-accesses", behind):
             update, read = graph.nodes["AssignSubVariableOp"], graph.nodes["matmul/ReadVariableOp"]
             assert read in ancestors([update]), name
             seen.append(name)
 
     pipeline.rewrite(draw.flat, draw.plan, observers=[look])
-    assert seen == ["order reads", behind]
+    assert seen == ["order-accesses", behind]

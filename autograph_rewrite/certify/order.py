@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from autograph_rewrite.errors import VerifyError
 from autograph_rewrite.ir import dtypes, resources
 from autograph_rewrite.ir.build import ORIGIN_ATTR
+from autograph_rewrite.ir.frames import ENTERS, Frame, by_loops, frames_of
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.opdefs import find_op
 from autograph_rewrite.ir.resources import READS
-from autograph_rewrite.ir.walk import ancestors, marks_before, topological_order
+from autograph_rewrite.ir.walk import EXITS, ancestors, dependencies, marks_before, topological_order
 
 HANDLES = frozenset(("VarHandleOp", "Placeholder", "VariableV2", "Variable"))
 
@@ -55,7 +56,34 @@ def accesses_of(graph: Graph) -> Accesses:
     for nodes in of.values():
         for node in nodes:
             bit.setdefault(node, 1 << len(bit))
-    return Accesses(of, marks_before(order, bit), bit, order)
+    return Accesses(of, _before(order, bit), bit, order)
+
+
+def _before(order: list[Node], bit: Mapping[Node, int]) -> dict[Node, int]:
+    """Return the bits of what runs before each node.
+
+    Behind a loop of which an iteration begins when the one before it has ended, everything in it has run.
+    """
+    frames = frames_of(order)
+    alone: dict[Frame, bool] = {}
+    for node in frames:
+        if node.op in ENTERS:
+            alone[frames[node]] = alone.get(frames[node], True) and node.attr("parallel_iterations") == 1
+    if not any(alone.values()):
+        return marks_before(order, bit)
+    before: dict[Node, int] = {}
+    ended: dict[Frame, int] = {}
+    for node in (node for part in by_loops(order) for node in part):
+        mask = 0
+        for producer in dependencies(node):
+            mask |= before[producer] | bit.get(producer, 0)
+        if node.op in EXITS:
+            mask |= ended.get(frames.get(node.inputs[0].node, ()), 0)
+        before[node] = mask
+        frame = frames.get(node, ())
+        if alone.get(frame):
+            ended[frame] = ended.get(frame, 0) | mask | bit.get(node, 0)
+    return before
 
 
 def accessed(node: Node) -> list[Node]:

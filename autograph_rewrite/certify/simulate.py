@@ -9,103 +9,29 @@ read is right. Everything else is computed (`kernels`), whatever it is called an
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from autograph_rewrite.certify import kernels
+from autograph_rewrite.certify.baseline import Baseline, Leaf, Unknown
+from autograph_rewrite.certify.lists import LISTS
+from autograph_rewrite.certify.loops import Loop, NotUnderstoodError, parts_of
 from autograph_rewrite.certify.samples import COMBINE, Sample, Token, TooLargeError
 from autograph_rewrite.errors import VerifyError
-from autograph_rewrite.ir import dtypes, resources
-from autograph_rewrite.ir.claims import OWN, Claim, Claims, Read
-from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Select, Span, Value
-from autograph_rewrite.ir.opdefs import get_op
-from autograph_rewrite.ir.walk import topological_order
+from autograph_rewrite.ir import dtypes
+from autograph_rewrite.ir.claims import OWN, Read
+from autograph_rewrite.ir.graph import Node, PerInstance, Select, Span, Value
 
-FORWARDS = frozenset(("Identity", "StopGradient", "Snapshot", "PreventGradient", "NextIteration", "Enter", "Exit"))
 MERGES = {b"Add": "sum", b"Max": "max", b"Min": "min", b"Mul": "prod"}
 COLLECTIVES = frozenset(("CollectiveReduceV2", "CollectiveGatherV2"))
-RENAMED = re.compile(r"(.*)/(?:instance|served)(?:_\d+)?")
-OF_REPLICA = ("TensorArray", "Stack", "CheckNumerics", "Assert")
-"""What each replica has of its own, and no other sees; and what only looks at its values."""
+WHOLE = Read("replicated")
 SHAPES_OF_ELEMENTS = frozenset(("TensorListReserve", "EmptyTensorList"))
 RESTATED = frozenset(
     ("shared_name", "container", "element_shape", "element_shape_except0", "tensor_array_name", "stack_name")
 )
 """Attributes that may differ between instances of one node; what they mean is checked elsewhere."""
-
-
-class Leaf(NamedTuple):
-    """What an original node gives: `whole`, or `own` on each instance."""
-
-    name: str
-    form: str
-
-
-class Unknown(NamedTuple):
-    """What nothing here can compute, and why."""
-
-    why: str
-
-
-@dataclass(frozen=True)
-class Baseline:
-    """The graph that placements are claimed of, by name, with its claims."""
-
-    nodes: Mapping[str, Node]
-    claims: Claims
-    types: Mapping[str, int]
-    same: Mapping[str, str]
-
-    @staticmethod
-    def of(graph: Graph, claims: Claims) -> Baseline:
-        """Index a graph; nobody may change it."""
-        types: dict[str, int] = {}
-        same: dict[str, str] = {}
-        for node in topological_order(graph):
-            for value in node.read_outputs:
-                types[value.name] = value.dtype
-            if node.op in FORWARDS and node.inputs and node.op != "NextIteration":
-                source = node.inputs[0].name
-                same[node.output().name] = same.get(source, source)
-        for name in claims.values:
-            types.setdefault(name, graph.value(name).dtype)
-        nodes = {node.name: node for node in graph}
-        return Baseline(nodes, replace(claims, values=_as_long_as_the_batch(nodes, claims)), types, same)
-
-    def match(self, node: Node) -> Node | None:
-        """Return the claimed node that a node of the rewritten graph is, by name, op and attributes."""
-        found = self.nodes.get(node.name)
-        claim = self.claims.values.get(node.name)
-        if node.op in FORWARDS & kernels.KERNELS.keys() and node.span is Span.ONCE and claim and claim.differs:
-            return None  # it hands on what it reads, whole by now
-        if found is not None and found.op == node.op and not self._stands_for_merged(node, found):
-            return found
-        renamed = RENAMED.fullmatch(node.name)
-        found = self.nodes.get(renamed[1]) if renamed else None
-        return found if found is not None and found.op == node.op else None
-
-    def _stands_for_merged(self, node: Node, found: Node) -> bool:
-        """Return whether a node took the name of one that is called otherwise now."""
-        renamed = (node.graph.nodes.get(f"{node.name}/{suffix}") for suffix in ("instance", "served"))
-        return any(one is not None and one.op == found.op for one in renamed)
-
-
-def _as_long_as_the_batch(nodes: Mapping[str, Node], claims: Claims) -> Mapping[str, Claim]:
-    """Return the claims, with a size for each open dimension of which replicas read their blocks."""
-    values = dict(claims.values)
-    for (name, index), read in claims.reads.items():
-        if read.kind != "split":
-            continue
-        value = nodes[name].inputs[index].name
-        shape = values[value].shape if values[value].shape is not None else (None,) * (read.dim + 1)
-        if shape is not None and shape[read.dim] is None:
-            rows = (read.unit, ("B",))
-            values[value] = values[value]._replace(shape=(*shape[: read.dim], rows, *shape[read.dim + 1 :]))
-    return values
 
 
 class Simulation:
@@ -115,12 +41,21 @@ class Simulation:
         baseline: what it should do.
         sample: data.
         order: the nodes, producers first.
+        looped: a loop on each replica runs its micro-batches; else each node has an instance for each of them.
     """
 
-    def __init__(self, baseline: Baseline, sample: Sample, order: Sequence[Node]) -> None:
+    def __init__(self, baseline: Baseline, sample: Sample, order: Sequence[Node], *, looped: bool = False) -> None:
         self._baseline, self._sample, self._order = baseline, sample, order
+        self._micro = baseline.claims.micro if looped else 1
+        self._copies = sample.instances // self._micro  # of each EACH node
         self._held: dict[Value, Any] = {}
-        self._matches = {node: baseline.match(node) for node in order}
+        self._loops: dict[Node, Loop] = {}  # by original node in it
+        self.matches = {node: baseline.match(node) for node in order}
+        self._of_all: set[Node] = set()  # copies that run once, for all micro-batches
+        for node in order if looped else ():
+            if self.matches[node] is None and (found := baseline.match_whole(node)):
+                self.matches[node] = found
+                self._of_all.add(node)
         self.not_covered: dict[str, None] = {}
 
     def run(self) -> None:
@@ -129,23 +64,59 @@ class Simulation:
         Raises:
             VerifyError: something is wrong.
         """
-        for node in self._order:
-            found = self._matches[node]
-            if found is None:
-                self._compute(node)
+        for part, is_loop in parts_of(self._order, self.matches):
+            if is_loop:
+                self._run_loop(part)
             else:
-                for value in node.read_outputs:
-                    self._held[value] = Leaf(found.output(value.index).name, self._form(node, found, value.index))
+                self._run_once(part)
         for node in self._order:
-            found = self._matches[node]
+            found = self.matches[node]
             if found is not None:
                 self._compare(node, found)
 
+    def _run_once(self, nodes: Sequence[Node]) -> None:
+        for node in nodes:
+            found = self.matches[node]
+            if found is not None:
+                for value in node.read_outputs:
+                    self._held[value] = Leaf(found.output(value.index).name, self._form(node, found, value.index))
+                self._check_runs(node)
+            elif not any(value in self._held for value in node.read_outputs):  # else a loop gives it
+                self._compute(node)
+
+    def _check_runs(self, node: Node) -> None:
+        own = [
+            v for v in node.read_outputs if self._micro > 1 and node.span is Span.EACH and self._held[v].form == "own"
+        ]
+        if own:
+            raise VerifyError(f"'{node.name}' runs once for all micro-batches, which differ", node=node)
+
+    def _run_loop(self, nodes: Sequence[Node]) -> None:
+        try:
+            loop = Loop(self, nodes, self._copies, self._micro)
+            loop.run()
+        except NotUnderstoodError as error:
+            unknown = Unknown(f"a loop of the rewrite ({error})")
+            for node in nodes:
+                self._mark(node, unknown)
+            return
+        self._held |= loop.given
+        self._loops |= dict.fromkeys(loop.read, loop)
+
     def _form(self, node: Node, found: Node, index: int) -> str:
+        if node in self._of_all:
+            return "whole"
         claim = self._baseline.claims.values.get(found.output(index).name)
         return (
             "own" if claim is not None and claim.differs and found.name not in self._baseline.claims.folded else "whole"
         )
+
+    def leaf(self, node: Node, index: int, instance: int) -> Leaf:
+        """Return what an instance of an original node gives."""
+        found = self.matches[node]
+        assert found is not None
+        form = self._form(node, found, index)
+        return Leaf(found.output(index).name, form, instance if form == "own" else None)
 
     def outputs(self, anchors: Mapping[str, Value]) -> None:
         """Check that declared outputs are whole.
@@ -160,74 +131,111 @@ class Simulation:
             if value.node.span is Span.EACH or value.dtype in (dtypes.VARIANT, dtypes.RESOURCE):
                 continue  # behind the pass that merges them, they run once
             held = self._held.get(value)
-            self._same_data(value.node, f"the output '{name}'", held, [name], Read("replicated"), 0, once=True)
+            self._same_data(value.node, f"the output '{name}'", held, [name], WHOLE, 0, once=True)
 
     # -- what is not original
 
     def _compute(self, node: Node) -> None:
         try:
-            results = self._results(node)
-        except (TooLargeError, kernels.NoKernelError) as error:
-            results = None
-            self._mark(node, Unknown(f"{node.op} ({error})"))
+            results = self._attempt(node, lambda: self._results(node))
         except _UnknownInputError as error:
-            results = None
             self._mark(node, error.unknown)
+            return
+        for index, data in enumerate(results):
+            self._held[node.output(index)] = data
+
+    def _attempt(self, node: Node, compute: Callable[[], Sequence[Any]]) -> Sequence[Any]:
+        """Compute what a node gives.
+
+        Raises:
+            VerifyError: that cannot be done with what it reads.
+            _UnknownInputError: nothing here can tell.
+        """
+        try:
+            return compute()
+        except (TooLargeError, kernels.NoKernelError) as error:
+            raise _UnknownInputError(Unknown(f"{node.op} ({error})")) from error
         except (ValueError, IndexError, TypeError, OverflowError) as error:
             raise VerifyError(
                 f"'{node.name}' ({node.op}) cannot compute with a batch of {self._sample.batch}: {error}", node=node
             ) from error
-        for index, data in enumerate(results or ()):
-            self._held[node.output(index)] = data
 
     def _mark(self, node: Node, unknown: Unknown) -> None:
         for value in node.read_outputs:
             self._held[value] = unknown
 
-    def _results(self, node: Node) -> Sequence[Any] | None:
+    def _results(self, node: Node) -> Sequence[Any]:
         """Return for each output the data, a list for EACH nodes."""
         if node.op in COLLECTIVES:
             return [self._collective(node)]
         if node.op == "NoOp":
-            return None
-        instances = range(self._sample.instances) if node.span is Span.EACH else range(1)
-        per_instance = []
-        for instance in instances:
-            if node.op == "Const":
-                per_instance.append([_constant(node, instance)])
-                continue
-            if not node.inputs:
-                raise kernels.NoKernelError(node.op)
-            per_instance.append(list(kernels.run(node, self._operands(node, instance))))
+            return ()
+        instances = range(self._copies) if node.span is Span.EACH else range(1)
+        per_instance = [self._of_instance(node, instance, self._operands(node, instance)) for instance in instances]
         if node.span is Span.ONCE:
             return per_instance[0]
         return [list(each) for each in zip(*per_instance, strict=True)]
+
+    def computed(self, node: Node, copy: int, items: Sequence[Any]) -> Sequence[Any]:
+        """Return what a node of a loop that is not original makes of what is held of its operands.
+
+        Raises:
+            VerifyError: it cannot compute with that.
+        """
+        try:
+            return self._attempt(node, lambda: self._of_instance(node, copy, items))
+        except _UnknownInputError as error:
+            return [error.unknown for _ in range(max((value.index for value in node.read_outputs), default=0) + 1)]
+
+    def _of_instance(self, node: Node, instance: int, items: Sequence[Any]) -> Sequence[Any]:
+        if node.op == "Const":
+            return [_constant(node, instance)]
+        if not items:
+            raise kernels.NoKernelError(node.op)
+        if node.op in LISTS:
+            return [LISTS[node.op](items, lambda item: self.data(item, instance))]
+        return list(kernels.run(node, [self.data(item, instance) for item in items]))
 
     def _operands(self, node: Node, instance: int) -> list[Any]:
         operands: list[Any] = []
         for index, value in enumerate(node.inputs):
             select = node.selects.get(index)
             if select is Select.ALL:
-                operands += [self._at(value, r) for r in range(self._sample.instances)]
+                operands += [self._at(value, r) for r in range(self._copies)]
             else:
                 operands.append(self._at(value, instance))
         return operands
 
     def _at(self, value: Value, instance: int) -> Any:
-        """Return what an instance of a value holds."""
+        """Return the data that an instance of a value holds; a list as it is."""
+        return self.data(self.item(value, instance), instance)
+
+    def item(self, value: Value, copy: int) -> Any:
+        """Return what one of the instances of a value holds."""
         held = self._held.get(value)
         if held is None:
-            raise _UnknownInputError(Unknown(f"'{value.name}' of a loop that the rewrite made"))
-        if isinstance(held, Unknown):
-            raise _UnknownInputError(held)
-        if isinstance(held, Leaf):
-            return self._sample.own(held.name, instance) if held.form == "own" else self._sample.whole(held.name)
-        return held[instance] if value.node.span is Span.EACH else held
+            return Unknown(f"'{value.name}' of a loop that the rewrite made")
+        return held[copy] if isinstance(held, list) else held
+
+    def data(self, item: Any, instance: int) -> Any:
+        """Make data of what an instance holds.
+
+        Raises:
+            TooLargeError: it has too many elements.
+            _UnknownInputError: nothing here can tell.
+        """
+        if isinstance(item, Unknown):
+            raise _UnknownInputError(item)
+        if not isinstance(item, Leaf):
+            return item
+        if item.form == "whole":
+            return self._sample.whole(item.name)
+        return self._sample.own(item.name, instance if item.instance is None else item.instance)
 
     def _collective(self, node: Node) -> Any:
         if node.span is Span.ONCE:  # the only member of its process
             return self._at(node.inputs[0], 0)
-        own = [self._at(node.inputs[0], r) for r in range(self._sample.instances)]
+        own = [self._at(node.inputs[0], r) for r in range(self._copies)]
         members = int(self._at(node.inputs[1], 0))
         if members != len(own):
             raise ValueError(f"{members} members of {len(own)}")
@@ -250,31 +258,47 @@ class Simulation:
         self._compare_attributes(node, found)
         claims = self._baseline.claims
         for index, (value, wanted) in enumerate(zip(node.inputs, found.inputs, strict=True)):
-            read = claims.reads.get((found.name, index), OWN)
+            read = WHOLE if node in self._of_all else claims.reads.get((found.name, index), OWN)
             what = f"input {index} of '{node.name}' ({node.op})"
             select = node.selects.get(index)
             if select is Select.ALL:
                 raise VerifyError(f"{what} reads all instances of '{value.name}'", node=node)
-            held = self._held.get(value)
+            held = self._read(node, index)
             if node.op in SHAPES_OF_ELEMENTS and not index:
                 self.not_covered["the shapes that lists state of their elements (their kernels check them)"] = None
                 continue
-            if isinstance(held, Leaf) and held == self._wanted(wanted, read, value.node.span, node.span):
+            if self._is_read_as_it_is(held, self._wanted(wanted, read)):
                 continue
             self._same_data(node, what, held, [wanted.name], read, index, once=node.span is Span.ONCE)
 
-    def _wanted(self, wanted: Value, read: Read, span: Span, reader: Span) -> Leaf | None:
+    def _read(self, node: Node, index: int) -> Any:
+        """Return what an original node holds of an operand; in a loop of the rewrite, a list by instance."""
+        loop = self._loops.get(node)
+        return [items[index] for items in loop.read[node]] if loop else self._held.get(node.inputs[index])
+
+    def _wanted(self, wanted: Value, read: Read) -> Leaf | None:
         """Return the original value that may be read as it is."""
         claim = self._baseline.claims.values.get(wanted.name)
         differs = claim is not None and claim.differs
         if read == OWN:
             return Leaf(wanted.name, "own" if differs else "whole")
-        return Leaf(wanted.name, "whole") if read.kind == "replicated" and not differs else None
+        return Leaf(wanted.name, "whole") if read.kind == "replicated" else None
+
+    def _is_read_as_it_is(self, held: Any, wanted: Leaf | None) -> bool:
+        if wanted is None or not isinstance(held, list):
+            return isinstance(held, Leaf) and held == wanted
+        own = wanted.form == "own"
+        return all(
+            isinstance(item, Leaf) and item == wanted._replace(instance=instance if own else None)
+            for instance, item in enumerate(held)
+        )
 
     def _compare_attributes(self, node: Node, found: Node) -> None:
         for key in {*node.attrs, *found.attrs}:
             if key.startswith("_") or node.attrs.get(key) == found.attrs.get(key) or key in RESTATED:
                 continue
+            if key == "use_locking" and node.attr(key):
+                continue  # which asynchronous workers need, and changes no value
             if isinstance(node.attrs.get(key), PerInstance) and key in ("seed", "seed2") and self._may_differ():
                 continue
             raise VerifyError(f"attribute '{key}' of '{node.name}' ({node.op}) is not the original's", node=node)
@@ -290,9 +314,10 @@ class Simulation:
             why = held.why if held is not None else "a value that the rewrite carries round a loop"
             self.not_covered[f"{what}: {why}"] = None
             return
-        instances = range(1) if once else range(self._sample.instances)
+        in_turn = node in self._loops
+        instances = range(1) if once else range(self._sample.instances if in_turn else self._copies)
         try:
-            actual = [self._actual(held, node, index, r) for r in instances]
+            actual = [self.data(held[r] if isinstance(held, list) else held, r) for r in instances]
             if read.kind == "partial" and not once:
                 good = alike(sum(actual[1:], np.asarray(actual[0])), self._sample.whole(name))
             else:
@@ -301,7 +326,7 @@ class Simulation:
             self.not_covered[f"{what}: its rows do not follow from the size of the batch"] = None
             return
         except TooLargeError:
-            if not isinstance(held, Leaf) or held.name != name:
+            if read != WHOLE or held != Leaf(name, "whole"):
                 self.not_covered[f"{what}: too large"] = None
             return
         except _UnknownInputError as error:
@@ -312,11 +337,6 @@ class Simulation:
                 f"{what} should read {_said(read)} '{name}', but does not with a batch of {self._sample.batch}",
                 node=node,
             )
-
-    def _actual(self, held: Any, node: Node, index: int, instance: int) -> Any:
-        if isinstance(held, Leaf):
-            return self._sample.own(held.name, instance) if held.form == "own" else self._sample.whole(held.name)
-        return held[instance] if isinstance(held, list) else held
 
     def _expected(self, name: str, read: Read, instance: int) -> Any:
         sample = self._sample
@@ -358,41 +378,3 @@ def _said(read: Read) -> str:
         "partial": "a contribution to",
         "entry": "the local size in",
     }[read.kind]
-
-
-def spans(baseline: Baseline, nodes: Iterable[Node]) -> None:
-    """Check that what has an effect runs as often as the original's, and what differs runs on each replica.
-
-    Raises:
-        VerifyError: one does not.
-    """
-    for node in nodes:
-        found = baseline.match(node)
-        if found is None:
-            continue
-        claims = [baseline.claims.values.get(found.output(i).name) for i in range(len(found.output_dtypes))]
-        differs = (
-            any(claim is not None and claim.differs for claim in claims) and found.name not in baseline.claims.folded
-        )
-        if differs and node.span is Span.ONCE:
-            raise VerifyError(f"'{node.name}' runs once, but each replica holds a value of its own", node=node)
-        _check_writes(node)
-        op = get_op(node.op)
-        if differs or node.span is Span.ONCE or not op.is_stateful:
-            continue
-        handles = [kind for kind in node.input_dtypes if kind == dtypes.RESOURCE]
-        if not handles and node.op not in ("VarHandleOp", "NoOp") and not node.op.startswith(OF_REPLICA):
-            raise VerifyError(f"'{node.name}' ({node.op}) has an effect, and runs on each replica", node=node)
-
-
-def _check_writes(node: Node) -> None:
-    """Check that a write runs as often as there are copies of what it writes.
-
-    Raises:
-        VerifyError: it does not.
-    """
-    for handle in resources.written(node):
-        if handle.span is not node.span:
-            often = "once" if node.span is Span.ONCE else "on each replica"
-            copies = "one copy" if handle.span is Span.ONCE else "a copy on each"
-            raise VerifyError(f"'{node.name}' runs {often}, and there is {copies} of '{handle.name}'", node=node)

@@ -17,11 +17,11 @@ from autograph_rewrite.errors import RewriteError, VerifyError
 from autograph_rewrite.ir.claims import Certifier
 from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.passes import pipeline
-from tests.seeded_mistakes import accesses, blocks, exchanges
+from tests.seeded_mistakes import accesses, blocks, exchanges, iterations
 from tests.seeded_mistakes.bench import Bench, Kind
 from tests.seeded_mistakes.draws import Draw
 
-KINDS: tuple[Kind, ...] = (*accesses.KINDS, *exchanges.KINDS, *blocks.KINDS)
+KINDS: tuple[Kind, ...] = (*accesses.KINDS, *exchanges.KINDS, *blocks.KINDS, *iterations.KINDS)
 BOUNDARIES = ("order-accesses", "merge-instances", "roll-loop", "pad-empty-blocks")
 """The names of the passes behind which mistakes are seeded; the first is there in every rewrite."""
 OTHER_BOUNDARY = 0.3
@@ -121,4 +121,8 @@ def mistakes(draw: Draw, made: Counter[str]) -> Iterator[Mistake]:
         rng.shuffle(kinds)
         for kind in sorted(kinds, key=lambda kind: made[kind.__name__]):
             boundary = rng.choice(BOUNDARIES) if rng.random() < OTHER_BOUNDARY else BOUNDARIES[0]
+            if kind in iterations.KINDS:
+                boundary = "roll-loop"
+            if boundary == "roll-loop" and "loop" not in draw.config:
+                continue
             yield Mistake(draw, kind, boundary, number)
