@@ -170,6 +170,48 @@ def test_what_models_do_besides_layers_keeps_micro_batches_apart(build: Callable
         np.testing.assert_allclose(mine, other, 1e-9, 1e-9)
 
 
+def watched(needed: bool = False) -> Built:
+    """A standard deviation over the batch that is looked at, or that the loss needs, too."""
+    with v1.variable_scope("", use_resource=True):
+        x = v1.placeholder(tf.float64, [None, 5, 4], name="x")
+        w, u = (v1.get_variable(name, [4, 4], tf.float64) for name in "wu")
+        h = tf.tensordot(tf.tanh(tf.tensordot(x, w, [[2], [0]])), u, [[2], [0]])
+        spread = tf.math.reduce_std(h, 0)
+        loss = tf.reduce_mean(tf.square(h)) + (tf.reduce_sum(spread) if needed else 0.0)
+    return loss, [spread], v1.train.MomentumOptimizer(0.1, 0.9).minimize(loss)
+
+
+def watching() -> GraphItem:
+    graph = tf.Graph()
+    with graph.as_default():
+        v1.set_random_seed(1)
+        loss, others, train = watched()
+        init = v1.global_variables_initializer()
+    return GraphItem.from_graph(graph, train_op=train, outputs=[loss, *others], init_op=init)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "interleaved"])
+@pytest.mark.parametrize("how", [*STAGED, "a loop of micro-batches"])
+def test_statistics_of_the_batch_that_are_only_looked_at_hinder_nobody(how: str, layout: str) -> None:
+    item, config = watching(), STAGED.get(how) or LOOPS[how]
+    config = {name: {**given, "layout": layout} if isinstance(given, dict) else given for name, given in config.items()}
+    results = []
+    for one in (item, ar.rewrite(item, {"devices": ["CPU:0"], **config})):
+        with one.session() as session:
+            session.run(item.init_op)
+            for step in range(2):
+                x = np.random.default_rng(step).normal(size=(BATCH, 5, 4))
+                found = session.run([*item.outputs, item.targets[0]], {"x": x}, timeout_ms=60000)[:2]
+            results.append([*found, *(session.read_variable(name) for name in item.variables)])
+    for mine, other in zip(*results, strict=True):
+        np.testing.assert_allclose(mine, other, 1e-9, 1e-9)
+
+
+def test_statistics_of_the_batch_that_a_loss_needs_are_refused_in_stages() -> None:
+    with pytest.raises(PassError, match="of the whole batch"):
+        ar.rewrite(item_of(lambda: watched(needed=True)), {"devices": ["CPU:0"], **STAGED["gpipe"]})
+
+
 def images(step: int, rows: int) -> dict[str, Any]:
     rng = np.random.default_rng(step)
     return {"resnet/images": rng.normal(size=(rows, 6, 6, 3)), "resnet/labels": rng.integers(0, 5, rows)}

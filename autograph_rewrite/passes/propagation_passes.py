@@ -30,6 +30,7 @@ from autograph_rewrite.passes.divided import coverage_of
 from autograph_rewrite.passes.localize_indices import localize_indices
 from autograph_rewrite.passes.localize_kept import localize_kept
 from autograph_rewrite.passes.may_segment import propagate_parts
+from autograph_rewrite.passes.observed import compute_outputs_whole
 from autograph_rewrite.passes.order_accesses import AccessOrder, access_order
 from autograph_rewrite.passes.own_parts import take_own_parts
 from autograph_rewrite.passes.partition import by_shards, partition, shard_variables
@@ -195,6 +196,17 @@ def _share_a_device(plan: Plan) -> bool:
     return len(plan.processes) == 1 and plan.replicas > 1 and len(set(run_devices(plan))) == 1
 
 
+def _observe(rewrite: Rewrite) -> None:
+    """Compute what only outputs need of whole values, where all micro-batches would meet for it."""
+    state = rewrite.get(Propagation)
+    if compute_outputs_whole(state, rewrite.targets):
+        rewrite.put(revise(state))
+
+
+def _cannot_wait(rewrite: Rewrite) -> bool:
+    return rewrite.plan.pipeline is not None or rewrite.plan.looped
+
+
 def _rematerialize(rewrite: Rewrite) -> None:
     """Put copies of activations behind the gradients that need them (`remat`)."""
     assert rewrite.plan.remat is not None
@@ -248,6 +260,7 @@ ANALYSIS = (
     Pass("localize-kept-rows", _localize_kept, _has_micro_batches, (Propagation,), (Propagation,)),
     Pass("decompose", _decompose, _mixes_examples, (Propagation,), (Propagation,)),
     Pass("place-reductions", _cut, needs=(Propagation,), gives=(Propagation,)),
+    Pass("gather-for-outputs", _observe, _cannot_wait, (Propagation,), (Propagation,)),
     Pass("rematerialize", _rematerialize, _is_recomputed, (Propagation,), (Propagation, Decision)),
 )
 """From a graph to its placements."""
