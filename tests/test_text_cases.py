@@ -21,11 +21,36 @@ def test_every_pass_has_cases() -> None:
     assert {path.parent.name for path in text_cases.cases()} == {one.name for one in PIPELINE} - {"expand"}
 
 
-def test_a_case_fails_where_the_pass_changes_something_else(tmp_path: Path) -> None:
-    path = next(path for path in text_cases.cases() if path.parent.name == "insert-reshards")
+@pytest.mark.parametrize("folder", sorted({path.parent for path in text_cases.cases()}), ids=lambda folder: folder.name)
+def test_some_case_shows_what_a_pass_does(folder: Path) -> None:
+    expected = [text_cases.parts(path)[1] for path in folder.glob("*.txt")]
+    assert len(expected) > 1
+    assert any(text.startswith(("+ ", "- ", "! ")) for text in expected)
+
+
+@pytest.mark.parametrize("path", text_cases.cases(), ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_a_case_begins_with_a_sentence(path: Path) -> None:
+    first = text_cases.parts(path)[0].splitlines()[0]
+    assert first.startswith("# ")
+    assert first.endswith(".")
+
+
+def test_a_case_fails_where_the_pass_changes_something_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("UPDATE_CASES", raising=False)
+    path = text_cases.FOLDER / "insert-reshards" / "dense_layer.txt"
     spoilt = tmp_path / "insert-reshards" / path.name
     spoilt.parent.mkdir()
     spoilt.write_text(path.read_text(encoding="utf-8").replace("AddN", "MulN"), encoding="utf-8")
+    with pytest.raises(AssertionError, match="UPDATE_CASES"):
+        text_cases.check(spoilt)
+
+
+def test_a_case_fails_where_a_finding_is_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("UPDATE_CASES", raising=False)
+    path = text_cases.FOLDER / "resolve-plan" / "mirrored.txt"
+    spoilt = tmp_path / "resolve-plan" / path.name
+    spoilt.parent.mkdir()
+    spoilt.write_text(path.read_text(encoding="utf-8").replace("12 bytes", "16 bytes"), encoding="utf-8")
     with pytest.raises(AssertionError, match="UPDATE_CASES"):
         text_cases.check(spoilt)
 

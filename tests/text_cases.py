@@ -10,14 +10,22 @@
     - %dead
 
 All passes before the one that the folder is named after run first. A line begins with `+` where it is new or another
-one, with `-` where its node is gone; a refusal is `!` and its message. UPDATE_CASES=1 writes what comes out.
+one, with `-` where it is gone; a refusal is `!` and its message. What a pass finds besides the graph has lines, too
+(`found_text`). UPDATE_CASES=1 writes what comes out.
+
+    # task: 1                            the graph of another process
+    # lowerings: {dw: add_n}             the plan has its edges, and somebody has edited them
+    # captured %w: float32[3,1]          the variable of a placeholder belongs to a function
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -26,12 +34,15 @@ from autograph_rewrite.errors import RewriteError
 from autograph_rewrite.inspect.optimize import comments_of, optimize
 from autograph_rewrite.ir.quiet import no_garbage_collection
 from autograph_rewrite.ir.text import line
+from autograph_rewrite.item import GraphItem, Variable
 from autograph_rewrite.load.normal import normalise_original
 from autograph_rewrite.load.printed import from_printed
 from autograph_rewrite.passes.pass_manager import run_passes
-from autograph_rewrite.passes.pipeline import PIPELINE
+from autograph_rewrite.passes.pipeline import PIPELINE, resolve
 from autograph_rewrite.passes.rewriting import Rewrite
 from autograph_rewrite.plan.config import Config
+from autograph_rewrite.plan.plan import Plan
+from tests.found_text import found as found_by
 
 FOLDER = Path(__file__).parent / "cases"
 BORDER = "==="
@@ -43,9 +54,15 @@ def cases() -> list[Path]:
     return sorted(FOLDER.glob("*/*.txt"))
 
 
+def parts(path: Path) -> tuple[str, str]:
+    """Return what stands above the border of a case, and below."""
+    given, _, expected = path.read_text(encoding="utf-8").partition(f"\n{BORDER}\n")
+    return given, expected
+
+
 def check(path: Path) -> None:
     """Run a case, and compare what its pass changes with what stands below the border."""
-    given, _, expected = path.read_text(encoding="utf-8").partition(f"\n{BORDER}\n")
+    given, expected = parts(path)
     found = changed(given, path.parent.name)
     if os.environ.get("UPDATE_CASES"):
         path.write_text(f"{given}\n{BORDER}\n{found}", encoding="utf-8")
@@ -55,12 +72,13 @@ def check(path: Path) -> None:
 
 def changed(given: str, name: str) -> str:
     """Return what one pass changes in a graph, or why it or one before it refuses."""
-    config = Config.of(_config(given))
+    config, task = Config.of(_said(given, "config")), _said(given, "task", 0)
     position = [one.name for one in PIPELINE].index(name)
     with no_garbage_collection():
         try:
-            item = normalise_original(from_printed(given, {}))
-            rewrite = optimize(item, request(item, config), PIPELINE[:position])
+            item = normalise_original(_with_captured(from_printed(given, {}), given))
+            plan = _edited(item, request(item, config), _said(given, "lowerings", {}))
+            rewrite = optimize(item, plan, PIPELINE[:position], task=task)
             before, last = _lines(rewrite), PIPELINE[position]
             if not last.when(rewrite):
                 return f"{IDLE}\n"
@@ -70,16 +88,36 @@ def changed(given: str, name: str) -> str:
         return _difference(before, _lines(rewrite))
 
 
-def _config(given: str) -> object:
-    mark = "# config:"
+def _said(given: str, key: str, default: Any = None) -> Any:
+    mark = f"# {key}:"
     said = next((text for text in given.splitlines() if text.startswith(mark)), None)
-    assert said is not None, "a case begins with its configuration"
-    return yaml.safe_load(said.removeprefix(mark))
+    assert said is not None or default is not None, f"a case says its {key}"
+    return default if said is None else yaml.safe_load(said.removeprefix(mark))
+
+
+def _edited(item: GraphItem, plan: Plan, lowerings: Mapping[str, str]) -> Plan:
+    """Return the plan with its edges, lowered as somebody has written; the request alone where nobody has."""
+    if not lowerings:
+        return plan
+    edges = resolve(item, plan).edges
+    return plan.with_edges(replace(edge, lowering=lowerings.get(edge.value, edge.lowering)) for edge in edges)
+
+
+def _with_captured(item: GraphItem, given: str) -> GraphItem:
+    """Return the item of a function: the placeholders of its captured variables are no inputs."""
+    captured = {}
+    for name, dtype, dims in re.findall(r"^# captured %(\S+): (\w+)\[([\d,]*)\]$", given, re.MULTILINE):
+        shape = tuple(int(dim) for dim in dims.split(",") if dim)
+        captured[name] = Variable(name, name, dtype, shape, trainable=True, captured=True)
+    inputs = {name: info for name, info in item.inputs.items() if name not in captured}
+    return item.with_(inputs=inputs, variables={**item.variables, **captured})
 
 
 def _lines(rewrite: Rewrite) -> dict[str, str]:
+    """Return the line of each node, and of each finding, by what it is about."""
     comments = comments_of(rewrite)
-    return {node.name: f"{line(node)}{_behind(comments(node))}" for node in rewrite.graph}
+    nodes = {f"%{node.name}": f"{line(node)}{_behind(comments(node))}" for node in rewrite.graph}
+    return nodes | {text: text for text in found_by(rewrite)}
 
 
 def _behind(comment: str) -> str:
@@ -88,5 +126,5 @@ def _behind(comment: str) -> str:
 
 def _difference(before: Mapping[str, str], after: Mapping[str, str]) -> str:
     lines = [f"+ {text}" for name, text in after.items() if before.get(name) != text]
-    lines += [f"- %{name}" for name in before if name not in after]
+    lines += [f"- {name}" for name in before if name not in after]
     return "".join(f"{text}\n" for text in lines) or "(no change)\n"

@@ -24,6 +24,7 @@ from autograph_rewrite.ir.protos import proto
 LONGEST = 64  # elements of a tensor that are written one by one; more are one string in base 64
 _KINDS = {b"\x12": "string", b"\x18": "int", b"%": "float", b"(": "bool", b"0": "type", b":": "shape", b"B": "tensor",
           b"R": "func"}  # fmt: skip
+_TRUTHS = ("true", "false")
 SHORTENED = "what was shortened in print cannot be read: print with --full"
 _TOKEN = re.compile(
     r'\s*(?:(?P<coded>raw|b64)?(?P<string>"(?:[^"\\]|\\.)*")'
@@ -160,7 +161,8 @@ class Literals:
         if self.peek() == "each":
             return self._each(kind)
         begin, token = self.at, self.next()
-        if kind == "tensor" and self.constant is not None and not token["coded"] and not token["word"]:
+        is_element = not token["word"] or token["word"] in _TRUTHS
+        if kind == "tensor" and self.constant is not None and not token["coded"] and is_element:
             self.at = begin
             return encode("tensor", self._contents(*self.constant))
         if token["coded"] == "raw":
@@ -199,7 +201,7 @@ class Literals:
         return encode(kind, int(text) if is_int and kind != "float" else float(text))
 
     def _word(self, word: str, kind: str | None) -> bytes:
-        if word in ("true", "false"):
+        if word in _TRUTHS:
             return encode("bool", word == "true")
         if word in dtypes.NUMBERS and self.peek() == "[" and kind in (None, "tensor"):
             self.next("[")
@@ -243,7 +245,7 @@ class Literals:
     def _element(self, token: re.Match[str], dtype: int) -> Any:
         if token["string"] and dtype == dtypes.STRING:
             return json.loads(token["string"])
-        if token["word"] in ("true", "false"):
+        if token["word"] in _TRUTHS:
             return token["word"] == "true"
         if token["number"] is None:
             raise GraphError(

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+from autograph_rewrite.analysis.rules.base import PINNED
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.attrs import Shape, encode
@@ -56,8 +57,7 @@ def _state_part_shapes(context: Context) -> None:
     own = ends[context.task + 1] - ends[context.task]
     for value, axis in context.state.whole_inputs.items():
         node = value.node
-        stated = node.attr("shape", None)
-        if stated is None or len(stated) <= axis:
+        if PINNED in node.attrs:  # this process's rows of what all of them make alike
             continue
         if node.op != "Placeholder":
             raise PassError(
@@ -65,7 +65,9 @@ def _state_part_shapes(context: Context) -> None:
                 node=node,
                 hint="leave the size of its batches open (drop_remainder=False), so that each process's is its part",
             )
-        node.set_attr("shape", (*stated[:axis], own, *stated[axis + 1 :]))
+        stated = node.attr("shape", None)
+        if stated is not None and len(stated) > axis:
+            node.set_attr("shape", (*stated[:axis], own, *stated[axis + 1 :]))
 
 
 def _state_list_shape(context: Context, node: Node) -> None:

@@ -227,8 +227,9 @@ def _require(rewrite: Rewrite) -> None:
     found = notes(state)
     if rewrite.plan.semantics.strict and found:
         node, text = found[0]
+        many = f"{len(found)} ops have no rule, the first is " if len(found) > 1 else "an op has no rule: "
         raise PassError(
-            f"{len(found)} ops have no rule, the first is {node.op} '{node.name}': {text}",
+            f"{many}{node.op} '{node.name}': {text}",
             hint="set semantics.strict to false to run them whole, which is correct but slower",
         )
     if rewrite.request.training:
