@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from autograph_rewrite.ir import dtypes
-from autograph_rewrite.ir.build import provenance
+from autograph_rewrite.ir.copying import copy_node
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.walk import BACK_EDGES, marks_before, topological_order
 from autograph_rewrite.load.aliases import Aliases
@@ -181,11 +181,9 @@ class _Copies:
                 continue
             branch = (given.node,) if node.op == "Merge" and not enters else ()  # alive in its branch only
             inputs.append(self.of(given, name, (*waits, *branch), enters))
-        copy_name = self._graph.unique_name(f"{name}/{node.name.rpartition('/')[2]}")
-        op = "Switch" if routed else node.op
-        attrs = dict(node.attrs) | provenance(self._graph.current_pass, node.name)
-        copy = Node(self._graph, copy_name, op, node.device, attrs, node.rest)
-        self._graph.insert(copy, inputs, () if enters else node.controls)
+        copy_name = f"{name}/{node.name.rpartition('/')[2]}"
+        controls, op = () if enters else node.controls, "Switch" if routed else ""
+        copy = copy_node(self._graph, node, inputs, name=copy_name, controls=controls, op=op)
         return copy.output(value.index)
 
     def _read(self, variable: Node, name: str, waits: Iterable[Node], enters: Iterable[Node]) -> Value:

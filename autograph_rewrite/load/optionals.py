@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from autograph_rewrite.ir import dtypes
+from autograph_rewrite.ir.copying import copy_node
 from autograph_rewrite.ir.graph import Graph, Node, Value
 
 _ROUTE = frozenset(("Switch", "Identity", "Enter"))
@@ -90,9 +91,8 @@ def _lay(graph: Graph, value: Value, path: list[Value], laid: Laid) -> Value:
         key = (step, carried)
         if key not in laid:
             node = step.node
-            attrs = {k: raw for k, raw in node.attrs.items() if k not in ("T", "_output_shapes")}
-            copy = Node(graph, graph.unique_name(f"{node.name}/value"), node.op, node.device, attrs, node.rest)
-            graph.insert(copy, [value, *node.inputs[1:]], node.controls)
+            inputs, name = [value, *node.inputs[1:]], f"{node.name}/value"
+            copy = copy_node(graph, node, inputs, name=name, controls=node.controls, without=("T", "_output_shapes"))
             copy.set_attr("T", dtypes.base(value.dtype))
             for index in range(len(copy.output_dtypes)):
                 laid[node.output(index), carried] = copy.output(index)

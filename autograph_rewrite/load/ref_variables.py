@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir import dtypes
+from autograph_rewrite.ir.copying import copy_node
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.opdefs import find_op
 from autograph_rewrite.ir.walk import ancestors
@@ -173,8 +174,7 @@ def _update_of(graph: Graph, value: Value, anchored: Collection[str]) -> Node:
     is_read = node.name in anchored or any(not _is_reference(*use) for use in value.uses)
     if not is_read:
         return node
-    update = Node(graph, graph.unique_name(f"{node.name}/update"), node.op, node.device, dict(node.attrs), b"")
-    graph.insert(update, node.inputs, node.controls)
+    update = copy_node(graph, node, node.inputs, name=f"{node.name}/update", controls=node.controls)
     for user in node.control_users:
         user.remove_control(node)
         user.add_control(update)

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from autograph_rewrite.errors import PassError
-from autograph_rewrite.ir.build import provenance
+from autograph_rewrite.ir.copying import copy_node
 from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Select, Span, Value
 from autograph_rewrite.ir.walk import ancestors, topological_order
 from autograph_rewrite.passes.gather import RESTORES
@@ -100,8 +100,7 @@ def _whole(graph: Graph, value: Value, slices: Mapping[Value, Value], made: dict
                 hint=UNROLL,
             )
         inputs = [_whole(graph, one, slices, made) for one in node.inputs]
-        attrs = dict(node.attrs) | provenance(graph.current_pass, node.name)
-        copy = Node(graph, graph.unique_name(f"{node.name}/whole"), node.op, node.device, attrs, node.rest)
-        graph.insert(copy, inputs, [control for control in node.controls if control.span is Span.ONCE])
+        controls = [control for control in node.controls if control.span is Span.ONCE]
+        copy = copy_node(graph, node, inputs, name=f"{node.name}/whole", controls=controls)
         made |= {other: copy.output(other.index) for other in node.read_outputs}
     return made[value]

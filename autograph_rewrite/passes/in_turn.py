@@ -18,7 +18,7 @@ from autograph_rewrite.analysis.roles import handle_of, is_update
 from autograph_rewrite.analysis.rules.base import AVERAGE, OF_BLOCK
 from autograph_rewrite.analysis.rules.normalisation import BLOCK_STATISTICS
 from autograph_rewrite.ir import dtypes
-from autograph_rewrite.ir.build import provenance
+from autograph_rewrite.ir.copying import copy_node
 from autograph_rewrite.ir.frames import unconditional
 from autograph_rewrite.ir.graph import Node, Span, Value
 from autograph_rewrite.ir.walk import ancestors, descendants, topological_order
@@ -179,7 +179,8 @@ def _unroll(context: Context, update: Update, statistics: Sequence[tuple[Value, 
         last = number == len(statistics) - 1
         made: dict[Node, Node] = {}
         for read in update.reads:
-            made[read] = _copy(context, read, read.inputs, number, [*read.controls, *before])
+            controls, name = [*read.controls, *before], f"{read.name}/micro_{number}"
+            made[read] = copy_node(context.graph, read, read.inputs, name=name, controls=controls)
         if is_there is not None:
             name = f"{update.total.node.name}/or_old_{number}"
             old = made[update.reads[0]].output() if update.reads else statistic
@@ -198,9 +199,9 @@ def _unroll(context: Context, update: Update, statistics: Sequence[tuple[Value, 
                 for control in before:
                     node.add_control(control)
             else:
-                made[node] = _copy(
-                    context, node, inputs, number, [*node.controls, *(before if is_update(node) else ())]
-                )
+                controls = [*node.controls, *(before if is_update(node) else ())]
+                name = f"{node.name}/micro_{number}"
+                made[node] = copy_node(context.graph, node, inputs, name=name, controls=controls)
         before = [made[node] for node in update.writes if node in made]
 
 
@@ -208,9 +209,3 @@ def _moved(value: Value, total: Value, statistic: Value, made: dict[Node, Node])
     if value is total:
         return statistic
     return made[value.node].output(value.index) if value.node in made else value
-
-
-def _copy(context: Context, node: Node, inputs: Iterable[Value], number: int, controls: Iterable[Node]) -> Node:
-    attrs = dict(node.attrs) | provenance(context.graph.current_pass, node.name)
-    name = context.graph.unique_name(f"{node.name}/micro_{number}")
-    return context.graph.insert(Node(context.graph, name, node.op, node.device, attrs, node.rest), inputs, controls)

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from autograph_rewrite.analysis.roles import handle_of
-from autograph_rewrite.ir.build import provenance
+from autograph_rewrite.ir.copying import copy_node
 from autograph_rewrite.ir.graph import Graph, Node, Span, Value
 from autograph_rewrite.ir.rename import take_name
 from autograph_rewrite.ir.walk import descendants
@@ -69,9 +69,7 @@ def _inputs(loop: Loop, node: Node, update: Update, statistic: Value, made: dict
 
 
 def _copy(graph: Graph, loop: Loop, node: Node, inputs: Iterable[Value], made: dict[Node, Node]) -> Node:
-    attrs = dict(node.attrs) | provenance(graph.current_pass, node.name)
-    copy = Node(graph, graph.unique_name(f"{node.name}/in_turn"), node.op, node.device, attrs, node.rest)
-    graph.insert(copy, inputs, node.controls)
+    copy = copy_node(graph, node, inputs, name=f"{node.name}/in_turn", controls=node.controls)
     _wait(loop, copy, node.controls, made)
     return copy
 

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator
 from functools import reduce
 from operator import or_
 
-from autograph_rewrite.ir.build import provenance
+from autograph_rewrite.ir.copying import copy_node
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.resources import source, writes
 from autograph_rewrite.ir.walk import marks_before, topological_order
@@ -100,7 +100,4 @@ def _copied(graph: Graph, whole: Node, awaited: Iterable[Node]) -> Value:
 
 
 def _copy(graph: Graph, node: Node, inputs: Iterable[Value]) -> Node:
-    attrs = {**node._attrs, **provenance(graph.current_pass, node.name)}
-    return graph.insert(
-        Node(graph, graph.unique_name(f"{node.name}/again"), node.op, node.device, attrs, node.rest), inputs
-    )
+    return copy_node(graph, node, inputs, name=f"{node.name}/again")

@@ -20,7 +20,7 @@ from autograph_rewrite.analysis.fact import REPLICATED, split
 from autograph_rewrite.analysis.rules.base import LocalEntry, Slice, Want
 from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.attrs import encode
-from autograph_rewrite.ir.build import provenance
+from autograph_rewrite.ir.copying import copy_node
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.rename import take_name
 from autograph_rewrite.ir.resources import is_handle
@@ -70,10 +70,7 @@ class Emitter:
 
     def copy(self, node: Node, shard: int, inputs: Sequence[Value], op: str = "") -> Node:
         """Add a copy of a node for one shard."""
-        attrs = {key: raw for key, raw in node._attrs.items() if key not in _DROPPED}
-        attrs |= provenance(self.graph.current_pass, node.name)
-        name = self.graph.unique_name(f"{node.name}/part_{shard}")
-        return self.graph.insert(Node(self.graph, name, op or node.op, node.device, attrs, node.rest), inputs)
+        return copy_node(self.graph, node, inputs, name=f"{node.name}/part_{shard}", op=op, without=_DROPPED)
 
     def clone(self, node: Node) -> None:
         """Let a node run for each shard, as its answer says."""

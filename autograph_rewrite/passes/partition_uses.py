@@ -18,8 +18,7 @@ from autograph_rewrite.analysis.cuttable import obstacle
 from autograph_rewrite.analysis.dims import unit
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir import dtypes
-from autograph_rewrite.ir.attrs import encode
-from autograph_rewrite.ir.build import provenance
+from autograph_rewrite.ir.copying import copy_node
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.opdefs import get_op
 from autograph_rewrite.ir.resources import ANONYMOUS, is_handle, writes
@@ -83,15 +82,13 @@ class Uses:
         cut = Cut(member.axis, self._sizes)
         made = []
         for k in self._emit.shards:
-            attrs = {key: raw for key, raw in handle._attrs.items() if key not in ("_class", "_output_shapes")}
-            node_name = self._graph.unique_name(shard_name(handle.name, k))
+            without = ("_class", "_output_shapes")
+            new = copy_node(self._graph, handle, (), name=shard_name(handle.name, k), without=without)
             if handle.op == "VarHandleOp":
-                attrs["shape"] = encode("shape", cut.shape(member.shape, k))
+                new.set_attr("shape", cut.shape(member.shape, k))
                 if handle.attr("shared_name") != ANONYMOUS:
-                    attrs["shared_name"] = encode("string", shard_name(name, k))
-            attrs |= provenance(self._graph.current_pass, handle.name)
-            new = Node(self._graph, node_name, handle.op, handle.device, attrs, handle.rest)
-            made.append(self._graph.insert(new))
+                    new.set_attr("shared_name", shard_name(name, k).encode())
+            made.append(new)
         self._emit.clones[handle] = tuple(made)
         self._emit.parts[handle.output()] = tuple(node.output() for node in made)
         return tuple(made)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autograph_rewrite.analysis.propagate import Propagation, revise
-from autograph_rewrite.ir.build import provenance
+from autograph_rewrite.ir.copying import copy_node
 from autograph_rewrite.ir.graph import Graph, Node, Use
 from autograph_rewrite.passes.rematerialize.activations import Activations
 from autograph_rewrite.passes.rematerialize.decision import Decision, Left, Segment
@@ -53,13 +53,10 @@ def copy_nodes(graph: Graph, nodes: Sequence[Node], scope: str, triggers: Sequen
     """Add a copy of each node, producers first; those that read none of the copies wait for the triggers."""
     copies: dict[Node, Node] = {}
     for node in nodes:
-        attrs = {**node.attrs, **provenance(graph.current_pass, node.name)}
-        copy = Node(graph, graph.unique_name(f"{scope}/{node.name}"), node.op, node.device, attrs, node.rest)
-        copy.span = node.span
         inputs = [copies[v.node].output(v.index) if v.node in copies else v for v in node.inputs]
-        waits = not any(value.node in copies for value in node.inputs)
-        graph.insert(copy, inputs, triggers if waits else ())
-        copies[node] = copy
+        waits = triggers if not any(value.node in copies for value in node.inputs) else ()
+        name = f"{scope}/{node.name}"
+        copies[node] = copy_node(graph, node, inputs, name=name, controls=waits, span=node.span)
     return copies
 
 
