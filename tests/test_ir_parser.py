@@ -189,3 +189,16 @@ def test_a_mistake_names_the_line(line: str, problem: str) -> None:
     with pytest.raises(GraphError, match=problem) as caught:
         parse("%fine = NoOp()\n" + line, name="case.txt")
     assert caught.value.where in ("case.txt:2", "case.txt:3")
+
+
+def test_a_shape_that_a_line_states_is_kept_beside_the_node() -> None:
+    graph = parse("%x: bool[?] = Placeholder()\n%at: int64[?,1] = Where(%x)\n%other: int64 = Where(%x)")
+    assert graph.nodes["at"].attr("_output_shapes") == ((None, 1),)
+    assert "_output_shapes" not in graph.nodes["x"].attrs
+    assert "_output_shapes" not in graph.nodes["other"].attrs
+    assert "%at: int64[?,1] = Where(%x)" in text.render(graph)
+
+
+def test_a_logical_constant_may_state_its_type_in_front() -> None:
+    graph = parse("%yes: bool = Const() {value=true}")
+    assert graph.nodes["yes"].attr("value") == np.True_

@@ -26,6 +26,10 @@ from autograph_rewrite.ir.literals import Literals, dtype_number
 from autograph_rewrite.ir.opdefs import OpDef, find_op, signature
 from autograph_rewrite.ir.text import HAS_SHAPE_ATTR
 
+SAYS_ITS_SHAPE = HAS_SHAPE_ATTR | {"Const"}
+"""Ops whose attributes have the shape of their result; of all others TensorFlow keeps it beside them."""
+_SHAPES = "_output_shapes"
+
 _NAME = r'(?:"(?:[^"\\]|\\.)*"|[\w.\-/>\\]+)'
 _HEAD = re.compile(rf"\s*%(?P<name>{_NAME})\s*(?::(?P<types>[^=]*))?=\s*(?P<op>[\w.\-/>]+)\s*\(")
 _OPERAND = re.compile(
@@ -236,6 +240,8 @@ def _attributes(line: _Line, types: Mapping[str, Sequence[int | None]], replicas
     raw: dict[str, Any] = {**line.attrs}
     if line.op in HAS_SHAPE_ATTR and "shape" not in raw and line.types and line.types[0][1] is not None:
         raw["shape"] = encode("shape", line.types[0][1])
+    elif line.op not in SAYS_ITS_SHAPE and _SHAPES not in raw and any(shape is not None for _, shape in line.types):
+        raw[_SHAPES] = encode("list(shape)", [shape for _, shape in line.types])
     _infer_from_results(op, line, raw)
     missing = [key for key in op.type_attrs if key not in raw]
     if not missing:
