@@ -212,6 +212,11 @@ def rows_per_example(dim: Dim) -> int | None:
     return sum(parts(dim)) or None
 
 
+def has_rows_of_each_example(dim: Dim) -> bool:
+    """Return whether each example has as many rows of a block, one after another, though only the run may know it."""
+    return isinstance(dim, Sym) and [factor for factor in dim.factors if factor.startswith(LOCAL_MARK)] == [BLOCK]
+
+
 def between_seams(dim: Dim, begin: int, end: int) -> Dim:
     """Return the size of what a block has from one seam between segments to another; None where there is no seam.
 

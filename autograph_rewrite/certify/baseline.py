@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from autograph_rewrite.certify import kernels
-from autograph_rewrite.ir.claims import Claim, Claims
+from autograph_rewrite.ir.claims import Claim, Claims, Dim
 from autograph_rewrite.ir.graph import Graph, Node, Span
 from autograph_rewrite.ir.opdefs import get_op
 from autograph_rewrite.ir.walk import topological_order
@@ -34,12 +34,21 @@ class Unknown(NamedTuple):
 
 @dataclass(frozen=True)
 class Baseline:
-    """The graph that placements are claimed of, by name, with its claims."""
+    """The graph that placements are claimed of, by name, with its claims.
+
+    Attributes:
+        nodes: by name.
+        claims: of its values.
+        types: of elements, by value name.
+        same: by value name, the value that it is only another name of.
+        lengths: by symbol of a size that has to be that of the batch, how many rows each example has.
+    """
 
     nodes: Mapping[str, Node]
     claims: Claims
     types: Mapping[str, int]
     same: Mapping[str, str]
+    lengths: Mapping[str, int]
 
     @staticmethod
     def of(graph: Graph, claims: Claims) -> Baseline:
@@ -55,7 +64,8 @@ class Baseline:
         for name in claims.values:
             types.setdefault(name, graph.value(name).dtype)
         nodes = {node.name: node for node in graph}
-        return Baseline(nodes, replace(claims, values=_as_long_as_the_batch(nodes, claims)), types, same)
+        values, lengths = _as_long_as_the_batch(nodes, claims)
+        return Baseline(nodes, replace(claims, values=values), types, same, lengths)
 
     def match(self, node: Node) -> Node | None:
         """Return the claimed node that a node of the rewritten graph is, by name, op and attributes."""
@@ -83,15 +93,30 @@ class Baseline:
         return any(one is not None and one.op == found.op for one in renamed)
 
 
-def _as_long_as_the_batch(nodes: Mapping[str, Node], claims: Claims) -> Mapping[str, Claim]:
-    """Return the claims, with a size for each open dimension of which replicas read their blocks."""
-    values = dict(claims.values)
+def _as_long_as_the_batch(nodes: Mapping[str, Node], claims: Claims) -> tuple[Mapping[str, Claim], Mapping[str, int]]:
+    """Return what is known of sizes because replicas read their blocks of them: nothing else would run.
+
+    Returns:
+        The claims, with a size for each open dimension; and the rows of each example by symbol that stands for a size.
+    """
+    values, lengths = dict(claims.values), dict[str, int]()
     for (name, index), read in claims.reads.items():
         if read.kind != "split":
             continue
-        value = nodes[name].inputs[index].name
+        value, rows = nodes[name].inputs[index].name, sum(read.segments) or read.unit
         shape = values[value].shape if values[value].shape is not None else (None,) * (read.dim + 1)
-        if shape is not None and shape[read.dim] is None:
-            rows = (read.unit, ("B",))
-            values[value] = values[value]._replace(shape=(*shape[: read.dim], rows, *shape[read.dim + 1 :]))
-    return values
+        if shape is None:
+            continue
+        size = shape[read.dim]
+        if size is None:
+            whole = (*shape[: read.dim], (rows, ("B",)), *shape[read.dim + 1 :])
+            values[value] = values[value]._replace(shape=whole)
+        elif (symbol := _stand_in(size)) and rows % size[0] == 0:
+            lengths[symbol] = rows // size[0]
+    return values, lengths
+
+
+def _stand_in(size: Dim) -> str:
+    """Return the symbol of which a size is so many times, if it has one that does not count examples."""
+    symbols: tuple[str, ...] = size[1] if isinstance(size, tuple) else ()
+    return symbols[0] if len(symbols) == 1 and not symbols[0].startswith(("b", "B")) else ""

@@ -149,7 +149,8 @@ class Certificate:
             self.not_covered["values, where compressors send something else (ar.verify bounds the difference)"] = None
             return
         for batch in batches(claims):
-            sample = Sample(claims, dict(self._baseline.types), dict(self._baseline.same), batch)
+            known = self._baseline
+            sample = Sample(claims, known.types, known.same, batch, known.lengths)
             simulation = Simulation(self._baseline, sample, order, looped=self._looped)
             simulation.run()
             if after not in UNMERGED:

@@ -10,7 +10,7 @@ doubled, averaged or narrowed contribution shows.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from itertools import pairwise
 from typing import Any
@@ -49,10 +49,18 @@ class Sample:
         types: element types by value name.
         same: by value name, the value that it is only another name of.
         batch: number of examples.
+        lengths: by symbol of a size that has to be that of the batch, how many rows each example has.
     """
 
-    def __init__(self, claims: Claims, types: dict[str, int], same: dict[str, str], batch: int) -> None:
-        self.claims, self._types, self._same, self.batch = claims, types, same, batch
+    def __init__(
+        self,
+        claims: Claims,
+        types: Mapping[str, int],
+        same: Mapping[str, str],
+        batch: int,
+        lengths: Mapping[str, int],
+    ) -> None:
+        self.claims, self._types, self._same, self.batch, self._lengths = claims, types, same, batch, lengths
         self.instances = claims.instances
         self.examples = _examples(batch, claims)
         self._whole: dict[str, Any] = {}
@@ -70,6 +78,8 @@ class Sample:
     def _symbol(self, name: str, instance: int | None) -> int:
         if name.startswith("B"):
             return self._symbol(f"b{name[1:]}", None)
+        if name in self._lengths:
+            return self._lengths[name] * self.batch
         if not name.startswith("b"):
             return 2 + zlib.crc32(name.encode()) % 3
         if instance is None:

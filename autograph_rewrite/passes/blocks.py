@@ -302,6 +302,19 @@ class Blocks:
             self._scaled[key] = self._add(span, "Reshape", f"{what}_all", [rows, line], {})
         return self._scaled[key]
 
+    def restored_rows(self, joined: Value, dim: int) -> Value:
+        """Return where each row of joined micro-batches stands, where each example has as many, counted in the run."""
+        extent = self._once("Shape", "restored_extent", joined)
+        ends = [self._vector(f"restored_{what}", [at]) for what, at in (("dim", dim), ("behind", dim + 1), ("by", 1))]
+        rows = self._once("StridedSlice", "restored_count", extent, *ends, shrink_axis_mask=1)
+        some = self._once("Maximum", "restored_examples", self.part, self._const("restored_least", 1))
+        each = self._once("FloorDiv", "restored_each", rows, some)
+        column = self._once("ExpandDims", "restored_places", self.restored, self._const("restored_column", 1))
+        begins = self._once("Mul", "restored_begins", column, each)
+        zero, one = self._const("restored_zero", 0), self._const("restored_one", 1)
+        table = self._once("AddV2", "restored_table", begins, self._once("Range", "restored_next", zero, each, one))
+        return self._once("Reshape", "restored_all", table, self._vector("restored_line", [-1]))
+
     def ordered(self, key: tuple[int, ...], make: Callable[[], Value]) -> Value:
         """Return what puts the segments of these blocks in order, made once."""
         if key not in self._orders:

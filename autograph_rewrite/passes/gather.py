@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from autograph_rewrite.analysis.dims import has_rows_of_each_example
 from autograph_rewrite.analysis.fact import Fact
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir import attrs, dtypes
@@ -108,9 +109,10 @@ def _restored(
     Raises:
         PassError: nobody knows which row belongs to which example.
     """
-    if per_example is not None:
-        where = blocks.all_rows("restored", per_example)
-        restored = rows_at(context, joined, where, fact.placement.dim, "restored", Span.ONCE)
+    dim = fact.placement.dim
+    if per_example is not None or has_rows_of_each_example(fact.split_size):
+        where = blocks.restored_rows(joined, dim) if per_example is None else blocks.all_rows("restored", per_example)
+        restored = rows_at(context, joined, where, dim, "restored", Span.ONCE)
         restored.node.set_raw_attr(RESTORES, attrs.encode("bool", True))
         return restored
     if edge is not None and edge.owner != STEP:
