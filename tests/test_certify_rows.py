@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -11,12 +12,16 @@ import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite import GraphItem
+from autograph_rewrite.analysis.dims import Sym
+from autograph_rewrite.analysis.fact import Fact, split
 from autograph_rewrite.certify.certificate import Certificate
-from autograph_rewrite.errors import VerifyError
+from autograph_rewrite.errors import PassError, VerifyError
+from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.load.normal import normalise_original
-from autograph_rewrite.passes import pipeline
+from autograph_rewrite.passes import gather, pipeline
 from autograph_rewrite.plan.config import Config
+from autograph_rewrite.plan.parts import EdgePlan
 from autograph_rewrite.strategies import builder_for
 from tests.training import placeholder, train, variable
 
@@ -129,3 +134,20 @@ def test_values_and_indices_in_two_orders_would_train_otherwise() -> None:
 
     np.testing.assert_allclose(trained(), expected, 1e-12)
     assert np.abs(trained(left_joined("Reshape_1")) - expected).max() > 1e-3
+
+
+@pytest.mark.parametrize(("size", "works"), [(Sym(1, ("b#other:0",)), True), (Sym(1, ("T:ids/1", "b")), False)])
+def test_rows_without_an_order_are_joined_only_with_others_of_their_kind(size: Sym, works: bool) -> None:
+    """Values come as they were joined if their indices do, too."""
+    graph = Graph()
+    kind = {"dtype": dtypes.FLOAT, "shape": (None,)}
+    values, indices = (graph.add("Placeholder", name=name, attrs=kind).output() for name in ("values", "indices"))
+    facts = {values: Fact(split(0), dtypes.FLOAT, (Sym(1, ("b#values:0",)),)), indices: Fact(split(0), 1, (size,))}
+    edges = {(v.name, "replicated"): EdgePlan(v.name, "split(0)", "replicated", "t") for v in facts}
+    context: Any = SimpleNamespace(graph=graph, edges=edges, fact=facts.__getitem__)
+    edge, blocks = edges[values.name, "replicated"], cast(Any, None)
+    if works:
+        assert gather._restored(context, values, facts[values], edge, blocks, None) is values
+        return
+    with pytest.raises(PassError, match="no order to restore"):
+        gather._restored(context, values, facts[values], edge, blocks, None)

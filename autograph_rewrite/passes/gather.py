@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autograph_rewrite.analysis.dims import has_rows_of_each_example
+from autograph_rewrite.analysis.dims import has_rows_of_each_example, rows_per_example
 from autograph_rewrite.analysis.fact import Fact
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir import attrs, dtypes
@@ -115,12 +115,24 @@ def _restored(
         restored = rows_at(context, joined, where, dim, "restored", Span.ONCE)
         restored.node.set_raw_attr(RESTORES, attrs.encode("bool", True))
         return restored
-    if edge is not None and edge.owner != STEP:
-        return joined  # the rows of a sparse gradient may come in any order
+    if edge is not None and edge.owner != STEP and _another_is_unordered(context, edge):
+        return joined  # the rows of a sparse gradient may come in any order, which is one for values and indices
     raise PassError(
         f"the rows of '{joined.node.name}' do not follow from the number of examples, so they have no order to restore",
         node=joined.node,
         hint="set accumulation.layout to contiguous",
+    )
+
+
+def _another_is_unordered(context: Context, edge: EdgePlan) -> bool:
+    """Return whether something else of the same sparse gradient has rows without an order: values for its indices."""
+    others = (one for one in context.edges.values() if one.owner == edge.owner and one.value != edge.value)
+    facts = [context.fact(context.graph.value(one.value)) for one in others if one.to == edge.to]
+    return any(
+        fact.placement.is_split
+        and rows_per_example(fact.split_size) is None
+        and not has_rows_of_each_example(fact.split_size)
+        for fact in facts
     )
 
 
