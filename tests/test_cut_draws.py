@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import autograph_rewrite as ar
-from autograph_rewrite.passes import pipeline
+from autograph_rewrite.passes import propagation_passes
 
 Draw = Callable[[tf.Tensor], tf.Tensor]
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -75,7 +75,7 @@ def test_what_follows_from_noise_is_divided(name: str, kind: str) -> None:
 
 
 def test_without_the_cut_it_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "cut_draws", lambda state: state)
+    monkeypatch.setattr(propagation_passes, "cut_draws", lambda state: state)
     assert share(DRAWS["normal"]) < 0.5
 
 
