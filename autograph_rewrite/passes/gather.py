@@ -20,7 +20,7 @@ from autograph_rewrite.analysis.dims import has_rows_of_each_example, rows_per_e
 from autograph_rewrite.analysis.fact import Fact
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir import attrs, dtypes
-from autograph_rewrite.ir.graph import Span, Value
+from autograph_rewrite.ir.graph import Node, Span, Value
 from autograph_rewrite.passes.blocks import Blocks
 from autograph_rewrite.passes.combine import REAL_PARTS, decode, encode, flat, may_change_inside, rows_at
 from autograph_rewrite.passes.context import Context
@@ -78,8 +78,9 @@ def join_local(context: Context, value: Value, fact: Fact) -> Value:
     if not dim or rank is None or not context.plan.looped:
         return _joined(context, value, dim, name)
     others = [axis for axis in range(rank) if axis != dim]  # a loop joins what it makes along the first dimension only
-    ahead = transposed(context, value, [dim, *others], f"{name}/ahead")
-    return transposed(context, _joined(context, ahead, 0, name), np.argsort([dim, *others]).tolist(), f"{name}/back")
+    ahead = transposed(context, value, [dim, *others], f"{name}/ahead", value.node)
+    joined, back = _joined(context, ahead, 0, name), np.argsort([dim, *others]).tolist()
+    return transposed(context, joined, back, f"{name}/back", value.node)
 
 
 def _joined(context: Context, value: Value, dim: int, name: str) -> Value:
@@ -95,10 +96,10 @@ def _joined(context: Context, value: Value, dim: int, name: str) -> Value:
     ).output()
 
 
-def transposed(context: Context, value: Value, order: Sequence[int], name: str) -> Value:
-    """Return a value with its dimensions in another order."""
+def transposed(context: Context, value: Value, order: Sequence[int], name: str, origin: Node) -> Value:
+    """Return a value, made for an original node, with its dimensions in another order."""
     dims = context.const(list(order), np.int32, name=f"{name}_order", near=value)
-    return context.add("Transpose", [value, dims], name=name, span=value.node.span, origin=value.node).output()
+    return context.add("Transpose", [value, dims], name=name, span=value.node.span, origin=origin).output()
 
 
 def _restored(
