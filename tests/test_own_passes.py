@@ -99,6 +99,14 @@ def test_a_plan_records_the_pass_and_runs_only_where_it_is_registered(tmp_path: 
         ar.rewrite(item(), loaded)
 
 
+def test_a_plan_is_refused_where_the_code_of_its_pass_has_changed() -> None:
+    ar.register_pass("one", fuse_scalings, after="propagate")
+    plan = ar.build_plan(item(), TWO)
+    ar.register_pass("one", lambda rewrite: None, after="propagate")
+    with pytest.raises(PlanError, match="'one' has other code than when the plan was made"):
+        ar.rewrite(item(), plan)
+
+
 def test_other_code_makes_another_plan() -> None:
     def other(rewrite: Rewrite) -> None:
         """Do nothing."""

@@ -52,11 +52,12 @@ def register_pass(name: str, function: PassFunction, *, after: str) -> None:
 def unregister_pass(name: str) -> None:
     """Run a pass no more; nothing happens if there is none of this name."""
     _REGISTERED.pop(name, None)
+    _LOADED.pop(name, None)
 
 
 def registered() -> tuple[str, ...]:
-    """Return the names of the passes that are registered, in that order."""
-    return tuple(_REGISTERED)
+    """Return the names of the passes that this process knows: registered, or named by a configuration."""
+    return tuple({**_REGISTERED, **_LOADED})
 
 
 def own_passes(config: Config) -> tuple[OwnPass, ...]:
@@ -75,15 +76,22 @@ def function_of(one: OwnPass) -> PassFunction:
     """Return what a pass of a plan runs.
 
     Raises:
-        PlanError: nothing of this name is registered.
+        PlanError: nothing of this name is registered, or its code is another one than when the plan was made.
     """
-    function = _LOADED.get(one.name) or _REGISTERED.get(one.name, (None, ""))[0]
-    if function is None:
+    known = [_LOADED.get(one.name), _REGISTERED.get(one.name, (None, ""))[0]]
+    functions = [function for function in known if function is not None]
+    if not functions:
         raise PlanError(
             f"the plan has the pass '{one.name}', which is not registered in this program",
             hint=f"call ar.register_pass({one.name!r}, function, after={one.after!r}) first: plans run no code",
         )
-    return function
+    same = [function for function in functions if one.code in ("", code_of(function))]
+    if not same:
+        raise PlanError(
+            f"the pass '{one.name}' has other code than when the plan was made",
+            hint="make the plan again: its edges are those of the graph that the pass left",
+        )
+    return same[0]
 
 
 def code_of(function: PassFunction) -> str:
