@@ -35,22 +35,20 @@ def test_a_case_begins_with_a_sentence(path: Path) -> None:
     assert first.endswith(".")
 
 
-def test_a_case_fails_where_the_pass_changes_something_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("case", "found", "other"),
+    [("insert-reshards/dense_layer", "AddN", "MulN"), ("resolve-plan/mirrored", "12 bytes", "16 bytes")],
+    ids=["a line of the graph", "a finding"],
+)
+def test_a_case_fails_where_something_else_comes_out(
+    case: str, found: str, other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("UPDATE_CASES", raising=False)
-    path = text_cases.FOLDER / "insert-reshards" / "dense_layer.txt"
-    spoilt = tmp_path / "insert-reshards" / path.name
+    text = (text_cases.FOLDER / f"{case}.txt").read_text(encoding="utf-8")
+    spoilt = tmp_path / f"{case}.txt"
     spoilt.parent.mkdir()
-    spoilt.write_text(path.read_text(encoding="utf-8").replace("AddN", "MulN"), encoding="utf-8")
-    with pytest.raises(AssertionError, match="UPDATE_CASES"):
-        text_cases.check(spoilt)
-
-
-def test_a_case_fails_where_a_finding_is_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("UPDATE_CASES", raising=False)
-    path = text_cases.FOLDER / "resolve-plan" / "mirrored.txt"
-    spoilt = tmp_path / "resolve-plan" / path.name
-    spoilt.parent.mkdir()
-    spoilt.write_text(path.read_text(encoding="utf-8").replace("12 bytes", "16 bytes"), encoding="utf-8")
+    assert found in text
+    spoilt.write_text(text.replace(found, other), encoding="utf-8")
     with pytest.raises(AssertionError, match="UPDATE_CASES"):
         text_cases.check(spoilt)
 

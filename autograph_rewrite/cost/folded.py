@@ -27,6 +27,7 @@ from autograph_rewrite.passes import pipeline
 from autograph_rewrite.passes.context import Context
 from autograph_rewrite.passes.prune import prune
 from autograph_rewrite.passes.reshard import assign_spans
+from autograph_rewrite.passes.rewriting import anchor_outputs
 from autograph_rewrite.plan.parts import STEP, Options, VariableRequest
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.shards import axis_of
@@ -124,8 +125,7 @@ def fold(item: GraphItem, plan: Plan) -> Folded:
         GraphError: it has no batch input.
     """
     graph = item.graph.clone()
-    for name, info in item.outputs.items():
-        graph.set_anchor(f"output {name}", graph.value(info.tensor))
+    anchor_outputs(graph, item)
     prune(graph, _step_roots(graph, item))
     state, outputs = pipeline.analyse(graph, item, _homed(plan))
     plan = neutral(replace(plan, edges=()))

@@ -78,9 +78,9 @@ def join_local(context: Context, value: Value, fact: Fact) -> Value:
     if not dim or rank is None or not context.plan.looped:
         return _joined(context, value, dim, name)
     others = [axis for axis in range(rank) if axis != dim]  # a loop joins what it makes along the first dimension only
-    ahead = transposed(context, value, [dim, *others], f"{name}/ahead", value.node)
+    ahead = _transposed(context, value, [dim, *others], f"{name}/ahead", value.node)
     joined, back = _joined(context, ahead, 0, name), np.argsort([dim, *others]).tolist()
-    return transposed(context, joined, back, f"{name}/back", value.node)
+    return _transposed(context, joined, back, f"{name}/back", value.node)
 
 
 def _joined(context: Context, value: Value, dim: int, name: str) -> Value:
@@ -96,7 +96,7 @@ def _joined(context: Context, value: Value, dim: int, name: str) -> Value:
     ).output()
 
 
-def transposed(context: Context, value: Value, order: Sequence[int], name: str, origin: Node) -> Value:
+def _transposed(context: Context, value: Value, order: Sequence[int], name: str, origin: Node) -> Value:
     """Return a value, made for an original node, with its dimensions in another order."""
     dims = context.const(list(order), np.int32, name=f"{name}_order", near=value)
     return context.add("Transpose", [value, dims], name=name, span=value.node.span, origin=origin).output()

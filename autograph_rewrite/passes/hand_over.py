@@ -22,6 +22,7 @@ from autograph_rewrite.ir.rename import take_name
 from autograph_rewrite.ir.walk import ancestors, dependencies, marks_before, topological_order
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes.context import Context
+from autograph_rewrite.passes.rewriting import outputs_of
 from autograph_rewrite.passes.stores import Home
 
 SUFFIX = "/served"
@@ -280,7 +281,7 @@ def _read_before_pushing(context: Context, item: GraphItem) -> None:
     graph, served = context.graph, context.served
     order = topological_order(graph)
     roots = [graph.nodes[name] for name in item.targets if name in graph.nodes]
-    roots += [graph.anchors[f"output {name}"].node for name in item.outputs]
+    roots += [value.node for value in outputs_of(graph, item)]
     step = ancestors(roots)
     pushes = [push for several in served.pushes.values() for push in several if push in step]
     if not pushes:

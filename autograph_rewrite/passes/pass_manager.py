@@ -66,10 +66,9 @@ def run_passes(
     Raises:
         RewriteError: one of them refuses; a note says which.
     """
-    verified = -1  # the graph's edits when it was verified last
     for one in passes:
         if one.when(rewrite):
-            verified = _run(rewrite, one, verified if verify else None)
+            _run(rewrite, one, verify=verify)
             for observe in observers:
                 observe(one.name, rewrite.graph)
             if rewrite.request.certificate is not None:
@@ -83,15 +82,15 @@ def failed_pass(error: BaseException) -> str | None:
     return said[0].removeprefix(before).removesuffix(behind) if said else None
 
 
-def _run(rewrite: Rewrite, one: Pass, verified: int | None) -> int:
-    """Run one pass; return the edits of the graph that was verified last. Provenance and errors name the pass."""
+def _run(rewrite: Rewrite, one: Pass, *, verify: bool) -> None:
+    """Run one pass, which provenance and errors name."""
     graph = rewrite.graph
     before, graph.current_pass, began = len(graph), one.name, time.perf_counter()
     try:
         one.run(rewrite)
-        if verified is not None and graph.edits != verified:
+        if verify and graph.edits != rewrite.verified:
             check_folded(graph, rewrite.instances, rewrite.job.all_devices)
-            verified = graph.edits
+            rewrite.verified = graph.edits
     except Exception as error:
         add_note(error, WHILE.format(one.name))
         raise
@@ -99,4 +98,3 @@ def _run(rewrite: Rewrite, one: Pass, verified: int | None) -> int:
         graph.current_pass = ""
     delta = len(graph) - before
     rewrite.records.append(PassRecord(one.name, time.perf_counter() - began, max(delta, 0), max(-delta, 0)))
-    return -1 if verified is None else verified

@@ -17,6 +17,7 @@ from autograph_rewrite.analysis.own import block_statistics, mark_statistics
 from autograph_rewrite.analysis.propagate import Propagation, notes, revise
 from autograph_rewrite.analysis.rows import choose_gathers
 from autograph_rewrite.errors import PassError
+from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.item import TensorInfo, Variable
 from autograph_rewrite.passes import edges
 from autograph_rewrite.passes.agreed import agreed
@@ -148,8 +149,7 @@ def _has_micro_batches(rewrite: Rewrite) -> bool:
 def _decompose(rewrite: Rewrite) -> None:
     """Turn ops that mix examples (mean, batch norm...) into sums that add up."""
     for _ in range(MAX_DECOMPOSITIONS):
-        state = rewrite.get(Propagation)
-        marked = [node for node, answer in state.answers.items() if answer.decompose]
+        state, marked = rewrite.get(Propagation), _marked(rewrite)
         if not marked:
             return
         decompose(
@@ -162,13 +162,17 @@ def _decompose(rewrite: Rewrite) -> None:
             batch=state.semantics.batch,
         )
         rewrite.put(revise(state))
-    if _mixes_examples(rewrite):
-        node = next(node for node, answer in rewrite.get(Propagation).answers.items() if answer.decompose)
-        raise PassError(f"op {node.op} still mixes examples after it was decomposed", node=node)
+    if marked := _marked(rewrite):
+        raise PassError(f"op {marked[0].op} still mixes examples after it was decomposed", node=marked[0])
+
+
+def _marked(rewrite: Rewrite) -> list[Node]:
+    """Return the nodes that mix examples."""
+    return [node for node, answer in rewrite.get(Propagation).answers.items() if answer.decompose]
 
 
 def _mixes_examples(rewrite: Rewrite) -> bool:
-    return any(answer.decompose for answer in rewrite.get(Propagation).answers.values())
+    return bool(_marked(rewrite))
 
 
 def _cut(rewrite: Rewrite) -> None:

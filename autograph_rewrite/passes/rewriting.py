@@ -1,7 +1,7 @@
 """A rewrite under way: graph, item and plan as they are now, and what passes have found, one result of each type.
 
-    propagate   rewrite.put(state)                              a Propagation
-    reshard     rewrite.get(Propagation).answers[node]          asked for by its type
+    propagate         rewrite.put(state)                        a Propagation
+    insert-reshards   rewrite.get(Propagation).answers[node]    asked for by its type
 
 A result that no pass has found yet is an error that names the pass to run first, so no result is ever half there.
 """
@@ -62,6 +62,7 @@ class Rewrite:
         asked: what the plan asked for of each variable.
         nodes_before: how many nodes there were.
         is_rolled: whether micro-batches are iterations of a loop by now.
+        verified: the graph's edits when it was verified last; -1: never.
         records: what each pass took.
         began: when, on the clock of `time.perf_counter`.
     """
@@ -76,6 +77,7 @@ class Rewrite:
     asked: tuple[VariableRequest, ...] = ()
     nodes_before: int = 0
     is_rolled: bool = False
+    verified: int = -1
     records: list[PassRecord] = field(default_factory=list)
     began: float = field(default_factory=time.perf_counter)
     _results: dict[type, Any] = field(default_factory=dict)
@@ -91,8 +93,7 @@ class Rewrite:
             plan, task = plan.alone(task), 0
         if plan.stage_hosts:  # all have the whole graph, which worker 0 runs
             task = 0
-        for name, info in request.item.outputs.items():
-            graph.set_anchor(_OUTPUT.format(name), graph.value(info.tensor))
+        anchor_outputs(graph, request.item)
         feeds = frozenset(node.name for node in graph if node.op.startswith("Placeholder"))
         return cls(request, graph, job, request.item, plan, task, feeds, plan.variables, len(graph))
 
@@ -134,7 +135,7 @@ class Rewrite:
     @property
     def outputs(self) -> list[Value]:
         """The declared outputs, wherever they are now."""
-        return [self.graph.anchors[_OUTPUT.format(name)] for name in self.item.outputs]
+        return outputs_of(self.graph, self.item)
 
     @property
     def targets(self) -> list[Node]:
@@ -144,15 +145,22 @@ class Rewrite:
     @property
     def roots(self) -> list[Node]:
         """The nodes that the outside needs."""
-        return roots(self.graph, self.item)
+        graph, item = self.graph, self.item
+        names = [*item.targets, *(info.tensor.partition(":")[0] for info in item.outputs.values())]
+        names += [item.init_op] if item.init_op else []
+        names += [info.tensor.partition(":")[0] for info in item.inputs.values()]
+        names += item.keep
+        for variable in item.variables.values():
+            names += [variable.handle, *([variable.initializer] if variable.initializer else [])]
+        return [*(graph.nodes[name] for name in dict.fromkeys(names) if name in graph.nodes), *digest_nodes(graph)]
 
 
-def roots(graph: Graph, item: GraphItem) -> list[Node]:
-    """Return the nodes that the outside needs."""
-    names = [*item.targets, *(info.tensor.partition(":")[0] for info in item.outputs.values())]
-    names += [item.init_op] if item.init_op else []
-    names += [info.tensor.partition(":")[0] for info in item.inputs.values()]
-    names += item.keep
-    for variable in item.variables.values():
-        names += [variable.handle, *([variable.initializer] if variable.initializer else [])]
-    return [*(graph.nodes[name] for name in dict.fromkeys(names) if name in graph.nodes), *digest_nodes(graph)]
+def anchor_outputs(graph: Graph, item: GraphItem) -> None:
+    """Follow the declared outputs of an item, whatever takes their places in a graph of it."""
+    for name, info in item.outputs.items():
+        graph.set_anchor(_OUTPUT.format(name), graph.value(info.tensor))
+
+
+def outputs_of(graph: Graph, item: GraphItem) -> list[Value]:
+    """Return the declared outputs of an item, wherever they are now."""
+    return [graph.anchors[_OUTPUT.format(name)] for name in item.outputs]
