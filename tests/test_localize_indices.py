@@ -21,6 +21,7 @@ from autograph_rewrite.load.normal import normalise_original
 from autograph_rewrite.passes import pipeline
 from autograph_rewrite.plan.config import Config
 from autograph_rewrite.strategies import builder_for
+from tests.training import learnt
 from tests.wrong_claims import Reader, Seen
 
 v1 = tf.compat.v1
@@ -81,12 +82,7 @@ def batch_of(step: int, rows: int = 8) -> dict[str, Any]:
     return {"x": rng.normal(size=(rows, T, WIDTH)), "positions": rng.integers(0, T, (rows, 2))}
 
 
-def train(item: GraphItem) -> list[Any]:
-    with item.session() as session:
-        session.run(item.init_op)
-        names = [*item.outputs, item.targets[0]]
-        losses = [session.run(names, batch_of(step), timeout_ms=60000)[0] for step in range(2)]
-        return [*losses, *session.run([variable.handle for variable in item.variables.values()])]
+BATCHES = [batch_of(step) for step in range(2)]
 
 
 def rewritten(item: GraphItem, how: str) -> GraphItem:
@@ -98,7 +94,7 @@ def test_positions_with_offsets_are_found_in_the_block(how: str) -> None:
     item = item_of(offsets, length=None)
     new = rewritten(item, how)
     assert not any("meet" in note.text for note in new.report.notes)
-    for mine, other in zip(train(new), train(item), strict=True):
+    for mine, other in zip(learnt(new, BATCHES), learnt(item, BATCHES), strict=True):
         np.testing.assert_allclose(mine, other, 1e-9, 1e-9)
 
 
@@ -108,7 +104,7 @@ def test_positions_with_offsets_are_found_in_the_block(how: str) -> None:
 )
 def test_other_ways_to_write_it_are_found_alike(gathered: Callable[[Any, Any], Any], batch: int | None) -> None:
     item = item_of(gathered, batch)
-    for mine, other in zip(train(rewritten(item, "1f1b")), train(item), strict=True):
+    for mine, other in zip(learnt(rewritten(item, "1f1b"), BATCHES), learnt(item, BATCHES), strict=True):
         np.testing.assert_allclose(mine, other, 1e-9, 1e-9)
 
 
@@ -130,7 +126,7 @@ def test_offsets_that_are_no_lengths_of_examples_are_left_alone() -> None:
 
     item = item_of(shifted)
     new = ar.rewrite(item, {"devices": ["CPU:0"], "microbatches": 4})
-    for mine, other in zip(train(new), train(item), strict=True):
+    for mine, other in zip(learnt(new, BATCHES), learnt(item, BATCHES), strict=True):
         np.testing.assert_allclose(mine, other, 1e-9, 1e-9)
 
 

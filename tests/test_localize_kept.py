@@ -21,6 +21,7 @@ from autograph_rewrite.load.normal import normalise_original
 from autograph_rewrite.passes import pipeline
 from autograph_rewrite.plan.config import Config
 from autograph_rewrite.strategies import builder_for
+from tests.training import learnt
 from tests.wrong_claims import Reader, Seen
 
 v1 = tf.compat.v1
@@ -80,17 +81,12 @@ def batch_of(step: int) -> dict[str, Any]:
     return {"x": rng.normal(size=(ROWS, WIDTH)), "y": rng.normal(size=(ROWS, WIDTH)), "mask": mask}
 
 
-def train(item: GraphItem) -> list[Any]:
-    with item.session() as session:
-        session.run(item.init_op)
-        names = [*item.outputs, item.targets[0]]
-        losses = [session.run(names, batch_of(step), timeout_ms=60000)[0] for step in range(2)]
-        return [*losses, *session.run([variable.handle for variable in item.variables.values()])]
+BATCHES = [batch_of(step) for step in range(2)]
 
 
 def assert_trains_alike(item: GraphItem, config: dict[str, Any]) -> GraphItem:
     new = ar.rewrite(item, {"devices": ["CPU:0"], **config})
-    for mine, other in zip(train(new), train(item), strict=True):
+    for mine, other in zip(learnt(new, BATCHES), learnt(item, BATCHES), strict=True):
         np.testing.assert_allclose(mine, other, 1e-9, 1e-9)
     return new
 

@@ -87,6 +87,15 @@ def train(item: GraphItem, feeds: Sequence[Feed]) -> Run:
     return result
 
 
+def learnt(item: GraphItem, feeds: Sequence[Feed]) -> list[Any]:
+    """Return the first output of one training step for each feed, and all variables behind them."""
+    with item.session() as session:
+        session.run(item.init_op)
+        names = [*item.outputs, item.targets[0]]
+        losses = [session.run(names, feed, timeout_ms=60000)[0] for feed in feeds]
+        return [*losses, *session.run([variable.handle for variable in item.variables.values()])]
+
+
 def assert_trains_alike(
     item: GraphItem, feeds: Sequence[Feed], *, modes: Sequence[str] = MODES, replicas: int = 2, tolerance: float = 1e-9
 ) -> None:
