@@ -51,8 +51,8 @@ setup(
         "": ["*.pyi"],
         "autograph_rewrite": ["py.typed"],
         "autograph_rewrite.configs": ["*.yaml"],
-        "autograph_rewrite.inspect": ["*.html", "*.js", "*.css"],
-        "autograph_rewrite.ir": ["*.binpb", "*.binpb.gz", "*.proto"],
+        "autograph_rewrite.inspect.render": ["*.html", "*.js", "*.css"],
+        "autograph_rewrite.ir.types": ["*.binpb", "*.binpb.gz"],
         "autograph_rewrite.plan": ["*.binpb", "*.proto", "*.json"],
     },
     # TensorFlow is no hard dependency: `tensorflow` and `tensorflow-cpu` install the same files, so naming

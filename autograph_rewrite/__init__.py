@@ -2,7 +2,7 @@
 
 Importing this package costs nothing: each public name is loaded at first use, and TensorFlow only by what
 runs a graph. A process that is one worker of several, as TF_CONFIG or its like say, has to join them before TensorFlow
-starts: it does when it imports TensorFlow (`runtime.join_on_import`).
+starts: it does when it imports TensorFlow (`runtime.job.join_on_import`).
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
         shard_dataset,
         verify,
     )
+    from autograph_rewrite.config.config import Config
     from autograph_rewrite.cost.simulate import simulate
     from autograph_rewrite.inspect.diff import diff
     from autograph_rewrite.inspect.dump import dump
     from autograph_rewrite.inspect.explain import explain
     from autograph_rewrite.item import GraphItem
-    from autograph_rewrite.plan.config import Config
     from autograph_rewrite.plan.plan import Plan
 
 __version__ = "0.1.0"
@@ -68,7 +68,7 @@ __all__ = [
 ]
 
 _LAZY = {
-    "Config": "plan.config",
+    "Config": "config.config",
     "GraphItem": "item",
     "Plan": "plan.plan",
     "allow_code": "api",
@@ -98,7 +98,7 @@ if not TYPE_CHECKING:  # a type checker that saw this function would accept any 
 
 _RANKS = ("TF_CONFIG", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_PROCID")
 if any(os.environ.get(name, "") not in ("", "1") for name in _RANKS):
-    from autograph_rewrite.runtime.join_on_import import join_on_import
+    from autograph_rewrite.runtime.job.join_on_import import join_on_import
 
     join_on_import()
 

@@ -5,25 +5,23 @@ item ──build_plan──► Plan ──rewrite──► distributed item ─�
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from autograph_rewrite.cluster.membership import in_job
+from autograph_rewrite.compile import Instrumentation, Job, compile_item, request, resolve_plan, with_processes
+from autograph_rewrite.config import user_code
+from autograph_rewrite.config.config import ConfigLike
 from autograph_rewrite.errors import ConfigError
-from autograph_rewrite.ir.quiet import no_garbage_collection
+from autograph_rewrite.ir.gc_pause import no_garbage_collection
 from autograph_rewrite.item import GraphItem
-from autograph_rewrite.load.normal import normalise_original
-from autograph_rewrite.passes import coverage, pipeline
-from autograph_rewrite.passes.idle import noted, with_idle_settings
-from autograph_rewrite.passes.pass_manager import Observer
-from autograph_rewrite.plan import check, own_code, own_passes
-from autograph_rewrite.plan.chosen import chosen, chosen_config
-from autograph_rewrite.plan.config import Config
-from autograph_rewrite.plan.membership import in_job
+from autograph_rewrite.normalize.normalize import normalise_original
+from autograph_rewrite.passes.base.pass_manager import Observer
+from autograph_rewrite.plan import user_passes
 from autograph_rewrite.plan.plan import Plan
-
-ConfigLike = Config | Mapping[str, Any] | str | Path
+from autograph_rewrite.plan.selected import chosen, chosen_config
+from autograph_rewrite.resolve import coverage
 
 
 def build_plan(item: GraphItem, config: ConfigLike | None = None, *, batch: int | None = None) -> Plan:
@@ -45,8 +43,7 @@ def build_plan(item: GraphItem, config: ConfigLike | None = None, *, batch: int 
         given = chosen(config)
         if isinstance(given, Plan):
             raise ConfigError("this is a plan already", hint="pass it to ar.rewrite or ar.distribute")
-        used = given if given.workers > 1 else in_job(given)[0]
-        return noted(pipeline.resolve(flat, request(flat, used), batch), used, flat)
+        return resolve_plan(flat, with_processes(given), batch)
 
 
 def rewrite(
@@ -78,54 +75,20 @@ def rewrite(
         GraphError: the graph cannot be distributed; the message says why.
         PassError: an edge cannot be lowered, or less is divided than `semantics.min_coverage` asks for.
     """
-    from autograph_rewrite.runtime.agreement import contents as contents_of
-    from autograph_rewrite.runtime.serve import serve
+    from autograph_rewrite.runtime.job.parameter_server import serve
 
     with no_garbage_collection():
         flat = normalise_original(item)
-        config, given = chosen(config), None
-        if isinstance(config, Plan):
-            check.require(replace(config, edges=()), flat)  # its edges are checked once the graph is analysed
-            plan = config
-            member = in_job(Config())[1] if task is None and plan.workers > 1 else None
-        else:
-            given, member = in_job(config) if task is None else (config, None)
-            plan = request(flat, given)
-        if member is not None and not member.is_worker:
-            serve(member, plan.timeout_seconds)
-        if not training:
-            plan = plan.without_stages()
-        own = member.task if member is not None else task or 0
-        if not 0 <= own < plan.workers:
-            problem = f"there is no worker {own}: the plan has {plan.workers} of them"
-            raise ConfigError(problem, hint="workers count from 0; name them all in cluster.workers")
-        common = contents_of(flat) if member is not None else b""
-        new = pipeline.rewrite(
-            flat, plan, verify=verify_each, observers=observers, training=training, in_place=True, task=own, batch=batch
-        )
-        if given is not None and training:
-            new = with_idle_settings(new, given, flat)
-        covered = replace(new.report.covered, place=(given or plan).where("semantics", "min_coverage"))
+        job = Job.of(chosen(config), task)
+        if job.member is not None and not job.member.is_worker:
+            serve(job.member, job.given.timeout_seconds)
+        plan = request(flat, job.given)
+        looking = Instrumentation(verify_each, observers)
+        new = compile_item(flat, plan, job, training=training, batch=batch, instrumentation=looking)
         if training:
-            coverage.require(covered)
-            coverage.warn_below(covered)
-        return new.with_(report=replace(new.report, member=member, contents=common, covered=covered))
-
-
-def request(item: GraphItem, config: Config) -> Plan:
-    """Return the plan of a strategy for a normalised item, without the edges that follow from it.
-
-    Raises:
-        PlanError: it does not fit the graph.
-    """
-    from autograph_rewrite.runtime.devices import present_devices
-    from autograph_rewrite.strategies import builder_for
-
-    if config.devices is None and config.cluster is not None:
-        config = config.with_devices(present_devices())
-    plan = builder_for(config).build(item, config)
-    check.require(plan, item)
-    return plan
+            coverage.require(new.report.covered)
+            coverage.warn_below(new.report.covered)
+        return new
 
 
 def distribute(target: Any, config: ConfigLike | Plan | None = None, *specs: Any, **options: Any) -> Any:
@@ -158,8 +121,8 @@ def join(config: ConfigLike | None = None) -> None:
         ConfigError: nothing says which process this is.
         ClusterError: TensorFlow has started already.
     """
-    from autograph_rewrite.runtime.cluster import join as run
-    from autograph_rewrite.runtime.serve import serve
+    from autograph_rewrite.runtime.job.parameter_server import serve
+    from autograph_rewrite.runtime.job.tf_server import join as run
 
     given, member = in_job(chosen_config(config))
     if member is not None and not member.is_worker:
@@ -191,7 +154,7 @@ def shard_dataset(
         GraphError: the dataset is not batched, or cannot be split by its files.
         ClusterError: the workers give different datasets, or somebody is missing.
     """
-    from autograph_rewrite.runtime.shard_dataset import shard_dataset as run
+    from autograph_rewrite.runtime.data.shard_dataset import shard_dataset as run
 
     return run(dataset, global_batch_size, policy=policy, config=config)
 
@@ -207,7 +170,7 @@ def register_pass(name: str, function: Callable[[Any], None], *, after: str) -> 
     Raises:
         ConfigError: the name is no name of a pass, or nothing of one's own can run behind that pass.
     """
-    own_passes.register_pass(name, function, after=after)
+    user_passes.register_pass(name, function, after=after)
 
 
 def allow_code(path: str | Path) -> None:
@@ -222,11 +185,17 @@ def allow_code(path: str | Path) -> None:
     Raises:
         ConfigError: there is no such file.
     """
-    own_code.allow_code(path)
+    user_code.allow_code(path)
 
 
 def verify(item: GraphItem, config: ConfigLike | Plan | None = None, **options: Any) -> Any:
-    """Compare the rewritten item with the original, numerically; see `runtime.check.verify`."""
-    from autograph_rewrite.runtime.check import verify as run
+    """Compare the rewritten item with the original, numerically; see `runtime.verify.verify.verify`.
+
+    Args:
+        item: the original.
+        config: file, dict, `Config` or plan to rewrite it by; none: what `run --config` or `launch --config` gave.
+        **options: those of `runtime.verify.verify.verify`.
+    """
+    from autograph_rewrite.runtime.verify.verify import verify as run
 
     return run(item, chosen(config), **options)

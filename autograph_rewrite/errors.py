@@ -1,4 +1,4 @@
-"""Every error that a user can meet, as one small tree.
+"""The exception hierarchy: every error that a user can meet.
 
     RewriteError
     ├── ConfigError    the config file or dict is wrong (file:line, closest valid key)

@@ -1,4 +1,4 @@
-"""GraphItem: a graph, and what training means in it (inputs, outputs, targets, variables).
+"""GraphItem: a graph with its training signature (inputs, outputs, targets, variables).
 
 An item is a value: rewriting makes a new one and never changes the old one.
 """
@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.ir import serde
+from autograph_rewrite.ir.format import serde
+from autograph_rewrite.ir.gc_pause import no_garbage_collection
 from autograph_rewrite.ir.graph import Graph
-from autograph_rewrite.ir.quiet import no_garbage_collection
+from autograph_rewrite.ir.shapes.recorded import Shape
+from autograph_rewrite.ir.types import dtypes
 
 if TYPE_CHECKING:
     import networkx
-
-Shape = tuple[int | None, ...]
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,11 @@ class Variable:
     shards: Shards | None = None
     aliases: tuple[str, ...] = ()
 
+    @property
+    def nbytes(self) -> int:
+        """Its size; an unknown dimension counts as 1, and a type without a fixed size as 0 bytes."""
+        return dtypes.least_bytes(dtypes.NUMBERS.get(self.dtype, 0), self.shape)
+
 
 class GraphItem:
     """A training graph with its signature. Treat it, and its graph, as read-only.
@@ -118,7 +123,23 @@ class GraphItem:
         notes: Sequence[tuple[str, str, str]] = (),
         data: bytes | None = None,
     ) -> None:
-        """Make an item of a graph, or of the bytes of its GraphDef (`data`), which are then read when needed."""
+        """Make an item of a graph, or of the bytes of its GraphDef (`data`), which are then read when needed.
+
+        Args:
+            graph: read and not copied.
+            inputs: by public name.
+            outputs: by public name.
+            targets: names of nodes that one step runs for their effect.
+            init_op: name of the node that initialises everything.
+            variables: by public name.
+            keep: names of nodes that survive a rewrite although no step runs them.
+            report: what rewriting did.
+            binding: what a runtime needs besides the graph.
+            layout: where the values of the folded graph went.
+            state: variables that rewriting added, by name.
+            notes: of loading: node, op and text of each.
+            data: bytes of a GraphDef, in place of `graph`.
+        """
         if graph is None and data is None:
             raise GraphError("a GraphItem needs a graph or the bytes of one")
         self._graph = graph
@@ -170,19 +191,19 @@ class GraphItem:
         Args:
             target: a server of the caller's own (grpc://host:port) whose cluster has the devices, as those of stages.
         """
-        from autograph_rewrite.runtime import session
+        from autograph_rewrite.runtime.session import session
 
         return session.open_session(self, target=target)
 
     def save(self, path: str | Path) -> None:
         """Write the item as one self-contained file (graph, signature, variables; no pickle)."""
-        from autograph_rewrite.load import bundle
+        from autograph_rewrite.load.sources import archive
 
-        bundle.save(self, Path(path))
+        archive.save(self, Path(path))
 
     def to_networkx(self) -> networkx.MultiDiGraph[str]:
         """Return the nodes and edges as a networkx graph, with op and device as node attributes."""
-        from autograph_rewrite.inspect import export
+        from autograph_rewrite.inspect.render import export
 
         return export.to_networkx(self.graph)
 
@@ -197,8 +218,17 @@ class GraphItem:
         batch_inputs: Mapping[str, int | None] | None = None,
         signature: str | None = None,
     ) -> GraphItem:
-        """Read a .pb, .pbtxt, .meta, SavedModel directory, or what `save` wrote."""
-        from autograph_rewrite.load import files
+        """Read a .pb, .pbtxt, .meta, SavedModel directory, or what `save` wrote.
+
+        Args:
+            path: file or directory.
+            train_op: names of what one step runs; left out: what the file says, or what is found.
+            outputs: names of tensors to report.
+            init_op: name of the initialiser.
+            batch_inputs: axis of the examples by input; None: an input has none.
+            signature: which one of a SavedModel.
+        """
+        from autograph_rewrite.load.sources import files
 
         with no_garbage_collection():
             return files.load(
@@ -220,8 +250,16 @@ class GraphItem:
         init_op: Any = None,
         batch_inputs: Mapping[str, int | None] | None = None,
     ) -> GraphItem:
-        """Wrap a tf.Graph, GraphDef or MetaGraphDef; ops and tensors are given by name or as TensorFlow objects."""
-        from autograph_rewrite.load import graphs
+        """Wrap a tf.Graph, GraphDef or MetaGraphDef; ops and tensors are given by name or as TensorFlow objects.
+
+        Args:
+            graph: tf.Graph, GraphDef, its bytes, or MetaGraphDef.
+            train_op: what one step runs; left out: found where there is one candidate.
+            outputs: tensors to report.
+            init_op: the initialiser; left out: found.
+            batch_inputs: axis of the examples by input; None: an input has none.
+        """
+        from autograph_rewrite.load.sources import graphs
 
         with no_garbage_collection():
             return graphs.from_graph(
@@ -232,14 +270,27 @@ class GraphItem:
     def from_function(
         cls, function: Any, *specs: Any, batch_inputs: Mapping[str, int | None] | None = None, **named_specs: Any
     ) -> GraphItem:
-        """Trace a tf.function, or a plain function that uses tf.Variables."""
-        from autograph_rewrite.load import functions
+        """Trace a tf.function, or a plain function that uses tf.Variables.
+
+        Args:
+            function: what is traced.
+            *specs: `tf.TensorSpec`s or arrays, nested as its arguments are.
+            batch_inputs: axis of the examples by input; None: an input has none.
+            **named_specs: the same for keyword arguments.
+        """
+        from autograph_rewrite.load.sources import functions
 
         return functions.from_function(function, *specs, batch_inputs=batch_inputs, **named_specs)
 
     @classmethod
     def from_keras(cls, model: Any, *specs: Any, batch_inputs: Mapping[str, int | None] | None = None) -> GraphItem:
-        """Trace the train step of a compiled Keras 3 model on `(x, y[, sample_weight])` specs."""
-        from autograph_rewrite.load import keras_models
+        """Trace the train step of a compiled Keras 3 model on `(x, y[, sample_weight])` specs.
+
+        Args:
+            model: built and compiled.
+            *specs: `tf.TensorSpec`s or arrays of x, y and sample_weight.
+            batch_inputs: axis of the examples by input; None: an input has none.
+        """
+        from autograph_rewrite.load.sources import keras_models
 
         return keras_models.from_keras(model, *specs, batch_inputs=batch_inputs)

@@ -1,4 +1,4 @@
-"""TensorFlow enters the package here, and is checked when it does.
+"""Version checks of TensorFlow, at its first import by this package.
 
 It is no install requirement (`tensorflow` and `tensorflow-cpu` are two names for the same files), so the
 first call that needs it is where its absence, or its age, must be explained.

@@ -8,37 +8,69 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from autograph_rewrite.config.config import Config
+from autograph_rewrite.config.strategy_names import own_builder
 from autograph_rewrite.errors import ConfigError
-from autograph_rewrite.plan.builder_names import own_builder
-from autograph_rewrite.plan.config import Config
-from autograph_rewrite.strategies.all_reduce import AllReduce
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.strategies.auto import Auto
-from autograph_rewrite.strategies.base import StrategyBuilder
-from autograph_rewrite.strategies.fsdp import FSDP
-from autograph_rewrite.strategies.own import load_own
-from autograph_rewrite.strategies.parallax import Parallax
-from autograph_rewrite.strategies.partitioned_ar import PartitionedAR
-from autograph_rewrite.strategies.partitioned_ps import PartitionedPS
+from autograph_rewrite.strategies.builder.protocol import StrategyBuilder
+from autograph_rewrite.strategies.builder.user_defined import load_own
+from autograph_rewrite.strategies.per_variable import BUILDERS
 from autograph_rewrite.strategies.pipeline import Pipeline
-from autograph_rewrite.strategies.ps import PS
-from autograph_rewrite.strategies.ps_load_balancing import PSLoadBalancing
-from autograph_rewrite.strategies.random_axis_partition_ar import RandomAxisPartitionAR
-from autograph_rewrite.strategies.uneven_partitioned_ps import UnevenPartitionedPS
 
-_SINGLE: Mapping[str, StrategyBuilder] = MappingProxyType(
-    {
-        "AllReduce": AllReduce(),
-        "PS": PS(),
-        "PSLoadBalancing": PSLoadBalancing(),
-        "PartitionedPS": PartitionedPS(),
-        "UnevenPartitionedPS": UnevenPartitionedPS(),
-        "PartitionedAR": PartitionedAR(),
-        "RandomAxisPartitionAR": RandomAxisPartitionAR(),
-        "Parallax": Parallax(),
-        "FSDP": FSDP(),
-    }
-)
+_SINGLE: Mapping[str, StrategyBuilder] = MappingProxyType({one.name: one for one in BUILDERS})
 STRATEGIES: Mapping[str, StrategyBuilder] = MappingProxyType({**_SINGLE, "Pipeline": Pipeline(), "Auto": Auto(_SINGLE)})
+
+
+class _Row:
+    """A builder by the name of its class, for users who build on one of ours: `AllReduce().build(item, config)`."""
+
+    def build(self, item: GraphItem, config: Config) -> Plan:
+        """Return what the builder of this name returns.
+
+        Raises:
+            ConfigError: when the configuration asks for what this version or this item does not have.
+        """
+        name = next(base.__name__ for base in type(self).__mro__ if base.__name__ in _SINGLE)
+        return _SINGLE[name].build(item, config)
+
+
+class AllReduce(_Row):
+    """Every variable on every replica, gradients all-reduced."""
+
+
+class PS(_Row):
+    """All variables on one parameter server."""
+
+
+class PSLoadBalancing(_Row):
+    """Variables spread over the parameter servers by size."""
+
+
+class PartitionedPS(_Row):
+    """Shards of equal size on parameter servers."""
+
+
+class UnevenPartitionedPS(_Row):
+    """Shards whose sizes differ by one row on parameter servers."""
+
+
+class PartitionedAR(_Row):
+    """Shards whose gradients are all-reduced one by one."""
+
+
+class RandomAxisPartitionAR(_Row):
+    """As PartitionedAR, along an axis that looks random."""
+
+
+class Parallax(_Row):
+    """Sparse variables on servers, dense ones replicated."""
+
+
+class FSDP(_Row):
+    """A shard of every variable on each replica."""
+
 
 __all__ = [
     "FSDP",

@@ -1,4 +1,4 @@
-"""From choices to a plan: what all builders share.
+"""Assemble a plan from choices per variable: what all builders share.
 
     request of the configuration ──► a choice per trained variable ──► overrides ──► servers, sizes ──► Plan
 
@@ -7,31 +7,30 @@ Only the variable itself is asked for: its optimizer's state follows it, and wha
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from autograph_rewrite.analysis.cuttable import obstacle
-from autograph_rewrite.analysis.roles import Role, roles
+from autograph_rewrite.analysis.variables.roles import Role, roles
+from autograph_rewrite.analysis.variables.shardable import obstacle
+from autograph_rewrite.config.config import Config
+from autograph_rewrite.config.sections import Override
+from autograph_rewrite.diagnostics.faults import raise_if_any
 from autograph_rewrite.errors import ConfigError
-from autograph_rewrite.ir import dtypes
 from autograph_rewrite.item import GraphItem, Variable
-from autograph_rewrite.plan import parts
-from autograph_rewrite.plan.config import Config
-from autograph_rewrite.plan.faults import raise_if_any
+from autograph_rewrite.plan.parts import messages
+from autograph_rewrite.plan.parts.residence import OnServer, Sharded, placed
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.request import override_of, request
-from autograph_rewrite.plan.sections import Override
-from autograph_rewrite.strategies.choice import Choice, Trained
-from autograph_rewrite.strategies.overrides import misfits, overridden
-from autograph_rewrite.strategies.servers import Load, servers
-from autograph_rewrite.strategies.shards import shard_sizes
+from autograph_rewrite.strategies.builder.choice import Choice, TrainedVariable
+from autograph_rewrite.strategies.builder.overrides import misfits, overridden
+from autograph_rewrite.strategies.builder.servers import Load, servers
+from autograph_rewrite.strategies.builder.shard_counts import shard_sizes
 
 
 def assemble(
     item: GraphItem,
     config: Config,
-    choose: Callable[[Trained], Choice],
+    choose: Callable[[TrainedVariable], Choice],
     *,
     strategy: str,
     pool: Sequence[str] | None = None,
@@ -61,17 +60,17 @@ def assemble(
     }
     raise_if_any(misfits(config, trained, choices), error=ConfigError, title=config.where())
     all_servers = servers(config)
-    office = _Office(plan.devices, Load(all_servers), tuple(pool or all_servers))
+    office = _ServerAllocator(plan.devices, Load(all_servers), tuple(pool or all_servers))
     requests = tuple(_requests(plan, config, trained, choices, office))
     plan = replace(plan, variables=requests, notes=(*plan.notes, *notes), id="")
     return replace(plan, id=f"{strategy}-{plan.digest()[:12]}")
 
 
-def trained_variables(item: GraphItem, digest: str = "") -> dict[str, Trained]:
+def trained_variables(item: GraphItem, digest: str = "") -> dict[str, TrainedVariable]:
     """Return the trained variables of an item by name, in its order."""
     found = roles(item)
     return {
-        name: Trained(variable, role, digest, _obstacle(item, variable, role))
+        name: TrainedVariable(variable, role, digest, _obstacle(item, variable, role))
         for name, variable in item.variables.items()
         if (role := found[name]).trained
     }
@@ -88,14 +87,8 @@ def _obstacle(item: GraphItem, variable: Variable, role: Role) -> str:
     return found.reason if found is not None else ""
 
 
-def nbytes(variable: Variable) -> int:
-    """Return the size of a variable; an unknown dimension counts as 1."""
-    number = dtypes.NUMBERS.get(variable.dtype)
-    return math.prod(dim or 1 for dim in variable.shape or ()) * (dtypes.width(number) if number else 1)
-
-
 @dataclass(frozen=True)
-class _Office:
+class _ServerAllocator:
     """Gives variables and shards their devices."""
 
     replicas: tuple[str, ...]
@@ -110,8 +103,12 @@ class _Office:
 
 
 def _requests(
-    plan: Plan, config: Config, trained: Mapping[str, Trained], choices: Mapping[str, Choice], office: _Office
-) -> Iterator[parts.VariableRequest]:
+    plan: Plan,
+    config: Config,
+    trained: Mapping[str, TrainedVariable],
+    choices: Mapping[str, Choice],
+    office: _ServerAllocator,
+) -> Iterator[messages.VariableRequest]:
     """Yield the requests of the plan with places for those that are trained."""
     for asked in plan.variables:
         choice = choices.get(asked.name)
@@ -122,20 +119,24 @@ def _requests(
 
 
 def _placed(
-    asked: parts.VariableRequest, choice: Choice, trained: Trained, override: Override | None, office: _Office
-) -> parts.VariableRequest:
+    asked: messages.VariableRequest,
+    choice: Choice,
+    trained: TrainedVariable,
+    override: Override | None,
+    office: _ServerAllocator,
+) -> messages.VariableRequest:
     """Return the request of one variable with its placement, servers and sizes."""
     asked = replace(asked, options=replace(asked.options, synchronizer=choice.synchronizer))
-    is_served = choice.synchronizer == "ps"
-    if is_served:
-        server = parts.Server(override.sync, override.staleness, override.proxy) if override else parts.Server()
+    is_on_server = choice.synchronizer == "ps"
+    if is_on_server:
+        server = messages.Server(override.sync, override.staleness, override.proxy) if override else messages.Server()
         asked = replace(asked, server=server)
-    size = nbytes(trained.variable)
+    size = trained.variable.nbytes
     if choice.parts is None:
-        return replace(asked, placement="single", servers=(office.server(size),)) if is_served else asked
+        return placed(asked, OnServer(office.server(size))) if is_on_server else asked
     axis, count = choice.parts.axis, choice.parts.count
     sizes = shard_sizes(trained.shape[axis] or 0, count)
     places: tuple[str, ...] = office.replicas if choice.stage else ()
-    if is_served:
+    if is_on_server:
         places = office.load.take_turns(count, size)
-    return replace(asked, placement=f"split({axis})", sizes=sizes, servers=places, stage=choice.stage)
+    return placed(asked, Sharded(axis, sizes, places, choice.stage))

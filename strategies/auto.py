@@ -1,7 +1,8 @@
-"""Auto: the plan whose step is shortest in simulation, searched among the builders' plans and mixtures of them.
+"""Auto: search the plan with the shortest simulated step, among the builders' plans and mixtures of them.
 
-The network is the one that the configuration describes; machines are round figures (`cost.machine`), never measured
-ones, since every process has to find the same plan. The plan's notes say what was compared and why it was chosen.
+The network is the one that the configuration describes; machines are round figures (`cost.hardware.machine`), never
+measured ones, since every process has to find the same plan. The plan's notes say what was compared and why it was
+chosen.
 """
 
 from __future__ import annotations
@@ -11,17 +12,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from autograph_rewrite.config.config import Config
 from autograph_rewrite.errors import RewriteError
 from autograph_rewrite.item import GraphItem
-from autograph_rewrite.plan import available
-from autograph_rewrite.plan.config import Config
-from autograph_rewrite.plan.parts import VariableRequest
+from autograph_rewrite.plan.parts.messages import VariableRequest
+from autograph_rewrite.plan.parts.residence import Sharded, residence_of
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.request import override_of
-from autograph_rewrite.plan.shards import axis_of
-from autograph_rewrite.strategies.assemble import assemble, nbytes, trained_variables
-from autograph_rewrite.strategies.base import StrategyBuilder
-from autograph_rewrite.strategies.choice import Choice, Parts, Trained
+from autograph_rewrite.strategies.assemble import assemble, trained_variables
+from autograph_rewrite.strategies.builder.choice import Choice, Parts, TrainedVariable
+from autograph_rewrite.strategies.builder.protocol import StrategyBuilder
 
 if TYPE_CHECKING:
     from autograph_rewrite.cost.search import Candidate, Evaluator, Search
@@ -52,10 +52,11 @@ class Auto:
             ConfigError: as the builders do.
         """
         from autograph_rewrite.cost.search import Evaluator, Search
+        from autograph_rewrite.cost.simulate import Hardware
         from autograph_rewrite.cost.trial import first_possible
 
         network = config.cluster.network if config.cluster is not None else None
-        evaluator = Evaluator(item, network)
+        evaluator = Evaluator(item, Hardware(network=network))
         plans, dropped = self._plans(item, config)
         compared = self._compared(evaluator, plans)
         best = min(compared, key=lambda name: compared[name].key)
@@ -98,8 +99,7 @@ class Auto:
             chosen = config.model_copy(update={"strategy": section})
             chosen._source = config._source
             for name, builder in self.builders.items():
-                if self.every or name in available.STRATEGIES:
-                    yield f"{name} ({mode})" if len(modes) > 1 else name, partial(builder.build, item, chosen)
+                yield f"{name} ({mode})" if len(modes) > 1 else name, partial(builder.build, item, chosen)
 
     def _compared(self, evaluator: Evaluator, plans: Mapping[str, Plan]) -> dict[str, Candidate]:
         from autograph_rewrite.cost.search import Candidate
@@ -175,9 +175,9 @@ def _named(search: Search, compared: Mapping[str, Candidate], found: Candidate, 
 
 
 def _choice(request: VariableRequest) -> Choice:
-    axis = axis_of(request.placement)
-    split = Parts(axis, len(request.sizes)) if axis is not None else None
-    return Choice(request.options.synchronizer, split, request.stage)
+    found = residence_of(request)
+    split = Parts(found.axis, len(found.sizes)) if isinstance(found, Sharded) else None
+    return Choice(request.options.synchronizer, split, found.stage)
 
 
 def _choices(name: str, plans: list[Plan]) -> list[Choice]:
@@ -186,15 +186,15 @@ def _choices(name: str, plans: list[Plan]) -> list[Choice]:
     return list(dict.fromkeys(_choice(request) for request in requests))
 
 
-def _alike(trained: Mapping[str, Trained]) -> list[list[Trained]]:
+def _alike(trained: Mapping[str, TrainedVariable]) -> list[list[TrainedVariable]]:
     """Return the variables in groups of one shape and role, the heaviest group first."""
-    groups: dict[object, list[Trained]] = {}
+    groups: dict[object, list[TrainedVariable]] = {}
     for one in trained.values():
         groups.setdefault((one.role, one.shape, one.variable.dtype), []).append(one)
-    return sorted(groups.values(), key=lambda group: -sum(nbytes(one.variable) for one in group))
+    return sorted(groups.values(), key=lambda group: -sum(one.variable.nbytes for one in group))
 
 
-def _shown(alike: list[Trained]) -> str:
+def _shown(alike: list[TrainedVariable]) -> str:
     more = f" and {len(alike) - 1} alike" if len(alike) > 1 else ""
     return f"'{alike[0].name}'{more}"
 

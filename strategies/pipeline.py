@@ -1,11 +1,11 @@
-"""Pipeline: the model is cut into stages on devices of their own, through which micro-batches go one after another."""
+"""Pipeline: the model in stages on different devices, through which micro-batches flow."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autograph_rewrite.plan.config import Config
-from autograph_rewrite.plan.items import ItemLike
+from autograph_rewrite.config.config import Config
+from autograph_rewrite.plan.parts.graph_digest import ItemLike
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.request import request
 

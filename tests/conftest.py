@@ -6,11 +6,13 @@ is set by an import hook, so no test can come too early or too late for it.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +21,7 @@ from typing import Any
 
 import pytest
 
-pytest_plugins = ("tests.matrix.summary", "tests.jobs.fixtures")
+pytest_plugins = ("tests.matrix.summary", "tests.jobs.programs.fixtures")
 VIRTUAL_DEVICES = 4
 CERTIFIED = frozenset(("test_matrix", "test_fuzz", "test_verify"))
 """Test modules whose rewrites are certified in every run; with AUTOGRAPH_CERTIFY=all, those of all modules are."""
@@ -41,6 +43,13 @@ def set_up_tensorflow(tf: ModuleType) -> None:
     tf.config.set_logical_device_configuration(
         cpu, [tf.config.LogicalDeviceConfiguration() for _ in range(VIRTUAL_DEVICES)]
     )
+
+
+def handle_ignored_signals() -> None:
+    """Do nothing on signals that this process ignores, as under nohup: children inherit only what is ignored."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
 
 
 class TensorFlowHook(importlib.abc.MetaPathFinder):
@@ -66,8 +75,10 @@ class TensorFlowHook(importlib.abc.MetaPathFinder):
         return spec
 
 
-def pytest_configure() -> None:
-    """Install the hook before any test module is imported."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Install the hook before any test module is imported, and let child processes get signals as they expect."""
+    if hasattr(config, "workerinput") or not getattr(config.option, "numprocesses", None):
+        handle_ignored_signals()
     if "tensorflow" in sys.modules:
         set_up_tensorflow(sys.modules["tensorflow"])
     else:
@@ -80,16 +91,17 @@ def certified_rewrites(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
     if request.module.__name__.rpartition(".")[2] not in CERTIFIED and os.environ.get("AUTOGRAPH_CERTIFY") != "all":
         return
     from autograph_rewrite.certify.certificate import Certificate
-    from autograph_rewrite.passes import pipeline
+    from autograph_rewrite.passes import pass_pipeline
 
-    plain = pipeline.rewrite
+    plain = pass_pipeline.rewrite
 
     @functools.wraps(plain)
-    def certified(*args: Any, **options: Any) -> Any:
-        options.setdefault("certificate", Certificate(strict=True))
-        return plain(*args, **options)
+    def certified(asked: Any, **options: Any) -> Any:
+        if asked.certificate is None:
+            asked = dataclasses.replace(asked, certificate=Certificate(strict=True))
+        return plain(asked, **options)
 
-    monkeypatch.setattr(pipeline, "rewrite", certified)
+    monkeypatch.setattr(pass_pipeline, "rewrite", certified)
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +117,7 @@ def kept_float_type() -> Iterator[None]:
 def forgotten_passes() -> Iterator[None]:
     """Let no test leave a pass of its own to the tests behind it."""
     yield
-    own_passes = sys.modules.get("autograph_rewrite.plan.own_passes")
+    own_passes = sys.modules.get("autograph_rewrite.plan.user_passes")
     for name in list(own_passes.registered()) if own_passes is not None else ():
         own_passes.unregister_pass(name)
 

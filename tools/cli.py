@@ -1,6 +1,6 @@
 """The command line: finds the verb's module, and turns errors into messages and exit codes.
 
-A verb is a module `tools/verb_<name>.py` with two functions:
+A verb is a module `tools/verbs/<name>.py` with two functions:
 
     add_arguments(parser)    declare its options on an argparse parser; `--json` is there already
     run(args) -> int         do it; return 0 (good) or 1 (the check failed)
@@ -23,7 +23,7 @@ from typing import Protocol, cast
 import autograph_rewrite
 from autograph_rewrite.errors import RewriteError
 from autograph_rewrite.requires import missing_tensorflow
-from autograph_rewrite.tools.pipes import drop_the_rest, patient_output
+from autograph_rewrite.tools.output_pipes import drop_the_rest, patient_output
 
 GOOD, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
@@ -50,7 +50,7 @@ EPILOG = "exit codes: 0 good, 1 the check failed, 2 bad usage or input; VERB --h
 
 
 class Verb(Protocol):
-    """What a `verb_<name>` module offers."""
+    """What the module of a verb offers."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declare the verb's options."""
@@ -114,7 +114,7 @@ def load_verb(verb: str) -> Verb:
 
 def module_of(verb: str) -> str:
     """Return the module that implements a verb."""
-    return f"{__package__}.verb_{verb}"
+    return f"{__package__}.verbs.{verb}"
 
 
 def report(error: Exception, *, as_json: bool) -> int:

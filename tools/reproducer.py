@@ -1,4 +1,4 @@
-"""What a pass that fails leaves behind: the graph as text, the plan, and the command that runs up to just that pass.
+"""The reproducer of a failed pass: the graph as text, the plan, and the command that runs up to that pass.
 
     reproducer: autograph-rewrite opt /tmp/autograph-rewrite-x1/graph.txt --plan /tmp/autograph-rewrite-x1/plan.yaml \
         --stop-after insert-reshards
@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from autograph_rewrite.api import request
+from autograph_rewrite.compile import request, with_processes
+from autograph_rewrite.config.config import Config
 from autograph_rewrite.errors import RewriteError, VerifyError, add_note
 from autograph_rewrite.inspect.dump import dump
 from autograph_rewrite.item import GraphItem
-from autograph_rewrite.load.normal import normalise_original
-from autograph_rewrite.passes.pass_manager import failed_pass
-from autograph_rewrite.plan.config import Config
+from autograph_rewrite.normalize.normalize import normalise_original
+from autograph_rewrite.passes.base.pass_manager import failed_pass
 from autograph_rewrite.plan.plan import Plan
 
 
@@ -46,7 +46,7 @@ def reproducible(item: GraphItem, chosen: Config | Plan, task: int = 0) -> Itera
 def _keep(item: GraphItem, chosen: Config | Plan, task: int, name: str) -> str:
     """Write graph and plan into a folder of their own; return the command."""
     flat = normalise_original(item)
-    plan = chosen if isinstance(chosen, Plan) else request(flat, chosen)
+    plan = chosen if isinstance(chosen, Plan) else request(flat, with_processes(chosen))
     folder = Path(tempfile.mkdtemp(prefix="autograph-rewrite-"))
     (folder / "graph.txt").write_text(dump(flat, full=True), encoding="utf-8")
     plan.save(folder / "plan.yaml")

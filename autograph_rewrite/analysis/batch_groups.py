@@ -1,4 +1,4 @@
-"""Which batch inputs have to be of one size: those whose sizes the graph makes meet.
+"""Groups of batch inputs that must have equal batch sizes, because the graph combines their rows.
 
     mean(square(x w)) + mean(abs(u w))      x: 2 rows, u: 6      two groups: their sizes never meet
     mean(square(x w - y))                   x, y                 one group: the subtraction takes rows of both
@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from autograph_rewrite.analysis.dims import BATCH, BLOCK, Dim, Sym
-from autograph_rewrite.analysis.fact import REPLICATED, Fact
+from autograph_rewrite.analysis.facts.placement import REPLICATED, Fact
+from autograph_rewrite.analysis.facts.symbolic_dims import BATCH, BLOCK, Dim, Sym
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.graph import Node, Value
 
@@ -91,36 +91,40 @@ def _walk(state: Propagation, found: BatchGroups, cells: dict[str, int]) -> bool
     for node in state.order:
         if not cells and not any(value in masks for value in node.inputs):
             continue
-        answer = state.answers[node]
+        transferred = state.transfers[node]
         together = everything = 0
         facts = [state.facts[value] for value in node.inputs]
         for index, (value, fact) in enumerate(zip(node.inputs, facts, strict=True)):
             mask = masks.get(value, 0) | cells.get(fact.cell, 0)
             everything |= mask
-            want = answer.wants.get(index)
-            if want != REPLICATED if want is not None else fact.placement.differs:
+            reshard = transferred.operand_reshards.get(index)
+            if reshard != REPLICATED if reshard is not None else fact.placement.differs:
                 together |= mask
         if not everything:
             continue
-        kept = [fact for index, fact in enumerate(facts) if fact.is_local and answer.wants.get(index) is None]
-        if answer.constant or kept:  # a size of blocks may be compared with one of the whole batch
+        kept = [
+            fact
+            for index, fact in enumerate(facts)
+            if fact.is_local and transferred.operand_reshards.get(index) is None
+        ]
+        if transferred.constant or kept:  # a size of blocks may be compared with one of the whole batch
             together = everything
         if together:
             found.join(together)
             if found.is_one:  # as in most graphs, soon
                 return False
             found.at[node] = together
-        for index, fact in enumerate(answer.outputs):
+        for index, fact in enumerate(transferred.outputs):
             value = node.output(index)
-            if not (_carries(fact) or answer.holds is not None) or value in state.whole_inputs:
+            if not (_carries(fact) or transferred.holds is not None) or value in state.whole_inputs:
                 continue
             before = masks.get(value, 0)
             after = before | (together if together and not _is_of_whole(fact) else everything)
             if after != before:
                 masks[value] = after
                 changed = True
-        if answer.holds is not None:
-            cell = state.facts[node.inputs[answer.holds[0]]].cell
+        if transferred.holds is not None:
+            cell = state.facts[node.inputs[transferred.holds[0]]].cell
             changed |= cells.get(cell, 0) | everything != cells.get(cell, 0)
             cells[cell] = cells.get(cell, 0) | everything
     return changed

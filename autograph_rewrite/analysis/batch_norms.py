@@ -1,4 +1,4 @@
-"""Which statistics of a batch are those of a batch normalisation that is written out, and what computes with them.
+"""Recognise hand-written batch normalisation: its batch statistics, and the nodes that compute with them.
 
     m = Mean(x)   v = Mean((x - m)^2)   y = (x - m) * rsqrt(v) * scale + offset
     average += rate * (m - average)
@@ -16,10 +16,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from autograph_rewrite.analysis.propagate import Propagation
-from autograph_rewrite.analysis.roles import is_update, learnt_nodes
-from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.walk import descendants
+from autograph_rewrite.ir.traversal import descendants
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.variable_ops import is_update, variable_dependent_nodes
 
 COPIES = frozenset(("StopGradient", "Identity", "Reshape", "Squeeze", "Cast"))
 MEASURES = frozenset(("Shape", "ShapeN", "Size", "Rank"))
@@ -76,9 +76,9 @@ class BatchNorm:
 
 def moments_of(state: Propagation) -> list[Moments]:
     """Return the means and variances over the batch of values that variables have gone into."""
-    learnt, found = learnt_nodes(state.order), []
+    learnt, found = variable_dependent_nodes(state.order), []
     for variance in state.order:
-        if variance.op != "Mean" or not state.answers[variance].decompose or variance not in learnt:
+        if variance.op != "Mean" or not state.transfers[variance].decompose or variance not in learnt:
             continue
         squares = variance.inputs[0].node
         if squares.op == "SquaredDifference":
@@ -89,7 +89,7 @@ def moments_of(state: Propagation) -> list[Moments]:
             continue
         for x, centre in (terms, terms[::-1]) if len(terms) == 2 else ():
             mean = _behind_copies(centre.node)
-            if mean.op == "Mean" and state.answers[mean].decompose and mean.inputs[0] is x:
+            if mean.op == "Mean" and state.transfers[mean].decompose and mean.inputs[0] is x:
                 found.append(Moments(mean, variance))
                 break
     return found
@@ -123,8 +123,8 @@ def _behind_copies(node: Node) -> Node:
 
 def is_split(state: Propagation, node: Node) -> bool:
     """Return whether a node makes a value of which each replica has a block."""
-    answer = state.answers.get(node)
-    return answer is not None and any(fact.placement.is_split for fact in answer.outputs)
+    transferred = state.transfers.get(node)
+    return transferred is not None and any(fact.placement.is_split for fact in transferred.outputs)
 
 
 def users_of(nodes: Iterable[Node]) -> set[Node]:
@@ -161,7 +161,7 @@ class _Tracer:
         self._add_products()
         own = norm.forward | norm.backward
         norm.split |= {node for node in users_of(own) if is_split(state, node)}
-        if any(state.answers[node].note for node in own | norm.split) or not self._has_root():
+        if any(state.transfers[node].note for node in own | norm.split) or not self._has_root():
             return None
         averages = self._moving_averages(own | norm.split)
         if averages is None or not (averages or self._is_scaled()):
@@ -174,12 +174,12 @@ class _Tracer:
         shapes = [use.node for use in mean.inputs[0].uses if use.node.op == "Shape"]
         users = [use for shape in shapes for use in shape.output().uses]
         spread = [use.node for use in users if use.node.op in SPREADS and use.index == 1]
-        return [node for node in spread if node in self._after and node in state.answers and is_split(state, node)]
+        return [node for node in spread if node in self._after and node in state.transfers and is_split(state, node)]
 
     def _divided_by_size(self, spread: Node) -> bool:
         """Find the division of a spread gradient by the number of elements of the mean."""
         state = self._state
-        users = [use for use in spread.output().uses if use.node in state.answers]
+        users = [use for use in spread.output().uses if use.node in state.transfers]
         divisions = [use.node for use in users if use.node.op == "RealDiv" and use.index == 0]
         sizes = [node.inputs[1].node for node in divisions]
         if len(divisions) != len(users) or any(size.op != "Cast" for size in sizes):
@@ -215,8 +215,10 @@ class _Tracer:
 
     def _is_traced(self, node: Node) -> bool:
         """Return whether what a node holds depends on what it is computed from."""
-        answer = self._state.answers.get(node)
-        return node in self._after or (answer is not None and any(f.placement.is_partial for f in answer.outputs))
+        transferred = self._state.transfers.get(node)
+        return node in self._after or (
+            transferred is not None and any(f.placement.is_partial for f in transferred.outputs)
+        )
 
     def _reads_examples(self, node: Node) -> bool:
         return any(is_split(self._state, value.node) for value in node.inputs)
@@ -227,7 +229,7 @@ class _Tracer:
         if is_split(self._state, node):
             return None
         if self._reads_examples(node):
-            plain = node.op in ("Sum", "BiasAddGrad") and not self._state.answers[node].wants
+            plain = node.op in ("Sum", "BiasAddGrad") and not self._state.transfers[node].operand_reshards
             return SUMMED if plain else None
         if not self._is_traced(node):
             return NOTHING
@@ -252,7 +254,7 @@ class _Tracer:
         pending = list(seen)
         while pending:
             for user in users_of([pending.pop()]) - summed:
-                if user in seen or user not in state.answers or is_split(state, user) or not _has_values(user):
+                if user in seen or user not in state.transfers or is_split(state, user) or not _has_values(user):
                     continue
                 if self._reads_examples(user):
                     return None
@@ -265,7 +267,7 @@ class _Tracer:
         norm, state = self._norm, self._state
         pending = True
         while pending:
-            users = {node for node in users_of(norm.backward) if node not in norm.backward and node in state.answers}
+            users = {node for node in users_of(norm.backward) if node not in norm.backward and node in state.transfers}
             new = {n for n in users if not is_split(state, n) and any(v.node in norm.forward for v in n.inputs)}
             norm.backward |= new
             pending = bool(new)
@@ -302,7 +304,7 @@ class _Tracer:
 
     def _is_scaled(self) -> bool:
         """Return whether a variable scales or shifts what is normalised: before the examples come in, or behind."""
-        learnt = learnt_nodes(self._state.order)
+        learnt = variable_dependent_nodes(self._state.order)
         forward = self._norm.forward
         if any(self._is_parameter(value, learnt) for node in forward for value in node.inputs if node.op in CHAINED):
             return True

@@ -1,4 +1,4 @@
-"""Placement propagation: walk the graph once, and know where every value lives and which edges disagree.
+"""Placement propagation: one forward walk finds each value's placement and the edges that need a reshard.
 
     x: split(0)  w: replicated            MatMul(x, w): split(0)
     MatMul(x^T, dy): partial(sum)   ──►   ResourceApplyAdam wants it replicated: one reshard edge
@@ -7,6 +7,9 @@ Loops are walked until nothing changes, each before what comes behind it is look
 hands out could confirm itself in the next one. Values that arise as contributions are summed where `cut.choose` says;
 the walk is then repeated with those values seen as replicated. Equal nodes share one answer (`_answer` is cached by
 facts).
+
+Propagation of placements from a few annotations to all values follows Lepikhin et al., GShard (2020), and Xu et al.,
+GSPMD (2021); here the only annotation is the batch, and `partial` is a placement, as in PyTorch's DTensor.
 """
 
 from __future__ import annotations
@@ -15,24 +18,25 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from autograph_rewrite.analysis.answer import MERGES, Answer, const_fact, convert
-from autograph_rewrite.analysis.answer import answer as answer_of
-from autograph_rewrite.analysis.cells import content, put
-from autograph_rewrite.analysis.dims import Dim, common_symbol, local_symbol
-from autograph_rewrite.analysis.fact import REPLICATED, UNKNOWN, Fact, Placement, Shape
-from autograph_rewrite.analysis.regions import mark_containers, mark_loops
-from autograph_rewrite.analysis.rules import TABLE
-from autograph_rewrite.analysis.rules.base import OF_BLOCK, PINNED, WHOLE, Semantics, Want
-from autograph_rewrite.analysis.rules.blockwise import BLOCKWISE
-from autograph_rewrite.analysis.rules.local_indices import LOCAL_INDICES
-from autograph_rewrite.analysis.rules.normalisation import BLOCK_STATISTICS
-from autograph_rewrite.analysis.rules.rows_apart import ROWS_APART
+from autograph_rewrite.analysis.container_cells import content, put
+from autograph_rewrite.analysis.facts.placement import REPLICATED, UNKNOWN, Fact, Placement, Shape
+from autograph_rewrite.analysis.facts.symbolic_dims import Dim, common_symbol, local_symbol
+from autograph_rewrite.analysis.replicated_regions import mark_containers, mark_loops
+from autograph_rewrite.analysis.rule_table import TABLE
+from autograph_rewrite.analysis.rules.base import OF_BLOCK, PINNED, WHOLE, Reshard, Semantics
+from autograph_rewrite.analysis.rules.marked.blockwise import BLOCKWISE
+from autograph_rewrite.analysis.rules.marked.dynamic_partition import ROWS_APART
+from autograph_rewrite.analysis.rules.marked.local_indices import LOCAL_INDICES
+from autograph_rewrite.analysis.rules.nn.normalization import BLOCK_STATISTICS
+from autograph_rewrite.analysis.transfer import NodeTransfer, const_fact, convert
+from autograph_rewrite.analysis.transfer import transferred as answer_of
 from autograph_rewrite.errors import PassError
-from autograph_rewrite.ir import dtypes
-from autograph_rewrite.ir.frames import by_loops, frames_of
+from autograph_rewrite.ir.control_flow import by_loops, frames_of
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.opdefs import find_op
-from autograph_rewrite.ir.walk import BACK_EDGES, topological_order
+from autograph_rewrite.ir.op_traits import BACK_EDGES, ENTERS, MERGES
+from autograph_rewrite.ir.traversal import topological_order
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.opdefs import find_op
 
 MAX_ROUNDS = 24
 RESTARTS = 4
@@ -60,12 +64,12 @@ class Propagation:
     semantics: Semantics
     facts: dict[Value, Fact] = field(default_factory=dict)
     raw: dict[Value, Fact] = field(default_factory=dict)
-    answers: dict[Node, Answer] = field(default_factory=dict)
+    transfers: dict[Node, NodeTransfer] = field(default_factory=dict)
     reduced: set[Value] = field(default_factory=set)
     whole_inputs: dict[Value, int] = field(default_factory=dict)
     cells: dict[str, Fact] = field(default_factory=dict)
     puts: dict[str, dict[Node, Fact]] = field(default_factory=dict)
-    cache: dict[Any, Answer] = field(default_factory=dict)
+    cache: dict[Any, NodeTransfer] = field(default_factory=dict)
     visited: dict[Node, tuple[object, object]] = field(default_factory=dict)  # what each answer was given for
     loops: bool = False
     looped: frozenset[Node] = frozenset()  # what runs in a loop
@@ -73,14 +77,14 @@ class Propagation:
     edits: int = 0  # of the graph when `order` was made
     moving: list[Node] = field(default_factory=list)  # what changed in the last walk, if placements did not settle
 
-    def wants(self, node: Node) -> Mapping[int, Want]:
+    def operand_reshards(self, node: Node) -> Mapping[int, Reshard]:
         """Return the conversions that the inputs of `node` need."""
-        return self.answers[node].wants
+        return self.transfers[node].operand_reshards
 
-    def seen_inputs(self, node: Node) -> list[tuple[Fact, Want | None]]:
+    def seen_inputs(self, node: Node) -> list[tuple[Fact, Reshard | None]]:
         """Return the facts of the inputs of `node` before conversion, each with its conversion."""
-        wants = self.answers[node].wants
-        return [(fact, wants.get(index)) for index, fact in enumerate(self.answers[node].inputs)]
+        operand_reshards = self.transfers[node].operand_reshards
+        return [(fact, operand_reshards.get(index)) for index, fact in enumerate(self.transfers[node].inputs)]
 
     def source(self, value: Value) -> Fact:
         """Return what a value is where it is produced."""
@@ -93,7 +97,7 @@ def propagate(
     semantics: Semantics,
     *,
     reduced: Iterable[Value] = (),
-    cache: dict[Any, Answer] | None = None,
+    cache: dict[Any, NodeTransfer] | None = None,
 ) -> Propagation:
     """Find the placement of every value.
 
@@ -123,14 +127,14 @@ def _propagate(
     batch_inputs: Mapping[Value, int],
     semantics: Semantics,
     reduced: frozenset[Value],
-    cache: dict[Any, Answer],
+    cache: dict[Any, NodeTransfer],
 ) -> Propagation:
     """Find the placements with what is marked now; where `moving` is not empty, they do not settle."""
     state = Propagation(graph, topological_order(graph), semantics, edits=graph.edits)
     state.reduced = set(reduced)
     state.whole_inputs = dict(batch_inputs)
     state.cache = cache
-    loops = state.loops = any(node.op in ("NextIteration", "RefNextIteration") for node in state.order)
+    loops = state.loops = any(node.op in BACK_EDGES for node in state.order)
     state.looped = frozenset(frames_of(state.order)) if loops else frozenset()
     state.runs = by_loops(state.order) if loops else [state.order]
     settled = _settle(state, loops, optimistic=True)
@@ -177,9 +181,9 @@ def _without_erased(state: Propagation) -> Propagation:
     """Return what still holds after nodes were added and erased."""
     order = topological_order(state.graph)
     alive = set(order)
-    answers = {node: answer for node, answer in state.answers.items() if node in alive}
+    transfers = {node: transferred for node, transferred in state.transfers.items() if node in alive}
     facts = {value: fact for value, fact in state.facts.items() if value.node in alive}
-    return replace(state, order=order, answers=answers, facts=facts, edits=state.graph.edits)
+    return replace(state, order=order, transfers=transfers, facts=facts, edits=state.graph.edits)
 
 
 def _is_visited(state: Propagation, node: Node) -> bool:
@@ -188,12 +192,12 @@ def _is_visited(state: Propagation, node: Node) -> bool:
     return inputs is node._inputs and attrs is node._attrs
 
 
-def _record(state: Propagation, node: Node, answer: Answer) -> list[Value]:
+def _record(state: Propagation, node: Node, transferred: NodeTransfer) -> list[Value]:
     """Keep an answer; return the values about which it says something new."""
-    state.answers[node] = answer
+    state.transfers[node] = transferred
     state.visited[node] = node._inputs, node._attrs
     changed = []
-    for index, fact in enumerate(answer.outputs):
+    for index, fact in enumerate(transferred.outputs):
         value = node.output(index)
         fact = _presented(state, value, fact)
         if state.facts.get(value) != fact:
@@ -220,9 +224,9 @@ def _forget_containers(state: Propagation) -> None:
     for value, fact in list(state.facts.items()):
         if fact.dtype == dtypes.VARIANT:
             del state.facts[value]
-            state.answers.pop(value.node, None)
-    for node in [node for node, answer in state.answers.items() if answer.holds is not None]:
-        del state.answers[node]
+            state.transfers.pop(value.node, None)
+    for node in [node for node, transferred in state.transfers.items() if transferred.holds is not None]:
+        del state.transfers[node]
 
 
 def _forget_totals(state: Propagation) -> None:
@@ -237,14 +241,14 @@ def _forget_totals(state: Propagation) -> None:
         for carrier in [value.node for value in node.inputs if value.node.op in BACK_EDGES]:
             if state.facts[carrier.output()].placement == REPLICATED:
                 del state.facts[carrier.output()]
-                del state.answers[carrier]
+                del state.transfers[carrier]
 
 
 def _walk(state: Propagation, *, optimistic: bool) -> bool:
     """Visit every node, those of a loop until it settles; return whether some fact or container changed."""
     changed = False
     for nodes in state.runs:
-        is_loop = len(state.runs) > 1 and nodes[0].op in ("Enter", "RefEnter")
+        is_loop = len(state.runs) > 1 and nodes[0].op in ENTERS
         for _ in range(MAX_ROUNDS if is_loop else 1):
             if not _walk_once(state, nodes, optimistic):
                 break
@@ -255,11 +259,11 @@ def _walk(state: Propagation, *, optimistic: bool) -> bool:
 def _walk_once(state: Propagation, nodes: Iterable[Node], optimistic: bool) -> bool:
     changed = False
     for node in nodes:
-        answer = _visit(state, node, optimistic)
-        if state.answers.get(node) is answer:
+        transferred = _visit(state, node, optimistic)
+        if state.transfers.get(node) is transferred:
             continue
-        moved = answer.holds is not None and put(state, node, answer)
-        if _record(state, node, answer) or moved:
+        moved = transferred.holds is not None and put(state, node, transferred)
+        if _record(state, node, transferred) or moved:
             state.moving.append(node)
             changed = True
     return changed
@@ -292,7 +296,13 @@ def _named(value: Value, shape: Shape, batch_axis: int | None) -> Shape:
 
 
 def batch_fact(value: Value, fact: Fact, axis: int) -> Fact:
-    """Return the fact of a batch input as its readers see it: one block."""
+    """Return the fact of a batch input as its readers see it: one block.
+
+    Args:
+        value: the input.
+        fact: of the global batch.
+        axis: that of the examples.
+    """
     shape = fact.shape
     if shape is not None:
         shape = (*shape[:axis], local_symbol(), *shape[axis + 1 :])
@@ -304,10 +314,10 @@ _PASS_MARKS = (BLOCK_STATISTICS, BLOCKWISE, OF_BLOCK, LOCAL_INDICES, PINNED, ROW
 """Attributes with which passes have marked nodes."""
 
 
-def _visit(state: Propagation, node: Node, optimistic: bool) -> Answer:
+def _visit(state: Propagation, node: Node, optimistic: bool) -> NodeTransfer:
     facts = state.facts
     if node.op == "Const":
-        return state.answers.get(node) or Answer((const_fact(node),))
+        return state.transfers.get(node) or NodeTransfer((const_fact(node),))
     inputs = tuple([facts.get(value, _UNKNOWN_FACT) for value in node.inputs])
     if node.op in MERGES:
         inputs = _without_own_size(node, inputs)
@@ -318,13 +328,13 @@ def _visit(state: Propagation, node: Node, optimistic: bool) -> Answer:
         cells = tuple((i, content(state, fact.cell)) for i, fact in enumerate(inputs) if fact.cell)
     attrs = tuple([item for item in node._attrs.items() if item[0][0] != "_" or item[0] in _PASS_MARKS])
     key = (node.op, attrs, inputs, cells, node._attrs.get("_output_shapes"))
-    answer = state.cache.get(key)
-    if answer is None:
-        answer = answer_of(node, inputs, dict(cells), state.semantics)
+    transferred = state.cache.get(key)
+    if transferred is None:
+        transferred = answer_of(node, inputs, dict(cells), state.semantics)
         rule = TABLE.get(node.op)
-        if rule is None or not (rule.identity or any(_is_fresh(fact) for fact in answer.outputs)):
-            state.cache[key] = answer
-    return answer
+        if rule is None or not (rule.identity or any(_is_fresh(fact) for fact in transferred.outputs)):
+            state.cache[key] = transferred
+    return transferred
 
 
 def _without_own_size(node: Node, inputs: tuple[Fact, ...]) -> tuple[Fact, ...]:
@@ -350,7 +360,7 @@ def _is_fresh(fact: Fact) -> bool:
 
 def notes(state: Propagation) -> list[tuple[Node, str]]:
     """Return the nodes that run whole for want of a rule, with the reason."""
-    return [(node, answer.note) for node, answer in state.answers.items() if answer.note]
+    return [(node, transferred.note) for node, transferred in state.transfers.items() if transferred.note]
 
 
 def is_pinned(node: Node) -> bool:

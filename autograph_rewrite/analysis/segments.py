@@ -1,4 +1,4 @@
-"""Segments: blocks of a concatenation along the batch, which hold a block of each of its parts.
+"""Segments: the blocks of a concatenation along the batch, each made of one block of every operand.
 
     whole   a0 a1 a2 b0 b1 b2        concat([a, b], 0)
     blocks  a0 a1 b0 b1 | a2 b2      each replica has its rows of a, then its rows of b
@@ -12,17 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from autograph_rewrite.analysis.dims import is_segmented, segments, unit
-from autograph_rewrite.analysis.fact import Fact
+from autograph_rewrite.analysis.facts.placement import Fact
+from autograph_rewrite.analysis.facts.symbolic_dims import is_segmented, segments, unit
+from autograph_rewrite.analysis.rule_table import families
 from autograph_rewrite.analysis.rules.base import WHOLE, Op, Rule
-from autograph_rewrite.analysis.rules.blockwise import BLOCKWISE
-from autograph_rewrite.analysis.rules.rows_apart import ROWS_APART
+from autograph_rewrite.analysis.rules.marked.blockwise import BLOCKWISE
+from autograph_rewrite.analysis.rules.marked.dynamic_partition import ROWS_APART
 
-FAMILIES = frozenset(
-    (
-        "elementwise", "reduce", "contract", "layout", "neural", "normalisation", "pooling", "pieces", "slicing",
-        "sizes", "ensured",
-    )
+FAMILIES = families(
+    "elementwise", "reduce", "contraction", "layout", "layers", "normalization", "pooling", "concat_split", "slicing",
+    "sizes", "ensure_shape",
 )  # fmt: skip
 """Rules that follow rows wherever they stand, and line blocks up by their sizes only."""
 CUTS = frozenset(("Split", "SplitV", "Slice", "StridedSlice"))
@@ -42,7 +41,13 @@ def read_whole(n: Op, rule: Rule | None) -> tuple[int, ...]:
 
 
 def are_lost(op: str, inputs: Sequence[Fact], outputs: Iterable[Fact]) -> bool:
-    """Return whether nobody can tell the segments of what is made of blocks with segments."""
+    """Return whether nobody can tell the segments of what is made of blocks with segments.
+
+    Args:
+        op: op type.
+        inputs: facts of the operands.
+        outputs: facts of the results.
+    """
     had = any(fact.placement.is_split and is_segmented(fact.split_size) for fact in inputs)
     for fact in outputs:
         size = fact.split_size

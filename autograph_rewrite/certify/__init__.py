@@ -1,4 +1,4 @@
-"""A certificate of a rewrite: the folded graph does with the whole batch what the original does, by a check of its own.
+"""Translation validation: a check, independent of the passes, that a folded graph computes what the original does.
 
 From propagation on, placements are claims. The certificate takes the normalised original, the graph that placements
 are claimed of and the claims (`ir.claims`: plain data), and checks the folded graph behind every pass:

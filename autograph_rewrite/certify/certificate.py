@@ -1,29 +1,32 @@
-"""Certificate: takes a rewrite step by step, and refuses it where it does something else than the original.
+"""Certificate: follows a rewrite pass by pass, and rejects the first that changes what the graph computes.
 
 certificate = Certificate()
 pipeline.rewrite(item, plan, certificate=certificate)      raises VerifyError
 certificate.not_covered                                    what it could not check
+
+Checking each run of a compiler instead of the compiler: Pnueli, Siegel and Singerman, Translation Validation (1998).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from autograph_rewrite.certify.baseline import Baseline
-from autograph_rewrite.certify.contracts.check import check_claims
+from autograph_rewrite.certify.check_claims import check_claims
+from autograph_rewrite.certify.execution.baseline import Baseline
+from autograph_rewrite.certify.execution.samples import Sample
+from autograph_rewrite.certify.execution.simulate import Simulation
 from autograph_rewrite.certify.order import Accesses, accesses_of, check_order, effects_before, origin
 from autograph_rewrite.certify.recomputed import check_recomputed
-from autograph_rewrite.certify.samples import Sample
-from autograph_rewrite.certify.simulate import Simulation
 from autograph_rewrite.certify.spans import spans
 from autograph_rewrite.errors import VerifyError, add_note
-from autograph_rewrite.ir import resources
 from autograph_rewrite.ir.claims import Claims
 from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Span
-from autograph_rewrite.ir.walk import topological_order
+from autograph_rewrite.ir.op_traits import writes_variable
+from autograph_rewrite.ir.traversal import topological_order
 
 BEHIND = frozenset(("delegate-to-chief", "expand"))
-"""Passes behind which the graph is no longer compared: what they do is checked by `ir.verify` and by execution."""
+"""Passes behind which the graph is no longer compared: what they do is checked by `ir.verify.folded` and by
+execution."""
 
 UNORDERED = frozenset(
     (
@@ -166,7 +169,7 @@ class Certificate:
         local = any(text.startswith("batch_norm") for text in self.inexact)
         in_turn: set[str] = set()
         for handle, nodes in now.of.items():
-            added = [node for node in nodes if resources.writes(node.op) and node not in matches]
+            added = [node for node in nodes if writes_variable(node.op) and node not in matches]
             if added and handle in claimed.of and not local:
                 raise VerifyError(f"'{added[0].name}' writes '{handle}', which the original does not do", node=added[0])
             if added:
@@ -211,10 +214,10 @@ def _check_shards(original: Accesses, claimed: Accesses, shards: Mapping[str, st
             parts.setdefault(whole, []).append(name)
     for whole, nodes in original.of.items():
         for node in nodes:
-            if not resources.writes(node.op):
+            if not writes_variable(node.op):
                 continue
             for part in parts.get(whole, ()):
-                writers = [one for one in claimed.of[part] if resources.writes(one.op) and names.get(one) == node.name]
+                writers = [one for one in claimed.of[part] if writes_variable(one.op) and names.get(one) == node.name]
                 if len(writers) > 1:
                     raise VerifyError(f"{len(writers)} nodes write '{part}' for '{node.name}'", node=writers[1])
 

@@ -1,4 +1,4 @@
-"""The order of accesses: what happens before what in the original happens before it in the rewritten graph.
+"""Happens-before of variable accesses: every ordered pair of the original is ordered alike in the rewritten graph.
 
     original     assign_sub(w) ──^──► ResourceApply(w)
     shards       assign_sub(w/part_k) ──► ResourceApply(w/part_k)      for every k
@@ -13,13 +13,13 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from autograph_rewrite.errors import VerifyError
-from autograph_rewrite.ir import dtypes, resources
-from autograph_rewrite.ir.build import ORIGIN_ATTR
-from autograph_rewrite.ir.frames import ENTERS, Frame, by_loops, frames_of
+from autograph_rewrite.ir import variable_ops
+from autograph_rewrite.ir.attr_inference import ORIGIN_ATTR
+from autograph_rewrite.ir.control_flow import Frame, by_loops, frames_of
 from autograph_rewrite.ir.graph import Graph, Node
-from autograph_rewrite.ir.opdefs import find_op
-from autograph_rewrite.ir.resources import READS
-from autograph_rewrite.ir.walk import EXITS, ancestors, dependencies, marks_before, topological_order
+from autograph_rewrite.ir.op_traits import ENTERS, EXITS, READS, writes_variable
+from autograph_rewrite.ir.traversal import ancestors, dependencies, marks_before, topological_order
+from autograph_rewrite.ir.types.opdefs import find_op
 
 HANDLES = frozenset(("VarHandleOp", "Placeholder", "VariableV2", "Variable"))
 
@@ -88,9 +88,9 @@ def _before(order: list[Node], bit: Mapping[Node, int]) -> dict[Node, int]:
 
 def accessed(node: Node) -> list[Node]:
     """Return the handles of the variables that a node reads or writes."""
-    if node.op not in READS and not resources.writes(node.op):
+    if node.op not in READS and not writes_variable(node.op):
         return []
-    found = (resources.source(v) for v in node.inputs if v.dtype == dtypes.RESOURCE or v.dtype > dtypes.REF_OFFSET)
+    found = (variable_ops.handle_node(value) for value in node.inputs if variable_ops.is_handle(value))
     return [handle for handle in dict.fromkeys(found) if handle.op in HANDLES]
 
 
@@ -136,7 +136,7 @@ def check_order(
         known = [(node, originals[names[node]]) for node in nodes if names.get(node) in originals]
         for i, (a, first) in enumerate(known):
             for b, second in known[i + 1 :]:
-                if first is not second and (resources.writes(first.op) or resources.writes(second.op)):
+                if first is not second and (writes_variable(first.op) or writes_variable(second.op)):
                     _check_pair(original, rewritten, (a, b), (first, second), handle, reads_are_ordered)
 
 
@@ -150,7 +150,7 @@ def _check_pair(
 ) -> None:
     for i, j in ((0, 1), (1, 0)):
         if original.is_before(were[i], were[j]):
-            if not reads_are_ordered and not resources.writes(were[i].op) and not rewritten.is_before(pair[j], pair[i]):
+            if not reads_are_ordered and not writes_variable(were[i].op) and not rewritten.is_before(pair[j], pair[i]):
                 return
             if not rewritten.is_before(pair[i], pair[j]):
                 raise VerifyError(
@@ -159,7 +159,7 @@ def _check_pair(
                 )
             return
     for i, j in ((0, 1), (1, 0)):
-        if resources.writes(were[i].op) and not resources.writes(were[j].op) and rewritten.is_before(pair[i], pair[j]):
+        if writes_variable(were[i].op) and not writes_variable(were[j].op) and rewritten.is_before(pair[i], pair[j]):
             raise VerifyError(
                 f"'{pair[j].name}' reads '{handle}' behind '{pair[i].name}', which it did not wait for", node=pair[j]
             )
@@ -172,7 +172,7 @@ def effects_before(roots: Iterable[Node]) -> set[Node]:
 
 def has_effect(node: Node) -> bool:
     """Return whether running a node changes something that stays."""
-    if resources.writes(node.op):
+    if writes_variable(node.op):
         return True
     op = find_op(node.op)
     return op is not None and op.is_stateful and node.op not in QUIET and not node.op.startswith(SETUP)

@@ -1,4 +1,4 @@
-"""What is computed again: each copy is the same op of the same values, and readers read nothing else than they did.
+"""Rematerialised copies: each is the same op on the same operands, and its readers read the same value as before.
 
 before   c = Tanh(b)                        dc = TanhGrad(c, dd)
 after    c = Tanh(b);  c' = Tanh(b) ^dd     dc = TanhGrad(c', dd)        c' is c: same op, attributes and operands
@@ -7,10 +7,10 @@ after    c = Tanh(b);  c' = Tanh(b) ^dd     dc = TanhGrad(c', dd)        c' is c
 from __future__ import annotations
 
 from autograph_rewrite.errors import VerifyError
-from autograph_rewrite.ir.build import ORIGIN_ATTR, PASS_ATTR
+from autograph_rewrite.ir.attr_inference import ORIGIN_ATTR, PASS_ATTR
 from autograph_rewrite.ir.graph import Graph, Node
-from autograph_rewrite.ir.opdefs import get_op
-from autograph_rewrite.ir.walk import topological_order
+from autograph_rewrite.ir.traversal import topological_order
+from autograph_rewrite.ir.types.opdefs import get_op
 
 PROVENANCE = frozenset((ORIGIN_ATTR, PASS_ATTR))
 

@@ -1,14 +1,15 @@
-"""How often nodes run: what has an effect as often as the original's, what differs between replicas on each of them."""
+"""How often nodes run: side effects as often as in the original, and per replica whatever differs between replicas."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from autograph_rewrite.certify.baseline import Baseline
+from autograph_rewrite.certify.execution.baseline import Baseline
 from autograph_rewrite.errors import VerifyError
-from autograph_rewrite.ir import dtypes, resources
+from autograph_rewrite.ir import variable_ops
 from autograph_rewrite.ir.graph import Node, Span
-from autograph_rewrite.ir.opdefs import get_op
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.opdefs import get_op
 
 OF_REPLICA = ("TensorArray", "Stack", "CheckNumerics", "Assert")
 """What each replica has of its own, and no other sees; and what only looks at its values."""
@@ -45,7 +46,7 @@ def _check_writes(node: Node) -> None:
     Raises:
         VerifyError: it does not.
     """
-    for handle in resources.written(node):
+    for handle in variable_ops.written(node):
         if handle.span is not node.span:
             often = "once" if node.span is Span.ONCE else "on each replica"
             copies = "one copy" if handle.span is Span.ONCE else "a copy on each"

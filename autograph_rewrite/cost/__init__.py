@@ -1,1 +1,1 @@
-"""What a plan costs: compute by op, exchanges by latency and bandwidth, memory by liveness, played event by event."""
+"""The cost model: compute by op, communication by latency and bandwidth, memory by liveness, simulated by events."""

@@ -6,6 +6,9 @@
 
 A change is kept if it shortens the step by more than a thousandth. Nothing is random and no clock is read, so every
 process finds the same plan; how many plans are tried depends on the size of the graph only.
+
+Search by simulation instead of by measurement: Jia et al., Beyond Data and Model Parallelism for Deep Neural Networks
+(FlexFlow, 2019); a choice per variable: H. Zhang et al., AutoSync (2020).
 """
 
 from __future__ import annotations
@@ -13,17 +16,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from autograph_rewrite.cost.counted import Counted, count
-from autograph_rewrite.cost.folded import Folded, fold, whole
-from autograph_rewrite.cost.machine import Machine
-from autograph_rewrite.cost.result import Simulation
-from autograph_rewrite.cost.simulate import simulated, sizes_of
+from autograph_rewrite.cost.simulate import Hardware, simulated, sizes_of
+from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep, fold, whole
+from autograph_rewrite.cost.step.op_counts import OpCounts, count
+from autograph_rewrite.cost.tasks.result import Simulation
 from autograph_rewrite.errors import RewriteError
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.item import GraphItem
-from autograph_rewrite.plan.parts import EdgePlan
+from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.plan.sections import Network
 
 WORTH = 0.999
 """A change is kept if the step takes less than this part of what it took before."""
@@ -35,16 +36,14 @@ class Evaluator:
 
     Attributes:
         item: normalised.
-        network: described by the configuration.
-        machine: how fast devices are.
+        hardware: what a step runs on.
         tried: how many plans have been simulated.
     """
 
     item: GraphItem
-    network: Network | None = None
-    machine: Machine | None = None
+    hardware: Hardware = field(default_factory=Hardware)
     tried: int = 0
-    _folds: dict[object, tuple[Folded, Mapping[Node, Counted]]] = field(default_factory=dict)
+    _folds: dict[object, tuple[AnalyzedStep, Mapping[Node, OpCounts]]] = field(default_factory=dict)
     _edges: dict[object, tuple[EdgePlan, ...]] = field(default_factory=dict)
 
     def simulate(self, plan: Plan) -> Simulation:
@@ -61,7 +60,7 @@ class Evaluator:
             self._edges[options] = folded.resolve(replace(plan, edges=())).edges
         self.tried += 1
         resolved = replace(plan, edges=self._edges[options])
-        return simulated(folded, resolved, self.network, machine=self.machine, events=False, counts=counts)
+        return simulated(folded, resolved, self.hardware, events=False, counts=counts)
 
 
 @dataclass(frozen=True)

@@ -9,32 +9,45 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
-from autograph_rewrite.analysis.sizes import EXAMPLES, Sizes
-from autograph_rewrite.cost import memory
-from autograph_rewrite.cost.build import Built, build
-from autograph_rewrite.cost.counted import Counted
-from autograph_rewrite.cost.exchanges import Group
-from autograph_rewrite.cost.folded import Folded, fold, neutral
-from autograph_rewrite.cost.machine import Machine, network_link
-from autograph_rewrite.cost.pipeline_use import use_of_pipeline
-from autograph_rewrite.cost.play import play
-from autograph_rewrite.cost.result import DeviceUse, Event, ExchangeUse, LinkUse, Simulation
-from autograph_rewrite.cost.tasks import COMPUTE, EXCHANGE, Buffer, Task
-from autograph_rewrite.cost.topology import CPU, IN, LOCAL, OTHERS, OUT, REST, Topology
+from autograph_rewrite.analysis.facts.concrete_sizes import EXAMPLES, Sizes
+from autograph_rewrite.config.config import Config, ConfigLike
+from autograph_rewrite.config.sections import Cluster, Network
+from autograph_rewrite.cost.hardware.machine import Machine, network_link
+from autograph_rewrite.cost.hardware.topology import CPU, IN, LOCAL, OTHERS, OUT, REST, Topology
+from autograph_rewrite.cost.pipeline.utilization import use_of_pipeline
+from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep, fold, neutral
+from autograph_rewrite.cost.step.op_counts import OpCounts
+from autograph_rewrite.cost.tasks import liveness
+from autograph_rewrite.cost.tasks.communication import Group
+from autograph_rewrite.cost.tasks.event_simulation import simulate_events
+from autograph_rewrite.cost.tasks.result import DeviceUse, Event, ExchangeUse, LinkUse, Simulation
+from autograph_rewrite.cost.tasks.task import COMPUTE, EXCHANGE, Buffer, Task
+from autograph_rewrite.cost.tasks.task_graph import Built, build
+from autograph_rewrite.diagnostics.faults import raise_if_any
 from autograph_rewrite.errors import GraphError, PlanError
+from autograph_rewrite.ir.gc_pause import no_garbage_collection
 from autograph_rewrite.ir.graph import Node
-from autograph_rewrite.ir.quiet import no_garbage_collection
 from autograph_rewrite.item import GraphItem
-from autograph_rewrite.load.normal import normalise_original
+from autograph_rewrite.normalize.normalize import normalise_original
 from autograph_rewrite.passes.alternatives import add_alternatives
-from autograph_rewrite.plan.check import require
-from autograph_rewrite.plan.check_variables import VARIABLE_CHECKS
-from autograph_rewrite.plan.config import Config, ConfigLike
-from autograph_rewrite.plan.faults import raise_if_any
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.plan.sections import Cluster, Network
+from autograph_rewrite.plan.verify.check_plan import require
+from autograph_rewrite.plan.verify.variables import VARIABLE_CHECKS
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What a step runs on.
+
+    Attributes:
+        machine: how fast its devices are.
+        network: between processes, as the configuration describes it.
+    """
+
+    machine: Machine = field(default_factory=Machine)
+    network: Network | None = None
 
 
 def simulate(
@@ -66,7 +79,7 @@ def simulate(
     raise_if_any(wrong, error=PlanError, title=plan.source.name)
 
     def predicted(plan: Plan) -> Simulation:
-        return simulated(fold(flat, plan), plan, network_of(cluster), batch=batch, machine=machine)
+        return simulated(fold(flat, plan), plan, Hardware(machine or Machine(), network_of(cluster)), batch=batch)
 
     try:
         return predicted(plan)
@@ -76,29 +89,37 @@ def simulate(
 
 
 def simulated(
-    folded: Folded,
+    folded: AnalyzedStep,
     plan: Plan,
-    network: Network | None = None,
+    hardware: Hardware,
     *,
     batch: int | None = None,
-    machine: Machine | None = None,
     events: bool = True,
-    counts: Mapping[Node, Counted] | None = None,
+    counts: Mapping[Node, OpCounts] | None = None,
 ) -> Simulation:
-    """Predict one step of what has been folded already, without events if nobody wants them."""
+    """Predict one step of what has been folded already, without events if nobody wants them.
+
+    Args:
+        folded: the analysed step.
+        plan: what to price; its edges are found if it has none.
+        hardware: what the step runs on.
+        batch: examples of the global batch, where the graph does not say.
+        events: play the tasks, instead of only adding their work up.
+        counts: FLOPs and bytes by node, counted before.
+    """
     resolved = folded.resolve(plan)
     notes: tuple[str, ...] = ()
     if not (folded.state.semantics.batch or batch):
         notes = (f"{EXAMPLES} examples for each replica are assumed",)
     sizes = sizes_of(folded, plan, batch)
-    topology = Topology(resolved, machine or Machine(), network_link(network))
+    topology = Topology(resolved, hardware.machine, network_link(hardware.network))
     if plan.looped:
         notes += ("a loop is played as the copies that do the same; its iterations take a little more",)
     if plan.pipeline is not None:
         return _in_stages(folded, resolved, topology, sizes, notes, counts)
     with no_garbage_collection():
         built = build(folded, resolved, topology, sizes, counts)
-        seconds = play(built.tasks, built.cores) + topology.machine.run_seconds
+        seconds = simulate_events(built.tasks, built.cores) + topology.machine.run_seconds
     return Simulation(
         step_seconds=seconds,
         exposed_seconds=_exposed(built.tasks, set(topology.lanes)),
@@ -114,12 +135,12 @@ def simulated(
 
 
 def _in_stages(
-    folded: Folded,
+    folded: AnalyzedStep,
     plan: Plan,
     topology: Topology,
     sizes: Sizes,
     notes: tuple[str, ...],
-    counts: Mapping[Node, Counted] | None,
+    counts: Mapping[Node, OpCounts] | None,
 ) -> Simulation:
     """Predict one step of a pipeline."""
     with no_garbage_collection():
@@ -139,8 +160,14 @@ def _in_stages(
     )
 
 
-def sizes_of(folded: Folded, plan: Plan, batch: int | None = None) -> Sizes:
-    """Return how large the batch is: as the graph says, as somebody says, or as is assumed."""
+def sizes_of(folded: AnalyzedStep, plan: Plan, batch: int | None = None) -> Sizes:
+    """Return how large the batch is: as the graph says, as somebody says, or as is assumed.
+
+    Args:
+        folded: the analysed step.
+        plan: its replicas and micro-batches.
+        batch: examples of the global batch, where the graph does not say.
+    """
     examples = folded.state.semantics.batch or batch or EXAMPLES * plan.replicas
     return Sizes(examples, plan.replicas, plan.microbatches)
 
@@ -188,7 +215,7 @@ def _devices(built: Built, topology: Topology, seconds: float) -> list[DeviceUse
         if lane == CPU and topology.local > 1:
             found += _cpu_devices(built, topology, own, busy[lane], seconds)
         else:
-            found.append(_use(lane, count, busy[lane], built, own, lane, seconds))
+            found.append(_use(lane, count, busy[lane] / built.cores.get(lane, 1), own, seconds))
     return found
 
 
@@ -202,20 +229,17 @@ def _cpu_devices(
     each = [buffer for buffer in own if buffer.each]
     if topology.plan.mode == "shared":
         together = own + each * (topology.local - 1)
-        yield _use(CPU, topology.processes, busy, built, together, CPU, seconds)
+        yield _use(CPU, topology.processes, busy, together, seconds)
         if apart:
-            yield _use(OTHERS, others, 0.0, built, held, CPU, seconds)
+            yield _use(OTHERS, others, 0.0, held, seconds)
     else:
-        yield _use("first cpu device", topology.processes, busy, built, own, CPU, seconds)
-        yield _use(OTHERS, others, 0.0, built, each + held, CPU, seconds)
+        yield _use("first cpu device", topology.processes, busy, own, seconds)
+        yield _use(OTHERS, others, 0.0, each + held, seconds)
 
 
-def _use(
-    name: str, count: int, busy: float, built: Built, buffers: list[Buffer], lane: str, seconds: float
-) -> DeviceUse:
-    cores = built.cores.get(lane, 1)
+def _use(name: str, count: int, busy: float, buffers: list[Buffer], seconds: float) -> DeviceUse:
     variables = sum(buffer.nbytes for buffer in buffers if buffer.kept and buffer.maker is None)
-    return DeviceUse(name, count, busy / cores, memory.peak(buffers, seconds), variables)
+    return DeviceUse(name, count, busy, liveness.peak(buffers, seconds), variables)
 
 
 def _links(tasks: list[Task], topology: Topology) -> list[LinkUse]:

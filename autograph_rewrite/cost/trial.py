@@ -1,4 +1,4 @@
-"""Try a plan: carry it out on a copy of the graph, so that nobody is given one that cannot be.
+"""Dry-run a plan on a copy of the graph, so that no plan is offered that a rewrite would reject.
 
 A simulation knows what a step takes, not whether every edge of it can be lowered.
 """
@@ -6,13 +6,11 @@ A simulation knows what a step takes, not whether every edge of it can be lowere
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
+from autograph_rewrite.compile import compile_task, request
 from autograph_rewrite.cost.search import Candidate
 from autograph_rewrite.errors import RewriteError
 from autograph_rewrite.item import GraphItem
-from autograph_rewrite.passes import pipeline
-from autograph_rewrite.plan import check
 from autograph_rewrite.plan.plan import Plan
 
 
@@ -26,9 +24,9 @@ def refusal(item: GraphItem, plan: Plan) -> RewriteError | None:
     training = bool(item.targets)  # micro-batches and stages are tried with the rest, where anything is trained
     tried = plan if training else plan.without_stages()
     try:
-        check.require(replace(plan, edges=()), item)  # edges are checked once the graph is analysed
+        request(item, plan)
         for task in sorted({0, plan.workers - 1}):  # what worker 0 does for all, and what the others do
-            pipeline.rewrite(item, tried, verify=True, training=training, task=task)
+            compile_task(item, tried, task, training=training)
     except RewriteError as error:
         return error
     return None

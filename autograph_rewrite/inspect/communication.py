@@ -1,4 +1,4 @@
-"""Where replicas exchange values: collectives, stores on servers, and nodes that read what several replicas made."""
+"""Communication of a graph: collectives, stores on servers, and nodes that read values of several replicas."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.inspect.account import Edge, edges_of
-from autograph_rewrite.inspect.source import Source, as_item
-from autograph_rewrite.inspect.table import drawn, table
-from autograph_rewrite.inspect.words import several, size
-from autograph_rewrite.ir import devices, dtypes
-from autograph_rewrite.ir.collectives import collect, contracted_order
+from autograph_rewrite.inspect.graph_source import Source, as_item
+from autograph_rewrite.inspect.render.format import several, size
+from autograph_rewrite.inspect.render.table import drawn, table
+from autograph_rewrite.inspect.report_view import Edge, edges_of
+from autograph_rewrite.ir.format.printer import static_shape
 from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Graph, Node, Value
-from autograph_rewrite.ir.text import static_shape
-from autograph_rewrite.passes.exchange import ROLE_ATTR
+from autograph_rewrite.ir.types import device_specs, dtypes
+from autograph_rewrite.ir.verify.collective_groups import collect, contracted_order
+from autograph_rewrite.plan.parts.names import ROLE_ATTR
 from autograph_rewrite.plan.plan import Plan
 
 STORES = frozenset(("ResourceConditionalAccumulator", "FIFOQueueV2"))
@@ -95,7 +95,7 @@ def report(found: list[Meeting]) -> str:
             one.value,
             one.dtype,
             len(one.members),
-            ", ".join(dict.fromkeys(map(devices.short, one.places))),
+            ", ".join(dict.fromkeys(map(device_specs.short, one.places))),
             "" if one.keys is None else f"{one.keys[0]}/{one.keys[1]}",
             "?" if one.bytes is None else one.bytes,
             one.owner,
@@ -212,12 +212,4 @@ def _dtype(node: Node) -> str:
 
 
 def _bytes(value: Value) -> int | None:
-    shape = static_shape(value)
-    if shape is None:
-        return None
-    count = dtypes.width(value.dtype)
-    for dim in shape:
-        if dim is None:
-            return None
-        count *= dim
-    return count
+    return dtypes.nbytes(value.dtype, static_shape(value))

@@ -1,4 +1,4 @@
-"""What a rewrite did to a graph, by name: `replica_1/x` is known to be a copy of `x`, and told as such.
+"""Compare two graphs by name: `replica_1/x` is recognised as a copy of `x`.
 
     original   %x ── %y                     copied     x, y: 2 instances each
     rewritten  %replica_0/x ── ...    ──►   added      %loss/add_n
@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autograph_rewrite.inspect.source import Source, as_graph
-from autograph_rewrite.inspect.words import few, several
-from autograph_rewrite.ir import devices
+from autograph_rewrite.inspect.graph_source import Source, as_graph
+from autograph_rewrite.inspect.render.format import few, several
+from autograph_rewrite.ir.format.printer import functions, line, shown_attrs
 from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Graph, Node
-from autograph_rewrite.ir.text import functions, line, shown_attrs
+from autograph_rewrite.ir.types import device_specs
 
 SHOWN = 20  # lines per section of the text
 _INSTANCE = re.compile(r"replica_(\d+(?:/micro_\d+)?)/(.+)", re.DOTALL)
@@ -233,7 +233,9 @@ def _moves(moved: Sequence[Change]) -> list[str]:
         groups.setdefault((change.before, change.after), []).append(change.node)
     lines = []
     for (before, after), names in sorted(groups.items()):
-        lines.append(f"{devices.short(before) or '(anywhere)'} -> {devices.short(after) or '(anywhere)'}: {few(names)}")
+        lines.append(
+            f"{device_specs.short(before) or '(anywhere)'} -> {device_specs.short(after) or '(anywhere)'}: {few(names)}"
+        )
     return lines
 
 

@@ -1,4 +1,4 @@
-"""A graph as text, table, JSON, Graphviz source, drawing, GraphML or web page; whole, or the part asked for."""
+"""A graph as text, table, JSON, Graphviz source, drawing, GraphML or web page; all of it, or a selection."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.inspect import dot, export, page
-from autograph_rewrite.inspect.source import Source, as_item, chosen
-from autograph_rewrite.inspect.table import drawn, table
-from autograph_rewrite.ir import devices
-from autograph_rewrite.ir.build import closest
+from autograph_rewrite.inspect.graph_source import Source, as_item, chosen
+from autograph_rewrite.inspect.render import dot, export, html_page
+from autograph_rewrite.inspect.render.table import drawn, table
+from autograph_rewrite.ir.attr_inference import closest
+from autograph_rewrite.ir.format.literals import shape_text
+from autograph_rewrite.ir.format.printer import provenance, render
 from autograph_rewrite.ir.graph import Node
-from autograph_rewrite.ir.literals import shape_text
-from autograph_rewrite.ir.text import provenance, render
+from autograph_rewrite.ir.types import device_specs
 from autograph_rewrite.item import GraphItem, TensorInfo
 
 Nodes = Collection[Node] | None  # None: all of them
@@ -43,7 +43,7 @@ def dump(
         device: the same for devices.
         around: show only what is near this node.
         depth: how many edges away is near.
-        full: text with every attribute, constant and function, which `ir.parser` reads.
+        full: text with every attribute, constant and function, which `ir.format.parser` reads.
 
     Raises:
         GraphError: unknown format or one without a full form, malformed filter, no such node, or Graphviz is missing.
@@ -84,7 +84,7 @@ def _table(item: GraphItem, nodes: Nodes) -> str:
     shown = list(item.graph if nodes is None else nodes)
     parts = [_op_table(shown)]
     if len(shown) <= DETAILED:
-        rows = [(n.name, n.op, _types(n), devices.short(n.device), provenance(n)) for n in shown]
+        rows = [(n.name, n.op, _types(n), device_specs.short(n.device), provenance(n)) for n in shown]
         parts.append(table("nodes", ("name", "op", "type", "device", "made by"), rows))
     return drawn(*parts)
 
@@ -92,7 +92,7 @@ def _table(item: GraphItem, nodes: Nodes) -> str:
 def _op_table(nodes: Collection[Node]) -> Any:
     per_device: dict[str, Counter[str]] = {}
     for node in nodes:
-        per_device.setdefault(devices.short(node.device), Counter())[node.op] += 1
+        per_device.setdefault(device_specs.short(node.device), Counter())[node.op] += 1
     total = sum(per_device.values(), Counter[str]())
     places = sorted(per_device)
     rows: list[tuple[object, ...]] = [
@@ -121,5 +121,5 @@ FORMATS: dict[str, Callable[[GraphItem, Nodes], str]] = {
     "dot": lambda item, nodes: dot.to_dot(item.graph, nodes),
     "svg": lambda item, nodes: dot.to_svg(item.graph, nodes),
     "graphml": lambda item, nodes: export.to_graphml(item.graph, nodes),
-    "html": lambda item, nodes: page.to_html(item, nodes),
+    "html": lambda item, nodes: html_page.to_html(item, nodes),
 }

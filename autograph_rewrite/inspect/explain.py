@@ -1,12 +1,12 @@
-"""A rewrite in sentences: what was copied, where and why replicas exchange values, what stayed whole, the costs."""
+"""A rewrite in sentences: what was replicated, where and why replicas communicate, what is not divided, the costs."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from autograph_rewrite.inspect.account import STEP, Account, Edge, account_of
-from autograph_rewrite.inspect.words import few, several, size
+from autograph_rewrite.inspect.render.format import few, several, size
+from autograph_rewrite.inspect.report_view import STEP, Account, Edge, account_of
 from autograph_rewrite.item import GraphItem
 
 SHOWN = 10  # entries of one list

@@ -1,4 +1,4 @@
-"""Chosen passes on a graph, and the text of what they leave: each value with its placement.
+"""Run chosen passes on a graph, and print the result as text with placements.
 
 %dw: float32[3,1] = MatMul(%x, %dy) {transpose_a=true}  # partial(sum)
 """
@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from autograph_rewrite.analysis.fact import REPLICATED
+from autograph_rewrite.analysis.facts.placement import REPLICATED
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.format.printer import render
 from autograph_rewrite.ir.graph import Graph, Node, Span
-from autograph_rewrite.ir.text import render
 from autograph_rewrite.item import GraphItem
-from autograph_rewrite.passes.context import Context
-from autograph_rewrite.passes.pass_manager import Pass, run_passes
-from autograph_rewrite.passes.required import require_no_servers
-from autograph_rewrite.passes.rewriting import Request, Rewrite
+from autograph_rewrite.passes.base.context import Context
+from autograph_rewrite.passes.base.pass_manager import Pass, run_passes
+from autograph_rewrite.passes.base.rewriting import Request, Rewrite
+from autograph_rewrite.passes.preconditions import require_no_servers
 from autograph_rewrite.plan.plan import Plan
 
 
@@ -100,9 +100,9 @@ def comments_of(rewrite: Rewrite) -> Callable[[Node], str]:
     source = rewrite.get(Context).fact if rewrite.has(Context) else state.source
 
     def placements(node: Node) -> str:
-        if node not in state.answers:
+        if node not in state.transfers:
             return ""
-        values = [node.output(i) for i in range(len(state.answers[node].outputs))]
+        values = [node.output(i) for i in range(len(state.transfers[node].outputs))]
         said = [f"batch along {state.whole_inputs[value]}" for value in values if value in state.whole_inputs]
         facts = [source(value).placement for value in values if value not in state.whole_inputs]
         said += [repr(placement) for placement in facts if placement != REPLICATED]

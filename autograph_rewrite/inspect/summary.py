@@ -7,19 +7,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autograph_rewrite.analysis.propagate import propagate
+from autograph_rewrite.analysis.rules.base import Semantics
+from autograph_rewrite.analysis.variables.uses import VariableUse, plain_uses, variable_uses
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.inspect.export import signature_data
-from autograph_rewrite.inspect.source import Source, as_item
-from autograph_rewrite.inspect.table import drawn, table
-from autograph_rewrite.ir import dtypes, resources
-from autograph_rewrite.ir.collectives import is_collective
+from autograph_rewrite.inspect.graph_source import Source, as_item
+from autograph_rewrite.inspect.render.export import signature_data
+from autograph_rewrite.inspect.render.table import drawn, table
+from autograph_rewrite.ir.format.literals import shape_text
+from autograph_rewrite.ir.format.printer import function_names
 from autograph_rewrite.ir.graph import Node
-from autograph_rewrite.ir.literals import shape_text
-from autograph_rewrite.ir.opdefs import find_op
-from autograph_rewrite.ir.text import function_names
-from autograph_rewrite.ir.walk import ancestors
-from autograph_rewrite.item import GraphItem, Shape, TensorInfo, Variable
-from autograph_rewrite.load.normal import normalise
+from autograph_rewrite.ir.shapes.recorded import Shape
+from autograph_rewrite.ir.traversal import ancestors
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.opdefs import find_op
+from autograph_rewrite.ir.verify.collective_groups import is_collective
+from autograph_rewrite.item import GraphItem, TensorInfo
+from autograph_rewrite.normalize.normalize import normalise
 
 OPS_SHOWN = 30
 _UNSEEDED = frozenset(("RandomUniform", "RandomStandardNormal", "TruncatedNormal", "RandomUniformInt", "Multinomial"))
@@ -41,12 +45,7 @@ class VariableLine:
     @property
     def bytes(self) -> int | None:
         """Its size, where the shape is known."""
-        size = 1
-        for dim in self.shape if self.shape is not None else (None,):
-            if dim is None:
-                return None
-            size *= dim
-        return size * dtypes.width(dtypes.NUMBERS.get(self.dtype, 0))
+        return dtypes.nbytes(dtypes.NUMBERS.get(self.dtype, 0), self.shape)
 
 
 @dataclass(frozen=True)
@@ -142,22 +141,7 @@ def _step_names(item: GraphItem) -> list[str]:
 
 
 def _variable_lines(item: GraphItem, step: set[Node]) -> tuple[VariableLine, ...]:
-    ordered = [node for node in item.graph if node in step]
-    by_handle = {variable.handle: variable for variable in item.variables.values()}
-    same = {resources.storage_key(node): name for name, node in _handles(item, by_handle)}
-    updates: dict[str, list[str]] = {}
-    slots: dict[str, dict[str, None]] = {}
-    slot_of: dict[str, str] = {}
-    for node in ordered:
-        written = [
-            by_handle.get(same.get(resources.storage_key(handle), handle.name)) for handle in resources.written(node)
-        ]
-        names = [variable.name for variable in written if variable is not None]
-        for name in names:
-            updates.setdefault(name, []).append(node.op)
-        for slot in names[1:]:
-            slots.setdefault(names[0], {})[slot] = None
-            slot_of[slot] = names[0]
+    uses = _uses(item, step)
     return tuple(
         VariableLine(
             variable.name,
@@ -165,18 +149,19 @@ def _variable_lines(item: GraphItem, step: set[Node]) -> tuple[VariableLine, ...
             variable.shape,
             variable.trainable,
             variable.captured,
-            tuple(updates.get(variable.name, ())),
-            tuple(slots.get(variable.name, ())),
-            slot_of.get(variable.name),
+            tuple(update.op for update in use.updates) if use is not None else (),
+            use.slots if use is not None else (),
+            use.owner if use is not None else None,
         )
-        for variable in item.variables.values()
+        for variable, use in ((one, uses.get(one.name)) for one in item.variables.values())
     )
 
 
-def _handles(item: GraphItem, by_handle: dict[str, Variable]) -> Iterator[tuple[str, Node]]:
-    for name in by_handle:
-        if name in item.graph:
-            yield name, item.graph.nodes[name]
+def _uses(item: GraphItem, step: set[Node]) -> dict[str, VariableUse]:
+    try:
+        return variable_uses(propagate(item.graph, {}, Semantics()), item.variables, step=step)
+    except GraphError:  # of a graph with unknown or malformed ops, it can still be told what writes what
+        return plain_uses([node for node in item.graph if node in step], item.variables, item.graph)
 
 
 def _warnings(item: GraphItem, flat: GraphItem, step: set[Node], variables: Sequence[VariableLine]) -> Iterator[str]:

@@ -1,16 +1,16 @@
-"""Why a node is there: the pass that made it, the original node it serves, the reshard behind it."""
+"""Provenance of a node: the pass that made it, its original node, and the reshard that needs it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from autograph_rewrite.inspect.account import STEP, Edge, edges_of
 from autograph_rewrite.inspect.communication import served
-from autograph_rewrite.inspect.source import Source, as_item
-from autograph_rewrite.inspect.words import size
+from autograph_rewrite.inspect.graph_source import Source, as_item
+from autograph_rewrite.inspect.render.format import size
+from autograph_rewrite.inspect.report_view import STEP, Edge, edges_of
+from autograph_rewrite.ir.format.printer import line
 from autograph_rewrite.ir.graph import PASS_ATTR
-from autograph_rewrite.ir.text import line
 from autograph_rewrite.plan.plan import Plan
 
 

@@ -1,4 +1,4 @@
-"""What propagation claims about a graph, as plain data that a certificate can check without knowing how it was found.
+"""Claims: the results of propagation as plain data, which a certificate checks without knowing how they were found.
 
 %dw   Claim("partial", op="sum", shape=(3, 4))         each replica holds a contribution
 dw ─► apply   Read("replicated")                       the update reads it whole

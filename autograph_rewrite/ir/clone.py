@@ -1,4 +1,4 @@
-"""Copies of a graph, made in flat loops: deep graphs are common, and recursion ends at a thousand."""
+"""Clone a graph, without recursion: graphs are deeper than Python's recursion limit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ if TYPE_CHECKING:
 
 
 def clone_into(graph: Graph, target: Graph, prefix: str) -> dict[Node, Node]:
-    """Copy every node into `target`, which may be `graph` itself, under `prefix`; return old -> new."""
+    """Copy every node into `target`, which may be `graph` itself, under `prefix`; return old -> new.
+
+    Args:
+        graph: what is copied.
+        target: where to.
+        prefix: of the copies' names, with its separator.
+    """
     copies: dict[Node, Node] = {}
     for node in tuple(graph):
         copy = type(node)(target, prefix + node.name, node.op, node.device, node._attrs, node.rest)

@@ -1,12 +1,28 @@
-"""The one way to copy a node: the same op and attributes, other operands, and where it came from."""
+"""The one way to copy a node: the same op and attributes, new operands, provenance recorded."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 
-from autograph_rewrite.ir.build import provenance
-from autograph_rewrite.ir.fold import Span
+from autograph_rewrite.ir.attr_inference import provenance
 from autograph_rewrite.ir.graph import Graph, Node, Value
+
+
+@dataclass(frozen=True)
+class Variant:
+    """In what the type of a copy differs.
+
+    Attributes:
+        op: another op type that takes the same attributes; empty for the same.
+        without: attributes that it does not get.
+    """
+
+    op: str = ""
+    without: Collection[str] = ()
+
+
+SAME = Variant()
 
 
 def copy_node(
@@ -16,9 +32,7 @@ def copy_node(
     *,
     name: str,
     controls: Iterable[Node] = (),
-    op: str = "",
-    span: Span = Span.ONCE,
-    without: Collection[str] = (),
+    variant: Variant = SAME,
 ) -> Node:
     """Add a copy of a node.
 
@@ -28,13 +42,10 @@ def copy_node(
         inputs: the values that the copy reads.
         name: wanted name; made unique.
         controls: nodes that must run before it.
-        op: another op type that takes the same attributes.
-        span: how often it runs.
-        without: attributes that it does not get.
+        variant: in what its type differs.
     """
-    attrs = {key: raw for key, raw in node.attrs.items() if key not in without}
+    attrs = {key: raw for key, raw in node.attrs.items() if key not in variant.without}
     if graph.current_pass:
-        attrs |= provenance(graph.current_pass, node.name)
-    copy = Node(graph, graph.unique_name(name), op or node.op, node.device, attrs, node.rest)
-    copy.span = span
+        attrs |= provenance(graph.current_pass, node)
+    copy = Node(graph, graph.unique_name(name), variant.op or node.op, node.device, attrs, node.rest)
     return graph.insert(copy, inputs, controls)

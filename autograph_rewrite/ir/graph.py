@@ -1,81 +1,41 @@
-"""Graph, Node, Value, Use: the graph and the closed set of verbs that edit it.
+"""Graph and Node (and Value, Use of `ir.value`): the graph and the closed set of verbs that edit it.
 
     Graph ──nodes──► Node ──outputs──► Value ──uses──► Use(node, index)     data edges
       │                └─controls──► Node (both directions kept)            ordering edges
       └─anchors: {name from outside: Value}                                 fetches, gradients, saver tensors
 
 The graph is *folded*: a node that every replica runs stands here once, with `span` EACH. Where a node that
-runs once reads such a node, its input says which instances it takes (`Select`). `passes.expand` unfolds it.
+runs once reads such a node, its input says which instances it takes (`Select`). `passes.emit.expand` unfolds it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir import clone
-from autograph_rewrite.ir.attrs import decode
-from autograph_rewrite.ir.build import ORIGIN_ATTR, PASS_ATTR, closest, provenance, raw_attr, raw_attrs
-from autograph_rewrite.ir.fold import PerInstance, Select, Span
-from autograph_rewrite.ir.opdefs import default_attr, get_op, signature
+from autograph_rewrite.ir.attr_inference import ORIGIN_ATTR, PASS_ATTR, closest, provenance, raw_attr, raw_attrs
+from autograph_rewrite.ir.replication import PerInstance, Select, Span
+from autograph_rewrite.ir.types.attrs import decode
+from autograph_rewrite.ir.types.opdefs import default_attr, get_op, signature
+from autograph_rewrite.ir.value import Use, Value
 
 __all__ = ["ORIGIN_ATTR", "PASS_ATTR", "Graph", "Node", "PerInstance", "Select", "Span", "Use", "Value"]
 
 
-class Use(NamedTuple):
-    """One reader of a value: input `index` of `node`."""
-
-    node: Node
-    index: int  # type: ignore[assignment]  # a tuple has a method of that name, which nobody calls here
-
-
-class Value:
-    """One output of a node."""
-
-    __slots__ = ("_uses", "index", "node")
-
-    def __init__(self, node: Node, index: int) -> None:
-        self.node = node
-        self.index = index
-        self._uses: dict[tuple[Node, int], None] = {}
-
-    @property
-    def name(self) -> str:
-        """The tensor's name in GraphDef syntax: `node` for output 0, else `node:1`."""
-        return self.node.name if self.index == 0 else f"{self.node.name}:{self.index}"
-
-    @property
-    def uses(self) -> tuple[Use, ...]:
-        """A snapshot of the readers: safe to rewire while iterating."""
-        return tuple([Use(*use) for use in self._uses])
-
-    @property
-    def dtype(self) -> int:
-        """The element type (TensorFlow's number)."""
-        try:
-            return self.node.output_dtypes[self.index]
-        except IndexError:
-            raise GraphError(f"'{self.node.name}' has no output {self.index}", node=self.node) from None
-
-    def replace_all_uses_with(self, new: Value, *, keep: Collection[Node] = ()) -> None:
-        """Point every reader of this value at `new`, except the nodes in `keep`; anchors are readers too.
-
-        A reader that selects instances keeps its selector as long as there are instances to select from.
-        """
-        folded = new.node.span is Span.EACH
-        for node, index in tuple(self._uses):
-            if node not in keep:
-                node.set_input(index, new, node.selects.get(index) if folded else None)
-        self.node.graph.move_anchors(self, new)
-
-    def __repr__(self) -> str:
-        return f"%{self.name}"
-
-
 class Node:
-    """One operation. Change it through its methods only; they keep the uses of its inputs true."""
+    """One operation. Change it through its methods only; they keep the uses of its inputs true.
+
+    Args:
+        graph: where the node will be; `Graph.insert` puts it there.
+        name: unique in the graph.
+        op: op type.
+        device: as the graph says it, "" for none.
+        attrs: encoded values by name.
+        rest: NodeDef fields that are not interpreted, as bytes.
+    """
 
     __slots__ = (
         "_attrs", "_control_users", "_controls", "_inputs", "_outputs",
@@ -201,6 +161,11 @@ class Node:
     def set_input(self, index: int, value: Value, select: Select | None = None) -> None:
         """Replace one input, and its selector.
 
+        Args:
+            index: position of the operand.
+            value: what it reads from now on.
+            select: which instance of a value of several; None: its own.
+
         Raises:
             GraphError: there is no such input.
         """
@@ -305,6 +270,11 @@ class Graph:
     def insert(self, node: Node, inputs: Iterable[Value] = (), controls: Iterable[Node] = ()) -> Node:
         """Add a finished node under its own name.
 
+        Args:
+            node: made, but not in the graph yet.
+            inputs: its operands.
+            controls: nodes that it runs after.
+
         Raises:
             GraphError: the name is taken.
         """
@@ -347,7 +317,7 @@ class Graph:
         """
         raw = raw_attrs(op, inputs, attrs or {}, selects or {})
         if self.current_pass:
-            raw |= provenance(self.current_pass, origin.name if isinstance(origin, Node) else origin)
+            raw |= provenance(self.current_pass, origin)
         node = Node(self, self.unique_name(name), op, device, raw, b"")
         node.span = span
         self.insert(node, inputs, controls)

@@ -1,4 +1,4 @@
-"""Trees of ops to look for in a graph, for people who write passes.
+"""Pattern matching on op trees, for people who write passes.
 
 Op("Mul", Op("Mul", "x", "a"), "b")         two scalings, one behind the other
 find(..., graph) ──► Found(%scaled_twice, {"x": %x, "a": %a, "b": %b})
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from autograph_rewrite.ir.graph import Graph, Value
-from autograph_rewrite.ir.walk import topological_order
+from autograph_rewrite.ir.traversal import topological_order
 
 
 @dataclass(frozen=True, init=False)

@@ -1,1 +1,1 @@
-"""Everything that becomes a GraphItem: graphs, files, functions, Keras models; and its normal form."""
+"""Loaders: graphs, files, functions and Keras models to a GraphItem."""

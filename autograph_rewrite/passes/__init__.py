@@ -1,1 +1,1 @@
-"""The edits, one per file, in the order of `pipeline.py`."""
+"""The passes, which edit the graph, in the order of `pass_pipeline.PIPELINE`."""

@@ -1,4 +1,4 @@
-"""Which change of a configuration would lift a refusal of micro-batches or stages: each is tried, none is guessed.
+"""Alternatives to a refused configuration of micro-batches or stages: each is tried on the graph, none is guessed.
 
     'conv/bn/Sub' needs 'conv/bn/mean' of the whole batch, for which no stage of a pipeline can wait
       hint set semantics.batch_norm to local (...); or leave pipeline out: microbatches without stages can meet
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from autograph_rewrite.errors import PlanError, RewriteError
-from autograph_rewrite.passes.loop_frame import UNROLL
+from autograph_rewrite.passes.micro_batches.while_frame import UNROLL
 from autograph_rewrite.plan.plan import Plan
 
 LOCAL = "set semantics.batch_norm to local (each micro-batch is then normalised by its own statistics)"

@@ -11,37 +11,41 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autograph_rewrite.analysis.fact import LOCAL, Fact
+from autograph_rewrite.analysis.facts.placement import LOCAL, Fact
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.rules.base import OWN_VALUE
-from autograph_rewrite.ir.frames import frames_of
+from autograph_rewrite.ir.control_flow import frames_of
 from autograph_rewrite.ir.graph import Node, Span, Value
-from autograph_rewrite.passes.added import attach
-from autograph_rewrite.passes.batch import measured_input
-from autograph_rewrite.passes.block_shapes import state_block_shapes
-from autograph_rewrite.passes.blocks import Blocks
-from autograph_rewrite.passes.claims import claims_of
-from autograph_rewrite.passes.context import Context
-from autograph_rewrite.passes.decorrelate import decorrelate
-from autograph_rewrite.passes.digests import add_digests
-from autograph_rewrite.passes.guard import guard_empty_blocks
-from autograph_rewrite.passes.hand_over import hand_over, lock_updates, name_served_roots
-from autograph_rewrite.passes.in_turn import averages_of, update_in_turn
-from autograph_rewrite.passes.keys import Keys
-from autograph_rewrite.passes.loop_micro import loop_micro
-from autograph_rewrite.passes.loop_stages import loop_stages
-from autograph_rewrite.passes.merge import merge_kept, merge_outputs, merge_targets
-from autograph_rewrite.passes.mirror import name_resources
-from autograph_rewrite.passes.order_accesses import AccessOrder, order_accesses
-from autograph_rewrite.passes.order_reads import order_reads
-from autograph_rewrite.passes.pass_manager import Pass, always
+from autograph_rewrite.passes.base.claims import claims_of
+from autograph_rewrite.passes.base.context import Context
+from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
+from autograph_rewrite.passes.base.pass_manager import Pass, always
+from autograph_rewrite.passes.base.rewriting import Rewrite
+from autograph_rewrite.passes.batch.decorrelate_randomness import decorrelate_randomness
+from autograph_rewrite.passes.batch.localize_shapes import localize_shapes
+from autograph_rewrite.passes.batch.pad_empty_blocks import pad_empty_blocks
+from autograph_rewrite.passes.collectives.block_bounds import Blocks
+from autograph_rewrite.passes.collectives.key_operands import Keys
+from autograph_rewrite.passes.compression.compressor_state import attach
+from autograph_rewrite.passes.emit.exchange_digests import exchange_digests
+from autograph_rewrite.passes.emit.merge_instances import merge_instances, merge_kept, merge_targets
+from autograph_rewrite.passes.emit.order_accesses import AccessOrder, order_accesses
+from autograph_rewrite.passes.emit.per_replica_resources import name_resources
+from autograph_rewrite.passes.emit.read_before_update import read_before_update
+from autograph_rewrite.passes.micro_batches.loop import roll_micro_batches
+from autograph_rewrite.passes.micro_batches.sequential_averages import batch_statistic_averages, update_averages
+from autograph_rewrite.passes.parameter_server.cached_reads import cache_reads
+from autograph_rewrite.passes.parameter_server.delegate_to_chief import (
+    delegate_to_chief,
+    lock_updates,
+    name_server_roots,
+)
+from autograph_rewrite.passes.pipeline_parallel.loop import roll_stages
 from autograph_rewrite.passes.propagation_passes import Resolved
-from autograph_rewrite.passes.proxies import add_proxies
-from autograph_rewrite.passes.prune import prune
-from autograph_rewrite.passes.reshard import Reshard, assign_spans
-from autograph_rewrite.passes.rewriting import Rewrite
-from autograph_rewrite.passes.served import served_by
-from autograph_rewrite.passes.stages import Stages, assign_stages
+from autograph_rewrite.passes.reshard.insert_reshards import ReshardInserter, assign_spans
+from autograph_rewrite.resolve.batch_inputs import measured_input
+from autograph_rewrite.resolve.server_region import find_server_region
+from autograph_rewrite.resolve.stages.assignment import Stages, assign_stages
 
 
 @dataclass(frozen=True)
@@ -74,19 +78,25 @@ class Merged:
 
 
 def _reshard(rewrite: Rewrite) -> None:
-    """Put the conversions in: slice, add or all-reduce, concat or gather; sizes become local or global."""
+    """Insert the reshards: slice, add or all-reduce, concat or all-gather; sizes become local or global."""
     state, plan = rewrite.get(Propagation), rewrite.plan
     if rewrite.request.certificate is not None:
         rewrite.request.certificate.claimed(rewrite.graph, claims_of(state, rewrite.outputs, plan))
     context = _context(rewrite)
     assign_spans(context)
-    stages = assign_stages(context, rewrite.outputs)
+    stages = assign_stages(plan, state, rewrite.outputs, rewrite.item.variables)
     source = measured_input(state)
     keys = Keys(context)
     blocks = Blocks(context, source, state.whole_inputs[source], keys)
-    reshard = Reshard(context, blocks, keys)
+    reshard = ReshardInserter(context, blocks, keys)
     reshard.run()
-    for found in (context, blocks, reshard, Averages(averages_of(context)), *([stages] if stages is not None else [])):
+    for found in (
+        context,
+        blocks,
+        reshard,
+        Averages(batch_statistic_averages(context)),
+        *([stages] if stages is not None else []),
+    ):
         rewrite.put(found)
 
 
@@ -104,13 +114,13 @@ def _context(rewrite: Rewrite) -> Context:
         workers=len(rewrite.job.processes),
         owners=variables,
         edges={(edge.value, edge.to): edge for edge in plan.edges if not edge.role},
-        served=served_by(plan, state, variables),
+        server_region=find_server_region(plan, state, variables),
     )
 
 
 def _add_digests(rewrite: Rewrite) -> None:
-    """Let the processes of a job compare what they were given, with the sizes of their parts."""
-    add_digests(rewrite.get(Context), rewrite.get(Blocks))
+    """Exchange digests of what the processes of a job were fed, with the sizes of their parts, and compare them."""
+    exchange_digests(rewrite.get(Context), rewrite.get(Blocks))
 
 
 def _is_in_a_job(rewrite: Rewrite) -> bool:
@@ -118,13 +128,13 @@ def _is_in_a_job(rewrite: Rewrite) -> bool:
 
 
 def _decorrelate(rewrite: Rewrite) -> None:
-    """Give the ops that draw for each replica seeds of their own (`random: independent`)."""
-    decorrelate(rewrite.get(Context))
+    """Give each replica's random ops seeds of their own (`random: independent`)."""
+    decorrelate_randomness(rewrite.get(Context))
 
 
 def _state_block_shapes(rewrite: Rewrite) -> None:
-    """State the shapes of blocks in the attributes of arrays and lists."""
-    state_block_shapes(rewrite.get(Context))
+    """State the shapes of blocks in the attributes of tensor arrays and lists."""
+    localize_shapes(rewrite.get(Context))
 
 
 def _attach_state(rewrite: Rewrite) -> None:
@@ -133,37 +143,37 @@ def _attach_state(rewrite: Rewrite) -> None:
 
 
 def _guard(rewrite: Rewrite) -> None:
-    """Keep kernels that cannot take an empty block from getting one (a last batch smaller than N)."""
+    """Pad empty blocks for kernels that cannot take one (a last batch smaller than N)."""
     context = rewrite.get(Context)
-    guard_empty_blocks(context, rewrite.get(Blocks), rewrite.get(Reshard).blocks_at)
+    pad_empty_blocks(context, rewrite.get(Blocks), rewrite.get(ReshardInserter).blocks_at)
 
 
 def _update_averages(rewrite: Rewrite) -> None:
-    """Let each micro-batch update moving averages after the one before it."""
+    """Apply moving-average updates sequentially, one per micro-batch."""
     averages, named = rewrite.get(Averages).values, (*rewrite.item.targets, *rewrite.item.keep)
-    nodes = update_in_turn(rewrite.get(Context), rewrite.get(Reshard), averages, rewrite.outputs, named)
+    nodes = update_averages(rewrite.get(Context), rewrite.get(ReshardInserter), averages, rewrite.outputs, named)
     rewrite.put(Repeated(frozenset(nodes)))
 
 
 def _merge(rewrite: Rewrite) -> None:
     """Give outputs, train op and initialiser one node each, under their original names."""
-    context, reshard, item = rewrite.get(Context), rewrite.get(Reshard), rewrite.item
+    context, reshard, item = rewrite.get(Context), rewrite.get(ReshardInserter), rewrite.item
     common = {node for node in rewrite.graph if node.span is Span.EACH and not _differs(context, node)}
     spread = _spread(context.state)
-    merge_outputs(context, reshard, rewrite.outputs)
+    merge_instances(context, reshard, rewrite.outputs)
     effects = merge_kept(context, reshard, item.keep)
     moved = merge_targets(context, [*item.targets, *effects, *([item.init_op] if item.init_op else [])])
     name_resources(context)
-    prune(rewrite.graph, rewrite.roots)
+    eliminate_dead_code(rewrite.graph, rewrite.roots)
     rewrite.put(Merged(frozenset(common), spread, moved))
 
 
 def _differs(context: Context, node: Node) -> bool:
     """Return whether the instances of an EACH node hold different values."""
-    answer = context.state.answers.get(node)
-    if answer is None:  # made by a pass, for the replica that reads it
+    transferred = context.state.transfers.get(node)
+    if transferred is None:  # made by a pass, for the replica that reads it
         return True
-    return any(context.fact(node.output(i)).placement.differs for i in range(len(answer.outputs)))
+    return any(context.fact(node.output(i)).placement.differs for i in range(len(transferred.outputs)))
 
 
 def _spread(state: Propagation) -> dict[Value, Fact]:
@@ -175,26 +185,26 @@ def _serve(rewrite: Rewrite) -> None:
     """Name and lock what runs on parameter servers, and add local copies of what is read there."""
     context = rewrite.get(Context)
     if rewrite.plan.is_asynchronous:
-        lock_updates(context.served.nodes)
-    name_served_roots(context, rewrite.item)
-    add_proxies(context, rewrite.item)
+        lock_updates(context.server_region.nodes)
+    name_server_roots(context, rewrite.item)
+    cache_reads(context, rewrite.item)
 
 
 def _is_served(rewrite: Rewrite) -> bool:
-    return bool(rewrite.get(Context).served.nodes)
+    return bool(rewrite.get(Context).server_region.nodes)
 
 
 def _order_reads(rewrite: Rewrite) -> None:
     """Restore the original's order of reads and updates wherever conversions have lost it."""
     repeated = rewrite.get(Repeated).nodes if rewrite.has(Repeated) else ()
     order_accesses(rewrite.graph, rewrite.get(AccessOrder), repeated)
-    order_reads(rewrite.graph, rewrite.targets)
+    read_before_update(rewrite.graph, rewrite.targets)
 
 
 def _hand_over(rewrite: Rewrite) -> None:
-    """Leave parameter-server ops to worker 0; the others get tokens and the values that they read."""
-    hand_over(rewrite.get(Context), rewrite.item)
-    prune(rewrite.graph, rewrite.roots)
+    """Run parameter-server ops on worker 0 only; the others get completion tokens and the values that they read."""
+    delegate_to_chief(rewrite.get(Context), rewrite.item)
+    eliminate_dead_code(rewrite.graph, rewrite.roots)
 
 
 def _is_served_to_others(rewrite: Rewrite) -> bool:
@@ -206,9 +216,9 @@ def _roll(rewrite: Rewrite) -> None:
     graph, plan, slices = rewrite.graph, rewrite.plan, rewrite.get(Context).slices
     rewrite.is_rolled = True
     if rewrite.has(Stages):
-        loop_stages(graph, rewrite.get(Stages), plan, slices, rewrite.roots)
+        roll_stages(graph, rewrite.get(Stages), plan, slices, rewrite.roots)
     else:
-        loop_micro(graph, plan.replicas_each, plan.microbatches, slices, rewrite.roots)
+        roll_micro_batches(graph, plan.replicas_each, plan.microbatches, slices, rewrite.roots)
 
 
 def _is_looped(rewrite: Rewrite) -> bool:
@@ -216,14 +226,20 @@ def _is_looped(rewrite: Rewrite) -> bool:
 
 
 CONVERSION = (
-    Pass("insert-reshards", _reshard, always, (Propagation, Resolved), (Context, Blocks, Reshard, Stages, Averages)),
+    Pass(
+        "insert-reshards",
+        _reshard,
+        always,
+        (Propagation, Resolved),
+        (Context, Blocks, ReshardInserter, Stages, Averages),
+    ),
     Pass("exchange-digests", _add_digests, _is_in_a_job, (Context, Blocks)),
     Pass("decorrelate-randomness", _decorrelate, needs=(Context,)),
     Pass("localize-shapes", _state_block_shapes, needs=(Context,)),
     Pass("declare-state", _attach_state, needs=(Context,)),
-    Pass("pad-empty-blocks", _guard, needs=(Context, Blocks, Reshard)),
-    Pass("sequential-averages", _update_averages, needs=(Context, Reshard, Averages), gives=(Repeated,)),
-    Pass("merge-instances", _merge, needs=(Context, Reshard), gives=(Merged,)),
+    Pass("pad-empty-blocks", _guard, needs=(Context, Blocks, ReshardInserter)),
+    Pass("sequential-averages", _update_averages, needs=(Context, ReshardInserter, Averages), gives=(Repeated,)),
+    Pass("merge-instances", _merge, needs=(Context, ReshardInserter), gives=(Merged,)),
     Pass("parameter-servers", _serve, _is_served, (Context,)),
     Pass("order-accesses", _order_reads, needs=(AccessOrder,)),
     Pass("delegate-to-chief", _hand_over, _is_served_to_others, (Context,)),

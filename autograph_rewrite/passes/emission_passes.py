@@ -1,4 +1,4 @@
-"""The last passes: devices, an instance for each replica, and the account of the rewrite.
+"""The last passes: devices, one instance per replica, and the report.
 
 complete folded graph ──assign-devices──► Instances ──expand──► bytes of the finished graph
 """
@@ -11,22 +11,23 @@ from dataclasses import dataclass, replace
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.graph import Span
 from autograph_rewrite.item import GraphItem
-from autograph_rewrite.passes.batch import named_groups, own_inputs
-from autograph_rewrite.passes.context import Context
+from autograph_rewrite.passes.base.anchors import digest_names
+from autograph_rewrite.passes.base.context import Context
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.report import Report
+from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.conversion_passes import Merged
-from autograph_rewrite.passes.digests import digest_names
-from autograph_rewrite.passes.expand import Instances, expand
-from autograph_rewrite.passes.held import held_bytes
-from autograph_rewrite.passes.layout import Layout
-from autograph_rewrite.passes.pass_manager import Pass
-from autograph_rewrite.passes.place import run_devices
-from autograph_rewrite.passes.place_instances import place_instances
+from autograph_rewrite.passes.emit.expand import ReplicaLayout, expand
+from autograph_rewrite.passes.emit.instances import place_instances
+from autograph_rewrite.passes.emit.tensor_map import Layout
 from autograph_rewrite.passes.propagation_passes import Resolved, Sharded
-from autograph_rewrite.passes.rematerialize.decision import Decision
-from autograph_rewrite.passes.report import Note, Report
-from autograph_rewrite.passes.reshard import Reshard
-from autograph_rewrite.passes.rewriting import Rewrite
-from autograph_rewrite.passes.stages import Stages
+from autograph_rewrite.passes.reshard.insert_reshards import ReshardInserter
+from autograph_rewrite.plan.parts.notes import Note
+from autograph_rewrite.plan.replica_devices import run_devices
+from autograph_rewrite.resolve.batch_inputs import named_groups, own_inputs
+from autograph_rewrite.resolve.remat.decision import Decision
+from autograph_rewrite.resolve.stages.assignment import Stages
+from autograph_rewrite.resolve.variable_memory import held_bytes
 
 MEETING = "all micro-batches meet before it, and what each has made so far is kept until then"
 OTHER_SIZE = "its static size is not that of the batch, so every replica has all of it"
@@ -40,7 +41,7 @@ class Expanded:
 
 
 def _place(rewrite: Rewrite) -> None:
-    """Put what runs once on the first device, and stages on theirs."""
+    """Assign devices: what runs once to the first, stages to theirs."""
     stages = rewrite.get(Stages) if rewrite.has(Stages) else None
     rewrite.put(place_instances(rewrite.get(Context), stages))
 
@@ -48,12 +49,11 @@ def _place(rewrite: Rewrite) -> None:
 def _expand(rewrite: Rewrite) -> None:
     """Write the GraphDef, one copy per replica of what every replica runs."""
     common = rewrite.get(Merged).common & set(rewrite.graph)
-    rewrite.put(Expanded(expand(rewrite.graph, rewrite.get(Instances), set(common))))
+    rewrite.put(Expanded(expand(rewrite.graph, rewrite.get(ReplicaLayout), set(common))))
 
 
-PLACE = Pass("assign-devices", _place, needs=(Context,), gives=(Instances,))
-EXPAND = Pass("expand", _expand, needs=(Merged, Instances), gives=(Expanded,))
-EMISSION = (PLACE, EXPAND)
+PLACE = Pass("assign-devices", _place, needs=(Context,), gives=(ReplicaLayout,))
+EXPAND = Pass("expand", _expand, needs=(Merged, ReplicaLayout), gives=(Expanded,))
 
 
 def finished(rewrite: Rewrite) -> GraphItem:
@@ -72,7 +72,7 @@ def finished(rewrite: Rewrite) -> GraphItem:
 
 def _report(rewrite: Rewrite) -> Report:
     graph, item, plan, job = rewrite.graph, rewrite.item, rewrite.plan, rewrite.job
-    resolved, context, instances = rewrite.get(Resolved), rewrite.get(Context), rewrite.get(Instances)
+    resolved, context, instances = rewrite.get(Resolved), rewrite.get(Context), rewrite.get(ReplicaLayout)
     recomputed = rewrite.get(Decision) if rewrite.has(Decision) else Decision()
     each = sum(1 for node in graph if node.span is Span.EACH)
     notes = [*resolved.notes, *(Note(*one) for one in (*item.notes, *recomputed.notes))]
@@ -89,9 +89,9 @@ def _report(rewrite: Rewrite) -> Report:
         tuple(one.named() for one in context.compressed),
         task=rewrite.request.task,
         digests=digest_names(graph),
-        homes=context.served.homes,
+        homes=context.server_region.homes,
         held=held_bytes(graph, item.variables, run_devices(plan, rewrite.task)),
-        batches=named_groups(rewrite.get(Reshard).groups, item, rewrite.get(Propagation), resolved.shared),
+        batches=named_groups(rewrite.get(ReshardInserter).groups, item, rewrite.get(Propagation), resolved.shared),
         inexact=resolved.inexact,
         covered=resolved.covered,
         recomputed=recomputed,
@@ -100,7 +100,7 @@ def _report(rewrite: Rewrite) -> Report:
 
 def _layout(rewrite: Rewrite) -> Layout:
     plan, context = rewrite.plan, rewrite.get(Context)
-    instances, merged = rewrite.get(Instances), rewrite.get(Merged)
+    instances, merged = rewrite.get(ReplicaLayout), rewrite.get(Merged)
     return Layout(
         rewrite.graph,
         set(merged.common & set(rewrite.graph)),

@@ -1,4 +1,4 @@
-"""The passes up to the plan: parts of the batch, shards of variables, placements, and what follows from them.
+"""The passes up to the plan: batch slicing, variable sharding, propagation, canonicalisation, resolution.
 
     slice-batch-inputs ► eliminate-dead-code ► shard-variables ► propagate ► split-draws ► decompose
       ► place-reductions ► rematerialize ► resolve-plan
@@ -11,40 +11,40 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autograph_rewrite.analysis import cut
-from autograph_rewrite.analysis.once import mark_whole
-from autograph_rewrite.analysis.own import block_statistics, mark_statistics
+from autograph_rewrite.analysis import reduction_placement
+from autograph_rewrite.analysis.gather_placement import choose_gathers
 from autograph_rewrite.analysis.propagate import Propagation, notes, revise
-from autograph_rewrite.analysis.rows import choose_gathers
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.item import TensorInfo, Variable
-from autograph_rewrite.passes import edges
-from autograph_rewrite.passes.agreed import agreed
-from autograph_rewrite.passes.batch import batch_values, shared_by_size
-from autograph_rewrite.passes.before_branches import copy_before_branches
-from autograph_rewrite.passes.compress_choice import left_out
-from autograph_rewrite.passes.coverage import Coverage, with_coverage
-from autograph_rewrite.passes.cut_draws import cut_draws
-from autograph_rewrite.passes.decompose import decompose
-from autograph_rewrite.passes.divided import coverage_of
-from autograph_rewrite.passes.localize_indices import localize_indices
-from autograph_rewrite.passes.localize_kept import localize_kept
-from autograph_rewrite.passes.may_segment import propagate_parts
-from autograph_rewrite.passes.observed import compute_outputs_whole
-from autograph_rewrite.passes.order_accesses import AccessOrder, access_order
-from autograph_rewrite.passes.own_parts import take_own_parts
-from autograph_rewrite.passes.partition import by_shards, partition, shard_variables
-from autograph_rewrite.passes.pass_manager import Pass
-from autograph_rewrite.passes.place import run_devices, within_reach
-from autograph_rewrite.passes.prune import prune
-from autograph_rewrite.passes.rematerialize.decision import Decision
+from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
+from autograph_rewrite.passes.batch.slice_batch_inputs import slice_batch_inputs
+from autograph_rewrite.passes.batch.split_draws import split_draws
+from autograph_rewrite.passes.canonicalize import decompose
+from autograph_rewrite.passes.canonicalize.compute_once import compute_once
+from autograph_rewrite.passes.canonicalize.hoist_gathers import hoist_gathers
+from autograph_rewrite.passes.canonicalize.local_batch_norm import block_statistics, localize_batch_norm
+from autograph_rewrite.passes.emit.order_accesses import AccessOrder, access_order
+from autograph_rewrite.passes.localize.dynamic_partition import mark_dynamic_partitions
+from autograph_rewrite.passes.localize.gather_for_outputs import gather_for_outputs
+from autograph_rewrite.passes.localize.localize_indices import localize_indices
+from autograph_rewrite.passes.localize.localize_kept_rows import localize_kept_rows
+from autograph_rewrite.passes.preconditions import require_training
 from autograph_rewrite.passes.rematerialize.step import recompute
-from autograph_rewrite.passes.report import Note
-from autograph_rewrite.passes.required import require_training
-from autograph_rewrite.passes.rewriting import Rewrite
-from autograph_rewrite.passes.rows_apart import mark_rows_apart
+from autograph_rewrite.passes.variable_sharding.shard_variables import by_shards, shard_variables, shard_variables_of
+from autograph_rewrite.plan.parts.notes import Note
 from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.plan.replica_devices import run_devices, within_reach
+from autograph_rewrite.resolve import reshard_edges
+from autograph_rewrite.resolve.batch_inputs import batch_values, shared_by_size
+from autograph_rewrite.resolve.compression import skipped
+from autograph_rewrite.resolve.coverage import Coverage, with_coverage
+from autograph_rewrite.resolve.divided_work import coverage_of
+from autograph_rewrite.resolve.given_plan import accept_user_edges
+from autograph_rewrite.resolve.remat.decision import Decision
+from autograph_rewrite.resolve.segmentable import propagate_parts
 
 MAX_DECOMPOSITIONS = 8
 OF_PARTS = "statistics of each part of the batch, not of the whole (semantics.batch_norm: local)"
@@ -76,8 +76,8 @@ class Resolved:
 
 
 def _own_parts(rewrite: Rewrite) -> None:
-    """Take this process's rows of batch inputs that every process makes in full."""
-    rewrite.item = take_own_parts(rewrite.graph, rewrite.item, rewrite.plan, rewrite.task)
+    """Slice batch inputs that every process produces in full to this process's rows."""
+    rewrite.item = slice_batch_inputs(rewrite.graph, rewrite.item, rewrite.plan, rewrite.task)
 
 
 def _has_whole_inputs(rewrite: Rewrite) -> bool:
@@ -86,7 +86,7 @@ def _has_whole_inputs(rewrite: Rewrite) -> bool:
 
 def _prune(rewrite: Rewrite) -> None:
     """Drop what no output, target or initialiser needs, and record the order of accesses to variables."""
-    prune(rewrite.graph, rewrite.roots)
+    eliminate_dead_code(rewrite.graph, rewrite.roots)
     rewrite.put(access_order(rewrite.graph, rewrite.targets))
 
 
@@ -100,8 +100,8 @@ def _has_captures(rewrite: Rewrite) -> bool:
 
 
 def _partition(rewrite: Rewrite) -> None:
-    """Cut variables, their slots and their updates into shards."""
-    item, rewrite.plan = partition(rewrite.graph, rewrite.item, rewrite.plan)
+    """Shard variables, their slots and their updates."""
+    item, rewrite.plan = shard_variables_of(rewrite.graph, rewrite.item, rewrite.plan)
     rewrite.put(Sharded(item.variables))
     rewrite.item = item.with_(variables=shard_variables(item.variables))
 
@@ -112,19 +112,19 @@ def _has_shards(rewrite: Rewrite) -> bool:
 
 def _propagate(rewrite: Rewrite) -> None:
     """Give every value its placement: replicated, split along a dimension, or partial (the replicas add up)."""
-    mark_rows_apart(rewrite.graph)
+    mark_dynamic_partitions(rewrite.graph)
     batch, static = batch_values(rewrite.graph, rewrite.item, rewrite.plan)
     rewrite.put(propagate_parts(rewrite.graph, batch, static, rewrite.plan))
 
 
 def _cut_draws(rewrite: Rewrite) -> None:
-    """Let noise be whole only where it is drawn, and split behind it."""
-    rewrite.put(cut_draws(rewrite.get(Propagation)))
+    """Replicate random numbers only where they are drawn, and split them behind it."""
+    rewrite.put(split_draws(rewrite.get(Propagation)))
 
 
 def _mark_statistics(rewrite: Rewrite) -> None:
     """Mark the batch normalisations whose statistics are to be those of each micro-batch (`batch_norm: local`)."""
-    rewrite.put(mark_statistics(rewrite.get(Propagation), rewrite.plan.instances))
+    rewrite.put(localize_batch_norm(rewrite.get(Propagation), rewrite.plan.instances))
 
 
 def _has_local_statistics(rewrite: Rewrite) -> bool:
@@ -133,13 +133,13 @@ def _has_local_statistics(rewrite: Rewrite) -> bool:
 
 
 def _localize_indices(rewrite: Rewrite) -> None:
-    """Number rows within an example instead of within the whole batch."""
+    """Make row indices relative to the local block instead of to the global batch."""
     rewrite.put(localize_indices(rewrite.graph, rewrite.get(Propagation)))
 
 
 def _localize_kept(rewrite: Rewrite) -> None:
-    """Number the rows that a mask keeps within the block instead of within the whole batch."""
-    rewrite.put(localize_kept(rewrite.graph, rewrite.get(Propagation), ordered=not rewrite.plan.interleaved))
+    """Number the rows that a mask keeps within the local block instead of within the global batch."""
+    rewrite.put(localize_kept_rows(rewrite.graph, rewrite.get(Propagation), ordered=not rewrite.plan.interleaved))
 
 
 def _has_micro_batches(rewrite: Rewrite) -> bool:
@@ -152,15 +152,9 @@ def _decompose(rewrite: Rewrite) -> None:
         state, marked = rewrite.get(Propagation), _marked(rewrite)
         if not marked:
             return
-        decompose(
-            rewrite.graph,
-            marked,
-            facts=state.facts,
-            looped=state.looped,
-            local_batch_norm=rewrite.plan.semantics.batch_norm == "local",
-            replicas=rewrite.plan.instances,
-            batch=state.semantics.batch,
-        )
+        own = rewrite.plan.semantics.batch_norm == "local"
+        blocks = decompose.Blocks(rewrite.plan.instances, state.semantics.batch, own)
+        decompose.decompose(rewrite.graph, marked, facts=state.facts, looped=state.looped, blocks=blocks)
         rewrite.put(revise(state))
     if marked := _marked(rewrite):
         raise PassError(f"op {marked[0].op} still mixes examples after it was decomposed", node=marked[0])
@@ -168,7 +162,7 @@ def _decompose(rewrite: Rewrite) -> None:
 
 def _marked(rewrite: Rewrite) -> list[Node]:
     """Return the nodes that mix examples."""
-    return [node for node, answer in rewrite.get(Propagation).answers.items() if answer.decompose]
+    return [node for node, transferred in rewrite.get(Propagation).transfers.items() if transferred.decompose]
 
 
 def _mixes_examples(rewrite: Rewrite) -> bool:
@@ -179,15 +173,15 @@ def _cut(rewrite: Rewrite) -> None:
     """Decide where partial values are summed and rows gathered, so that few bytes travel (a minimum cut)."""
     graph, plan, outputs = rewrite.graph, rewrite.plan, rewrite.outputs
     state, crosses = rewrite.get(Propagation), bool(plan.homes) and len(plan.processes) > 1
-    reduced = by_shards(cut.choose(state, outputs, unconditionally=crosses), outputs)
+    reduced = by_shards(reduction_placement.place_reductions(state, outputs, unconditionally=crosses), outputs)
     if reduced:
         state = revise(state, reduced=reduced)
-    if _share_a_device(plan) and not plan.compresses and not plan.homes and mark_whole(state, plan.instances):
+    if _share_a_device(plan) and not plan.compresses and not plan.homes and compute_once(state, plan.instances):
         state = revise(state)
     gathered = choose_gathers(state, outputs)
     if gathered:
         state = revise(state, reduced=gathered)
-    if copies := copy_before_branches(graph, state, plan):
+    if copies := hoist_gathers(graph, state, plan):
         state = revise(state)
         state = revise(state, reduced=[graph.nodes[name].output() for name in copies])
     rewrite.put(state)
@@ -201,9 +195,9 @@ def _share_a_device(plan: Plan) -> bool:
 
 
 def _observe(rewrite: Rewrite) -> None:
-    """Compute what only outputs need of whole values, where all micro-batches would meet for it."""
+    """Compute on the gathered batch what only outputs need, instead of at a barrier between micro-batches."""
     state = rewrite.get(Propagation)
-    if compute_outputs_whole(state, rewrite.targets):
+    if gather_for_outputs(state, rewrite.targets):
         rewrite.put(revise(state))
 
 
@@ -212,7 +206,7 @@ def _cannot_wait(rewrite: Rewrite) -> bool:
 
 
 def _rematerialize(rewrite: Rewrite) -> None:
-    """Put copies of activations behind the gradients that need them (`remat`)."""
+    """Recompute activations behind the gradients that need them, instead of keeping them (`remat`)."""
     assert rewrite.plan.remat is not None
     decision, state = recompute(
         rewrite.plan.remat, rewrite.get(Propagation), rewrite.plan, rewrite.outputs, rewrite.item.variables
@@ -248,9 +242,9 @@ def _resolve(rewrite: Rewrite) -> None:
     found = [Note(node.name, node.op, text) for node, text in notes(state)]
     if rewrite.plan.semantics.batch_norm == "local" and not inexact:
         found.append(Note("semantics.batch_norm", "local", IDLE))
-    resolved = edges.resolve(rewrite.plan, state, rewrite.outputs, item.variables)
-    plan = agreed(rewrite.plan, resolved, state, item.with_(graph=rewrite.graph))
-    found += left_out(plan, state, item.variables)
+    resolved = reshard_edges.resolve_edges(rewrite.plan, state, rewrite.outputs, item.variables)
+    plan = accept_user_edges(rewrite.plan, resolved, state, item.with_(graph=rewrite.graph))
+    found += skipped(plan, state, item.variables)
     stages = plan.pipeline.stages if plan.pipeline is not None else 1
     covered = coverage_of(plan, state, item, parts=rewrite.job.replicas * stages, batch=rewrite.request.batch)
     rewrite.plan = with_coverage(plan, covered)

@@ -1,4 +1,4 @@
-"""Chooses passes by name, and refuses a choice in which one lacks what another would have found.
+"""Select passes by name, and reject a selection in which one lacks the result of another.
 
 only propagate,decompose                 two passes
 stop after place-reductions              all up to it
@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
+from autograph_rewrite.diagnostics.faults import did_you_mean
 from autograph_rewrite.errors import PassError
-from autograph_rewrite.passes.pass_manager import Pass
-from autograph_rewrite.plan.faults import did_you_mean
+from autograph_rewrite.passes.base.pass_manager import Pass
 
 
 def select(

@@ -1,1 +1,1 @@
-"""What a user asks for (config) and what every worker does (plan): data to read, edit and check."""
+"""The plan: what all workers of a job agree on before they rewrite, as data to read, edit and check."""

@@ -1,4 +1,4 @@
-"""The plan: the one thing that all workers agree on, a frozen value with two file forms (.yaml and .pb).
+"""The plan: a frozen value that all workers agree on, with two file forms (.yaml and .pb).
 
 A builder makes the *request*: devices, placements, options. Propagation adds the *edges* that follow from it.
 Everything in it is data, so it can be reviewed, edited, shipped and compared.
@@ -16,13 +16,12 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
+from autograph_rewrite.diagnostics.faults import either, failure
+from autograph_rewrite.diagnostics.located_yaml import Located, Source, load_yaml, parse_yaml
 from autograph_rewrite.errors import PlanError
-from autograph_rewrite.plan import plan_pb2, tree, wire
-from autograph_rewrite.plan.devices import parse, process_of
-from autograph_rewrite.plan.faults import either, failure
-from autograph_rewrite.plan.located import Located, Source, load_yaml, parse_yaml
-from autograph_rewrite.plan.parts import (
-    SINGLE,
+from autograph_rewrite.ir.types.device_names import parse, process_of
+from autograph_rewrite.plan import plan_pb2, proto_form, yaml_form
+from autograph_rewrite.plan.parts.messages import (
     Axis,
     BatchInput,
     EdgePlan,
@@ -34,7 +33,7 @@ from autograph_rewrite.plan.parts import (
     Semantics,
     VariableRequest,
 )
-from autograph_rewrite.plan.shards import shard_name
+from autograph_rewrite.plan.parts.residence import OnServer, Residence, Sharded, residence_of, shard_name
 
 VERSION = 1
 
@@ -158,12 +157,17 @@ class Plan:
         return self._options.get(owner, self.default)
 
     @cached_property
+    def residences(self) -> dict[str, Residence]:
+        """Where each variable of a request lives, by name."""
+        return {request.name: residence_of(request) for request in self.variables}
+
+    @cached_property
     def homes(self) -> dict[str, str]:
         """The device of each variable, or shard of one, that lives on one, by name."""
-        homes = {request.name: request.servers[0] for request in self.variables if request.placement == SINGLE}
-        for request in self.variables:
-            if request.placement != SINGLE:
-                homes |= {shard_name(request.name, k): server for k, server in enumerate(request.servers)}
+        homes = {name: one.device for name, one in self.residences.items() if isinstance(one, OnServer)}
+        for name, one in self.residences.items():
+            if isinstance(one, Sharded):
+                homes |= {shard_name(name, k): server for k, server in enumerate(one.servers)}
         return homes
 
     @property
@@ -210,7 +214,13 @@ class Plan:
     def with_edges(
         self, edges: Iterable[EdgePlan], *, graph_digest: str | None = None, notes: Iterable[str] = ()
     ) -> Plan:
-        """This request, resolved: with the edges that follow from it on one graph."""
+        """This request, resolved: with the edges that follow from it on one graph.
+
+        Args:
+            edges: in the order of the plan.
+            graph_digest: of the graph that they are about; None: as it is.
+            notes: added to those that there are.
+        """
         digest = self.graph_digest if graph_digest is None else graph_digest
         return replace(self, edges=tuple(edges), graph_digest=digest, notes=(*self.notes, *notes))
 
@@ -226,7 +236,7 @@ class Plan:
     def to_proto(self) -> plan_pb2.Plan:
         """The message of plan.proto."""
         message = plan_pb2.Plan()
-        wire.fill(message, self)
+        proto_form.fill(message, self)
         return message
 
     @classmethod
@@ -252,11 +262,11 @@ class Plan:
             said.CopyFrom(known.default)
             said.MergeFrom(request.options)
             request.options.CopyFrom(said)
-        return replace(wire.read(cls, known), source=source)
+        return replace(proto_form.read(cls, known), source=source)
 
     def to_yaml(self) -> str:
         """The YAML form."""
-        return tree.dump(self.to_proto())
+        return yaml_form.dump(self.to_proto())
 
     @classmethod
     def from_yaml(cls, text: str, *, name: str = "plan") -> Plan:
@@ -301,7 +311,7 @@ class Plan:
     @classmethod
     def _parse(cls, located: Located) -> Plan:
         message = plan_pb2.Plan()
-        tree.parse(located, message)
+        yaml_form.parse(located, message)
         return cls.from_proto(message, source=located.source)
 
 

@@ -1,4 +1,4 @@
-"""From a configuration to a request: the part of a plan that holds before the graph has been looked into."""
+"""From a configuration to a request: the part of a plan that does not depend on the graph."""
 
 from __future__ import annotations
 
@@ -6,19 +6,24 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
+from autograph_rewrite.config.config import Config
+from autograph_rewrite.config.sections import Override, Pipeline
+from autograph_rewrite.diagnostics.faults import Fault, did_you_mean, raise_if_any
 from autograph_rewrite.errors import ConfigError
-from autograph_rewrite.plan import parts
-from autograph_rewrite.plan.config import Config
-from autograph_rewrite.plan.devices import canonical, on_task
-from autograph_rewrite.plan.faults import Fault, did_you_mean, raise_if_any
-from autograph_rewrite.plan.items import InputLike, ItemLike, graph_digest
-from autograph_rewrite.plan.own_passes import own_passes
+from autograph_rewrite.ir.types.device_names import canonical, on_task
+from autograph_rewrite.plan.parts import messages
+from autograph_rewrite.plan.parts.graph_digest import InputLike, ItemLike, graph_digest
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.plan.sections import Override, Pipeline
+from autograph_rewrite.plan.user_passes import own_passes
 
 
 def request(item: ItemLike, config: Config, *, strategy: str) -> Plan:
     """The request in which every variable is replicated and follows `config`: its overrides, else its strategy section.
+
+    Args:
+        item: what is to be rewritten.
+        config: the user's settings.
+        strategy: name that the plan is to carry.
 
     Raises:
         ConfigError: with every setting that this item does not have.
@@ -30,11 +35,11 @@ def request(item: ItemLike, config: Config, *, strategy: str) -> Plan:
         mode=config.mode,
         strategy=strategy,
         graph_digest=graph_digest(item.graph),
-        mesh=(parts.Axis("data", len(devices)),),
-        semantics=parts.Semantics(**config.semantics.model_dump()),
+        mesh=(messages.Axis("data", len(devices)),),
+        semantics=messages.Semantics(**config.semantics.model_dump()),
         timeout_seconds=config.timeout_seconds,
         batch_inputs=tuple(
-            parts.BatchInput(name, tensor.batch_axis, whole=_is_made_alike(item, tensor, config))
+            messages.BatchInput(name, tensor.batch_axis, whole=_is_made_alike(item, tensor, config))
             for name, tensor in item.inputs.items()
             if tensor.batch_axis is not None
         ),
@@ -48,14 +53,14 @@ def request(item: ItemLike, config: Config, *, strategy: str) -> Plan:
     return replace(plan, id=f"{strategy}-{plan.digest()[:12]}")
 
 
-def _micro(item: ItemLike, config: Config) -> parts.Micro | None:
+def _micro(item: ItemLike, config: Config) -> messages.Micro | None:
     if config.pipeline is not None:
         count = _microbatches(item, config, config.pipeline)
-        return parts.Micro(count, config.pipeline.layout, loop=config.pipeline.form == "loop")
+        return messages.Micro(count, config.pipeline.layout, loop=config.pipeline.form == "loop")
     if config.microbatches == 1:
         return None
     how = config.accumulation
-    return parts.Micro(config.microbatches, how.layout, how.uneven == "allow", how.form == "loop")
+    return messages.Micro(config.microbatches, how.layout, how.uneven == "allow", how.form == "loop")
 
 
 def _microbatches(item: ItemLike, config: Config, pipeline: Pipeline) -> int:
@@ -77,7 +82,7 @@ def _microbatches(item: ItemLike, config: Config, pipeline: Pipeline) -> int:
     return (batch or 0) // each
 
 
-def _pipeline(config: Config, replicas: int) -> parts.Pipeline | None:
+def _pipeline(config: Config, replicas: int) -> messages.Pipeline | None:
     section = config.pipeline
     if section is None:
         return None
@@ -90,7 +95,7 @@ def _pipeline(config: Config, replicas: int) -> parts.Pipeline | None:
     schedule = "one_f_one_b" if section.schedule == "1f1b" else section.schedule
     if section.form == "loop":
         schedule = "circular" if section.circular_repeat > 1 else "gpipe"
-    return parts.Pipeline(
+    return messages.Pipeline(
         section.chunks,
         devices if len(devices) > section.stages else devices * replicas,
         schedule,
@@ -100,9 +105,9 @@ def _pipeline(config: Config, replicas: int) -> parts.Pipeline | None:
     )
 
 
-def _remat(config: Config) -> parts.Remat | None:
+def _remat(config: Config) -> messages.Remat | None:
     section = config.remat
-    return None if section.policy == "none" else parts.Remat(section.policy, section.names, section.scopes)
+    return None if section.policy == "none" else messages.Remat(section.policy, section.names, section.scopes)
 
 
 def job_devices(config: Config) -> tuple[str, ...]:
@@ -139,10 +144,10 @@ def _is_made_alike(item: ItemLike, tensor: InputLike, config: Config) -> bool:
     return handle is not None and not handle.op.startswith("Placeholder")
 
 
-def default_options(config: Config) -> parts.Options:
+def default_options(config: Config) -> messages.Options:
     """What the strategy section says of every reduction."""
     section = config.strategy
-    return parts.Options("all_reduce", section.hint, section.compressor, section.bucket_bytes)
+    return messages.Options("all_reduce", section.hint, section.compressor, section.bucket_bytes)
 
 
 def override_of(variable: str, config: Config) -> Override | None:
@@ -150,17 +155,17 @@ def override_of(variable: str, config: Config) -> Override | None:
     return next((o for o in config.variables if re.fullmatch(o.match, variable)), None)
 
 
-def _variable_requests(item: ItemLike, config: Config) -> Iterator[parts.VariableRequest]:
+def _variable_requests(item: ItemLike, config: Config) -> Iterator[messages.VariableRequest]:
     """One for each variable that is trained, as far as one knows, or that an override names."""
     default = default_options(config)
     for name, variable in item.variables.items():
         override = override_of(name, config)
         if override is None and variable.trainable is False:
             continue
-        yield parts.VariableRequest(name, options=_overridden(default, override))
+        yield messages.VariableRequest(name, options=_overridden(default, override))
 
 
-def _overridden(options: parts.Options, override: Override | None) -> parts.Options:
+def _overridden(options: messages.Options, override: Override | None) -> messages.Options:
     if override is None:
         return options
     said = override.model_dump(include={"hint", "compressor", "bucket_bytes"}, exclude_none=True)

@@ -5,33 +5,28 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
+from autograph_rewrite.cluster.local_devices import with_local_devices
+from autograph_rewrite.cluster.membership import Membership
+from autograph_rewrite.compile import Job, compile_item, request
+from autograph_rewrite.config.config import ConfigLike
 from autograph_rewrite.errors import ConfigError, GraphError
-from autograph_rewrite.ir.quiet import no_garbage_collection
+from autograph_rewrite.ir.gc_pause import no_garbage_collection
+from autograph_rewrite.ir.types.device_names import parse
 from autograph_rewrite.item import GraphItem
-from autograph_rewrite.load.normal import normalise_original
-from autograph_rewrite.passes import coverage, pipeline
-from autograph_rewrite.passes.idle import with_idle_settings
-from autograph_rewrite.passes.place import needed_devices, run_devices
-from autograph_rewrite.plan import check
-from autograph_rewrite.plan.chosen import chosen
-from autograph_rewrite.plan.config import Config
-from autograph_rewrite.plan.devices import parse
-from autograph_rewrite.plan.items import graph_digest
-from autograph_rewrite.plan.membership import Membership, in_job
+from autograph_rewrite.normalize.normalize import normalise_original
+from autograph_rewrite.plan.parts.graph_digest import graph_digest
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.requires import tensorflow
-from autograph_rewrite.runtime.agreement import contents
-from autograph_rewrite.runtime.cluster import join
-from autograph_rewrite.runtime.devices import ensure_devices, present_devices
-from autograph_rewrite.runtime.function import DistributedFunction
-from autograph_rewrite.runtime.keras_job import KerasJob
-from autograph_rewrite.runtime.serve import serve
-from autograph_rewrite.runtime.served_step import stand_alone, with_proxies, without_servers, without_shards
-
-ConfigLike = Config | Mapping[str, Any] | str | Path
+from autograph_rewrite.plan.replica_devices import needed_devices, run_devices
+from autograph_rewrite.plan.selected import chosen
+from autograph_rewrite.resolve import coverage
+from autograph_rewrite.runtime.function.function import DistributedFunction
+from autograph_rewrite.runtime.function.session_step import stand_alone, with_proxies, without_servers, without_shards
+from autograph_rewrite.runtime.job.logical_devices import ensure_devices
+from autograph_rewrite.runtime.job.parameter_server import serve
+from autograph_rewrite.runtime.job.tf_server import join
+from autograph_rewrite.runtime.keras.multi_worker import KerasJob
 
 
 def distribute(
@@ -43,6 +38,13 @@ def distribute(
 ) -> Any:
     """Distribute a function or a compiled Keras model. See `api.distribute`.
 
+    Args:
+        target: a function or a compiled Keras model.
+        config: file, dict, `Config` or plan.
+        *specs: `tf.TensorSpec`s to trace a function for at once.
+        batch_inputs: axis of the examples by input; None: an input has none.
+        **named_specs: the same for keyword arguments.
+
     Raises:
         ConfigError: specs were given for a model.
         GraphError: the function or the model is distributed already.
@@ -50,7 +52,7 @@ def distribute(
     rewriter = Rewriter(config)
     ensure_devices(rewriter.devices)
     if _is_keras_model(target):
-        from autograph_rewrite.runtime.keras import distribute_keras
+        from autograph_rewrite.runtime.keras.model import distribute_keras
 
         if specs or named_specs:
             raise ConfigError(
@@ -77,51 +79,40 @@ class Rewriter:
 
     Attributes:
         devices: one per replica of this process.
-        member: its place in a job of several processes.
     """
 
     def __init__(self, config: ConfigLike | Plan | None) -> None:
-        given = chosen(config)
-        self._plan = given if isinstance(given, Plan) else None
-        self._config = given if isinstance(given, Config) else None
-        self.member: Membership | None = None
-        if self._config is not None:
-            self._config, self.member = in_job(self._config)
-        elif self._plan is not None and self._plan.workers > 1:
-            self.member = in_job(Config())[1]
-        if self.member is not None and not self.member.is_worker:
-            serve(self.member, given.timeout_seconds)
-        if self.member is not None:
-            join(self.member)
+        self._job = job = Job.of(chosen(config))
+        if job.member is not None and not job.member.is_worker:
+            serve(job.member, job.given.timeout_seconds)
+        if job.member is not None:
+            join(job.member)
+        if job.config is not None:
+            self._job = replace(job, given=with_local_devices(job.config))
         self.devices = self._own_devices()
 
+    @property
+    def member(self) -> Membership | None:
+        """The place of this process in a job of several; None where there is one only."""
+        return self._job.member
+
     def _own_devices(self) -> tuple[str, ...]:
-        if self._plan is not None:
-            needed = needed_devices if self._plan.stage_hosts else run_devices
-            return needed(self._plan, self._task)
-        assert self._config is not None
-        if self._config.devices is None:
-            logical = tensorflow().config.list_logical_devices if self.member is None else None
-            names = [device.name for device in logical()] if logical is not None else present_devices()
-            self._config = self._config.with_devices(names)
-        self._config.require_usable()
-        own = self._config.replica_devices()
-        return own if self._config.has_stages_on_hosts else _placed(own, self._config.mode)
+        given = self._job.given
+        if isinstance(given, Plan):
+            return (needed_devices if given.stage_hosts else run_devices)(given, self._job.task)
+        given.require_usable()
+        own = given.replica_devices()
+        return own if given.has_stages_on_hosts else _placed(own, given.mode)
 
     def keras_job(self, batch_inputs: Mapping[str, int | None] | None) -> KerasJob | None:
         """Return what this worker does differently with a model; None where there is only one process."""
         if self.member is None:
             return None
-        said = self._config or self._plan
-        assert said is not None
-        splits = self._config is None or self._config.input == "global"
-        has_stages = said.has_stages_on_hosts if isinstance(said, Config) else bool(said.stage_hosts)
+        given = self._job.given
+        splits = isinstance(given, Plan) or given.input == "global"
+        has_stages = bool(given.stage_hosts) if isinstance(given, Plan) else given.has_stages_on_hosts
         whole = ("train",) if has_stages else ()
-        return KerasJob(self.member, said.timeout_seconds, splits=splits, batch_inputs=batch_inputs, whole=whole)
-
-    @property
-    def _task(self) -> int:
-        return self.member.task if self.member is not None else 0
+        return KerasJob(self.member, given.timeout_seconds, splits=splits, batch_inputs=batch_inputs, whole=whole)
 
     def __call__(self, item: GraphItem, *, training: bool = True) -> GraphItem:
         """Return the distributed item.
@@ -129,34 +120,19 @@ class Rewriter:
         Raises:
             RewriteError: as `api.rewrite`.
         """
-        from autograph_rewrite.strategies import builder_for
-
         with no_garbage_collection():
             flat = normalise_original(item)
-            if self._plan is not None:
-                check.require(replace(self._plan, edges=()), flat)  # its edges are checked once the graph is analysed
-                plan = self._plan
-            else:
-                assert self._config is not None
-                plan = builder_for(self._config).build(flat, self._config)
-                check.require(plan, flat)
+            plan = request(flat, self._job.given)
             if self.member is not None:
                 plan = without_shards(plan)
-            if not training:
-                plan = plan.without_stages()
+            plan = plan if training else plan.without_stages()
             is_remote = bool(plan.homes or plan.stage_hosts) and self.member is not None
             if is_remote:
                 flat, plan = _served(flat, plan) if training else (flat, without_servers(plan))
-            common = contents(flat) if self.member is not None else b""
-            new = pipeline.rewrite(flat, plan, training=training, in_place=True, task=self._task)
-            if self._config is not None and training:
-                new = with_idle_settings(new, self._config, flat)
-            place = (self._config or plan).where("semantics", "min_coverage")
-            covered = replace(new.report.covered, place=place)
+            new = compile_item(flat, plan, self._job, training=training)
             if training and self.member is not None:  # of one process, once the first batch is there
-                coverage.require(covered)
-            report = replace(new.report, member=self.member, contents=common, covered=covered)
-            return new.with_(report=report, binding=item.binding if is_remote and training else new.binding)
+                coverage.require(new.report.covered)
+            return new.with_(binding=item.binding) if is_remote and training else new
 
 
 def _served(item: GraphItem, plan: Plan) -> tuple[GraphItem, Plan]:

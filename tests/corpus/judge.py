@@ -13,16 +13,16 @@ import numpy as np
 import tensorflow as tf
 
 import autograph_rewrite as ar
-from autograph_rewrite.ir.verify_expanded import check_expanded
-from autograph_rewrite.load.normal import normalise_original
-from autograph_rewrite.plan.lowerings import GATHERS
-from autograph_rewrite.runtime.check_report import Row, rows_of
-from autograph_rewrite.runtime.pin_seeds import pin
-from autograph_rewrite.runtime.unbind import unbind
+from autograph_rewrite.ir.verify.expanded import check_expanded
+from autograph_rewrite.normalize.normalize import normalise_original
+from autograph_rewrite.plan.parts.lowerings import Operation
+from autograph_rewrite.runtime.function.lift_captures import unbind
+from autograph_rewrite.runtime.verify.fixed_seeds import pin
+from autograph_rewrite.runtime.verify.report import Row, rows_of
 from tests.corpus import training
 from tests.corpus.configurations import Configuration
 from tests.corpus.program import Built, Program
-from tests.keras_floats import keras_floats
+from tests.support.keras_floats import keras_floats
 
 TOLERANCE = {"float64": 1e-9, "float32": 3e-5}
 SEED = 7
@@ -128,7 +128,7 @@ def judged(original: Original, configuration: Configuration) -> Line:
     line: Line = {
         "coverage": round(covered.share, 4) if covered.parts > 1 else None,
         "whole": covered.lines(3),
-        "gathers": sum(edge.lowering in GATHERS for edge in report.edges),
+        "gathers": sum(edge.lowered.does(Operation.GATHER) for edge in report.edges),
         "nodes": [report.nodes_before, report.nodes_after],
         "rewrite_seconds": round(seconds, 3),
     }

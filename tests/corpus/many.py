@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.corpus import worker
 from tests.corpus.program import Library
-from tests.supervised import NoAnswerError, Process
+from tests.support.supervised import NoAnswerError, Process
 
 LIMIT_SECONDS = 240.0
 START_SECONDS = 200.0

@@ -10,9 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 import autograph_rewrite as ar
-from autograph_rewrite.runtime.comparison import invent
-from autograph_rewrite.runtime.deviation import Deviation, deviation, epsilon
-from autograph_rewrite.runtime.trainee import Trainee
+from autograph_rewrite.runtime.verify.error_norm import Deviation, deviation, epsilon
+from autograph_rewrite.runtime.verify.side_by_side import invent
+from autograph_rewrite.runtime.verify.trained_graph import TrainedGraph
 
 Array = np.ndarray[Any, Any]
 Values = dict[str, list[Array]]
@@ -65,7 +65,7 @@ def train(
         ClusterError: a step hangs.
     """
     place = "initialisation"
-    with Trainee(item, TIMEOUT_SECONDS, _settings(optimised)) as trainee:
+    with TrainedGraph(item, TIMEOUT_SECONDS, _settings(optimised)) as trainee:
         try:
             trainee.initialise()
             rng = np.random.default_rng(1)
@@ -84,7 +84,7 @@ def train(
     return Run({f"variable {name}": copies for name, copies in made.items()}, begin, tuple(steps))
 
 
-def _copied(trainee: Trainee) -> Values:
+def _copied(trainee: TrainedGraph) -> Values:
     """Return all variables; what a session gives may be memory that later steps write to."""
     return {name: [np.array(value) for value in copies] for name, copies in trainee.read()}
 

@@ -10,7 +10,7 @@ import numpy as np
 import autograph_rewrite as ar
 from tests.fuzz.optimizers import KERAS, keras_optimizer
 from tests.fuzz.program import Program
-from tests.keras_floats import keras_floats
+from tests.support.keras_floats import keras_floats
 
 Results = dict[str, Any]
 

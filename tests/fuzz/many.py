@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.fuzz import worker
-from tests.supervised import NoAnswerError, Process
+from tests.support.supervised import NoAnswerError, Process
 
 LIMIT_SECONDS = 150.0
 START_SECONDS = 300.0

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 
+from autograph_rewrite.config.strategy_names import KNOWN
 from tests.zoo import FUNCTIONS, GRAPHS, MODELS, ZOO, Case, optimizers_for
 
 from .cover import pairwise
@@ -61,17 +62,7 @@ VARIABLES = ("mirrored", "shared")
 BATCHES = ("even", "prime", "few", "changing")
 OPEN_ONLY = ("few", "changing")  # a static batch cannot change, and one below the number of replicas is refused
 REDUCTIONS = ("mean", "sum")
-STRATEGIES = (
-    "PS",
-    "PSLoadBalancing",
-    "PartitionedPS",
-    "UnevenPartitionedPS",
-    "PartitionedAR",
-    "RandomAxisPartitionAR",
-    "Parallax",
-    "FSDP",
-    "Auto",
-)
+STRATEGIES = tuple(name for name in KNOWN if name not in ("AllReduce", "Pipeline"))
 
 
 def cases_pairwise() -> list[MatrixCase]:

@@ -5,11 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autograph_rewrite.analysis.dims import Dim, Sym
-from autograph_rewrite.analysis.fact import ANY, LOCAL, PARTIAL, REPLICATED, UNKNOWN, Fact, Placement, Shape, split
-from autograph_rewrite.analysis.rules import TABLE
+from autograph_rewrite.analysis.facts.placement import (
+    ANY,
+    LOCAL,
+    PARTIAL,
+    REPLICATED,
+    UNKNOWN,
+    Fact,
+    Placement,
+    Shape,
+    split,
+)
+from autograph_rewrite.analysis.facts.symbolic_dims import Dim, Sym
+from autograph_rewrite.analysis.rule_table import TABLE
 from autograph_rewrite.analysis.rules.base import Op, Placed, Semantics
-from autograph_rewrite.ir import dtypes
+from autograph_rewrite.ir.types import dtypes
 
 B = Sym(1, ("b",))
 WHOLE_BATCH = Sym(1, ("B",))

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from autograph_rewrite.analysis.answer import convert
-from autograph_rewrite.analysis.dims import Dim, Sym
-from autograph_rewrite.analysis.fact import LOCAL, PARTIAL, REPLICATED, Fact, Placement, Shape, split
-from autograph_rewrite.analysis.rules.base import LocalEntry, Op, Placed, Rule, Semantics, Slice, Want, whole
-from autograph_rewrite.analysis.rules.empty import REFUSES_EMPTY, UNDEFINED_WHEN_EMPTY
-from autograph_rewrite.ir.attrs import decode
-from autograph_rewrite.ir.opdefs import get_op
+from autograph_rewrite.analysis.facts.placement import LOCAL, PARTIAL, REPLICATED, Fact, Placement, Shape, split
+from autograph_rewrite.analysis.facts.symbolic_dims import Dim, Sym
+from autograph_rewrite.analysis.rules.base import LocalEntry, Op, Placed, Reshard, Rule, Semantics, Slice, whole
+from autograph_rewrite.analysis.rules.empty_blocks import REFUSES_EMPTY, UNDEFINED_WHEN_EMPTY
+from autograph_rewrite.analysis.transfer import convert
+from autograph_rewrite.ir.types.attrs import decode
+from autograph_rewrite.ir.types.opdefs import get_op
 from tests.rules.runner import number_of, number_of_input, run_once
 from tests.rules.sample import Draw, Elements, Known, Sample
 
@@ -204,21 +204,21 @@ def _counting(operand: Operand, block: int) -> np.ndarray:
     return np.asarray(flat, operand.value.dtype).reshape(operand.value.shape)
 
 
-def converted(operand: Operand, have: list[np.ndarray], want: Want, blocks: Sequence[int]) -> list[np.ndarray]:
+def converted(operand: Operand, have: list[np.ndarray], reshard: Reshard, blocks: Sequence[int]) -> list[np.ndarray]:
     """Return what each replica holds after a conversion."""
     value = operand.value
-    if isinstance(want, Slice):
-        return _cut(value, want.dim + operand.is_list, want.unit, blocks)
-    if isinstance(want, LocalEntry):
+    if isinstance(reshard, Slice):
+        return _cut(value, reshard.dim + operand.is_list, reshard.unit, blocks)
+    if isinstance(reshard, LocalEntry):
         changed = [array.copy() for array in have]
         for array, block in zip(changed, blocks, strict=True):
-            array[want.position] = evaluate(want.size, block, sum(blocks))
+            array[reshard.position] = evaluate(reshard.size, block, sum(blocks))
         return changed
-    if want == REPLICATED:
+    if reshard == REPLICATED:
         return [value] * len(blocks)
-    if want == PARTIAL:
+    if reshard == PARTIAL:
         return [value, *[np.zeros_like(value)] * (len(blocks) - 1)]
-    return instances(operand, want, blocks)
+    return instances(operand, reshard, blocks)
 
 
 def evaluate(dim: Dim, block: int, batch: int) -> int | None:
@@ -257,7 +257,7 @@ def check(
     assert len(placed.outputs) == len(expected), "a placement per output"
     after = n._replace(
         inputs=tuple(
-            convert(fact, placed.wants[i], n.semantics.batch) if i in placed.wants else fact
+            convert(fact, placed.operand_reshards[i], n.semantics.batch) if i in placed.operand_reshards else fact
             for i, fact in enumerate(n.inputs)
         )
     )
@@ -265,8 +265,8 @@ def check(
     if placed.decompose:
         return True
     held = [instances(o, p, case.blocks) for o, p in zip(case.operands, placements, strict=True)]
-    for i, want in placed.wants.items():
-        held[i] = converted(case.operands[i], held[i], want, case.blocks)
+    for i, reshard in placed.operand_reshards.items():
+        held[i] = converted(case.operands[i], held[i], reshard, case.blocks)
     results = [
         _run_block(case, after, placed, [_typed(h[k], o) for h, o in zip(held, case.operands, strict=True)])
         for k in range(len(case.blocks))
@@ -310,7 +310,7 @@ def check_settled(rule: Rule, after: Op, placed: Placed) -> None:
     again = rule.place(after)
     assert again is not None, "no answer for converted inputs"
     assert again.outputs == placed.outputs, f"converted inputs give {again.outputs}, not {placed.outputs}"
-    wanted = {i: w for i, w in again.wants.items() if w != PARTIAL and not isinstance(w, LocalEntry)}
+    wanted = {i: w for i, w in again.operand_reshards.items() if w != PARTIAL and not isinstance(w, LocalEntry)}
     assert not wanted, f"converted inputs still want {wanted}"
 
 

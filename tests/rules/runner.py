@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from autograph_rewrite.ir import dtypes
-from autograph_rewrite.ir.attrs import decode, encode
-from autograph_rewrite.ir.opdefs import get_op, signature
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.attrs import decode, encode
+from autograph_rewrite.ir.types.opdefs import get_op, signature
 from tests.rules.sample import Elements
 
 

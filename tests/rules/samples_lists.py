@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from autograph_rewrite.analysis.rules.random import PARAMETERS
+from autograph_rewrite.analysis.rules.arrays.random import PARAMETERS
 from tests.rules.sample import Draw, Make, Sample, Sizes, elements, known
 
 ELEMENT = {"element_dtype": 2}

@@ -231,6 +231,6 @@ SAMPLES = [*ENSURED, *REDUCTIONS, *CONTRACTIONS, *LAYOUT, *PIECES, *STRIDED]
 
 MEASURES = "the engine reads it off the facts: see the tests of propagation"
 NOT_RUN = {
-    "BroadcastGradientArgs": "it reads shapes and names dimensions: tests/test_open_dimensions.py trains with it",
+    "BroadcastGradientArgs": "it reads shapes and names dimensions (see tests/analysis/test_open_dimensions.py)",
     "Shape": MEASURES, "ShapeN": MEASURES, "Size": MEASURES, "Rank": MEASURES,
 }  # fmt: skip

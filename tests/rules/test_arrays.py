@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autograph_rewrite.analysis.fact import Fact, Placement
-from autograph_rewrite.analysis.rules.arrays import element
+from autograph_rewrite.analysis.facts.placement import Fact, Placement
 from autograph_rewrite.analysis.rules.base import LocalEntry
+from autograph_rewrite.analysis.rules.state.tensor_arrays import element
 from tests.rules.facts import ANY, PARTIAL, REPLICATED, B, fact, node, placed, split
 from tests.rules.harness import Operand, converted, instances, together
 
@@ -77,7 +77,7 @@ def claims(write: str, read: str, value: Fact) -> tuple[Any, Placement]:
     cells = {0: element(write, value)}
     readers = (handle, INDICES, FLOW) if read in ("TensorArrayGatherV3", "TensorArrayReadV3") else (handle, FLOW)
     outputs = placed(node(read, *readers, outputs=2 if "Concat" in read else 1, cells=cells)).outputs
-    return answer.wants.get(index), outputs[0]
+    return answer.operand_reshards.get(index), outputs[0]
 
 
 @pytest.mark.parametrize(("program", "write", "read"), PROGRAMS)
@@ -92,14 +92,14 @@ def test_an_array_per_replica_gives_what_one_array_gives(
     if write == "TensorArraySplitV3" and placement == split(0):
         pytest.skip("the lengths are those of two rows")
     sizes = tuple(B if placement == split(d) else n for d, n in enumerate(shape))
-    want, after = claims(write, read, fact(placement, *sizes))
+    reshard, after = claims(write, read, fact(placement, *sizes))
     operand = Operand(value, tuple(int(placement == split(d)) for d in range(2)))
     held = instances(operand, placement, BLOCKS)
-    if want is not None:
-        assert not isinstance(want, LocalEntry)
-        held = converted(operand, held, want, BLOCKS)
+    if reshard is not None:
+        assert not isinstance(reshard, LocalEntry)
+        held = converted(operand, held, reshard, BLOCKS)
     if write == "TensorArrayScatterV3" and placement == split(0):
-        assert want == REPLICATED
+        assert reshard == REPLICATED
         return
     found = together([execute(program, part) for part in held], after)
     np.testing.assert_allclose(found, execute(program, value), rtol=1e-12)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from autograph_rewrite.analysis.dims import Sym
-from autograph_rewrite.analysis.fact import Fact, Placement
-from autograph_rewrite.analysis.rules import TABLE
-from autograph_rewrite.analysis.rules.arrays import element
-from autograph_rewrite.analysis.rules.base import LocalEntry, Slice, Want, whole
-from autograph_rewrite.analysis.rules.joining import join
+from autograph_rewrite.analysis.facts.placement import Fact, Placement
+from autograph_rewrite.analysis.facts.symbolic_dims import Sym
+from autograph_rewrite.analysis.rule_table import TABLE
+from autograph_rewrite.analysis.rules.base import LocalEntry, Reshard, Slice, whole
+from autograph_rewrite.analysis.rules.join import join
+from autograph_rewrite.analysis.rules.state.tensor_arrays import element
 from tests.rules.facts import ANY, LOCAL, PARTIAL, REPLICATED, B, fact, node, placed, sizes, split
 
 BLOCKS = fact(split(0), B, 3)
@@ -34,9 +34,9 @@ def test_what_has_no_blocks_makes_its_list_whole(rows: int | None) -> None:
 
 
 def test_a_new_list_is_empty_and_zero() -> None:
-    answer = placed(node("TensorListReserve", sizes(-1, 3), sizes(4)))
-    assert answer.outputs == (ANY,)
-    assert answer.zero == (True,)
+    transferred = placed(node("TensorListReserve", sizes(-1, 3), sizes(4)))
+    assert transferred.outputs == (ANY,)
+    assert transferred.zero == (True,)
 
 
 def test_a_list_whose_element_shape_counts_a_block_is_split_from_the_start() -> None:
@@ -44,7 +44,7 @@ def test_a_list_whose_element_shape_counts_a_block_is_split_from_the_start() -> 
 
 
 @pytest.mark.parametrize(
-    ("container", "item", "want"),
+    ("container", "item", "reshard"),
     [
         (BLOCKS, WHOLE, Slice(0, 1)),
         (WHOLE, BLOCKS, REPLICATED),
@@ -53,10 +53,10 @@ def test_a_list_whose_element_shape_counts_a_block_is_split_from_the_start() -> 
         (BLOCKS, fact(split(1), ROWS, B), Slice(0, 1)),
     ],
 )
-def test_what_is_put_into_a_list_follows_its_elements(container: Fact, item: Fact, want: Want) -> None:
-    answer = placed(node("TensorListPushBack", container, item))
-    assert answer.outputs == (container.placement,)
-    assert dict(answer.wants) == {1: want}
+def test_what_is_put_into_a_list_follows_its_elements(container: Fact, item: Fact, reshard: Reshard) -> None:
+    transferred = placed(node("TensorListPushBack", container, item))
+    assert transferred.outputs == (container.placement,)
+    assert dict(transferred.operand_reshards) == {1: reshard}
 
 
 def test_a_list_of_equal_sizes_keeps_them() -> None:
@@ -73,11 +73,11 @@ def test_a_list_of_equal_sizes_keeps_them() -> None:
 
 def test_a_list_of_other_sizes_or_of_zeros_makes_them_whole() -> None:
     for container in (fact(ANY, zero=True), sizes(5, 3), WHOLE):
-        answer = placed(node("TensorListPushBack", container, sizes(B, 3)))
-        assert answer.outputs == (REPLICATED,)
-        assert dict(answer.wants) == {1: REPLICATED}
+        transferred = placed(node("TensorListPushBack", container, sizes(B, 3)))
+        assert transferred.outputs == (REPLICATED,)
+        assert dict(transferred.operand_reshards) == {1: REPLICATED}
     n = node("TensorListSetItem", fact(ANY), INDEX, sizes(B, 3))
-    assert dict(placed(n).wants) == {2: REPLICATED}
+    assert dict(placed(n).operand_reshards) == {2: REPLICATED}
 
 
 def test_the_element_shape_of_a_list_of_blocks_is_a_size() -> None:
@@ -88,14 +88,14 @@ def test_the_element_shape_of_a_list_of_blocks_is_a_size() -> None:
 
 
 def test_reading_an_empty_list_gives_zeros() -> None:
-    answer = placed(node("TensorListGetItem", fact(ANY), INDEX, sizes(4, 3)))
-    assert answer.outputs == (REPLICATED,)
+    transferred = placed(node("TensorListGetItem", fact(ANY), INDEX, sizes(4, 3)))
+    assert transferred.outputs == (REPLICATED,)
     assert placed(node("TensorListGetItem", fact(ANY, zero=True), INDEX, sizes(4, 3))).zero == (True,)
 
 
 def test_a_static_element_shape_becomes_that_of_a_block() -> None:
-    answer = placed(node("TensorListGetItem", BLOCKS, INDEX, sizes(6, 3)))
-    assert dict(answer.wants) == {2: LocalEntry(0, B)}
+    transferred = placed(node("TensorListGetItem", BLOCKS, INDEX, sizes(6, 3)))
+    assert dict(transferred.operand_reshards) == {2: LocalEntry(0, B)}
 
 
 def test_stacking_adds_a_dimension_before_the_split_one() -> None:
@@ -107,9 +107,9 @@ def test_stacking_adds_a_dimension_before_the_split_one() -> None:
 
 
 def test_a_list_of_the_examples_of_a_batch_is_whole() -> None:
-    answer = placed(node("TensorListFromTensor", BLOCKS, sizes(-1)))
-    assert answer.outputs == (REPLICATED,)
-    assert answer.wants[0] == REPLICATED
+    transferred = placed(node("TensorListFromTensor", BLOCKS, sizes(-1)))
+    assert transferred.outputs == (REPLICATED,)
+    assert transferred.operand_reshards[0] == REPLICATED
 
 
 WRITES = [
@@ -121,30 +121,30 @@ WRITES = [
 
 @pytest.mark.parametrize(("op", "inputs", "elements"), WRITES)
 def test_a_write_says_what_its_array_holds(op: str, inputs: tuple[Fact, ...], elements: Placement) -> None:
-    answer = placed(node(op, *inputs))
-    assert answer.holds is not None
-    assert answer.holds[0] == 0
-    assert element(op, inputs[answer.holds[1]]).placement == elements
-    assert answer.outputs == (PARTIAL,), "each replica has its own array, so its own flow"
-    assert dict(answer.wants) == {}
+    transferred = placed(node(op, *inputs))
+    assert transferred.holds is not None
+    assert transferred.holds[0] == 0
+    assert element(op, inputs[transferred.holds[1]]).placement == elements
+    assert transferred.outputs == (PARTIAL,), "each replica has its own array, so its own flow"
+    assert dict(transferred.operand_reshards) == {}
 
 
 def test_a_write_converts_its_value_to_what_the_array_holds() -> None:
     n = node("TensorArrayWriteV3", HANDLE, INDEX, WHOLE, FLOW, cells={0: BLOCKS})
-    assert dict(placed(n).wants) == {2: Slice(0, 1)}
+    assert dict(placed(n).operand_reshards) == {2: Slice(0, 1)}
     n = node("TensorArrayWriteV3", HANDLE, INDEX, BLOCKS, FLOW, cells={0: WHOLE})
-    assert dict(placed(n).wants) == {2: REPLICATED}
+    assert dict(placed(n).operand_reshards) == {2: REPLICATED}
     stacked = fact(REPLICATED, 2, ROWS, 3)
     n = node("TensorArrayScatterV3", HANDLE, sizes(0, 1), stacked, FLOW, cells={0: BLOCKS})
-    assert dict(placed(n).wants) == {2: Slice(1, 1)}
+    assert dict(placed(n).operand_reshards) == {2: Slice(1, 1)}
 
 
 def test_unstacking_the_batch_makes_the_array_whole() -> None:
     n = node("TensorArrayScatterV3", HANDLE, fact(REPLICATED, None), BLOCKS, FLOW)
-    answer = placed(n)
+    transferred = placed(n)
     assert element(n.op, BLOCKS).placement == REPLICATED
-    assert dict(answer.wants) == {2: REPLICATED}
-    assert answer.outputs == (REPLICATED,)
+    assert dict(transferred.operand_reshards) == {2: REPLICATED}
+    assert transferred.outputs == (REPLICATED,)
 
 
 def test_a_read_gives_what_the_array_holds() -> None:
@@ -158,9 +158,9 @@ def test_a_read_gives_what_the_array_holds() -> None:
 
 
 def test_an_array_that_holds_nothing_yet_reads_as_zeros() -> None:
-    answer = placed(node("TensorArrayReadV3", HANDLE, INDEX, FLOW))
-    assert answer.outputs == (REPLICATED,)
-    assert answer.zero == (True,)
+    transferred = placed(node("TensorArrayReadV3", HANDLE, INDEX, FLOW))
+    assert transferred.outputs == (REPLICATED,)
+    assert transferred.zero == (True,)
 
 
 def test_all_writes_of_an_array_are_joined() -> None:
@@ -179,9 +179,9 @@ def test_a_stack_passes_on_what_is_pushed_and_gives_it_back() -> None:
 
 def test_lengths_are_the_same_everywhere() -> None:
     for op in ("TensorListLength", "TensorArraySizeV3"):
-        answer = placed(node(op, BLOCKS, FLOW))
-        assert answer.outputs == (REPLICATED,)
-        assert dict(answer.wants) == {}
+        transferred = placed(node(op, BLOCKS, FLOW))
+        assert transferred.outputs == (REPLICATED,)
+        assert dict(transferred.operand_reshards) == {}
 
 
 def test_elements_put_end_to_end_make_their_array_whole() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from autograph_rewrite.analysis.dims import Sym
-from autograph_rewrite.analysis.fact import Fact, Placement
-from autograph_rewrite.analysis.rules import TABLE
-from autograph_rewrite.analysis.rules.base import Op, Slice, Want
+from autograph_rewrite.analysis.facts.placement import Fact, Placement
+from autograph_rewrite.analysis.facts.symbolic_dims import Sym
+from autograph_rewrite.analysis.rule_table import TABLE
+from autograph_rewrite.analysis.rules.base import Op, Reshard, Slice
 from tests.rules.facts import ANY, PARTIAL, REPLICATED, UNKNOWN, B, fact, node, placed, sizes, split
 
 BLOCKS = fact(split(0), B, 3)
@@ -23,7 +23,7 @@ def merge(*inputs: Fact) -> Op:
 
 
 @pytest.mark.parametrize(
-    ("left", "right", "joined", "wants"),
+    ("left", "right", "joined", "operand_reshards"),
     [
         (WHOLE, WHOLE, REPLICATED, {}),
         (BLOCKS, BLOCKS, split(0), {}),
@@ -48,10 +48,12 @@ def merge(*inputs: Fact) -> Op:
         (WHOLE, fact(split(0), None, 3), REPLICATED, {1: REPLICATED}),
     ],
 )
-def test_a_merge_joins_placements(left: Fact, right: Fact, joined: Placement, wants: dict[int, Want]) -> None:
-    answer = placed(merge(left, right))
-    assert answer.outputs == (joined, REPLICATED)
-    assert dict(answer.wants) == wants
+def test_a_merge_joins_placements(
+    left: Fact, right: Fact, joined: Placement, operand_reshards: dict[int, Reshard]
+) -> None:
+    transferred = placed(merge(left, right))
+    assert transferred.outputs == (joined, REPLICATED)
+    assert dict(transferred.operand_reshards) == operand_reshards
 
 
 def test_a_merge_of_equal_sizes_stays_a_size() -> None:
@@ -76,9 +78,9 @@ def test_zeros_on_all_paths_are_zeros() -> None:
 
 
 def test_a_switch_keeps_the_placement_and_wants_a_whole_predicate() -> None:
-    answer = placed(node("Switch", BLOCKS, fact(split(0), B), outputs=2))
-    assert answer.outputs == (split(0), split(0))
-    assert dict(answer.wants) == {1: REPLICATED}
+    transferred = placed(node("Switch", BLOCKS, fact(split(0), B), outputs=2))
+    assert transferred.outputs == (split(0), split(0))
+    assert dict(transferred.operand_reshards) == {1: REPLICATED}
 
 
 @pytest.mark.parametrize("op", ["Enter", "NextIteration", "Exit", "Switch"])
@@ -86,7 +88,7 @@ def test_a_size_stays_one_around_a_loop_that_does_not_change_it(op: str) -> None
     rule = TABLE[op]
     n = node(op, sizes(B), fact(REPLICATED), outputs=1 + (op == "Switch"))
     assert rule.value is not None
-    assert dict(placed(n).wants) == {}
+    assert dict(placed(n).operand_reshards) == {}
     assert rule.value(n)[0] == (B,)  # type: ignore[index]
 
 
@@ -112,4 +114,4 @@ def test_a_loop_carries_placements_around(op: str, value: Fact) -> None:
 
 
 def test_a_loop_condition_is_the_same_everywhere() -> None:
-    assert dict(placed(node("LoopCond", fact(PARTIAL))).wants) == {0: REPLICATED}
+    assert dict(placed(node("LoopCond", fact(PARTIAL))).operand_reshards) == {0: REPLICATED}

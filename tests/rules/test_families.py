@@ -6,13 +6,13 @@ import itertools
 
 import pytest
 
-from autograph_rewrite.analysis.dims import Sym
-from autograph_rewrite.analysis.fact import Fact
-from autograph_rewrite.analysis.rules import TABLE
+from autograph_rewrite.analysis.facts.placement import Fact
+from autograph_rewrite.analysis.facts.symbolic_dims import Sym
+from autograph_rewrite.analysis.rule_table import TABLE
 from autograph_rewrite.analysis.rules.base import LocalEntry, Semantics, Slice, whole
-from autograph_rewrite.analysis.rules.normalisation import BLOCK_STATISTICS
+from autograph_rewrite.analysis.rules.nn.normalization import BLOCK_STATISTICS
 from autograph_rewrite.analysis.rules.signature import Signature, place, shapes
-from autograph_rewrite.ir import dtypes
+from autograph_rewrite.ir.types import dtypes
 from tests.rules.facts import PARTIAL, REPLICATED, B, fact, node, placed, sizes, split
 
 IMAGES = fact(split(0), B, 4, 4, 3)
@@ -22,12 +22,12 @@ HANDLE = Fact(REPLICATED, dtypes.RESOURCE, (50, 8))
 
 def test_an_update_reads_the_whole_gradient() -> None:
     n = node("ResourceApplyAdam", HANDLE, HANDLE, HANDLE, *[fact(REPLICATED)] * 6, fact(PARTIAL, 50, 8), outputs=0)
-    assert dict(placed(n).wants) == {9: REPLICATED}
+    assert dict(placed(n).operand_reshards) == {9: REPLICATED}
 
 
 def test_a_sparse_update_gathers_indices_and_values() -> None:
     n = node("ResourceScatterAdd", HANDLE, fact(split(0), B), fact(split(0), B, 8), outputs=0)
-    assert dict(placed(n).wants) == {1: REPLICATED, 2: REPLICATED}
+    assert dict(placed(n).operand_reshards) == {1: REPLICATED, 2: REPLICATED}
 
 
 def test_a_read_has_the_shape_of_its_variable() -> None:
@@ -76,9 +76,9 @@ def test_a_sparse_gradient_made_dense_is_partial() -> None:
 @pytest.mark.parametrize("op", ["RandomUniform", "RandomStandardNormal", "TruncatedNormal", "StatelessRandomUniformV2"])
 def test_exact_randomness_is_drawn_once(op: str) -> None:
     assert TABLE[op].pinned
-    answer = placed(node(op, sizes(B, 3)))
-    assert answer.outputs == (REPLICATED,)
-    assert dict(answer.wants) == {0: REPLICATED}
+    transferred = placed(node(op, sizes(B, 3)))
+    assert transferred.outputs == (REPLICATED,)
+    assert dict(transferred.operand_reshards) == {0: REPLICATED}
 
 
 def test_independent_randomness_is_drawn_by_block() -> None:
@@ -110,7 +110,7 @@ def test_batch_normalisation_of_blocks_gives_contributions_to_the_statistics() -
     inputs = (IMAGES, IMAGES, VECTOR, statistics, statistics, statistics)
     n = node("FusedBatchNormGradV3", *inputs, outputs=5, attrs=attrs)
     assert placed(n).outputs == (split(0), PARTIAL, PARTIAL, REPLICATED, REPLICATED)
-    assert dict(placed(n).wants) == {}
+    assert dict(placed(n).operand_reshards) == {}
 
 
 def test_batch_normalisation_of_a_batch_that_is_not_split_is_left_alone() -> None:
@@ -120,7 +120,7 @@ def test_batch_normalisation_of_a_batch_that_is_not_split_is_left_alone() -> Non
 
 def test_a_convolution_gradient_rewrites_a_constant_input_shape() -> None:
     n = node("Conv2DBackpropInput", sizes(6, 4, 4, 3), fact(REPLICATED, 2, 2, 3, 2), fact(split(0), B, 4, 4, 2))
-    assert dict(placed(n).wants) == {0: LocalEntry(0, B)}
+    assert dict(placed(n).operand_reshards) == {0: LocalEntry(0, B)}
 
 
 @pytest.mark.parametrize("op", ["SpaceToBatchND", "BatchToSpaceND", "CropAndResize", "CTCLoss", "Unique", "Where"])
@@ -134,7 +134,7 @@ ROWS = Signature((("n", "c"), ("n", "")), (("n", "c"),), frozenset("c"), linear=
 
 def test_a_whole_operand_is_sliced_to_its_peer_s_rows() -> None:
     n = node("X", fact(split(0), B, 3), fact(REPLICATED, None, 2))
-    assert dict(place(n, ROWS).wants) == {1: Slice(0, 1)}
+    assert dict(place(n, ROWS).operand_reshards) == {1: Slice(0, 1)}
 
 
 def test_blocks_of_unknown_size_are_not_taken_for_aligned() -> None:
@@ -144,7 +144,7 @@ def test_blocks_of_unknown_size_are_not_taken_for_aligned() -> None:
 
 def test_an_operand_split_along_another_dimension_is_cut_anew() -> None:
     n = node("X", fact(split(0), B, 3), fact(split(1), 6, B))
-    assert dict(place(n, ROWS).wants) == {1: Slice(0, 1)}
+    assert dict(place(n, ROWS).operand_reshards) == {1: Slice(0, 1)}
 
 
 def test_sums_pass_only_where_the_op_is_linear_and_nothing_else_is_a_sum() -> None:
@@ -170,8 +170,8 @@ def test_shapes_come_from_the_labels() -> None:
 def test_an_operand_of_unknown_size_is_not_cut_where_it_may_stretch(op: str, attrs: dict[str, bytes]) -> None:
     blocks = fact(split(0), B, 2, 3)
     known, single = fact(REPLICATED, Sym(1, ("B",)), 3, 4), fact(REPLICATED, 1, 3, 4)
-    assert dict(placed(node(op, blocks, known, attrs=attrs)).wants) == {1: Slice(0, 1)}
-    assert dict(placed(node(op, blocks, single, attrs=attrs)).wants) == {}
+    assert dict(placed(node(op, blocks, known, attrs=attrs)).operand_reshards) == {1: Slice(0, 1)}
+    assert dict(placed(node(op, blocks, single, attrs=attrs)).operand_reshards) == {}
     for rows in (None, 7):  # of an open batch, which may have one example
         n = node(op, blocks, fact(REPLICATED, rows, 3, 4), attrs=attrs)
         assert placed(n) == whole(n)
@@ -179,6 +179,8 @@ def test_an_operand_of_unknown_size_is_not_cut_where_it_may_stretch(op: str, att
 
 def test_a_dimension_that_must_match_is_cut_though_its_size_is_unknown() -> None:
     blocks, unknown = fact(split(0), B, 3), fact(REPLICATED, None, 4)
-    assert dict(placed(node("MatMul", blocks, unknown, attrs={"transpose_a": True})).wants) == {1: Slice(0, 1)}
+    assert dict(placed(node("MatMul", blocks, unknown, attrs={"transpose_a": True})).operand_reshards) == {
+        1: Slice(0, 1)
+    }
     n = node("Einsum", blocks, unknown, attrs={"equation": b"bi,bj->ij"})
-    assert dict(placed(n).wants) == {1: Slice(0, 1)}
+    assert dict(placed(n).operand_reshards) == {1: Slice(0, 1)}

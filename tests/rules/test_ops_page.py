@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from autograph_rewrite.analysis.rules import TABLE
+from autograph_rewrite.analysis.rule_table import TABLE
 from autograph_rewrite.analysis.rules.signature import Signature
-from autograph_rewrite.tools.list_ops import describe, render, spell
+from autograph_rewrite.tools.dev.list_ops import describe, render, spell
+from tests.support.paths import ROOT
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "ops.md"
+PAGE = ROOT / "docs" / "ops.md"
 
 
 def test_the_page_is_current() -> None:
-    assert PAGE.read_text(encoding="utf-8") == render(), "run python -m autograph_rewrite.tools.list_ops"
+    assert PAGE.read_text(encoding="utf-8") == render(), "run python -m autograph_rewrite.tools.dev.list_ops"
 
 
 @pytest.mark.parametrize("op", sorted(TABLE))

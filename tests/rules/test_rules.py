@@ -7,11 +7,11 @@ import itertools
 import numpy as np
 import pytest
 
-from autograph_rewrite.analysis.dims import Sym
-from autograph_rewrite.analysis.fact import LOCAL, PARTIAL, REPLICATED, Fact, split
-from autograph_rewrite.analysis.rules import TABLE, merge
+from autograph_rewrite.analysis.facts.placement import LOCAL, PARTIAL, REPLICATED, Fact, split
+from autograph_rewrite.analysis.facts.symbolic_dims import Sym
+from autograph_rewrite.analysis.rule_table import TABLE, families, merge
 from autograph_rewrite.analysis.rules.base import Op, Placed, Rule, Semantics, whole
-from autograph_rewrite.ir.opdefs import find_op
+from autograph_rewrite.ir.types.opdefs import find_op
 from tests.rules.harness import BLOCKINGS, check, combinations, make_case, with_zeros
 from tests.rules.runner import run
 from tests.rules.sample import Sample
@@ -48,7 +48,9 @@ def test_an_op_on_blocks_gives_what_it_gives_on_the_whole(sample: Sample) -> Non
 
 
 ZERO_AWARE = [
-    i for i, sample in enumerate(SAMPLES) if TABLE[sample.op].family in ("elementwise", "layout", "pieces", "lists")
+    i
+    for i, sample in enumerate(SAMPLES)
+    if TABLE[sample.op].family in families("elementwise", "layout", "concat_split", "tensor_lists")
 ]
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from autograph_rewrite.ir import dtypes, resources
+from autograph_rewrite.ir import variable_ops
 from autograph_rewrite.ir.graph import Node, Select, Span, Value
-from autograph_rewrite.ir.walk import ancestors, descendants
+from autograph_rewrite.ir.op_traits import writes_variable
+from autograph_rewrite.ir.traversal import ancestors, descendants
+from autograph_rewrite.ir.types import dtypes
 from tests.seeded_mistakes.bench import Bench, Kind, each, set_each
 
 
@@ -152,7 +154,7 @@ def gradients_swapped(bench: Bench) -> str:
         for a in updates
         for b in updates
         if a.name < b.name and a.op == b.op and a.span is b.span and shapes[a] == shapes[b] != ()
-        and resources.source(a.inputs[0]) is not resources.source(b.inputs[0])
+        and variable_ops.handle_node(a.inputs[0]) is not variable_ops.handle_node(b.inputs[0])
     ]  # fmt: skip
     one, other = bench.pick(found)
     index = bench.pick(
@@ -168,7 +170,7 @@ def gradients_swapped(bench: Bench) -> str:
 
 
 def _shape(node: Node) -> tuple[int, ...]:
-    shape = resources.source(node.inputs[0]).attr("shape")
+    shape = variable_ops.handle_node(node.inputs[0]).attr("shape")
     return tuple(shape or ())
 
 
@@ -200,12 +202,12 @@ def slots_swapped(bench: Bench) -> str:
 def other_variable_read(bench: Bench) -> str:
     """A read is of another variable, or shard, of the same shape."""
     reads = [node for found in bench.reads().values() for node in found]
-    handles = [resources.source(node.inputs[0]) for node in reads]
+    handles = [variable_ops.handle_node(node.inputs[0]) for node in reads]
     found = [
         (read, handle)
         for read in reads
         for handle in handles
-        if handle is not read.inputs[0].node is resources.source(read.inputs[0])
+        if handle is not read.inputs[0].node is variable_ops.handle_node(read.inputs[0])
         and handle.attr("shape") == read.inputs[0].node.attr("shape")
         and handle.attr("dtype") == read.inputs[0].node.attr("dtype")
         and handle.span is read.inputs[0].node.span
@@ -299,7 +301,7 @@ def order_lost(bench: Bench) -> str:
     found = []
     for nodes in accesses.values():
         for node in nodes:
-            if resources.writes(node.op) or any(resources.writes(c.op) for c in ancestors(node.controls)):
+            if writes_variable(node.op) or any(writes_variable(c.op) for c in ancestors(node.controls)):
                 found += [(node, control) for control in node.controls]
     node, control = bench.pick(sorted(found, key=lambda pair: (pair[0].name, pair[1].name)))
     node.remove_control(control)

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.ir import dtypes, resources
-from autograph_rewrite.ir.attrs import decode, encode
+from autograph_rewrite.ir import variable_ops
 from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Select, Span, Use, Value
-from autograph_rewrite.ir.resources import READS
-from autograph_rewrite.ir.walk import ancestors, descendants, topological_order
+from autograph_rewrite.ir.op_traits import READS
+from autograph_rewrite.ir.traversal import ancestors, descendants, topological_order
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.attrs import decode, encode
 from autograph_rewrite.item import GraphItem
 
 REDUCES = frozenset(("CollectiveReduceV2", "AddN"))
@@ -68,14 +69,14 @@ class Bench:
 
     def updates(self) -> dict[Node, list[Node]]:
         """Return the updates of the step by the variable's handle."""
-        return resources.updates(self.order)
+        return variable_ops.updates(self.order)
 
     def reads(self) -> dict[Node, list[Node]]:
         """Return the reads of the step by the variable's handle."""
         found: dict[Node, list[Node]] = {}
         for node in self.order:
             if node.op in READS:
-                found.setdefault(resources.source(node.inputs[0]), []).append(node)
+                found.setdefault(variable_ops.handle_node(node.inputs[0]), []).append(node)
         return found
 
     def uses(self, value: Value) -> list[Use]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.graph import Node, PerInstance, Select, Span, Value
+from autograph_rewrite.ir.types import dtypes
 from tests.seeded_mistakes.bench import Bench, Kind, each, is_float, set_each
 
 BLOCKS = frozenset(("StridedSlice", "GatherV2", "Slice"))

@@ -11,14 +11,14 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from autograph_rewrite import GraphItem
-from autograph_rewrite.load.normal import normalise
-from autograph_rewrite.plan.config import Config
+from autograph_rewrite.config.config import Config
+from autograph_rewrite.normalize.normalize import normalise
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.strategies import builder_for
 from tests.seeded_mistakes.programs import PROGRAMS
-from tests.staged import MODELS as STAGED
-from tests.staged import feed as staged_feed
-from tests.staged import staged_item
+from tests.support.staged import MODELS as STAGED
+from tests.support.staged import feed as staged_feed
+from tests.support.staged import staged_item
 from tests.zoo import GRAPHS, ZOO, Built, Options
 
 SIZES = (7, 5)  # rows in each of two steps: uneven over 2 and 3 replicas
@@ -61,7 +61,7 @@ class Draw:
     """A program under a configuration.
 
     Attributes:
-        program: of the zoo, of `programs`, or `staged/` and a name of `tests.staged`.
+        program: of the zoo, of `programs`, or `staged/` and a name of `tests.support.staged`.
         optimizer: what it is trained with, where that is a choice.
         config: a name of `CONFIGS`, or `pipeline` and the number of stages.
     """

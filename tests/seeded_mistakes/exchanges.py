@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.graph import Node, Select, Span, Value
+from autograph_rewrite.ir.types import dtypes
 from tests.seeded_mistakes.bench import Bench, Kind, gathers_all, is_float, is_join, is_sum, set_each
 
 

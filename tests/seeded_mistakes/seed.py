@@ -16,10 +16,10 @@ from autograph_rewrite import GraphItem
 from autograph_rewrite.errors import RewriteError, VerifyError
 from autograph_rewrite.ir.claims import Certifier
 from autograph_rewrite.ir.graph import Graph
-from autograph_rewrite.passes import pipeline
 from tests.seeded_mistakes import accesses, blocks, exchanges, iterations
 from tests.seeded_mistakes.bench import Bench, Kind
 from tests.seeded_mistakes.draws import Draw
+from tests.support.rewriting import run_pipeline
 
 KINDS: tuple[Kind, ...] = (*accesses.KINDS, *exchanges.KINDS, *blocks.KINDS, *iterations.KINDS)
 BOUNDARIES = ("order-accesses", "merge-instances", "roll-loop", "pad-empty-blocks")
@@ -89,7 +89,7 @@ def spoil(mistake: Mistake, certificate: Certifier | None = None, *, let_through
             raise StillbornError("nothing to spoil") from error
 
     try:
-        item = pipeline.rewrite(draw.flat, plan, observers=[observe], certificate=certificate)
+        item = run_pipeline(draw.flat, plan, observers=[observe], certificate=certificate)
     except (RewriteError, ValueError, KeyError, IndexError) as error:
         if let_through and isinstance(error, VerifyError):
             raise
@@ -102,7 +102,7 @@ def spoil(mistake: Mistake, certificate: Certifier | None = None, *, let_through
 def is_refused(draw: Draw) -> bool:
     """Tell whether the program cannot be rewritten at all under its configuration: nothing can be spoilt."""
     try:
-        pipeline.rewrite(draw.flat, draw.plan)
+        run_pipeline(draw.flat, draw.plan)
     except RewriteError:
         return True
     return False

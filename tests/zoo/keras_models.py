@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 
-from tests.keras_floats import keras_floats
+from tests.support.keras_floats import keras_floats
 
 from .case import BuiltModel, Case, Options
 from .data import Input, initial, integers, samples

@@ -2,7 +2,7 @@
 
 A rule answers three questions about one op type, each with its own function in a `Rule`:
 
-    place(n)  which placements follow, and which input has to be converted first (`wants`)
+    place(n)  which placements follow, and which input has to be converted first (`operand_reshards`)
     shape(n)  the shape of one instance of each output, from the inputs as they are after conversion
     value(n)  contents of small integer outputs, symbolically (sizes); None where the op never makes sizes
 
@@ -14,11 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from autograph_rewrite.analysis.dims import Dim, rows_per_example, segments
-from autograph_rewrite.analysis.fact import REPLICATED, Axes, Fact, Placement, Shape
+from autograph_rewrite.analysis.facts.placement import REPLICATED, Axes, Fact, Placement, Shape
+from autograph_rewrite.analysis.facts.symbolic_dims import Dim, rows_per_example, segments
 
 OF_BLOCK = "_of_block"
-"""Attribute of a node that computes for its own block as if that were the whole batch (`analysis.own`), or lets a value
+"""Attribute of a node that computes for its own block as if that were the whole batch
+(`passes.canonicalize.local_batch_norm`), or lets a value
 out: `OWN`, `SUM` or `AVERAGE`."""
 OWN, SUM, AVERAGE = "own", "sum", "average"
 OWN_VALUE = Placement("partial", op=OWN)
@@ -110,7 +111,7 @@ def block_of(dim: int, size: Dim) -> Slice | None:
     return None if rows is None else Slice(dim, rows, segments(size))
 
 
-Want = Placement | LocalEntry | Slice
+Reshard = Placement | LocalEntry | Slice
 """What an input must be converted to: REPLICATED, PARTIAL, split(d), a Slice of a replicated value, or a LocalEntry."""
 
 
@@ -120,15 +121,15 @@ class Placed(NamedTuple):
     Attributes:
         outputs: a placement per output.
         wants: conversions by input index; an input that is not named is read as it is.
-        decompose: the op has to be rewritten into simpler ops first (`passes.decompose`), for example a mean over
-            the split dimension; `outputs` then only matters until the next round.
+        decompose: the op has to be rewritten into simpler ops first (`passes.canonicalize.decompose`), for example a
+            mean over the split dimension; `outputs` then only matters until the next round.
         zero: per output, known to be zero.
         holds: (container input index, input index of the element put into it) for writes.
         note: why it runs whole where another rule could divide it, for the report; `semantics.strict` refuses that.
     """
 
     outputs: tuple[Placement, ...]
-    wants: Mapping[int, Want] = {}
+    operand_reshards: Mapping[int, Reshard] = {}
     decompose: bool = False
     zero: tuple[bool, ...] = ()
     holds: tuple[int, int] | None = None

@@ -5,17 +5,17 @@ All replicas share one frame and one predicate, so predicates are always replica
 
 from __future__ import annotations
 
-from autograph_rewrite.analysis.dims import Dim
-from autograph_rewrite.analysis.fact import ANY, REPLICATED, UNKNOWN, Shape
-from autograph_rewrite.analysis.rules.base import Op, Placed, Rule, Want, whole
-from autograph_rewrite.analysis.rules.joining import conform, join, reached
+from autograph_rewrite.analysis.facts.placement import ANY, REPLICATED, UNKNOWN, Shape
+from autograph_rewrite.analysis.facts.symbolic_dims import Dim
+from autograph_rewrite.analysis.rules.base import Op, Placed, Reshard, Rule, whole
+from autograph_rewrite.analysis.rules.join import conform, join, reached
 from autograph_rewrite.analysis.rules.signature import every
 
 
 def place_switch(n: Op) -> Placed:
     """Send a value down one of two paths."""
-    wants: dict[int, Want] = {1: REPLICATED} if n.placement(1).differs else {}
-    return Placed((n.placement(0),) * 2, wants, zero=(n.inputs[0].zero,) * 2)
+    operand_reshards: dict[int, Reshard] = {1: REPLICATED} if n.placement(1).differs else {}
+    return Placed((n.placement(0),) * 2, operand_reshards, zero=(n.inputs[0].zero,) * 2)
 
 
 def _both_shapes(n: Op) -> tuple[Shape | None, ...]:
@@ -46,8 +46,10 @@ def place_merge(n: Op) -> Placed:
         zero = any(fact.zero for fact in empty)
         return Placed((ANY if empty else UNKNOWN, REPLICATED), zero=(zero, False))
     target = join(n.inputs, n.semantics.batch)
-    wants = {i: conform(fact, target, n.semantics.batch) for i, fact in enumerate(n.inputs) if reached([fact])}
-    needed = {i: want for i, want in wants.items() if want is not None}
+    operand_reshards = {
+        i: conform(fact, target, n.semantics.batch) for i, fact in enumerate(n.inputs) if reached([fact])
+    }
+    needed = {i: reshard for i, reshard in operand_reshards.items() if reshard is not None}
     return Placed((target.placement, REPLICATED), needed, zero=(target.zero, False))
 
 

@@ -14,10 +14,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from autograph_rewrite.analysis.dims import Dim, any_local, are_rows, broadcast_dim, is_whole_of, to_global
-from autograph_rewrite.analysis.fact import PARTIAL, REPLICATED, Fact, Placement, Shape, split
-from autograph_rewrite.analysis.rules.base import LocalEntry, Op, Placed, Rule, Want, block_of, whole
-from autograph_rewrite.ir.dtypes import INEXACT
+from autograph_rewrite.analysis.facts.placement import PARTIAL, REPLICATED, Fact, Placement, Shape, split
+from autograph_rewrite.analysis.facts.symbolic_dims import (
+    Dim,
+    any_local,
+    are_rows,
+    broadcast_dim,
+    is_whole_of,
+    to_global,
+)
+from autograph_rewrite.analysis.rules.base import LocalEntry, Op, Placed, Reshard, Rule, block_of, whole
+from autograph_rewrite.ir.types.dtypes import INEXACT
 
 Labels = tuple[str, ...]
 """A label per dimension; `-x` cannot be cut but has the same size wherever it stands, an empty one says nothing."""
@@ -88,16 +95,16 @@ def place(n: Op, sig: Signature | None) -> Placed:
         return _linear(n, sig)
     if cut.label in sig.fragile and n.semantics.batch is None:
         return whole(n)
-    wants: dict[int, Want] = {}
+    operand_reshards: dict[int, Reshard] = {}
     for i, fact in enumerate(n.inputs):
         converted = _convert(n, i, cut, sig)
         if converted is None:
             return whole(n)
         if converted != fact.placement:
-            wants[i] = converted
+            operand_reshards[i] = converted
     outputs = [_output(labels, cut, sig, dtype) for labels, dtype in zip(sig.outputs, n.output_dtypes, strict=True)]
     placements = tuple(placement for placement in outputs if placement is not None)
-    return Placed(placements, wants) if len(placements) == len(outputs) else whole(n)
+    return Placed(placements, operand_reshards) if len(placements) == len(outputs) else whole(n)
 
 
 def find_cut(n: Op, sig: Signature) -> Cut | None:
@@ -123,7 +130,7 @@ def _ranks_fit(n: Op, sig: Signature) -> bool:
     return all(fact.shape is None or len(fact.shape) == len(labels) for fact, labels in _labelled(n, sig))
 
 
-def _convert(n: Op, index: int, cut: Cut, sig: Signature) -> Want | None:
+def _convert(n: Op, index: int, cut: Cut, sig: Signature) -> Reshard | None:
     """Return the want of one input, its own placement where it fits as it is, or None where nothing helps."""
     fact, batch = n.inputs[index], n.semantics.batch
     labels = sig.inputs[index] if index < len(sig.inputs) else None
@@ -149,7 +156,7 @@ def _alone(sig: Signature, label: str) -> bool:
     return sum(labels is not None and label in labels for labels in sig.inputs) == 1
 
 
-def _convert_size(fact: Fact, entry: int, cut: Cut) -> Want | None:
+def _convert_size(fact: Fact, entry: int, cut: Cut) -> Reshard | None:
     if not fact.is_local:
         return None if cut.size is None or fact.placement.differs else LocalEntry(entry, cut.size)
     if fact.value is None or entry >= len(fact.value) or fact.value[entry] != cut.size:
@@ -178,8 +185,8 @@ def _linear(n: Op, sig: Signature) -> Placed:
             return whole(n)
     elif len(partial) > 1 or not partial <= set(sig.linear):
         return whole(n)
-    wants = {i: REPLICATED for i, fact in others.items() if fact.placement.differs}
-    return Placed((PARTIAL,) * len(n.output_dtypes), wants)
+    operand_reshards = {i: REPLICATED for i, fact in others.items() if fact.placement.differs}
+    return Placed((PARTIAL,) * len(n.output_dtypes), operand_reshards)
 
 
 def shapes(n: Op, sig: Signature | None) -> tuple[Shape | None, ...]:

@@ -1,4 +1,4 @@
-"""Contracts: what an op makes of blocks, contributions and local sizes; every claim is checked against its op's.
+"""Contracts: which claims of split, partial and local sizes are valid for an op; every claim is checked against one.
 
     x: split(0)   w: replicated   ──MatMul "@mk,@kn->@mn|k"──►   split(0)      m is cut, and the result has it
     x: split(1)   w: split(0)     ──MatMul "@mk,@kn->@mn|k"──►   partial(sum)  k is cut, and summed over
@@ -6,7 +6,7 @@
 
 Nothing here derives a placement or chooses one: it says whether one that is claimed is right. The table is written
 from TensorFlow's documentation, not from the rules of propagation, and tested on real kernels
-(tests/test_certify_contracts.py).
+(tests/certify/test_contracts.py).
 
     seen       what a node is claimed to read and to make
     factors    dimensions that belong together, and the verdict over a node that has them

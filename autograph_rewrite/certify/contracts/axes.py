@@ -1,4 +1,4 @@
-"""Axes of a broadcast's gradient: which dimensions each operand was stretched along, and what only the run will tell.
+"""Reduction axes of a broadcast's gradient: along which dimensions each operand was broadcast, known or not.
 
     [B, T, 8] and [B, U, 1]     first: perhaps 1      second: 2, perhaps 1
 

@@ -1,4 +1,4 @@
-"""Factors: names for the dimensions of operands and results; what bears one name is cut together.
+"""Factors: names for the dimensions of operands and results, as in Shardy's sharding rules; one name, one split.
 
     MatMul   (m k)(k n) -> (m n), k is folded       cut m: blocks of rows      cut k: contributions to a sum
 
@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from autograph_rewrite.certify.contracts.seen import Seen, is_local, is_named_after, line_up, said
-from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.claims import Claim, Dim
+from autograph_rewrite.ir.types import dtypes
 
 Names = tuple[str, ...]
 

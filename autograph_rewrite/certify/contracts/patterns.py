@@ -1,4 +1,4 @@
-"""Factors as text: operands, results, and behind a bar what is folded.
+"""Factors in einsum-like notation: operands, results, and the reduced factors after a bar.
 
 @mk,@kn->@mn|k      a letter is a factor, @ are as many more dimensions as there are, aligned as numpy broadcasts
 #n...,....,n...->n...   # a shape, of which the entries are named; . a dimension that can't be cut
@@ -25,7 +25,16 @@ def factors_of(
     moves: bool = False,
     zeros: tuple[int, ...] = (),
 ) -> Factors | None:
-    """Return the factors that a text says a node has; None where its operands have other ranks."""
+    """Return the factors that a text says a node has; None where its operands have other ranks.
+
+    Args:
+        seen: claims about the node.
+        text: such as `mk,kn->mn|k`; `@` stands for any number of leading dimensions.
+        linear: operands in each of which the op is linear while the others are replicated.
+        added: operands in which it is linear together, as a sum is in its terms.
+        moves: elements of `added` are only moved.
+        zeros: operands of which each makes everything zero if it is.
+    """
     left, _, right = text.partition("->")
     right, _, folded = right.partition("|")
     terms, made = left.split(","), right.split(",")
@@ -60,7 +69,15 @@ def unnamed(
     moves: bool = False,
     zeros: tuple[int, ...] = (),
 ) -> Factors | None:
-    """Return what holds of an op whatever its dimensions are; None where something is cut."""
+    """Return what holds of an op whatever its dimensions are; None where something is cut.
+
+    Args:
+        seen: claims about the node.
+        linear: operands in each of which the op is linear while the others are replicated.
+        added: operands in which it is linear together, as a sum is in its terms.
+        moves: elements of `added` are only moved.
+        zeros: operands of which each makes everything zero if it is.
+    """
     if any(claim.kind in ("split", "local") for claim in seen.operands):
         return None
     names = ((None,) * len(seen.operands), (None,) * len(seen.results))
@@ -68,7 +85,13 @@ def unnamed(
 
 
 def pattern(text: str, *, linear: tuple[int, ...] = (), added: tuple[int, ...] = ()) -> Contract:
-    """Return the contract that a text states."""
+    """Return the contract that a text states.
+
+    Args:
+        text: as `factors_of` reads it.
+        linear: operands in each of which the op is linear while the others are replicated.
+        added: operands in which it is linear together, as a sum is in its terms.
+    """
     return lambda seen: factors_of(seen, text, linear=linear, added=added)
 
 

@@ -1,4 +1,4 @@
-"""What a node is claimed to read and to make, after the conversions of its inputs."""
+"""The claims that a node is checked against: of its operands after their reshards, and of its results."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import gcd
 
-from autograph_rewrite.ir import dtypes
 from autograph_rewrite.ir.claims import OWN, SEGMENTS, Claim, Claims, Dim, Read, segment_rows
 from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.ir.types import dtypes
 
 BLOCK, BATCH, OPEN = "b", "B", "T:"
 
@@ -24,7 +24,13 @@ def is_own(dim: Dim) -> bool:
 
 
 def is_named_after(dim: Dim, node: Node, index: int) -> bool:
-    """Return whether a size is only a name for a dimension of this very result, so that it says nothing."""
+    """Return whether a size is only a name for a dimension of this very result, so that it says nothing.
+
+    Args:
+        dim: a symbolic size.
+        node: whose result has it.
+        index: of the result.
+    """
     own, opened = f"#{node.name}:{index}", f"{OPEN}{node.output(index).name}/"
     return isinstance(dim, tuple) and any(own in factor or factor.startswith(opened) for factor in dim[1])
 
@@ -133,7 +139,13 @@ class Seen:
 
 
 def as_read(claim: Claim, read: Read, batch: int | None) -> Claim:
-    """Return the claim of a value as a node reads it."""
+    """Return the claim of a value as a node reads it.
+
+    Args:
+        claim: of the value as it is.
+        read: how the node reads it.
+        batch: examples of the global batch, where it is static.
+    """
     if read == OWN:
         return claim
     if read.kind == "entry":

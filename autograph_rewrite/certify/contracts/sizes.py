@@ -1,4 +1,4 @@
-"""Integers that count examples: what a node makes of them is computed with numbers in the place of symbols.
+"""Contracts of integers that count examples: evaluated with numbers in place of symbols.
 
     Prod([b, 3, 4]) = 12*b      on replica 0, where b = 5: 60        on replica 1, where b = 7: 84
 
@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from autograph_rewrite.certify import kernels
 from autograph_rewrite.certify.contracts.seen import Seen, as_read, is_local, product, said
-from autograph_rewrite.ir import dtypes
+from autograph_rewrite.certify.execution import kernels
 from autograph_rewrite.ir.claims import Claim, Dim, Read, segment_rows
+from autograph_rewrite.ir.types import dtypes
 
 MEASURES = frozenset(("Shape", "ShapeN", "Size", "Rank", "VariableShape", "TensorListElementShape"))
 HANDED_ON = {"TensorListPushBack": (0, 1), "TensorListPopBack": (0,), "TensorListGetItem": (0,)}
@@ -128,7 +128,13 @@ def _number(seen: Seen, index: int, claim: Claim, instance: int) -> Any:
 
 
 def evaluate(dim: Dim, instance: int, near: str = "") -> int:
-    """Return a size on one instance."""
+    """Return a size on one instance.
+
+    Args:
+        dim: a symbolic size.
+        instance: on which one.
+        near: names the dimension where nothing is known of it.
+    """
     if isinstance(dim, int):
         return dim
     if dim is None:

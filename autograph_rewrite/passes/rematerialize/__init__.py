@@ -1,4 +1,4 @@
-"""Rematerialisation: activations are computed again for the backward, instead of being kept from the forward.
+"""Rematerialisation: activations are recomputed in the backward pass instead of being kept from the forward pass.
 
     before   x ─► [ a ─► b ─► c ] ─► d ...              a, b and c are kept until their gradients have been made
     after    x ─► [ a ─► b ─► c ] ─► d ...              x alone is kept

@@ -1,4 +1,4 @@
-"""Put the copies in: each node of a segment once more, behind its triggers, for the gradients that read it.
+"""Insert the recomputed copies: each node of a segment again, behind its triggers, for the gradients that read it.
 
     before   c = Tanh(b) ─► d = MatMul(c, w) ─► ...       dc = TanhGrad(c, %dd)
     after    c = Tanh(b) ─► d = MatMul(c, w) ─► ...       c' = Tanh(b) ^%dd;  dc = TanhGrad(c', %dd)
@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.ir.copying import copy_node
 from autograph_rewrite.ir.graph import Graph, Node, Use
-from autograph_rewrite.passes.rematerialize.activations import Activations
-from autograph_rewrite.passes.rematerialize.decision import Decision, Left, Segment
 from autograph_rewrite.passes.rematerialize.triggers import triggers_of
+from autograph_rewrite.resolve.remat.activations import Activations
+from autograph_rewrite.resolve.remat.decision import Decision, Left, Segment
 
 SCOPE = "remat"
 FIRST = "no gradient comes before its own: all of it is read as soon as it has been made"
@@ -50,13 +50,21 @@ def rematerialize(acts: Activations, segments: Sequence[Segment]) -> tuple[Decis
 
 
 def copy_nodes(graph: Graph, nodes: Sequence[Node], scope: str, triggers: Sequence[Node]) -> dict[Node, Node]:
-    """Add a copy of each node, producers first; those that read none of the copies wait for the triggers."""
+    """Add a copy of each node, producers first; those that read none of the copies wait for the triggers.
+
+    Args:
+        graph: edited in place.
+        nodes: in topological order.
+        scope: prefix of the copies' names.
+        triggers: gradients after which they may run.
+    """
     copies: dict[Node, Node] = {}
     for node in nodes:
         inputs = [copies[v.node].output(v.index) if v.node in copies else v for v in node.inputs]
         waits = triggers if not any(value.node in copies for value in node.inputs) else ()
         name = f"{scope}/{node.name}"
-        copies[node] = copy_node(graph, node, inputs, name=name, controls=waits, span=node.span)
+        copies[node] = copy_node(graph, node, inputs, name=name, controls=waits)
+        copies[node].span = node.span
     return copies
 
 

@@ -1,7 +1,7 @@
-"""The pass: choose what is computed again as the plan says, and put the copies in.
+"""The pass `rematerialize`: choose the nodes to recompute by the plan's policy, and insert their copies.
 
-It runs on the folded graph between `cut` and `resolve`, where every value has its placement and nothing is converted
-yet: copies are ordinary nodes from then on, which every replica and micro-batch has.
+It runs on the folded graph before `resolve-plan`, where every value has its placement and nothing is converted yet:
+copies are ordinary nodes from then on, which every replica and micro-batch has.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from dataclasses import replace
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.graph import Value
 from autograph_rewrite.item import Variable
-from autograph_rewrite.passes import edges
-from autograph_rewrite.passes.regions import forward_nodes
-from autograph_rewrite.passes.rematerialize.activations import find_activations
-from autograph_rewrite.passes.rematerialize.decide import segments_of
-from autograph_rewrite.passes.rematerialize.decision import Decision, Left
-from autograph_rewrite.passes.rematerialize.policies import parts_of
 from autograph_rewrite.passes.rematerialize.rewrite import rematerialize
-from autograph_rewrite.plan.parts import STEP, Remat
+from autograph_rewrite.plan.parts.messages import STEP, Remat
 from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.resolve import reshard_edges
+from autograph_rewrite.resolve.remat.activations import find_activations
+from autograph_rewrite.resolve.remat.decide import segments_of
+from autograph_rewrite.resolve.remat.decision import Decision, Left
+from autograph_rewrite.resolve.remat.policies import parts_of
+from autograph_rewrite.resolve.stages.forward_backward import forward_nodes
 
 STATED = ("names", "scopes")
 """Policies that say themselves what is computed again."""
@@ -43,7 +43,7 @@ def recompute(
         PlanError: the plan names what the graph does not have, or nothing tells the loss from its gradients.
     """
     graph = state.graph
-    resolved = edges.resolve(plan, state, outputs, variables)
+    resolved = reshard_edges.resolve_edges(plan, state, outputs, variables)
     trained = [graph.value(edge.value).node for edge in resolved.edges if edge.owner != STEP]
     exchanged = [graph.value(edge.value) for edge in resolved.edges]
     acts = find_activations(state, forward_nodes(resolved, state, outputs), trained, exchanged)

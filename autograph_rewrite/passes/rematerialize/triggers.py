@@ -1,4 +1,4 @@
-"""Triggers: which gradients a segment waits for before it is computed again.
+"""Triggers: the gradients after which a segment is recomputed.
 
     gradients    %dd ─► dc = TanhGrad(c', %dd) ─► ...          reads a copy: what it reads besides is a trigger
                  c2 = Mul(2, c') ─► dc = Mul(c2, %dd)          needs no gradient yet: what it is made into reads one
@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from autograph_rewrite.ir.graph import Node
-from autograph_rewrite.ir.walk import descendants, topological_order
-from autograph_rewrite.passes.rematerialize.activations import MEASURES, Activations
+from autograph_rewrite.ir.traversal import descendants, topological_order
+from autograph_rewrite.resolve.remat.activations import MEASURES, Activations
 
 NEVER_LATE = frozenset(("ZerosLike", "OnesLike", *MEASURES))
 """They read the size of a value alone, so that TensorFlow may make a constant of them, for which nobody waits."""
@@ -61,6 +61,6 @@ def _made_of(nodes: Iterable[Node]) -> set[Node]:
 
 def _is_gradient(acts: Activations, node: Node) -> bool:
     """Return whether a node is one that a copy can wait for: a gradient of each block, made in any case."""
-    if node not in acts.backward or node not in acts.certain:
+    if node not in acts.backward or node not in acts.unconditional:
         return False
     return any(acts.state.source(value).placement.differs for value in node.read_outputs)

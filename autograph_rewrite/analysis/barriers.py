@@ -1,0 +1,109 @@
+"""Barriers between micro-batches: which nodes need a result of all of them, and which results need no variable.
+
+%x each ──► Sum ──► AddN(all) ──► %x - mean       level 1: no micro-batch gets there before all have come so far
+%mask each ──► Sum ──► AddN(all) ──► divisor      level 0: no variable is needed, so it is counted beforehand
+%ids each ──► Shape ──► [1] of the first          level 0: the same, of any of them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from autograph_rewrite.ir.attr_inference import ORIGIN_ATTR
+from autograph_rewrite.ir.control_flow import Frame
+from autograph_rewrite.ir.graph import Node, Select, Span
+from autograph_rewrite.ir.op_traits import BACK_EDGES, ENTERS, READS
+from autograph_rewrite.ir.traversal import ancestors, descendants
+from autograph_rewrite.ir.variable_ops import touching_nodes
+
+
+def predecessors(node: Node) -> list[Node]:
+    """Return what a node reads or waits for."""
+    return [*[value.node for value in node.inputs], *node.controls]
+
+
+def successors(node: Node) -> list[Node]:
+    """Return what reads a node or waits for it."""
+    return [*[use.node for value in node.read_outputs for use in value.uses], *node.control_users]
+
+
+def parameter_free_nodes(order: Iterable[Node]) -> set[Node]:
+    """Return what a value that all micro-batches share needs, and that can be had before any of them.
+
+    The number of examples that a mask keeps is such a value, which all make together; the length of the sentences is
+    another, for which one is asked. What waits for a variable is not, even if it reads none: it comes when the graph
+    says.
+    """
+    nodes = list(order)
+    late = late_nodes(nodes)
+    return ancestors(node for node in shared_by_all(nodes) if node not in late)
+
+
+def shared_by_all(nodes: Sequence[Node]) -> list[Node]:
+    """Return the nodes that read all micro-batches, or the first of them for what all need."""
+    needed = ancestors(node for node in nodes if node.span is Span.EACH)
+    return [
+        node
+        for node in nodes
+        if Select.ALL in node.selects.values() or (Select.FIRST in node.selects.values() and node in needed)
+    ]
+
+
+def late_nodes(nodes: Iterable[Node]) -> set[Node]:
+    """Return the nodes that are computed from a variable, or wait for what is, or for what touches one."""
+    return descendants(touching_nodes(nodes))
+
+
+def barrier_depths(order: list[Node], frames: Mapping[Node, Frame], early: Collection[Node]) -> dict[Node, int]:
+    """Return how many times all instances have met before each node: in one that reads all of them, or in a loop.
+
+    Args:
+        order: all nodes, in topological order but for loops' back edges.
+        frames: the loops around each node.
+        early: nodes that need no variable: they run ahead of all micro-batches.
+    """
+    levels: dict[Node, int] = dict.fromkeys(order, 0)
+    loops: dict[str, int] = {}
+    for _ in range(len({frame[0] for frame in frames.values()}) + 1):
+        changed = False
+        for node in order:
+            if node in early:
+                continue
+            level = max([_reached(node, i, levels) for i in range(len(node.inputs))], default=0)
+            level = max([level, *(_met(node, control, levels) for control in node.controls)])
+            frame = frames.get(node)
+            if frame is not None:
+                if node.op in ENTERS:
+                    loops[frame[0]] = max(loops.get(frame[0], 0), level + 1)
+                level = max(level, loops.get(frame[0], 0))
+            changed |= level != levels[node]
+            levels[node] = level
+        if not changed:
+            break
+    return levels
+
+
+def _reached(node: Node, index: int, levels: Mapping[Node, int]) -> int:
+    producer = node.inputs[index].node
+    if producer.op in BACK_EDGES:
+        return 0
+    return levels[producer] + (node.selects.get(index) is Select.ALL)
+
+
+def _met(node: Node, control: Node, levels: Mapping[Node, int]) -> int:
+    return levels[control] + (node.span is Span.ONCE and control.span is Span.EACH)
+
+
+def needed_of_all(node: Node, levels: Mapping[Node, int]) -> str:
+    """Say what a node needs of all micro-batches: the name of the value in the original graph, or of what it awaits."""
+    met = next(producer for producer in predecessors(node) if levels.get(producer, 0))
+    if met.op in READS:
+        return f"needs '{_original_name(met)}', the variable as it is after all micro-batches"
+    if any(value.node is met for value in node.inputs):
+        return f"needs '{_original_name(met)}' of the whole batch"
+    return f"waits for '{_original_name(met)}', which comes after all micro-batches"
+
+
+def _original_name(node: Node) -> str:
+    origin = node.attr(ORIGIN_ATTR, b"")
+    return origin.decode() if origin else node.name

@@ -1,0 +1,1 @@
+"""Facts: the abstract value of a tensor (placement, symbolic sizes), which rules read and produce."""

@@ -1,0 +1,187 @@
+"""Where to sum contributions: a minimum cut over each connected region of partial values.
+
+    dW ──► (1 - b1) * dW ──► m + ...        one reduction at dW, not one at each reader
+       └─► dW * dW ────────► v + ...
+
+A sum may slide along linear ops. Each region (partial values joined by linear ops) has sources, where contributions
+arise, and demands, where somebody needs the whole sum. Cutting all paths between them at the fewest bytes, as early as
+possible, gives one reduction of the raw gradient for every optimizer, and one of the sum for tied weights.
+
+Capacities are bytes; a maximum flow gives the cut (Ford and Fulkerson 1956), by networkx's preflow-push (Goldberg and
+Tarjan 1988).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+import networkx as nx
+
+from autograph_rewrite.analysis.facts.placement import PARTIAL, Fact
+from autograph_rewrite.analysis.facts.symbolic_dims import Dim
+from autograph_rewrite.analysis.propagate import Propagation
+from autograph_rewrite.ir.control_flow import unconditional_nodes
+from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.op_traits import BACK_EDGES, ENTERS
+from autograph_rewrite.ir.types import dtypes
+
+UNKNOWN_SIZE = 1024
+"""Stands in for a dimension that nothing is known about; only the comparison of sizes matters."""
+
+
+def size_of(dim: Dim) -> int:
+    """Return a size for comparisons, symbols replaced by a typical number."""
+    if isinstance(dim, int):
+        return dim
+    return UNKNOWN_SIZE if dim is None else dim.coef * UNKNOWN_SIZE ** len(dim.factors)
+
+
+def bytes_of(fact: Fact) -> int:
+    """Return the (typical) bytes of one instance; half-precision sums travel as float32."""
+    elements = math.prod(size_of(dim) for dim in fact.shape) if fact.shape is not None else UNKNOWN_SIZE
+    return elements * max(4, dtypes.width(fact.dtype))
+
+
+def _is_sum(state: Propagation, value: Value) -> bool:
+    fact = state.facts.get(value)
+    return fact is not None and fact.placement == PARTIAL and not fact.zero
+
+
+def _linear_readers(state: Propagation, value: Value) -> tuple[list[Value], bool]:
+    """Return the partial values made from `value` as it is, and whether some reader wants it whole."""
+    made: list[Value] = []
+    demanded = False
+    for node, index in value._uses:
+        transferred = state.transfers.get(node)
+        if transferred is None:
+            continue
+        if index in transferred.operand_reshards:
+            demanded = True
+            continue
+        made += [
+            node.output(i) for i, fact in enumerate(transferred.outputs) if _is_sum(state, node.output(i)) and fact
+        ]
+    return made, demanded
+
+
+def place_reductions(state: Propagation, outputs: Iterable[Value] = (), *, unconditionally: bool = False) -> set[Value]:
+    """Return the partial values to reduce for all their readers.
+
+    Args:
+        state: a propagation in which they are not reduced yet.
+        outputs: values that the outside reads whole.
+        unconditionally: rather reduce behind branches than in them.
+    """
+    unconditional = unconditional_nodes(state.order) if unconditionally else None
+    wanted = set(outputs)
+    readers: dict[Value, list[Value]] = {}
+    demands: set[Value] = set()
+    for node in state.order:
+        for index in range(len(state.transfers[node].outputs)):
+            value = node.output(index)
+            if _is_sum(state, value):
+                readers[value], demanded = _linear_readers(state, value)
+                if demanded or value in wanted:
+                    demands.add(value)
+    chosen: set[Value] = set()
+    for region in _regions(readers):
+        ends = [value for value in region if value in demands]
+        if ends:
+            chosen |= {
+                _handed_on(value, readers, wanted) for value in _cut(state, region, readers, ends, unconditional)
+            }
+    return chosen
+
+
+def _handed_on(value: Value, readers: Mapping[Value, list[Value]], wanted: set[Value]) -> Value:
+    """Follow a value to where it is used: ops that only hand it on need not wait for the sum.
+
+    `tf.gradients` lets the gradient of a layer's input wait for that of its weight, and would let the backward pass
+    wait for every exchange.
+    """
+    while value not in wanted and len(value._uses) == 1 and len(readers[value]) == 1:
+        (node, _), (copy,) = next(iter(value._uses)), readers[value]
+        if node.op not in ("Identity", "Reshape") or copy.node is not node or not copy._uses:
+            break
+        value = copy
+    return value
+
+
+def _regions(readers: Mapping[Value, list[Value]]) -> list[list[Value]]:
+    """Group values that linear ops connect; each group in graph order."""
+    parent = {value: value for value in readers}
+
+    def root(value: Value) -> Value:
+        while parent[value] is not value:
+            parent[value] = parent[parent[value]]
+            value = parent[value]
+        return value
+
+    for value, made in readers.items():
+        for other in made:
+            parent[root(other)] = root(value)
+    groups: dict[Value, list[Value]] = {}
+    for value in readers:
+        groups.setdefault(root(value), []).append(value)
+    return list(groups.values())
+
+
+def _cut(
+    state: Propagation,
+    region: list[Value],
+    readers: Mapping[Value, list[Value]],
+    ends: list[Value],
+    unconditional: set[Node] | None,
+) -> set[Value]:
+    made = {other for value in region for other in readers[value]}
+    sources = [value for value in region if value not in made]
+    cost = {value: bytes_of(state.facts[value]) for value in region}
+    looped = _loop_values(region)
+    if unconditional is not None:
+        looped |= {value for value in region if value.node not in unconditional}
+    if len(sources) == 1 and cost[sources[0]] <= min(cost.values()) and sources[0] not in looped:
+        return set(sources)  # by far the usual case: the raw gradient is the smallest and the first
+    return _minimum_cut(region, readers, sources or region[:1], ends, cost, looped)
+
+
+def _loop_values(region: list[Value]) -> set[Value]:
+    """Return the values inside a loop: reducing there would repeat the reduction in every iteration."""
+    carried = {value for value in region if value.node.op in BACK_EDGES}
+    if not carried:
+        return set()
+    inside: set[Node] = {value.node for value in carried}
+    pending = list(inside)
+    while pending:
+        node = pending.pop()
+        if node.op in ENTERS:
+            continue
+        for value in node.inputs:
+            if value.node not in inside:
+                inside.add(value.node)
+                pending.append(value.node)
+    return {value for value in region if value.node in inside and value.node.op not in ENTERS}
+
+
+def _minimum_cut(
+    region: list[Value],
+    readers: Mapping[Value, list[Value]],
+    sources: list[Value],
+    ends: list[Value],
+    cost: Mapping[Value, int],
+    looped: set[Value],
+) -> set[Value]:
+    network: nx.DiGraph[object] = nx.DiGraph()
+    expensive = 1 + sum(cost.values())
+    for value in region:
+        price = cost[value] + (expensive if value in looped else 0)
+        network.add_edge((value, "in"), (value, "out"), capacity=price)
+        for other in readers[value]:
+            network.add_edge((value, "out"), (other, "in"))  # no capacity: infinite
+            network.add_edge((other, "in"), (value, "out"))  # what is partial reads only partial terms
+    for value in sources:
+        network.add_edge("source", (value, "in"))
+    for value in ends:
+        network.add_edge((value, "out"), "sink")
+    _, (source_side, _) = nx.minimum_cut(network, "source", "sink")
+    return {value for value in region if (value, "in") in source_side and (value, "out") not in source_side}

@@ -1,0 +1,87 @@
+"""Regions that must be replicated: containers that cannot be resharded, loops whose placements reach no fixpoint.
+
+    blocks ──► list ──► TensorListConcat wants it whole          a list cannot be converted once it is there,
+    whole  ──► list ──► TensorListConcat                         so what is put in is whole from the start
+
+What is marked here is computed whole, once, with a note; then everything is propagated anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from autograph_rewrite.analysis.container_cells import content, maker
+from autograph_rewrite.analysis.facts.placement import REPLICATED
+from autograph_rewrite.analysis.rules.base import WHOLE
+from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.op_traits import MERGES, forwards_handle
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.attrs import encode
+
+if TYPE_CHECKING:
+    from autograph_rewrite.analysis.propagate import Propagation
+
+"""They hand a container on as it is."""
+NOT_ALIKE = "a container whose elements cannot all be cut into blocks alike, so it holds whole values"
+UNSETTLED = "what goes around the loop cannot be cut into blocks alike in every iteration, so it is whole"
+
+
+def mark_containers(state: Propagation) -> int:
+    """Mark the containers that somebody wants whole although they hold blocks; return how many nodes are new."""
+    lists: list[Value] = []
+    chosen: dict[Node, None] = {}
+    for node, transferred in state.transfers.items():
+        for index in transferred.operand_reshards:
+            value = node.inputs[index]
+            if value.dtype == dtypes.VARIANT and state.facts[value].placement.differs:
+                lists.append(value)
+        if transferred.holds is not None and _is_misfit(state, node):
+            chosen[maker(state, state.facts[node.inputs[transferred.holds[0]]].cell)] = None
+    chosen |= dict.fromkeys(
+        node for node in _connected(lists) if not (forwards_handle(node.op) or node.op == "IdentityN")
+    )
+    return _mark(chosen, NOT_ALIKE)
+
+
+def mark_loops(state: Propagation) -> int:
+    """Mark where values meet that were still changing, and containers; return how many nodes are new."""
+    chosen = {node: None for node in state.moving if node.op in MERGES}
+    for node in state.moving:
+        holds = state.transfers[node].holds
+        if holds is not None:
+            chosen[maker(state, state.facts[node.inputs[holds[0]]].cell)] = None
+    return _mark(chosen, UNSETTLED)
+
+
+def _is_misfit(state: Propagation, node: Node) -> bool:
+    """Return whether a write puts a whole value into an array or stack of blocks."""
+    transferred = state.transfers[node]
+    assert transferred.holds is not None
+    container, index = transferred.holds
+    cell = state.facts[node.inputs[container]].cell
+    wanted = transferred.operand_reshards.get(index)
+    return bool(cell) and content(state, cell).placement.is_split and wanted is not None and wanted == REPLICATED
+
+
+def _connected(lists: Iterable[Value]) -> dict[Node, None]:
+    """Return all that makes, changes, forwards or reads these lists or others that are made of them."""
+    found: dict[Node, None] = {}
+    pending = list(lists)
+    seen = set(pending)
+    while pending:
+        value = pending.pop()
+        for node in (value.node, *(node for node, _ in value._uses)):
+            found[node] = None
+            for other in (*node.inputs, *node.read_outputs):
+                if other not in seen and other.dtype == dtypes.VARIANT:
+                    seen.add(other)
+                    pending.append(other)
+    return found
+
+
+def _mark(nodes: Iterable[Node], reason: str) -> int:
+    new = [node for node in nodes if WHOLE not in node.attrs]
+    for node in new:
+        node.set_raw_attr(WHOLE, encode("string", reason.encode()))
+    return len(new)

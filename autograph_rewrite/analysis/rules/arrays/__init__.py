@@ -1,0 +1,1 @@
+"""Rules of ops that move, join, cut, look up or order elements."""

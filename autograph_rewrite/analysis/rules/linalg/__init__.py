@@ -1,0 +1,1 @@
+"""Rules of linear algebra: contractions, reductions, decompositions, and what couples all examples."""

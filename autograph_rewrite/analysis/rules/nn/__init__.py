@@ -1,0 +1,1 @@
+"""Rules of neural-network layers: convolutions, losses, normalization, pooling, recurrent cells, images."""

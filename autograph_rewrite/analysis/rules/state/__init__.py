@@ -1,0 +1,1 @@
+"""Rules of state: variables, tables, tensor arrays and lists, side effects."""

@@ -1,0 +1,316 @@
+"""The transfer function of propagation: a node's placements and reshards from the facts of its operands.
+
+    facts of the inputs ──measure or place──► conversions, facts of the outputs
+
+A pure function of op, attributes, facts and semantics, so that equal nodes share one answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from autograph_rewrite.analysis.facts.placement import ANY, LOCAL, PARTIAL, REPLICATED, UNKNOWN, Fact, Placement, Shape
+from autograph_rewrite.analysis.facts.symbolic_dims import Dim, any_local, is_local, joined, local_symbol, to_global
+from autograph_rewrite.analysis.rule_table import TABLE
+from autograph_rewrite.analysis.rules.base import (
+    OF_BLOCK,
+    OWN,
+    OWN_VALUE,
+    PINNED,
+    WHOLE,
+    LocalEntry,
+    Op,
+    Placed,
+    Reshard,
+    Rule,
+    Semantics,
+    Slice,
+    whole,
+)
+from autograph_rewrite.analysis.rules.marked.blockwise import BLOCKWISE, place_blockwise
+from autograph_rewrite.analysis.rules.marked.dynamic_partition import ROWS_APART, place_rows_apart
+from autograph_rewrite.analysis.rules.marked.local_indices import LOCAL_INDICES, place_local_indices
+from autograph_rewrite.analysis.rules.shapes.sizes import MEASURES
+from autograph_rewrite.analysis.segments import are_lost, read_whole
+from autograph_rewrite.errors import PassError
+from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.ir.op_traits import MERGES, forwards_handle
+from autograph_rewrite.ir.types import dtypes
+
+MOVES = MEASURES | frozenset(
+    (
+        "Pack", "Unpack", "ConcatV2", "StridedSlice", "GatherV2", "Identity", "IdentityN", "Reshape", "ExpandDims",
+        "Squeeze", "Cast", "Slice", "DynamicStitch", "Enter", "Merge", "Switch", "Fill", "EnsureShape",
+        "Split", "SplitV", "Pad", "PadV2", "Transpose",
+    )
+)  # fmt: skip
+"""Ops that move sizes without computing: unknown entries pass through them harmlessly."""
+LARGEST_TRACKED = 64
+
+
+class NodeTransfer(NamedTuple):
+    """What propagation says about one node."""
+
+    outputs: tuple[Fact, ...]
+    operand_reshards: Mapping[int, Reshard] = {}
+    decompose: bool = False
+    note: str = ""
+    holds: tuple[int, int] | None = None
+    constant: bool = False  # its outputs are plain integers although its inputs differ between replicas
+    inputs: tuple[Fact, ...] = ()  # as propagation saw them
+
+
+def const_fact(node: Node) -> Fact:
+    """Return the fact of a constant; small integers are tracked as sizes."""
+    dtype = node.attr("dtype")
+    content = node.attr("value")
+    if not isinstance(content, np.ndarray):
+        shape = content.tensor_shape
+        return Fact(REPLICATED, dtype, tuple(dim.size for dim in shape.dim))
+    value: tuple[Dim, ...] | None = None
+    if dtype in (dtypes.INT32, dtypes.INT64) and content.size <= LARGEST_TRACKED:
+        value = tuple(content.ravel().tolist())
+    zero = bool(dtype in dtypes.INEXACT and content.size <= 4096 and not content.any())
+    return Fact(REPLICATED, dtype, content.shape, value, zero)
+
+
+def _static_shapes(node: Node, count: int) -> tuple[Shape | None, ...]:
+    stated = node.attr("_output_shapes")
+    if stated is None:
+        declared = node.attr("shape") if node.op in ("Placeholder", "PlaceholderWithDefault") else None
+        stated = (declared,) if declared is not None else None
+    if node.op == "IteratorGetNext" and stated is None:
+        stated = node.attr("output_shapes")
+    return tuple(stated) if stated is not None and len(stated) == count else (None,) * count
+
+
+def transferred(node: Node, inputs: tuple[Fact, ...], cells: Mapping[int, Fact], semantics: Semantics) -> NodeTransfer:
+    """Return placements, conversions and facts for one node.
+
+    Args:
+        node: whose transfer is asked for.
+        inputs: facts of its operands.
+        cells: facts of what containers hold, by operand that is a handle.
+        semantics: what the configuration lets rules assume.
+    """
+    dtypes_out = node.output_dtypes
+    rule = TABLE.get(node.op) if PINNED not in node.attrs else None
+    if any(f.placement == UNKNOWN for f in inputs) and node.op not in MERGES:
+        return NodeTransfer(tuple(Fact(UNKNOWN, dtype) for dtype in dtypes_out))
+    n = Op(node.op, node.attr, inputs, dtypes_out, _static_shapes(node, len(dtypes_out)), semantics, cells)
+    if semantics.segments and any(f.is_segmented for f in inputs):
+        return _of_segments(node, n, rule)
+    found = _answer(node, n, rule)
+    if semantics.segments and are_lost(n.op, (), found.outputs):
+        return _conclude(node, n, None, whole(n), "")
+    return found
+
+
+def _of_segments(node: Node, n: Op, rule: Rule | None) -> NodeTransfer:
+    """Answer for a node that reads blocks with segments, or their sizes: whole, where its rule does not keep them."""
+    apart = read_whole(n, rule)
+    seen = n._replace(
+        inputs=tuple(convert(f, REPLICATED, n.semantics.batch) if i in apart else f for i, f in enumerate(n.inputs))
+    )
+    found = _answer(node, seen, rule)
+    operand_reshards = {**dict.fromkeys(apart, REPLICATED), **found.operand_reshards}
+    after = [
+        convert(f, operand_reshards[i], n.semantics.batch) if i in operand_reshards else f
+        for i, f in enumerate(n.inputs)
+    ]
+    if are_lost(n.op, after, found.outputs):
+        return _conclude(node, n, None, whole(n), "")
+    return found._replace(inputs=n.inputs, operand_reshards=operand_reshards)
+
+
+def _answer(node: Node, n: Op, rule: Rule | None) -> NodeTransfer:
+    if OF_BLOCK in node.attrs:
+        return _of_block(node, n, rule)
+    try:
+        measured = _measured(n, rule) if rule is not None and rule.value is not None else None
+        return measured or _conclude(node, n, rule, *_place(n, rule))
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        # A malformed or unforeseen node must not make the graph unusable: whole is always right.
+        return _conclude(node, n, None, whole(n), f"the rule of {node.op} failed ({error!r})")
+
+
+def _of_block(node: Node, n: Op, rule: Rule | None) -> NodeTransfer:
+    """Answer for a node that takes its block for the whole batch: a block's own values are all there is of them."""
+    seen = n._replace(inputs=tuple(_as_all_there_is(fact, n.op) for fact in n.inputs))
+    found = _conclude(node, seen, rule, *_place(seen, rule))
+    differs = any(fact.placement.differs for fact in n.inputs)
+    kind = OWN_VALUE if n.attr(OF_BLOCK).decode() == OWN else PARTIAL
+    outputs = [
+        fact if fact.placement.is_split or not differs else fact._replace(placement=kind, value=None, zero=False)
+        for fact in found.outputs
+    ]
+    return found._replace(outputs=tuple(outputs), decompose=False, inputs=n.inputs)
+
+
+def _as_all_there_is(fact: Fact, op: str) -> Fact:
+    if fact.placement.is_partial or (op == "Cast" and fact.is_local):
+        return fact._replace(placement=REPLICATED, value=None)
+    return fact
+
+
+def _measured(n: Op, rule: Rule) -> NodeTransfer | None:
+    """Interpret a size symbolically; None where that is not possible, or where it is no size."""
+    assert rule.value is not None
+    if any(f.cell for f in n.inputs):
+        return None
+    differs = n.op in MEASURES and any(f.placement.differs for f in n.inputs)
+    local = any(f.is_local for f in n.inputs)
+    if not (differs or local):
+        return None
+    if any(f.placement.is_split or f.placement.is_partial for f in n.inputs) and n.op not in MEASURES:
+        return None
+    values = rule.value(n)
+    if values is None or any(v is None for v in values):
+        return None
+    if (n.op not in MOVES or n.op == "Size") and any(None in v for v in values if v is not None):
+        return None
+    shapes = rule.shape(n) if rule.shape is not None else (None,) * len(values)
+    outputs = []
+    for value, shape, dtype in zip(values, shapes, n.output_dtypes, strict=True):
+        placement = LOCAL if any_local(value) else REPLICATED
+        outputs.append(Fact(placement, dtype, shape if shape is not None else (len(value or ()),), value))
+    if all(fact.placement == REPLICATED for fact in outputs):
+        if all(isinstance(entry, int) for fact in outputs for entry in fact.value or ()):
+            return NodeTransfer(tuple(outputs), constant=True)
+        if local:
+            return NodeTransfer(tuple(outputs), {i: REPLICATED for i, f in enumerate(n.inputs) if f.is_local})
+    return NodeTransfer(tuple(outputs))
+
+
+def _place(n: Op, rule: Rule | None) -> tuple[Placed, str]:
+    if n.attr(BLOCKWISE, False):
+        return place_blockwise(n), ""
+    if n.attr(LOCAL_INDICES, False):
+        return place_local_indices(n), ""
+    if n.attr(ROWS_APART, False) and not n.attr(WHOLE, False):
+        return place_rows_apart(n), ""
+    if marked := n.attr(WHOLE, False):
+        return whole(n), marked.decode() if isinstance(marked, bytes) else ""
+    if n.op in MEASURES:
+        if any(f.placement.is_split and (f.shape is None or n.op == "Size") for f in n.inputs):
+            return whole(n), f"{n.op} measures a split value of unknown size"
+        return Placed((REPLICATED,) * len(n.output_dtypes)), ""
+    if rule is None:
+        placed = whole(n)
+        return placed, f"{n.op} has no rule" if placed.operand_reshards else ""
+    placed_or_none = rule.place(n)
+    if placed_or_none is None:
+        return whole(n), f"{n.op} has no rule for this case"
+    return placed_or_none, placed_or_none.note
+
+
+def convert(fact: Fact, reshard: Reshard, batch: int | None) -> Fact:
+    """Return the fact of an input after its conversion.
+
+    Args:
+        fact: of a value as it is.
+        reshard: what is done to it.
+        batch: examples of the global batch, where it is static.
+    """
+    if isinstance(reshard, LocalEntry):
+        value = list(fact.value or ())
+        value[reshard.position] = reshard.size
+        return fact._replace(placement=LOCAL, value=tuple(value))
+    shape = fact.shape
+    if shape is not None:
+        shape = tuple(to_global(dim, batch) for dim in shape)
+    if isinstance(reshard, Slice):
+        if shape is not None:
+            block = joined(reshard.segments or (reshard.unit,))
+            shape = (*shape[: reshard.dim], block, *shape[reshard.dim + 1 :])
+        return fact._replace(placement=Placement("split", reshard.dim), shape=shape, value=None)
+    value_after = fact.value
+    if value_after is not None:
+        value_after = tuple(to_global(entry, batch) for entry in value_after)
+    return fact._replace(placement=reshard, shape=shape, value=value_after)
+
+
+def _conclude(node: Node, n: Op, rule: Rule | None, placed: Placed, note: str) -> NodeTransfer:
+    """Work the output facts out from the converted inputs."""
+    batch = n.semantics.batch
+    inputs = n.inputs
+    if placed.operand_reshards:
+        inputs = tuple(
+            convert(f, placed.operand_reshards[i], batch) if i in placed.operand_reshards else f
+            for i, f in enumerate(inputs)
+        )
+    after = n._replace(inputs=inputs)
+    count = len(n.output_dtypes)
+    shapes: tuple[Shape | None, ...] = (None,) * count
+    values: tuple[tuple[Dim, ...] | None, ...] = (None,) * count
+    reached = not any(f.placement == UNKNOWN for f in inputs)
+    if rule is not None and rule.shape is not None and (reached or node.op in MERGES):
+        shapes = rule.shape(after)
+    is_size = not any(p.is_split or p.is_partial for p in placed.outputs)
+    if rule is not None and rule.value is not None and reached and is_size:
+        values = rule.value(after) or values
+    if len(shapes) != count or len(placed.outputs) != count:
+        raise PassError(f"the rule of {node.op} answers for another number of outputs", node=node)
+    outputs = tuple(_output(after, node, i, placed, _Claim(shapes[i], values[i])) for i in range(count))
+    if rule is not None and rule.axes is not None and reached and None in values:
+        outputs = tuple(fact._replace(axes=axes) for fact, axes in zip(outputs, rule.axes(after), strict=True))
+    if any(f.cell for f in inputs):
+        outputs = _carry_cells(node, inputs, outputs)
+    elif node.op in CELL_MAKERS:
+        outputs = (outputs[0]._replace(cell=node.name), *outputs[1:])
+    return NodeTransfer(outputs, placed.operand_reshards, placed.decompose, note, placed.holds, False, n.inputs)
+
+
+class _Claim(NamedTuple):
+    """What a rule says of one output besides its placement."""
+
+    shape: Shape | None
+    value: tuple[Dim, ...] | None
+
+
+def _output(n: Op, node: Node, index: int, placed: Placed, claim: _Claim) -> Fact:
+    placement, dtype, static = placed.outputs[index], n.output_dtypes[index], n.static[index]
+    shape, value = claim
+    if dtypes.base(dtype) in (dtypes.VARIANT, dtypes.RESOURCE):
+        static = None  # the handle's own shape; its fact tells that of what it stands for
+    if shape is None:
+        shape = static
+    elif static is not None and len(static) == len(shape) and None in shape:
+        shape = tuple(s if mine is None else mine for mine, s in zip(shape, static, strict=True))
+    if shape is not None:
+        shape = _settle_shape(node, index, placement, shape, static, n.semantics.batch)
+    if value is not None and len(value) > LARGEST_TRACKED:
+        value = None
+    zero = bool(placed.zero and placed.zero[index])
+    return Fact(placement, dtype, shape, value if placement in (REPLICATED, LOCAL, ANY) else None, zero)
+
+
+def _settle_shape(
+    node: Node, index: int, placement: Placement, shape: Shape, static: Shape | None, batch: int | None
+) -> Shape:
+    """Make the split dimension, and no other, a block size."""
+    dims = [dim if placement.is_split and i == placement.dim else to_global(dim, batch) for i, dim in enumerate(shape)]
+    if placement.is_split and placement.dim < len(dims) and not is_local(dims[placement.dim]):
+        size = dims[placement.dim]
+        if isinstance(size, int) and batch and size % batch == 0:
+            dims[placement.dim] = local_symbol()._replace(coef=size // batch)
+        else:
+            dims[placement.dim] = local_symbol(f"{node.name}:{index}")
+    return tuple(dims)
+
+
+CELL_MAKERS = frozenset(("TensorArrayV3", "StackV2"))
+GRADIENT_CELLS = frozenset(("TensorArrayGradV3", "TensorArrayGradWithShape"))
+
+
+def _carry_cells(node: Node, inputs: tuple[Fact, ...], outputs: tuple[Fact, ...]) -> tuple[Fact, ...]:
+    cell = next(fact.cell for fact in inputs if fact.cell)
+    if forwards_handle(node.op):
+        return tuple(f._replace(cell=cell) if f.dtype in (dtypes.RESOURCE, 0) else f for f in outputs)
+    if node.op in GRADIENT_CELLS:
+        source = node.attr("source", b"")
+        return (outputs[0]._replace(cell=f"{cell}@{source.decode()}"), *outputs[1:])
+    return outputs

@@ -1,0 +1,1 @@
+"""Variables in a training step: their roles, and whether they can be sharded."""

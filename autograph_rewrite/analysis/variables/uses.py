@@ -1,0 +1,291 @@
+"""How a step uses each variable: what writes it, the slots that an optimizer keeps for it, what serves its update only.
+
+    ResourceApplyAdam(w, m, v, ...)                       m and v are written together with w
+    m := b m + dw;  w := w - rate m                       m has w's shape, and serves no variable but w
+    r := mean(dw dw, 0);  w := w - rate dw / sqrt(r)      r is computed from w's gradient, and serves no variable but w
+
+Nothing here goes by names or by kinds of optimizers. Shards, servers, stages, the simulator and `inspect` ask here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from autograph_rewrite.analysis.facts.placement import REPLICATED
+from autograph_rewrite.analysis.propagate import Propagation
+from autograph_rewrite.analysis.rule_table import TABLE, families
+from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.op_traits import writes_variable
+from autograph_rewrite.ir.traversal import ancestors
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.variable_ops import (
+    VARIABLES,
+    dense_inputs,
+    handle_node,
+    is_handle,
+    is_update,
+    storage_key,
+    updates,
+    updates_rows,
+    written,
+)
+from autograph_rewrite.item import Variable
+
+_PASSES = families("elementwise", "gather_scatter", "control", "layout", "concat_split", "slicing", "segment")
+"""The families of rules through which contents of a slot come to an update, also row by row."""
+MAX_REACH = 400
+"""How many values to look at for the slots behind one update."""
+
+
+@dataclass(frozen=True)
+class VariableUse:
+    """What a step does with one variable.
+
+    Attributes:
+        handle: the node that gives its handle.
+        updates: the nodes that write it.
+        slots: the variables that an optimizer keeps for it, by name.
+        owner: the variable that it is a slot of, None where it is no slot.
+    """
+
+    handle: Node
+    updates: tuple[Node, ...]
+    slots: tuple[str, ...] = ()
+    owner: str | None = None
+
+
+def variable_uses(
+    state: Propagation,
+    variables: Mapping[str, Variable],
+    *,
+    step: Collection[Node] | None = None,
+    owners: Collection[str] | None = None,
+    gradients: Mapping[Value, str] | None = None,
+) -> dict[str, VariableUse]:
+    """Return how a step uses each variable that its graph has.
+
+    Args:
+        state: the placements of the graph.
+        variables: of the item.
+        step: the nodes of the step, None for all.
+        owners: the variables whose slots are wanted; None: those that are trained, as far as anybody knows.
+        gradients: the owners of gradients, by value, where they are known. Slots of other shapes are found by them.
+    """
+    graph = state.graph
+    handles = {graph.nodes[v.handle]: name for name, v in variables.items() if v.handle in graph.nodes}
+    by_handle = _updates(state.order if step is None else [node for node in state.order if node in step], handles)
+    trained = {name for name, variable in variables.items() if variable.trainable}
+    is_known = bool(trained) or owners is not None
+    wanted = (trained or variables.keys()) if owners is None else owners
+    found = _slots_by_gradient(state, variables, gradients, trained, wanted) if gradients and is_known else {}
+    settled = {handle for handle, name in handles.items() if name in wanted or name in trained or name in found}
+    for handle, name in handles.items():
+        if not is_known and (name in found or not _is_written_first(handle, by_handle)):
+            continue  # it is written beside another variable, or read for the update of another one only
+        if name in wanted or name in found:
+            for slot in _slots_by_shape(state, handle, handles, variables, by_handle, settled if is_known else ()):
+                found.setdefault(handles[slot], found.get(name, name))
+    found = {slot: owner for slot, owner in found.items() if owner not in found}
+    return {
+        name: VariableUse(
+            handle,
+            tuple(by_handle.get(handle, ())),
+            tuple(slot for slot, owner in found.items() if owner == name),
+            found.get(name),
+        )
+        for handle, name in handles.items()
+    }
+
+
+def _updates(nodes: Iterable[Node], handles: Collection[Node]) -> dict[Node, list[Node]]:
+    """Return the nodes that write each variable, also by another handle of the same storage."""
+    same = {storage_key(handle): handle for handle in handles}
+    found: dict[Node, list[Node]] = {}
+    for handle, made in updates(nodes).items():
+        known = same.get(storage_key(handle), handle) if handle.op in VARIABLES else handle
+        found.setdefault(known, []).extend(made)
+    return found
+
+
+def plain_uses(nodes: Iterable[Node], variables: Mapping[str, Variable], graph: Graph) -> dict[str, VariableUse]:
+    """Return what writes each variable, of a graph that was not analysed: its slots are not known.
+
+    Args:
+        nodes: of the step.
+        variables: by name.
+        graph: where their handles are.
+    """
+    handles = {graph.nodes[v.handle]: name for name, v in variables.items() if v.handle in graph.nodes}
+    by_handle = _updates(nodes, handles)
+    return {name: VariableUse(handle, tuple(by_handle.get(handle, ()))) for handle, name in handles.items()}
+
+
+def _is_written_first(handle: Node, by_handle: Mapping[Node, list[Node]]) -> bool:
+    made = by_handle.get(handle, [])
+    return bool(made) and all(next(written(update)) is handle for update in made)
+
+
+def _slots_by_shape(
+    state: Propagation,
+    owner: Node,
+    handles: Mapping[Node, str],
+    variables: Mapping[str, Variable],
+    by_handle: Mapping[Node, list[Node]],
+    settled: Collection[Node],
+) -> list[Node]:
+    """Return the variables of one's shape that are written together with it, or that serve its update only."""
+    shape = variables[handles[owner]].shape
+    group = {owner: None}
+    pending = [owner]
+    while pending:
+        handle = pending.pop()
+        for update in by_handle.get(handle, ()):
+            together = [node for node in written(update) if node in handles]
+            read = [node for node in _read_by(state, update) if _serves_only(node, {*group, node})]
+            for node in (*together, *read):
+                alike = node in handles and variables[handles[node]].shape == shape
+                if node not in group and node not in settled and alike:
+                    group[node] = None
+                    pending.append(node)
+    return [node for node in group if node is not owner]
+
+
+def _read_by(state: Propagation, update: Node) -> Iterable[Node]:
+    """Return the variables from which an update is computed element by element, or row by row."""
+    if updates_rows(update):
+        positions: Iterable[int] = [i for i, value in enumerate(update.inputs) if not is_handle(value)]
+    else:
+        positions = dense_inputs(update)
+    pending = deque(update.inputs[i] for i in positions)
+    seen = set(pending)
+    found: dict[Node, None] = {}
+    while pending and len(seen) < MAX_REACH:
+        value = pending.popleft()
+        node = value.node
+        if node.op in ("ReadVariableOp", "ResourceGather"):
+            found[handle_node(node.inputs[0])] = None
+            continue
+        rule = TABLE.get(node.op)
+        if rule is None or rule.family not in _PASSES or state.facts[value].shape == ():
+            continue
+        new = [other for other in node.inputs if other not in seen]
+        seen.update(new)
+        pending += new
+    return found
+
+
+def _serves_only(handle: Node, group: Collection[Node]) -> bool:
+    """Return whether what is read from a variable decides about the contents of a group of variables only."""
+    pending = [handle]
+    seen = {handle}
+    while pending:
+        node = pending.pop()
+        for value in node.read_outputs:
+            for reader, _ in value.uses:
+                if writes_variable(reader.op) and any(other not in group for other in written(reader)):
+                    return False
+                if reader not in seen:
+                    seen.add(reader)
+                    pending.append(reader)
+    return True
+
+
+def converted_uses(state: Propagation, value: Value) -> Iterator[Node]:
+    """Yield the readers that want the whole of a value."""
+    for node, index in value.uses:
+        reshard = state.transfers[node].operand_reshards.get(index)
+        if reshard == REPLICATED or (reshard is None and value in state.reduced):
+            yield node
+
+
+def _slots_by_gradient(
+    state: Propagation,
+    variables: Mapping[str, Variable],
+    gradients: Iterable[Value],
+    trained: Collection[str],
+    wanted: Collection[str],
+) -> dict[str, str]:
+    """Return the variables that are computed from gradients and serve the update of one trained variable only."""
+    by_handle = {variable.handle: name for name, variable in variables.items()}
+    bits = {name: 1 << i for i, name in enumerate(variables)}
+    grads = 1 << len(bits)
+    sources = {node for value in gradients for node in converted_uses(state, value)}
+    marks: dict[Node, int] = {}  # which variables, and whether a gradient, a node's values come from
+    learnt: dict[str, int] = dict.fromkeys(variables, 0)
+    for node in state.order:
+        mask = grads if node in sources else 0
+        for value in node._inputs:
+            mask |= marks.get(value.node, 0)
+        if node.name in by_handle:
+            mask |= bits[by_handle[node.name]]
+        marks[node] = mask
+        if is_update(node):
+            for value in node._inputs:
+                name = by_handle.get(handle_node(value).name) if value.dtype == dtypes.RESOURCE else None
+                if name is not None:
+                    learnt[name] |= mask
+    trained = {*trained, *wanted}
+    found: dict[str, str] = {}
+    while True:
+        new: dict[str, str] = {}
+        for name in [name for name in variables if name not in trained and name not in found]:
+            serves = [owner for owner in trained if learnt[owner] & bits[name]] if learnt[name] & grads else []
+            if len(serves) == 1 and serves[0] in wanted:
+                new[name] = serves[0]
+        if not new:
+            return found
+        found |= new
+        for name in new:  # what holds gradients back hands them on
+            grads |= bits[name]
+
+
+def updates_behind(
+    order: Iterable[Node], bits: Mapping[str, int], other: int, outputs: Iterable[Node]
+) -> dict[Node, int]:
+    """Return which updates each node serves, as bits.
+
+    Args:
+        order: the nodes, producers first.
+        bits: the bit of the updates of a variable, by the name of the node that gives its handle.
+        other: the bit of other updates, and of outputs.
+        outputs: nodes that the outside reads.
+    """
+    found = dict.fromkeys(outputs, other)
+    for node in reversed(list(order)):
+        mask = found.get(node, 0)
+        if is_update(node) and node._inputs:
+            mask |= bits.get(handle_node(node._inputs[0]).name, other)
+        found[node] = mask
+        for value in node._inputs if mask else ():
+            found[value.node] = found.get(value.node, 0) | mask
+    return found
+
+
+def update_regions(
+    order: Collection[Node],
+    uses: Mapping[str, VariableUse],
+    gradients: Mapping[str, Collection[Node]],
+    outputs: Iterable[Node],
+) -> dict[Node, str]:
+    """Return the nodes that come after a variable's gradient, or beside it, and serve nothing but its update.
+
+    Args:
+        order: the nodes, producers first.
+        uses: of the variables.
+        gradients: what makes the gradients of each variable.
+        outputs: nodes that the outside reads.
+    """
+    bit = {name: 1 << i for i, name in enumerate(gradients)}
+    other = 1 << len(bit)
+    bits = {use.handle.name: bit.get(use.owner or name, other) for name, use in uses.items()}
+    serves = updates_behind(order, bits, other, outputs)
+    before = {name: ancestors(made, controls=False) for name, made in gradients.items()}
+    by_bit = {mask: name for name, mask in bit.items()}
+    found = {}
+    for node in order:
+        owner = by_bit.get(serves[node])
+        if owner is not None and node not in before[owner] and node.op not in (*VARIABLES, "Placeholder"):
+            found[node] = owner
+    return found

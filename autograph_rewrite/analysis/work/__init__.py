@@ -1,0 +1,1 @@
+"""The work of a step: FLOPs and bytes of each op, and trip counts of loops."""

@@ -1,0 +1,156 @@
+"""The work of one instance of an op: its family, FLOPs, bytes read and bytes written.
+
+Contractions are counted from shapes. Everything else is counted by the elements that it touches, a few operations for
+each. Views (Identity, Reshape, reads of variables) do nothing: their output is their input's memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from autograph_rewrite.analysis.facts.concrete_sizes import Shape
+from autograph_rewrite.analysis.rule_table import TABLE, families
+from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.ir.shapes.functions import constant
+
+_VIEWS = """
+    Identity IdentityN Reshape ExpandDims Squeeze StopGradient PreventGradient Snapshot CheckNumerics Enter Exit
+    NextIteration Switch Merge RefEnter RefExit RefSwitch RefMerge RefNextIteration RefIdentity ReadVariableOp
+    EnsureShape PlaceholderWithDefault LoopCond
+"""
+_FREE = """
+    Const Placeholder VarHandleOp NoOp Shape ShapeN Size Rank VariableShape VarIsInitializedOp BroadcastGradientArgs
+    AssignVariableOp ControlTrigger
+"""
+_TRANSCENDENTAL = """
+    Exp Expm1 Log Log1p Tanh TanhGrad Sigmoid SigmoidGrad Erf Erfc Erfinv Pow Sqrt Rsqrt SqrtGrad RsqrtGrad Sin Cos
+    Softplus SoftplusGrad Softsign Elu EluGrad Selu SeluGrad Softmax LogSoftmax SoftmaxCrossEntropyWithLogits
+    SparseSoftmaxCrossEntropyWithLogits ResourceApplyAdam ResourceApplyRMSProp ResourceApplyFtrl
+    ResourceApplyAdagradV2 ResourceApplyAdagrad
+"""
+VIEWS = frozenset(_VIEWS.split())
+"""Their output shares the memory of their first input."""
+FREE = VIEWS | frozenset(_FREE.split())
+"""They cost what starting an op costs; an assignment takes over the buffer of its value."""
+TRANSCENDENTAL = frozenset(_TRANSCENDENTAL.split())
+"""Ops with several operations for each element."""
+_REDUCING = frozenset(("Sum", "Mean", "Max", "Min", "Prod", "All", "Any"))
+_OF_RULE = {
+    **dict.fromkeys(families("reduce", "pooling", "segment"), "reduce"),
+    **dict.fromkeys(families("gather_scatter", "slicing"), "gather"),
+    **dict.fromkeys(families("random"), "random"),
+}
+
+
+class Work(NamedTuple):
+    """What one instance does.
+
+    Attributes:
+        family: of `machine.FAMILIES`.
+        flops: its arithmetic.
+        nbytes: what it reads and writes.
+    """
+
+    family: str
+    flops: float
+    nbytes: float
+
+
+NOTHING = Work("elementwise", 0.0, 0.0)
+
+
+def is_view(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> bool:
+    """Return whether a node aliases the memory of its first input.
+
+    So do a transposition that changes nothing, and a sum over no axis: TensorFlow sees that before it copies.
+
+    Args:
+        node: the op.
+        inputs: shapes of its operands, in numbers.
+        outputs: and of its results.
+    """
+    if node.op in VIEWS:
+        return True
+    if node.op == "Transpose" and len(node.inputs) == 2:
+        order = constant(node.inputs[1])
+        return order is not None and order.tolist() == list(range(order.size))
+    return node.op in _REDUCING and bool(outputs) and inputs[:1] == outputs[:1] and 1 not in outputs[0]
+
+
+def work_of(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape], nbytes: float) -> Work:
+    """Return what one instance of a node does.
+
+    Args:
+        node: the op and its attributes.
+        inputs: the shapes that one instance reads.
+        outputs: the shapes that it makes.
+        nbytes: of all of them together.
+    """
+    if node.op in FREE or is_view(node, inputs, outputs):
+        return NOTHING
+    count = _COUNTED.get(node.op)
+    if count is not None:
+        family = "matmul" if node.op in _PRODUCTS else "conv"
+        try:
+            return Work(family, count(node, inputs, outputs), nbytes)
+        except (IndexError, ValueError):
+            pass  # of a shape that was not known, so it counts by elements
+    elements = max((math.prod(shape) for shape in (*inputs, *outputs)), default=0)
+    if node.op in TRANSCENDENTAL:
+        return Work("transcendental", elements * 2.0, nbytes)
+    rule = TABLE.get(node.op)
+    family = _OF_RULE.get(rule.family, "elementwise") if rule is not None else "elementwise"
+    if family == "gather":  # rows that are not looked up are not read
+        elements = sum(math.prod(shape) for shape in outputs)
+        nbytes = min(nbytes, 12.0 * elements)
+    return Work(family, float(elements), nbytes)
+
+
+def _matmul(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> float:
+    turned = any(node.attr(key, False) for key in ("transpose_a", "adj_x"))
+    return 2.0 * math.prod(outputs[0]) * inputs[0][-2 if turned else -1]
+
+
+def _einsum(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> float:
+    equation = node.attr("equation")
+    left = (equation.decode() if isinstance(equation, bytes) else str(equation)).partition("->")[0]
+    sizes: dict[str, int] = {}
+    for term, shape in zip(left.split(","), inputs, strict=True):
+        letters = term.replace("...", "")
+        sizes.update(zip(letters, shape[len(shape) - len(letters) :], strict=True))
+        sizes["..."] = max(sizes.get("...", 1), math.prod(shape[: len(shape) - len(letters)]))
+    repeated = Counter(left.replace(",", ""))
+    return (2.0 if len(inputs) > 1 and repeated else 1.0) * math.prod(sizes.values())
+
+
+def _conv(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> float:
+    return 2.0 * math.prod(outputs[0]) * math.prod(inputs[1][:-1])
+
+
+def _conv_input(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> float:
+    return 2.0 * math.prod(inputs[2]) * math.prod(inputs[1][:-1])
+
+
+def _conv_filter(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> float:
+    return 2.0 * math.prod(inputs[2]) * math.prod(outputs[0][:-1])
+
+
+def _depthwise(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> float:
+    return 2.0 * math.prod(outputs[0]) * math.prod(inputs[1][:2])
+
+
+_Count = Callable[[Node, Sequence[Shape], Sequence[Shape]], float]
+_PRODUCTS: Mapping[str, _Count] = {
+    **dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "SparseMatMul"), _matmul),
+    "Einsum": _einsum,
+}
+_COUNTED: Mapping[str, _Count] = {
+    **_PRODUCTS,
+    **dict.fromkeys(("Conv2D", "Conv3D", "_FusedConv2D"), _conv),
+    **dict.fromkeys(("Conv2DBackpropInput", "Conv3DBackpropInputV2"), _conv_input),
+    **dict.fromkeys(("Conv2DBackpropFilter", "Conv3DBackpropFilterV2"), _conv_filter),
+    "DepthwiseConv2dNative": _depthwise,
+}

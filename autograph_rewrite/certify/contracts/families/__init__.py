@@ -1,0 +1,1 @@
+"""Contracts by family of ops."""

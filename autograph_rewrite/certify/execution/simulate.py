@@ -1,0 +1,388 @@
+"""Compute what each node of the folded graph reads, and compare it with the claimed placement of that operand.
+
+    %dw (original, each) ──► AddN(all) ──► ResourceApplyAdam
+    own(0), own(1)           their sum      has to read: whole(%dw)
+
+Original nodes are not computed: what they give is sample data of the value that they give, which is right if what they
+read is right. Everything else is computed (`kernels`), whatever it is called and whoever made it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from autograph_rewrite.certify.execution import kernels
+from autograph_rewrite.certify.execution.baseline import Baseline, Leaf, Unknown
+from autograph_rewrite.certify.execution.lists import LISTS
+from autograph_rewrite.certify.execution.loops import Loop, NotUnderstoodError, parts_of
+from autograph_rewrite.certify.execution.samples import COMBINE, Sample, Token, TooLargeError
+from autograph_rewrite.errors import VerifyError
+from autograph_rewrite.ir.claims import OWN, Read
+from autograph_rewrite.ir.graph import Node, PerInstance, Select, Span, Value
+from autograph_rewrite.ir.types import dtypes
+
+MERGES = {b"Add": "sum", b"Max": "max", b"Min": "min", b"Mul": "prod"}
+COLLECTIVES = frozenset(("CollectiveReduceV2", "CollectiveGatherV2"))
+WHOLE = Read("replicated")
+SHAPES_OF_ELEMENTS = frozenset(("TensorListReserve", "EmptyTensorList"))
+RESTATED = frozenset(
+    ("shared_name", "container", "element_shape", "element_shape_except0", "tensor_array_name", "stack_name")
+)
+"""Attributes that may differ between instances of one node; what they mean is checked elsewhere."""
+
+
+class Simulation:
+    """One walk over a folded graph, with one sample.
+
+    Args:
+        baseline: what it should do.
+        sample: data.
+        order: the nodes, producers first.
+        looped: a loop on each replica runs its micro-batches; else each node has an instance for each of them.
+    """
+
+    def __init__(self, baseline: Baseline, sample: Sample, order: Sequence[Node], *, looped: bool = False) -> None:
+        self._baseline, self._sample, self._order = baseline, sample, order
+        self._micro = baseline.claims.micro if looped else 1
+        self._copies = sample.instances // self._micro  # of each EACH node
+        self._held: dict[Value, Any] = {}
+        self._loops: dict[Node, Loop] = {}  # by original node in it
+        self.matches = {node: baseline.match(node) for node in order}
+        self._of_all: set[Node] = set()  # copies that run once, for all micro-batches
+        for node in order if looped else ():
+            if self.matches[node] is None and (found := baseline.match_whole(node)):
+                self.matches[node] = found
+                self._of_all.add(node)
+        self.not_covered: dict[str, None] = {}
+
+    def run(self) -> None:
+        """Compute what is not original; then compare what original nodes read.
+
+        Raises:
+            VerifyError: something is wrong.
+        """
+        for part, is_loop in parts_of(self._order, self.matches):
+            if is_loop:
+                self._run_loop(part)
+            else:
+                self._run_once(part)
+        for node in self._order:
+            found = self.matches[node]
+            if found is not None:
+                self._compare(node, found)
+
+    def _run_once(self, nodes: Sequence[Node]) -> None:
+        for node in nodes:
+            found = self.matches[node]
+            if found is not None:
+                for value in node.read_outputs:
+                    self._held[value] = Leaf(found.output(value.index).name, self._form(node, found, value.index))
+                self._check_runs(node)
+            elif not any(value in self._held for value in node.read_outputs):  # else a loop gives it
+                self._compute(node)
+
+    def _check_runs(self, node: Node) -> None:
+        own = [
+            v for v in node.read_outputs if self._micro > 1 and node.span is Span.EACH and self._held[v].form == "own"
+        ]
+        if own:
+            raise VerifyError(f"'{node.name}' runs once for all micro-batches, which differ", node=node)
+
+    def _run_loop(self, nodes: Sequence[Node]) -> None:
+        try:
+            loop = Loop(self, nodes, self._copies, self._micro)
+            loop.run()
+        except NotUnderstoodError as error:
+            unknown = Unknown(f"a loop of the rewrite ({error})")
+            for node in nodes:
+                self._mark(node, unknown)
+            return
+        self._held |= loop.given
+        self._loops |= dict.fromkeys(loop.read, loop)
+
+    def _form(self, node: Node, found: Node, index: int) -> str:
+        if node in self._of_all:
+            return "whole"
+        claim = self._baseline.claims.values.get(found.output(index).name)
+        return (
+            "own" if claim is not None and claim.differs and found.name not in self._baseline.claims.folded else "whole"
+        )
+
+    def leaf(self, node: Node, index: int, instance: int) -> Leaf:
+        """Return what an instance of an original node gives.
+
+        Args:
+            node: of the rewritten graph.
+            index: of its output.
+            instance: which replica, or micro-batch of a replica.
+        """
+        found = self.matches[node]
+        assert found is not None
+        form = self._form(node, found, index)
+        return Leaf(found.output(index).name, form, instance if form == "own" else None)
+
+    def outputs(self, anchors: Mapping[str, Value]) -> None:
+        """Check that declared outputs are whole.
+
+        Raises:
+            VerifyError: one is not.
+        """
+        for anchor, name in self._baseline.claims.outputs.items():
+            value = anchors.get(anchor)
+            if value is None:
+                raise VerifyError(f"the output '{name}' is gone")
+            if value.node.span is Span.EACH or value.dtype in (dtypes.VARIANT, dtypes.RESOURCE):
+                continue  # behind the pass that merges them, they run once
+            held = self._held.get(value)
+            self._same_data(value.node, f"the output '{name}'", held, name, WHOLE, once=True)
+
+    # -- what is not original
+
+    def _compute(self, node: Node) -> None:
+        try:
+            results = self._attempt(node, lambda: self._results(node))
+        except _UnknownInputError as error:
+            self._mark(node, error.unknown)
+            return
+        for index, data in enumerate(results):
+            self._held[node.output(index)] = data
+
+    def _attempt(self, node: Node, compute: Callable[[], Sequence[Any]]) -> Sequence[Any]:
+        """Compute what a node gives.
+
+        Raises:
+            VerifyError: that cannot be done with what it reads.
+            _UnknownInputError: nothing here can tell.
+        """
+        try:
+            return compute()
+        except (TooLargeError, kernels.NoKernelError) as error:
+            raise _UnknownInputError(Unknown(f"{node.op} ({error})")) from error
+        except (ValueError, IndexError, TypeError, OverflowError) as error:
+            raise VerifyError(
+                f"'{node.name}' ({node.op}) cannot compute with a batch of {self._sample.batch}: {error}", node=node
+            ) from error
+
+    def _mark(self, node: Node, unknown: Unknown) -> None:
+        for value in node.read_outputs:
+            self._held[value] = unknown
+
+    def _results(self, node: Node) -> Sequence[Any]:
+        """Return for each output the data, a list for EACH nodes."""
+        if node.op in COLLECTIVES:
+            return [self._collective(node)]
+        if node.op == "NoOp":
+            return ()
+        instances = range(self._copies) if node.span is Span.EACH else range(1)
+        per_instance = [self._of_instance(node, instance, self._operands(node, instance)) for instance in instances]
+        if node.span is Span.ONCE:
+            return per_instance[0]
+        return [list(each) for each in zip(*per_instance, strict=True)]
+
+    def computed(self, node: Node, copy: int, items: Sequence[Any]) -> Sequence[Any]:
+        """Return what a node of a loop that is not original makes of what is held of its operands.
+
+        Args:
+            node: of the loop's body.
+            copy: which instance of the loop.
+            items: what is held of each operand.
+
+        Raises:
+            VerifyError: it cannot compute with that.
+        """
+        try:
+            return self._attempt(node, lambda: self._of_instance(node, copy, items))
+        except _UnknownInputError as error:
+            return [error.unknown for _ in range(max((value.index for value in node.read_outputs), default=0) + 1)]
+
+    def _of_instance(self, node: Node, instance: int, items: Sequence[Any]) -> Sequence[Any]:
+        if node.op == "Const":
+            return [_constant(node, instance)]
+        if not items:
+            raise kernels.NoKernelError(node.op)
+        if node.op in LISTS:
+            return [LISTS[node.op](items, lambda item: self.data(item, instance))]
+        return list(kernels.run(node, [self.data(item, instance) for item in items]))
+
+    def _operands(self, node: Node, instance: int) -> list[Any]:
+        operands: list[Any] = []
+        for index, value in enumerate(node.inputs):
+            select = node.selects.get(index)
+            if select is Select.ALL:
+                operands += [self._at(value, r) for r in range(self._copies)]
+            else:
+                operands.append(self._at(value, instance))
+        return operands
+
+    def _at(self, value: Value, instance: int) -> Any:
+        """Return the data that an instance of a value holds; a list as it is."""
+        return self.data(self.item(value, instance), instance)
+
+    def item(self, value: Value, copy: int) -> Any:
+        """Return what one of the instances of a value holds."""
+        held = self._held.get(value)
+        if held is None:
+            return Unknown(f"'{value.name}' of a loop that the rewrite made")
+        return held[copy] if isinstance(held, list) else held
+
+    def data(self, item: Any, instance: int) -> Any:
+        """Make data of what an instance holds.
+
+        Raises:
+            TooLargeError: it has too many elements.
+            _UnknownInputError: nothing here can tell.
+        """
+        if isinstance(item, Unknown):
+            raise _UnknownInputError(item)
+        if not isinstance(item, Leaf):
+            return item
+        if item.form == "whole":
+            return self._sample.whole(item.name)
+        return self._sample.own(item.name, instance if item.instance is None else item.instance)
+
+    def _collective(self, node: Node) -> Any:
+        if node.span is Span.ONCE:  # the only member of its process
+            return self._at(node.inputs[0], 0)
+        own = [self._at(node.inputs[0], r) for r in range(self._copies)]
+        members = int(self._at(node.inputs[1], 0))
+        if members != len(own):
+            raise ValueError(f"{members} members of {len(own)}")
+        if node.op == "CollectiveGatherV2":
+            joined = np.concatenate(own, 0)
+        else:
+            combine = COMBINE[MERGES[node.attr("merge_op")]]
+            joined = own[0]
+            for part in own[1:]:
+                joined = combine(joined, part)
+            if node.attr("final_op") == b"Div":
+                joined = joined / len(own)
+        return [joined] * len(own)
+
+    def _compare(self, node: Node, found: Node) -> None:
+        if len(node.inputs) != len(found.inputs):
+            raise VerifyError(
+                f"'{node.name}' reads {len(node.inputs)} values, the original {len(found.inputs)}", node=node
+            )
+        self._compare_attributes(node, found)
+        claims = self._baseline.claims
+        for index, (value, wanted) in enumerate(zip(node.inputs, found.inputs, strict=True)):
+            read = WHOLE if node in self._of_all else claims.reads.get((found.name, index), OWN)
+            what = f"input {index} of '{node.name}' ({node.op})"
+            select = node.selects.get(index)
+            if select is Select.ALL:
+                raise VerifyError(f"{what} reads all instances of '{value.name}'", node=node)
+            held = self._read(node, index)
+            if node.op in SHAPES_OF_ELEMENTS and not index:
+                self.not_covered["the shapes that lists state of their elements (their kernels check them)"] = None
+                continue
+            if self._is_read_as_it_is(held, self._wanted(wanted, read)):
+                continue
+            self._same_data(node, what, held, wanted.name, read, once=node.span is Span.ONCE)
+
+    def _read(self, node: Node, index: int) -> Any:
+        """Return what an original node holds of an operand; in a loop of the rewrite, a list by instance."""
+        loop = self._loops.get(node)
+        return [items[index] for items in loop.read[node]] if loop else self._held.get(node.inputs[index])
+
+    def _wanted(self, wanted: Value, read: Read) -> Leaf | None:
+        """Return the original value that may be read as it is."""
+        claim = self._baseline.claims.values.get(wanted.name)
+        differs = claim is not None and claim.differs
+        if read == OWN:
+            return Leaf(wanted.name, "own" if differs else "whole")
+        return Leaf(wanted.name, "whole") if read.kind == "replicated" else None
+
+    def _is_read_as_it_is(self, held: Any, wanted: Leaf | None) -> bool:
+        if wanted is None or not isinstance(held, list):
+            return isinstance(held, Leaf) and held == wanted
+        own = wanted.form == "own"
+        return all(
+            isinstance(item, Leaf) and item == wanted._replace(instance=instance if own else None)
+            for instance, item in enumerate(held)
+        )
+
+    def _compare_attributes(self, node: Node, found: Node) -> None:
+        for key in {*node.attrs, *found.attrs}:
+            if key.startswith("_") or node.attrs.get(key) == found.attrs.get(key) or key in RESTATED:
+                continue
+            if key == "use_locking" and node.attr(key):
+                continue  # which asynchronous workers need, and changes no value
+            if isinstance(node.attrs.get(key), PerInstance) and key in ("seed", "seed2") and self._may_differ():
+                continue
+            raise VerifyError(f"attribute '{key}' of '{node.name}' ({node.op}) is not the original's", node=node)
+
+    def _may_differ(self) -> bool:
+        return any(text.startswith("random") for text in self._baseline.claims.inexact)
+
+    def _same_data(self, node: Node, what: str, held: Any, name: str, read: Read, *, once: bool) -> None:
+        if held is None or isinstance(held, Unknown):
+            why = held.why if held is not None else "a value that the rewrite carries round a loop"
+            self.not_covered[f"{what}: {why}"] = None
+            return
+        in_turn = node in self._loops
+        instances = range(1) if once else range(self._sample.instances if in_turn else self._copies)
+        try:
+            actual = [self.data(held[r] if isinstance(held, list) else held, r) for r in instances]
+            if read.kind == "partial" and not once:
+                good = alike(sum(actual[1:], np.asarray(actual[0])), self._sample.whole(name))
+            else:
+                good = all(alike(data, self._expected(name, read, r)) for r, data in enumerate(actual))
+        except IndexError:
+            self.not_covered[f"{what}: its rows do not follow from the size of the batch"] = None
+            return
+        except TooLargeError:
+            if read != WHOLE or held != Leaf(name, "whole"):
+                self.not_covered[f"{what}: too large"] = None
+            return
+        except _UnknownInputError as error:
+            self.not_covered[f"{what}: {error.unknown.why}"] = None
+            return
+        if not good:
+            raise VerifyError(
+                f"{what} should read {_said(read)} '{name}', but does not with a batch of {self._sample.batch}",
+                node=node,
+            )
+
+    def _expected(self, name: str, read: Read, instance: int) -> Any:
+        sample = self._sample
+        if read == OWN:
+            return sample.own(name, instance)
+        whole = sample.whole(name)
+        if read.kind == "split":
+            return sample.rows(whole, read.dim, read.unit, instance, read.segments)
+        if read.kind == "entry":
+            changed = np.array(whole)
+            changed[read.dim] = sample.size(read.size, instance, name)
+            return changed
+        return whole
+
+
+class _UnknownInputError(Exception):
+    def __init__(self, unknown: Unknown) -> None:
+        self.unknown = unknown
+
+
+def _constant(node: Node, instance: int) -> Any:
+    contents = node.attr("value")
+    return kernels.constant(contents[instance] if isinstance(contents, tuple) else contents)
+
+
+def alike(left: Any, right: Any) -> bool:
+    """Return whether two values are exactly the same."""
+    if isinstance(left, Token) or isinstance(right, Token):
+        return isinstance(left, Token) and isinstance(right, Token) and left.name == right.name
+    left, right = np.asarray(left), np.asarray(right)
+    return left.shape == right.shape and left.dtype == right.dtype and np.array_equal(left, right)
+
+
+def _said(read: Read) -> str:
+    return {
+        "own": "its own instance of",
+        "replicated": "the whole of",
+        "split": "its own block of",
+        "partial": "a contribution to",
+        "entry": "the local size in",
+    }[read.kind]

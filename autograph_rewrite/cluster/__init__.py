@@ -1,0 +1,1 @@
+"""The processes of a job: TF_CONFIG, torchrun, MPI, SLURM."""

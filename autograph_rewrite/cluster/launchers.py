@@ -1,0 +1,197 @@
+"""Rank, world size and addresses from the environment variables of torchrun, MPI and SLURM.
+
+    RANK=1 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_PORT=29500     ->  rank 1 of 127.0.0.1:29501, 127.0.0.1:29502
+    SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2
+      SLURM_STEP_NODELIST=n[1-2] SLURM_JOB_ID=1                  ->  rank 1 of n1:10688, n2:10688
+
+None of them tells the addresses of the processes, so those are derived where that is sound (all on one host, or a SLURM
+step with its list of nodes), and must otherwise be given.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from autograph_rewrite.cluster.slurm_hostlist import expand_counts, expand_hosts
+from autograph_rewrite.errors import ConfigError
+
+PORT_VARIABLE = "AUTOGRAPH_PORT"
+LOOPBACK = "127.0.0.1"
+
+# Ports are chosen below those that the kernel gives to outgoing connections: 320 slots of 64 ports.
+_FIRST_PORT, _SLOTS, _SLOT_PORTS = 10_240, 320, 64
+_LAST_PORT = 65_535
+
+_GIVE_ADDRESSES = (
+    "list all processes in the configuration (cluster.workers, in the order of the ranks), or set TF_CONFIG"
+)
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A way to start processes: the variables in which each of them finds its rank, and how many there are."""
+
+    name: str
+    rank: str
+    sizes: tuple[str, ...]
+    local_sizes: tuple[str, ...] = ()
+    """How many of the processes are on this host."""
+    only_with: tuple[str, ...] = ()
+    """A SLURM batch script has a rank and a size as well; only what is started in it by srun has these."""
+
+
+TORCHRUN = Launcher("torchrun", "RANK", ("WORLD_SIZE",), ("LOCAL_WORLD_SIZE",))
+OPEN_MPI = Launcher("Open MPI", "OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_SIZE",), ("OMPI_COMM_WORLD_LOCAL_SIZE",))
+MPI = Launcher("MPI", "PMI_RANK", ("PMI_SIZE",), ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"))
+SLURM = Launcher("SLURM", "SLURM_PROCID", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), only_with=("SLURM_STEP_NODELIST",))
+
+# The innermost comes first: mpirun and torchrun are started inside SLURM jobs, not the other way round.
+LAUNCHERS = (TORCHRUN, OPEN_MPI, MPI, SLURM)
+
+
+@dataclass(frozen=True)
+class Rank:
+    """The place of this process among `size`, and the variable that counts them."""
+
+    launcher: Launcher
+    rank: int
+    size: int
+    size_variable: str
+
+    @property
+    def source(self) -> str:
+        """Who said it, for messages."""
+        return f"{self.launcher.name} ({self.launcher.rank}, {self.size_variable})"
+
+
+def rank_of(environ: Mapping[str, str]) -> Rank | None:
+    """What the first launcher that left its variables says; None when none did.
+
+    Raises:
+        ConfigError: a variable is malformed or missing, or the rank is out of range.
+    """
+    for launcher in LAUNCHERS:
+        size_variable = next((name for name in launcher.sizes if environ.get(name)), None)
+        if size_variable is None or not all(environ.get(name) for name in launcher.only_with):
+            continue
+        size = _number(environ, size_variable, least=1)
+        if environ.get(launcher.rank):
+            return Rank(launcher, _rank_below(size, size_variable, launcher.rank, environ), size, size_variable)
+        if size > 1:  # a stray WORLD_SIZE=1 says nothing
+            raise ConfigError(
+                f"{size_variable} is {size}, but {launcher.rank} is not set: which of the {size} processes is this?",
+                hint=f"set {launcher.rank}, or unset {size_variable} to train in one process",
+            )
+    return None
+
+
+def addresses_of(rank: Rank, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The addresses of all processes in the order of their ranks, as far as they follow from the environment.
+
+    Raises:
+        ConfigError: they do not, or a variable is malformed.
+    """
+    if _is_on_one_host(rank, environ):
+        base = _base_port(rank, environ)
+        return tuple(_address(LOOPBACK, base + i) for i in range(rank.size))
+    if _is_slurm_step(rank, environ):
+        return _on_nodes(rank, environ)
+    problem = f"{rank.source} tells the rank of this process ({rank.rank} of {rank.size}), but not where the others are"
+    raise ConfigError(problem, hint=_GIVE_ADDRESSES)
+
+
+def _rank_below(size: int, size_variable: str, variable: str, environ: Mapping[str, str]) -> int:
+    rank = _number(environ, variable)
+    if rank >= size:
+        problem = f"{variable} is {rank}, but there are {size} processes ({size_variable})"
+        raise ConfigError(problem, hint="ranks count from 0")
+    return rank
+
+
+def _is_on_one_host(rank: Rank, environ: Mapping[str, str]) -> bool:
+    """Whether all processes are on this host."""
+    # That MASTER_ADDR is *this host* would not do: so it is for every process beside the master.
+    master = environ.get("MASTER_ADDR", "") if rank.launcher is TORCHRUN else ""
+    if master in ("localhost", "::1") or master.startswith("127."):
+        return True
+    return any(_number(environ, name) == rank.size for name in rank.launcher.local_sizes if environ.get(name))
+
+
+def _is_slurm_step(rank: Rank, environ: Mapping[str, str]) -> bool:
+    """Whether the ranks are those of a SLURM step; mpirun and torchrun in a SLURM job may count otherwise."""
+    step = {"SLURM_PROCID": rank.rank, "SLURM_STEP_NUM_TASKS": rank.size}
+    agrees = rank.launcher is SLURM or all(environ.get(name) == str(value) for name, value in step.items())
+    return agrees and bool(environ.get("SLURM_STEP_NODELIST"))
+
+
+def _on_nodes(rank: Rank, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The addresses of the tasks of a SLURM step, which fills node after node."""
+    nodes, counts = _nodes(rank, environ)
+    places = [(node, local) for node, count in enumerate(counts) for local in range(count)]
+    for variable, expected in zip(("SLURM_NODEID", "SLURM_LOCALID"), places[rank.rank], strict=True):
+        if environ.get(variable) and _number(environ, variable) != expected:
+            problem = f"{variable} is {environ[variable]}, but where nodes are filled in turn it is {expected}"
+            raise ConfigError(problem, hint=f"use srun --distribution=block; or {_GIVE_ADDRESSES}")
+    hosts = nodes if len(nodes) > 1 else (LOOPBACK,)
+    base = _base_port(rank, environ)
+    return tuple(_address(hosts[node], base + local) for node, local in places)
+
+
+def _nodes(rank: Rank, environ: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """The nodes of a SLURM step, and how many tasks each of them runs."""
+    nodes = _read(environ, "SLURM_STEP_NODELIST", expand_hosts)
+    if environ.get("SLURM_STEP_TASKS_PER_NODE"):
+        counts = _read(environ, "SLURM_STEP_TASKS_PER_NODE", expand_counts)
+    else:
+        counts = (rank.size // len(nodes),) * len(nodes)
+    if len(counts) != len(nodes) or sum(counts) != rank.size:
+        raise ConfigError(
+            f"SLURM_STEP_TASKS_PER_NODE puts {sum(counts)} tasks on {len(counts)} nodes, but {rank.size} tasks "
+            f"({rank.size_variable}) run on {len(nodes)} nodes (SLURM_STEP_NODELIST)",
+            hint=_GIVE_ADDRESSES,
+        )
+    return nodes, counts
+
+
+def _base_port(rank: Rank, environ: Mapping[str, str]) -> int:
+    """The first port: as the user says, else one that other jobs on the host are unlikely to have."""
+    if environ.get(PORT_VARIABLE):
+        return _number(environ, PORT_VARIABLE, least=1)
+    if rank.launcher is TORCHRUN and environ.get("MASTER_PORT"):
+        return _number(environ, "MASTER_PORT", least=1) + 1  # torchrun's own store listens at MASTER_PORT
+    if environ.get("SLURM_JOB_ID"):
+        # Neighbouring jobs, and the first steps of one job, get different slots.
+        step = environ.get("SLURM_STEP_ID", "")
+        slot = 7 * _number(environ, "SLURM_JOB_ID") + (int(step) if step.isdecimal() else 0)
+    else:
+        slot = zlib.crc32(environ.get("PMIX_NAMESPACE", "").encode())
+    return _FIRST_PORT + slot % _SLOTS * _SLOT_PORTS
+
+
+def _address(host: str, port: int) -> str:
+    if port > _LAST_PORT:
+        raise ConfigError(
+            f"the port {port} of a process is above {_LAST_PORT}", hint=f"set {PORT_VARIABLE} to the first"
+        )
+    return f"{host}:{port}"
+
+
+def _number(environ: Mapping[str, str], variable: str, *, least: int = 0) -> int:
+    number = _read(environ, variable, int)
+    if number < least:
+        raise ConfigError(f"{variable} is {number}: it must be at least {least}")
+    return number
+
+
+def _read(environ: Mapping[str, str], variable: str, read: Callable[[str], _T]) -> _T:
+    """The value of a variable, as `read` understands it."""
+    try:
+        return read(environ[variable])
+    except ValueError as error:
+        reason = "it must be a whole number" if read is int else str(error)
+        raise ConfigError(f"{variable} is '{environ[variable]}': {reason}") from None

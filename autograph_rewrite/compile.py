@@ -1,0 +1,195 @@
+"""From a request to a plan, and from a plan to a distributed graph: what every verb does, in one place.
+
+    configuration ──Job.of──► processes, this one's task ──request──► Plan ──resolve_plan──► Plan with edges
+    plan          ───────────────────────────────────────────────────────┴──compile_task──► distributed item
+
+Verbs differ in what they do around it: `distribute` joins the job and adapts the plan to a function, `verify` runs what
+comes out. What a configuration means, in which order it is completed, and what is checked is the same for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from autograph_rewrite.cluster.local_devices import with_local_devices
+from autograph_rewrite.cluster.membership import Membership, in_job
+from autograph_rewrite.config.config import Config
+from autograph_rewrite.errors import ConfigError
+from autograph_rewrite.ir.claims import Certifier
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.passes import pass_pipeline
+from autograph_rewrite.passes.base.pass_manager import Observer
+from autograph_rewrite.passes.base.rewriting import Request
+from autograph_rewrite.passes.unused_settings import noted, with_unused_settings
+from autograph_rewrite.plan.parts.common_graph import contents
+from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.plan.verify import check_plan
+from autograph_rewrite.strategies import builder_for
+
+
+@dataclass(frozen=True)
+class Job:
+    """A configuration or a plan, and the process of its job that graphs are for.
+
+    Attributes:
+        given: the plan; or the configuration, with the processes that the environment names.
+        member: this process; None of one process alone, or where the graph is for another one.
+        task: the worker that graphs are for.
+    """
+
+    given: Config | Plan
+    member: Membership | None = None
+    task: int = 0
+
+    @classmethod
+    def of(cls, given: Config | Plan, task: int | None = None) -> Job:
+        """The job of this process; with a task, that of a worker whose graph is made here.
+
+        Raises:
+            ConfigError: there are several processes, and nothing says which of them this is.
+        """
+        if task is not None:
+            return cls(given, None, task)
+        if isinstance(given, Config):
+            given, member = in_job(given)
+        else:
+            member = in_job(Config())[1] if given.workers > 1 else None
+        return cls(given, member, member.task if member is not None else 0)
+
+    @property
+    def config(self) -> Config | None:
+        """The configuration; None where a plan is given."""
+        return self.given if isinstance(self.given, Config) else None
+
+    def require_worker(self, plan: Plan) -> None:
+        """Refuse a task that a plan has no worker for.
+
+        Raises:
+            ConfigError: there is no such worker.
+        """
+        if not 0 <= self.task < plan.workers:
+            problem = f"there is no worker {self.task}: the plan has {plan.workers} of them"
+            raise ConfigError(problem, hint="workers count from 0; name them all in cluster.workers")
+
+
+@dataclass(frozen=True)
+class Instrumentation:
+    """What looks on between two passes.
+
+    Attributes:
+        verify: the graph's invariants are checked after every pass that has edited it.
+        observers: called with (pass name, folded graph) after every pass.
+        certificate: compares the rewrite with the original.
+    """
+
+    verify: bool = True
+    observers: Sequence[Observer] = ()
+    certificate: Certifier | None = None
+
+
+VERIFIED = Instrumentation()
+
+
+def with_processes(given: Config) -> Config:
+    """A configuration with its job's processes: those of the environment where it names none.
+
+    Nobody asks which of them this is: a plan for a cluster is made on any machine.
+
+    Raises:
+        ConfigError: what the environment says is malformed.
+    """
+    return given if given.workers > 1 else in_job(given)[0]
+
+
+def request(item: GraphItem, given: Config | Plan) -> Plan:
+    """The plan of a strategy for a normalised item, without the edges that follow from it; a plan as it is.
+
+    The edges of a plan are checked once the graph is analysed.
+
+    Raises:
+        ConfigError: the configuration asks for what there is not.
+        PlanError: it does not fit the graph.
+    """
+    if isinstance(given, Plan):
+        check_plan.require(replace(given, edges=()), item)
+        return given
+    config = with_local_devices(given)
+    plan = builder_for(config).build(item, config)
+    check_plan.require(plan, item)
+    return plan
+
+
+def resolve_plan(item: GraphItem, given: Config, batch: int | None = None) -> Plan:
+    """The plan of a normalised item with every edge, and a note for each setting that does nothing.
+
+    Args:
+        item: it is not changed.
+        given: with the processes of the job.
+        batch: examples of all replicas together, of which the coverage is told.
+
+    Raises:
+        RewriteError: as `request`, or the graph cannot be distributed.
+    """
+    return noted(pass_pipeline.resolve(item, request(item, given), batch), given, item)
+
+
+def compile_task(
+    item: GraphItem,
+    plan: Plan,
+    task: int = 0,
+    *,
+    training: bool = True,
+    batch: int | None = None,
+    instrumentation: Instrumentation = VERIFIED,
+) -> GraphItem:
+    """What one worker of a plan runs; the item is not changed.
+
+    Args:
+        item: normalised.
+        plan: a request, or a plan with edges.
+        task: which worker.
+        training: refuse a graph that updates nothing.
+        batch: as for `resolve_plan`.
+        instrumentation: what looks on.
+
+    Raises:
+        RewriteError: the graph cannot be distributed so.
+    """
+    asked = Request(item, plan, task, training, batch, instrumentation.certificate)
+    return pass_pipeline.rewrite(asked, verify=instrumentation.verify, observers=instrumentation.observers)
+
+
+def compile_item(
+    item: GraphItem,
+    plan: Plan,
+    job: Job,
+    *,
+    training: bool = True,
+    batch: int | None = None,
+    instrumentation: Instrumentation = VERIFIED,
+) -> GraphItem:
+    """What this process of a job runs, with what all workers must agree on and the settings that do nothing.
+
+    Args:
+        item: normalised; its graph is used up.
+        plan: of `request`.
+        job: the job.
+        training: as for `compile_task`.
+        batch: as for `resolve_plan`.
+        instrumentation: what looks on.
+
+    Raises:
+        RewriteError: as `compile_task`, or the plan has no such worker.
+    """
+    plan = plan if training else plan.without_stages()
+    job.require_worker(plan)
+    common = contents(item) if job.member is not None else b""
+    asked = Request(item, plan, job.task, training, batch, instrumentation.certificate)
+    new = pass_pipeline.rewrite(
+        asked, verify=instrumentation.verify, observers=instrumentation.observers, in_place=True
+    )
+    if job.config is not None and training:
+        new = with_unused_settings(new, job.config, item)
+    covered = replace(new.report.covered, place=job.given.where("semantics", "min_coverage"))
+    return new.with_(report=replace(new.report, member=job.member, contents=common, covered=covered))

@@ -1,0 +1,1 @@
+"""The configuration that a user writes: its sections, fields and checks."""

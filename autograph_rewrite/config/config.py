@@ -1,0 +1,236 @@
+"""The configuration that a user writes: one model, read from a file or a dict, all mistakes reported together.
+
+    Config.load("configs/all_reduce.yaml")          Config.of({"devices": ["CPU:0", "CPU:1"]})
+
+A `Config` says what is wanted. What follows from it for a graph is the plan, made by a strategy builder.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import PrivateAttr, ValidationError
+
+from autograph_rewrite.config import presets
+from autograph_rewrite.config.cross_field_checks import CHECKS, IN_JOB
+from autograph_rewrite.config.fields import Count, DeviceName, Positive
+from autograph_rewrite.config.sections import (
+    Accumulation,
+    Cluster,
+    Mesh,
+    Mode,
+    Override,
+    PassSection,
+    Pipeline,
+    Remat,
+    Section,
+    Semantics,
+    Sharding,
+    Strategy,
+)
+from autograph_rewrite.config.unsupported import unavailable
+from autograph_rewrite.config.validation_messages import faults_of
+from autograph_rewrite.diagnostics.faults import Fault, did_you_mean, raise_if_any
+from autograph_rewrite.diagnostics.located_yaml import KeyPath, Located, Source, load_yaml
+from autograph_rewrite.errors import ConfigError
+from autograph_rewrite.ir.types import device_names
+
+
+class Config(Section):
+    """How to distribute a training graph. Make one with `load` or `of`, which explain what is wrong."""
+
+    devices: tuple[DeviceName, ...] | None = None
+    """The devices of this process's replicas, in order; left out: its accelerators."""
+    cluster: Cluster | None = None
+    """The processes of the job; left out: this one."""
+    strategy: Strategy = Strategy()
+    """Which builder makes the plan."""
+    variables: tuple[Override, ...] = ()
+    """What is different for some variables; the first match wins."""
+    pipeline: Pipeline | None = None
+    """Cut the model into stages."""
+    microbatches: Count = 1
+    """Gradient accumulation: into how many parts a replica's batch is cut."""
+    accumulation: Accumulation = Accumulation()
+    """How these parts are cut, and run."""
+    remat: Remat = Remat()
+    """Recompute activations instead of keeping them."""
+    passes: tuple[PassSection, ...] = ()
+    """Passes of one's own, which edit the graph before it is distributed (docs/writing_passes.md)."""
+    mesh: Mesh | None = None
+    """The sizes of the device axes; left out: all devices are replicas."""
+    sharding: tuple[Sharding, ...] = ()
+    """Where tensors lie on the model axis."""
+    steps_per_run: Count = 1
+    """How many steps one run does, inside the graph."""
+    semantics: Semantics = Semantics()
+    """What must come out exactly as on one device."""
+    input: Literal["global", "per_worker"] = "global"
+    """In a cluster, what a Keras model is given and what iterators inside a graph give: the same to every worker, which
+    takes its part (global), or its own part (per_worker)."""
+    timeout_seconds: Positive = 60.0
+    """How long anything waits for a device or process before it says who is missing."""
+
+    _source: Source = PrivateAttr(default_factory=Source)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Config:
+        """Read a configuration file, or the shipped one of that name (`fsdp`).
+
+        Raises:
+            ConfigError: with everything that is wrong in the file, each at its line.
+        """
+        file = presets.found(path)
+        if not os.path.exists(file) and not os.path.splitext(file)[1]:
+            hint = did_you_mean(os.fspath(path), presets.names(), noun="shipped configurations")
+            raise ConfigError(f"there is no file '{os.fspath(path)}', and no configuration of that name", hint=hint)
+        return cls._read(load_yaml(file, error=ConfigError))
+
+    @classmethod
+    def of(cls, config: ConfigLike) -> Config:
+        """The configuration that `config` is, holds, or is the path of.
+
+        Raises:
+            ConfigError: with everything that is wrong in it.
+        """
+        if isinstance(config, Config):
+            return config
+        if isinstance(config, str | os.PathLike):
+            return cls.load(config)
+        if not isinstance(config, Mapping):  # untyped code comes here
+            what = type(config).__name__  # type: ignore[unreachable]
+            raise ConfigError(f"a configuration is a path, a dict or a Config, not {what}")
+        return cls._read(Located(dict(config), Source()))
+
+    @classmethod
+    def json_schema(cls) -> dict[str, Any]:
+        """The JSON schema of the file, for editors (it is published as docs/config.schema.json)."""
+        return cls.model_json_schema()
+
+    @property
+    def workers(self) -> int:
+        """How many processes train."""
+        return len(self.cluster.workers) if self.cluster else 1
+
+    @property
+    def has_stages_on_hosts(self) -> bool:
+        """Whether the workers of a job hold the stages of one pipeline, instead of a replica each."""
+        return self.workers > 1 and self.pipeline is not None
+
+    @property
+    def mode(self) -> Mode:
+        """Where variables live: as `strategy.variables` says, else by the number of processes; micro-batches share."""
+        several = self.workers > 1 and self.microbatches == 1 and self.pipeline is None
+        return self.strategy.variables or ("mirrored" if several else "shared")
+
+    @property
+    def replicas(self) -> tuple[str, ...]:
+        """The first device of each of this process's replicas; with stages, each has several devices in a row.
+
+        Raises:
+            ConfigError: they are left to be filled in.
+        """
+        devices = self.replica_devices()
+        if self.pipeline is None or self.pipeline.devices is not None or len(devices) % self.pipeline.stages:
+            return devices
+        return devices[:: self.pipeline.stages]
+
+    @property
+    def file(self) -> str:
+        """The file that it was read from; "config" for one that was made of a dict."""
+        return self._source.name
+
+    def where(self, *path: str | int) -> str:
+        """The place of a key, as `file:line`; "config" for one that was made of a dict."""
+        return self._source.at(path)
+
+    def fault(self, path: KeyPath, message: str, hint: str | None = None) -> Fault:
+        """Something that is wrong with the setting at `path`.
+
+        Args:
+            path: keys and indices from the top of the file.
+            message: what is wrong, as a sentence without its end.
+            hint: what to write instead.
+        """
+        return self._source.fault(path, message, hint)
+
+    def with_devices(self, logical: Sequence[str]) -> Config:
+        """This configuration with its devices filled in from those that the process has.
+
+        Raises:
+            ConfigError: when it names none, and there is no accelerator to choose.
+        """
+        if self.devices is not None:
+            return self
+        chosen = device_names.accelerators(logical)
+        if not chosen and self.cluster is not None:
+            chosen = (device_names.canonical("CPU:0"),)
+        if not chosen:
+            fault = self.fault((), "devices is missing, and this process has no accelerator", _NAME_DEVICES)
+            raise_if_any([fault], error=ConfigError, title=self._source.name)
+        return self.model_copy(update={"devices": chosen})
+
+    def replica_devices(self) -> tuple[str, ...]:
+        """The canonical devices of the replicas.
+
+        Raises:
+            ConfigError: when they are left to be filled in; `with_devices` does that.
+        """
+        if self.devices is None:
+            fault = self.fault((), "devices is missing", _NAME_DEVICES)
+            raise_if_any([fault], error=ConfigError, title=self._source.name)
+        return self.devices or ()
+
+    def require_usable(self) -> None:
+        """Refuse what this version cannot do, and combinations that nothing can, now that the job is known.
+
+        Raises:
+            ConfigError: with every such setting, at its line.
+        """
+        faults = [*_clashes(self, broken=())]
+        if not faults:
+            clashes = (clash for check in IN_JOB for clash in check(self))
+            faults += [self.fault(clash.path, clash.message, clash.hint) for clash in clashes]
+        for path, feature in unavailable(self):
+            faults.append(self.fault(path, f"{feature} is not available yet in this version", "leave it out"))
+        raise_if_any(faults, error=ConfigError, title=self._source.name)
+
+    @classmethod
+    def _read(cls, located: Located) -> Config:
+        config, faults = cls._validated(located.data, located.source)
+        raise_if_any([*located.faults, *faults], error=ConfigError, title=located.source.name)
+        assert config is not None  # without faults there is one
+        config._source = located.source
+        return config
+
+    @classmethod
+    def _validated(cls, data: object, source: Source) -> tuple[Config | None, list[Fault]]:
+        """The configuration as far as its keys are right, and what is wrong with it."""
+        broken: set[str] = set()
+        faults: list[Fault] = []
+        try:
+            config = cls.model_validate(data)
+        except ValidationError as error:
+            faults = faults_of(error, cls, source)
+            if not isinstance(data, dict):
+                return None, faults
+            broken = {str(finding["loc"][0]) for finding in error.errors()}
+            config = cls.model_validate({key: value for key, value in data.items() if str(key) not in broken})
+        config._source = source
+        return config, [*faults, *_clashes(config, broken=broken)]
+
+
+# What the public functions take for a configuration.
+ConfigLike = Config | Mapping[str, Any] | str | os.PathLike[str]
+
+_NAME_DEVICES = "name one device per replica, as in devices: [CPU:0, CPU:1]"
+
+
+def _clashes(config: Config, *, broken: Collection[str]) -> Iterator[Fault]:
+    """The impossible combinations among settings that are right by themselves."""
+    for keys, check in CHECKS:
+        if keys.isdisjoint(broken):
+            for clash in check(config):
+                yield config.fault(clash.path, clash.message, clash.hint)

@@ -1,0 +1,226 @@
+"""The sections of a configuration file, one class each; the comment of a field is its documentation everywhere."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from autograph_rewrite.config.fields import (
+    Address,
+    Count,
+    DeviceName,
+    Flag,
+    FunctionName,
+    Natural,
+    NotNegative,
+    Pattern,
+    Positive,
+    RematPolicy,
+    Share,
+    Size,
+    Text,
+)
+from autograph_rewrite.config.strategy_names import BuilderName
+
+Mode = Literal["shared", "mirrored"]
+Hint = Literal["auto", "ring", "nccl"]
+Compressor = Literal["none", "fp16", "bf16", "fp16_ef", "bf16_ef", "topk", "powersgd"]
+
+
+class Section(BaseModel):
+    """A frozen mapping of known keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _has_an_order(cls, value: object) -> object:
+        """Refuse a set: its order changes from process to process, and with it the rewritten graph."""
+        if isinstance(value, set | frozenset):
+            raise ValueError("must be a list: a set has no order")
+        return value
+
+
+class Network(Section):
+    """The links between the machines, as the cost model sees them."""
+
+    bandwidth_gbps: Positive = 10.0
+    """Gigabits per second of one link."""
+    latency_us: NotNegative = 50.0
+    """Microseconds that a message takes."""
+
+
+class Cluster(Section):
+    """The processes of a job; TF_CONFIG, when it is set, overrides the addresses."""
+
+    workers: tuple[Address, ...]
+    """Addresses (host:port) of the workers, in the order of their parts of the global batch."""
+    ps: tuple[Address, ...] = ()
+    """Addresses of the parameter servers."""
+    network: Network | None = None
+    """The links between them."""
+
+
+class Strategy(Section):
+    """Which builder makes the plan, and how it synchronises by default."""
+
+    name: BuilderName = "AllReduce"
+    """The builder: one of these, or a class of yours, as in path/to/file.py:Class."""
+    variables: Mode | None = None
+    """One copy of each variable per process (shared) or per device (mirrored); left out: shared in one
+    process and with micro-batches, mirrored across processes."""
+    bucket_bytes: Size = 4 * 1024**2
+    """Gradients of one type are reduced together up to this size (4MiB, or a number); 0: each alone."""
+    compressor: Compressor = "none"
+    """What makes dense gradients smaller on their way, so not exact (docs/compression.md): 16-bit types (fp16, bf16),
+    the same with error feedback (fp16_ef, bf16_ef), the largest hundredth (topk) or two thin factors (powersgd)."""
+    hint: Hint = "auto"
+    """Which implementation TensorFlow's collectives use."""
+
+
+class Partition(Section):
+    """Split a variable into nearly equal parts along one axis."""
+
+    axis: Natural | None = None
+    """The axis that is split; left out: the first one, over `data` the first that the replicas divide evenly."""
+    shards: Annotated[int, Field(strict=True, ge=2)] | None = None
+    """How many parts; at least 2. Over `data` there is one for each replica."""
+    over: Literal["shard", "data"] = "shard"
+    """Parts of their own (shard), or one for each replica, which gathers the whole where it is used (data)."""
+    stage: Annotated[int, Field(strict=True, ge=1, le=3)] | None = None
+    """Over `data`, what is split: optimizer state (1), gradients too (2), the variable too (3); left out: 3."""
+
+
+class Override(Section):
+    """What is different for some variables; of several that match, the first counts."""
+
+    match: Pattern
+    """Regular expression; it must match the whole name of a variable."""
+    synchronizer: Literal["all_reduce", "ps"] | None = None
+    """How its gradients meet; left out: as the strategy says."""
+    partition: Partition | None = None
+    """Split the variable."""
+    sync: Flag = True
+    """Whether a parameter server waits for all replicas."""
+    staleness: Natural = 0
+    """By how many steps a replica may be ahead."""
+    proxy: Flag = False
+    """Whether each worker reads a local copy that is refreshed once per step."""
+    bucket_bytes: Size | None = None
+    """As in strategy."""
+    compressor: Compressor | None = None
+    """As in strategy."""
+    hint: Hint | None = None
+    """As in strategy."""
+
+    @property
+    def server_settings(self) -> tuple[str, ...]:
+        """The keys that ask a parameter server for something."""
+        asked = {"sync": not self.sync, "staleness": self.staleness > 0, "proxy": self.proxy}
+        return tuple(key for key, is_asked in asked.items() if is_asked)
+
+
+class Pipeline(Section):
+    """Cut the model into stages that work on micro-batches one after another."""
+
+    stages: Count
+    """How many stages."""
+    microbatches: Count | None = None
+    """Into how many parts the batch is cut."""
+    microbatch_size: Count | None = None
+    """The other way to say it: examples in one micro-batch."""
+    schedule: Literal["gpipe", "1f1b", "interleaved", "circular"] = "1f1b"
+    """In which order a device runs forwards and backwards: all forwards first (gpipe, circular), or in turn."""
+    form: Literal["unrolled", "loop"] = "unrolled"
+    """A copy of each stage for each micro-batch (unrolled), or a loop in each iteration of which all stages work."""
+    circular_repeat: Count = 1
+    """How many stages each device holds, in rounds (interleaved, circular): the model has `stages` times as many."""
+    boundaries: tuple[Text, ...] | None = None
+    """Tensors after which a new stage begins; left out: balanced by cost."""
+    names: tuple[Pattern, ...] | None = None
+    """Another way to say it: one regular expression per stage, which the whole names of its nodes match."""
+    assign: Literal["auto", "device"] = "auto"
+    """Where neither is given: balanced by cost (auto), or as the devices that the graph itself names (device)."""
+    devices: tuple[DeviceName, ...] | None = None
+    """The device of each stage; left out: those of the configuration if they are as many, else CPU:0, CPU:1, ..."""
+    layout: Literal["contiguous", "interleaved"] = "contiguous"
+    """Which rows of the batch make up a micro-batch."""
+
+    @property
+    def chunks(self) -> int:
+        """How many stages the model has in all."""
+        return self.stages * self.circular_repeat
+
+
+class Accumulation(Section):
+    """How micro-batches without stages are cut, and run."""
+
+    form: Literal["unrolled", "loop"] = "unrolled"
+    """A copy of the graph for each micro-batch (unrolled), or one loop over them."""
+    layout: Literal["contiguous", "interleaved"] = "contiguous"
+    """Which rows make up micro-batch m of M: the m-th part of them, or rows m, m + M, m + 2M, ..."""
+    uneven: Literal["allow", "error"] = "allow"
+    """What to do where the batch cannot be divided by M: let sizes differ by one, or refuse."""
+
+
+class Remat(Section):
+    """Recompute activations in the backward part instead of keeping them."""
+
+    policy: RematPolicy = "none"
+    """none, sqrt (cut where least is kept), every:N (keep every N-th of the single values between layers), save_matmuls
+    (keep products and convolutions), names or scopes; budget:SIZE is to come (docs/rematerialisation.md)."""
+    names: tuple[Pattern, ...] = ()
+    """Patterns of the tensors that are kept, for the policy `names`."""
+    scopes: tuple[Pattern, ...] = ()
+    """Patterns of the name scopes that are computed again, each by itself, for the policy `scopes`."""
+
+
+AFTER = ("eliminate-dead-code", "propagate", "split-draws", "decompose", "place-reductions")
+"""Passes behind which one of the user's own can run: until the plan is resolved, nothing is converted yet."""
+
+
+class PassSection(Section):
+    """A pass of the user's own."""
+
+    file: FunctionName
+    """`path/to/file.py:function`; it runs only where that is allowed (--allow-code, or ar.allow_code)."""
+    after: Literal["eliminate-dead-code", "propagate", "split-draws", "decompose", "place-reductions"]
+    """The pass behind which it runs."""
+
+
+class Mesh(Section):
+    """The sizes of the device axes."""
+
+    data: Count | None = None
+    """How many replicas; left out: what `devices` makes of it."""
+    model: Count = 1
+    """How many devices one replica has."""
+
+
+class Sharding(Section):
+    """Where the tensors of one name lie on the model axis."""
+
+    match: Pattern
+    """Regular expression; it must match the whole name of a tensor or variable."""
+    split: tuple[Count, ...] | None = None
+    """Into how many parts each dimension is cut."""
+    replicate: Flag = False
+    """Every device holds the whole."""
+    assign: Natural | None = None
+    """The one device that holds it."""
+
+
+class Semantics(Section):
+    """What must come out exactly as on one device."""
+
+    batch_norm: Literal["sync", "local"] = "sync"
+    """Statistics over the whole batch (sync, exact), or those of batch normalisations over each replica's or
+    micro-batch's part (local)."""
+    random: Literal["exact", "independent"] = "exact"
+    """One random mask for the whole batch (exact), or one per replica with seeds of its own (independent)."""
+    strict: Flag = False
+    """Refuse a graph with an op that no rule covers, which otherwise runs once on the whole batch."""
+    min_coverage: Share = 0.0
+    """Refuse a rewrite in which a smaller share of the step's floating-point work outside of updates is divided over
+    the devices."""

@@ -1,0 +1,49 @@
+"""Values of `strategy.name`: a builder of this package, or `path/to/file.py:Class` of the user."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal, get_args
+
+from pydantic import AfterValidator, Field, WithJsonSchema
+
+from autograph_rewrite.diagnostics.faults import did_you_mean, either
+
+StrategyName = Literal[
+    "AllReduce",
+    "PS",
+    "PSLoadBalancing",
+    "PartitionedPS",
+    "UnevenPartitionedPS",
+    "PartitionedAR",
+    "RandomAxisPartitionAR",
+    "Parallax",
+    "FSDP",
+    "Pipeline",
+    "Auto",
+]
+
+KNOWN: tuple[str, ...] = get_args(StrategyName)
+OWN = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_][A-Za-z0-9_]*)")
+
+
+def own_builder(name: str) -> tuple[str, str] | None:
+    """The file and the class that `path/to/file.py:Class` names; None for a builder of this package."""
+    match = OWN.fullmatch(name)
+    return (match["file"], match["name"]) if match else None
+
+
+def _known(name: str) -> str:
+    if name in KNOWN or own_builder(name):
+        return name
+    hint = did_you_mean(name, KNOWN)
+    close = f" ({hint})" if hint.startswith("did you mean") else ""
+    raise ValueError(f"must be {either([*KNOWN, 'path/to/file.py:Class'])}, not {name!r}{close}")
+
+
+BuilderName = Annotated[
+    str,
+    Field(strict=True),
+    AfterValidator(_known),
+    WithJsonSchema({"anyOf": [{"type": "string", "enum": list(KNOWN)}, {"type": "string", "pattern": r"\.py:"}]}),
+]

@@ -1,0 +1,25 @@
+"""Valid settings that this version does not support: rejected at their line, never ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from autograph_rewrite.diagnostics.located_yaml import KeyPath
+
+if TYPE_CHECKING:
+    from autograph_rewrite.config.config import Config
+
+
+def unavailable(config: Config) -> Iterator[tuple[KeyPath, str]]:
+    """Each setting of `config` that asks for a feature to come, with the words for it."""
+    if config.remat.policy.startswith("budget"):
+        yield ("remat", "policy"), f"remat.policy {config.remat.policy}"
+    if config.remat.policy != "none" and config.pipeline is not None:
+        yield ("remat", "policy"), "remat with pipeline"
+    if config.mesh is not None and config.mesh.model > 1:
+        yield ("mesh", "model"), "mesh.model above 1"
+    if config.sharding:
+        yield ("sharding",), "sharding"
+    if config.steps_per_run > 1:
+        yield ("steps_per_run",), "steps_per_run above 1"

@@ -1,0 +1,107 @@
+"""Permission to execute the Python files that a configuration names.
+
+A configuration is data, and may be a stranger's. Code that it names (`strategy: {name: file.py:Class}`, `passes`) runs
+after `--allow-code` on the command line, which allows the files that the given configuration names, or
+`ar.allow_code(path)`.
+What is allowed stands in the environment, so that the processes of a job have it from the one that starts them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from pathlib import Path
+from types import ModuleType
+
+from autograph_rewrite.config.config import Config
+from autograph_rewrite.config.strategy_names import own_builder
+from autograph_rewrite.errors import ConfigError
+
+VARIABLE = "AUTOGRAPH_REWRITE_ALLOW_CODE"
+
+
+def allow_code(path: str | os.PathLike[str]) -> None:
+    """Let configurations that name a Python file run it, in this process and those that it starts.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+    if not Path(path).is_file():
+        raise ConfigError(f"there is no file '{os.fspath(path)}' to allow", hint="name the Python file itself")
+    os.environ[VARIABLE] = json.dumps(sorted({*_allowed(), _identity(path)}))
+
+
+def require_allowed(path: Path, where: str) -> None:
+    """Refuse to run a file that nobody has allowed.
+
+    Raises:
+        ConfigError: it is not allowed.
+    """
+    if _identity(path) in _allowed():
+        return
+    raise ConfigError(
+        f"{where}: the configuration wants '{path}' to be run, and code that a file names runs only if you allow it",
+        hint=f"read it, then add --allow-code to the command, or ar.allow_code({str(path)!r}) to the program",
+    )
+
+
+def named_files(config: Config) -> list[Path]:
+    """The Python files that a configuration names: of its builder, and of its passes.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+    own = own_builder(config.strategy.name)
+    files = [find_file(own[0], config.where("strategy", "name"))] if own is not None else []
+    named = ((one.file.rpartition(":")[0], config.where("passes", i, "file")) for i, one in enumerate(config.passes))
+    return [*files, *(find_file(file, where) for file, where in named)]
+
+
+def load_module(path: Path, where: str) -> ModuleType:
+    """Run a file as a module of its own.
+
+    Raises:
+        ConfigError: it is no Python file, or it fails.
+    """
+    spec = importlib.util.spec_from_file_location(f"autograph_rewrite_own_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{where}: '{path}' is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ConfigError(f"{where}: '{path}' cannot be run: {type(error).__name__}: {error}") from error
+    return module
+
+
+def find_file(file: str, where: str) -> Path:
+    """The file, which is named from the working directory, or from where the configuration stands.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    places = [Path(file), Path(where.rpartition(":")[0] or where).parent / file]
+    for path in places:
+        if path.is_file():
+            return path
+    raise ConfigError(
+        f"{where}: there is no file '{file}'", hint="name it from here, or from the configuration's folder"
+    )
+
+
+def _allowed() -> frozenset[str]:
+    try:
+        listed = json.loads(os.environ.get(VARIABLE) or "[]")
+    except ValueError:
+        listed = None
+    if not isinstance(listed, list):
+        raise ConfigError(f"{VARIABLE} is no list of paths in JSON", hint="leave it unset, and use --allow-code")
+    return frozenset(str(path) for path in listed)
+
+
+def _identity(path: str | os.PathLike[str]) -> str:
+    return os.path.realpath(path)

@@ -1,0 +1,1 @@
+"""The hardware model: compute, links, topology."""

@@ -1,0 +1,115 @@
+"""The machine model: compute throughput by op family, and the links between devices and between processes.
+
+    seconds of an op        op_seconds + max(flops / rate of its family, bytes / memory rate)
+    seconds of a message    latency + bytes / bandwidth
+
+The defaults are round figures of one CPU core and of one accelerator; `cost.hardware.calibrate` measures the machine at
+hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from autograph_rewrite.config.sections import Network
+
+FAMILIES = ("matmul", "conv", "elementwise", "transcendental", "reduce", "gather", "random", "sort")
+"""Ops whose arithmetic is measured apart."""
+SERIAL = frozenset(("sort",))
+"""They are not shared out among cores."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """A connection that messages take one after another.
+
+    Attributes:
+        seconds: that a message takes however short it is.
+        bytes_per_second: its bandwidth.
+    """
+
+    seconds: float
+    bytes_per_second: float
+
+    def time(self, nbytes: float, messages: int = 1) -> float:
+        """Return the seconds of some messages with so many bytes together."""
+        return messages * self.seconds + nbytes / self.bytes_per_second
+
+
+@dataclass(frozen=True)
+class Compute:
+    """What computes: a core, or an accelerator.
+
+    Attributes:
+        flops: operations per second, by family.
+        bytes_per_second: that ops which do little else can read and write.
+        op_seconds: that an op takes however small it is.
+    """
+
+    flops: Mapping[str, float]
+    bytes_per_second: float
+    op_seconds: float
+
+
+CORE = Compute(
+    MappingProxyType(
+        {
+            "matmul": 25e9,
+            "conv": 20e9,
+            "elementwise": 2e9,
+            "transcendental": 1e9,
+            "reduce": 2e9,
+            "gather": 1e9,
+            "random": 2e8,
+            "sort": 1e8,
+        }
+    ),
+    bytes_per_second=6e9,
+    op_seconds=2e-6,
+)
+
+ACCELERATOR = Compute(
+    MappingProxyType(
+        {
+            "matmul": 60e12,
+            "conv": 40e12,
+            "elementwise": 5e12,
+            "transcendental": 2e12,
+            "reduce": 3e12,
+            "gather": 1e12,
+            "random": 1e12,
+            "sort": 1e10,
+        }
+    ),
+    bytes_per_second=1e12,
+    op_seconds=5e-6,
+)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine as the cost model sees it.
+
+    Attributes:
+        core: one core of its CPU.
+        cores: how many there are; the CPU devices of a process share them.
+        accelerator: one GPU or TPU.
+        memory: copies between CPU devices of one process; a message is a collective's step.
+        local: the link between the accelerators of one process.
+        run_seconds: that a step takes however little it does.
+    """
+
+    core: Compute = CORE
+    cores: int = 4
+    accelerator: Compute = ACCELERATOR
+    memory: Link = Link(25e-6, 4e9)
+    local: Link = Link(10e-6, 50e9)
+    run_seconds: float = 0.0
+
+
+def network_link(network: Network | None) -> Link:
+    """Return the link between two processes that a configuration describes."""
+    described = network or Network()
+    return Link(described.latency_us * 1e-6, described.bandwidth_gbps * 1e9 / 8)

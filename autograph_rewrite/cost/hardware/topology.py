@@ -1,0 +1,158 @@
+"""The topology: processes of a plan, their devices and links, and the duration of each collective on them.
+
+All processes do the same, so one stands for them; so does one of the replicas that do nothing once. Alpha-beta model:
+
+    all-reduce, N members     2 (N - 1) hops of 1/N of the bytes, one after another, as on a ring; few leave a process
+    all-gather                N - 1 messages of the bytes of one member
+    push, pull                every process sends to, or receives from, a server, whose link all of them share
+
+A message of n bytes takes alpha + n beta (Hockney 1994); the ring is that of Patarasuk and Yuan, Bandwidth Optimal
+All-reduce Algorithms for Clusters of Workstations (2009).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from autograph_rewrite.cost.hardware.machine import Link, Machine
+from autograph_rewrite.ir.types.device_names import parse, process_of
+from autograph_rewrite.plan.plan import Plan
+
+OUT, IN, LOCAL = "network out", "network in", "local link"
+CPU, FIRST, REST, HOST = "cpu", "first device", "other devices", "host cpu"
+MESSAGE = 20e-6
+"""Seconds for which a message keeps the sender and the receiver busy, however short it is."""
+OTHERS = "other cpu devices"
+"""They share the cores of the first one, but hold variables of their own."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What an exchange takes.
+
+    Attributes:
+        seconds: from its start to its end.
+        holds: for how long it keeps each lane.
+        traffic: bytes over one link of each kind.
+    """
+
+    seconds: float = 0.0
+    holds: Mapping[str, float] = field(default_factory=dict)
+    traffic: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The processes and devices of a plan, on described machines."""
+
+    plan: Plan
+    machine: Machine
+    network: Link
+
+    @cached_property
+    def processes(self) -> int:
+        """How many processes train."""
+        return len(self.plan.processes)
+
+    @cached_property
+    def local(self) -> int:
+        """How many replicas one process runs."""
+        return self.plan.replicas_each
+
+    @cached_property
+    def on_cpu(self) -> bool:
+        """Whether the replicas share the cores and the memory of their process."""
+        return all(parse(device).kind == "CPU" for device in self.plan.devices_of(0))
+
+    @cached_property
+    def lanes(self) -> tuple[str, ...]:
+        """Where one process computes."""
+        if self.on_cpu:
+            return (CPU,)
+        return (FIRST, REST) if self.local > 1 else (FIRST,)
+
+    def ring_reduce(self, nbytes: float, *, hosts: bool = False) -> Exchange:
+        """Return what an all-reduce takes, of all replicas or of one member for each process."""
+        members = self.processes if hosts else self.plan.replicas
+        return self._ring(2 * (members - 1), nbytes / max(members, 1), hosts)
+
+    def ring_gather(self, nbytes: float, *, hosts: bool = False) -> Exchange:
+        """Return what an all-gather of `nbytes` of each member takes; a reduce-scatter takes as long."""
+        members = self.processes if hosts else self.plan.replicas
+        return self._ring(members - 1, nbytes, hosts)
+
+    def _ring(self, steps: int, chunk: float, hosts: bool) -> Exchange:
+        if steps <= 0:
+            return Exchange()
+        if self.processes > 1:
+            members = self.processes if hosts else self.plan.replicas
+            near = self.machine.memory if self.on_cpu else self.machine.local
+            hops = steps * self.processes / members  # of those that a chunk makes, between processes
+            seconds = self.network.time(chunk * steps) + (hops - 1) * self.network.seconds
+            seconds += (steps - hops) * near.seconds
+            inside = {LOCAL: chunk * steps * (self.local - 1)} if self.local > 1 and not hosts else {}
+            traffic = {OUT: chunk * steps, IN: chunk * steps, **inside}
+            return Exchange(seconds, {OUT: seconds, IN: seconds}, traffic)
+        link = self.machine.memory if self.on_cpu else self.machine.local
+        moved = chunk * steps * (self.local if self.on_cpu else 1)  # CPU devices share their memory's bandwidth
+        seconds = link.time(moved, steps)
+        return Exchange(seconds, {LOCAL: seconds}, {LOCAL: chunk * steps * self.local})
+
+    def within(self, nbytes: float) -> Exchange:
+        """Return what it takes to move bytes between the devices of one process; CPU devices hand them over."""
+        if self.local == 1 or not nbytes:
+            return Exchange()
+        if self.on_cpu:
+            return Exchange(self.machine.memory.seconds)
+        seconds = self.machine.local.time(nbytes)
+        return Exchange(seconds, {LOCAL: seconds}, {LOCAL: nbytes})
+
+    def push(self, nbytes: float, *servers: str) -> Exchange:
+        """Return what it takes until the contributions of all processes, equal parts of them, have come to servers."""
+        return _together([self._served(nbytes / len(servers), server, OUT, "in") for server in servers])
+
+    def pull(self, nbytes: float, *servers: str) -> Exchange:
+        """Return what it takes until all processes have what servers hold equal parts of."""
+        return _together([self._served(nbytes / len(servers), server, IN, "out") for server in servers])
+
+    def _served(self, nbytes: float, server: str, own: str, theirs: str) -> Exchange:
+        home = process_of(server)
+        others = self.processes - (home in self.plan.processes)
+        if others <= 0:  # it is in this process
+            return self.within(nbytes)
+        lane = self.server_lane(server, theirs)
+        alone = MESSAGE + nbytes / self.network.bytes_per_second
+        together = alone * others
+        seconds = self.network.seconds + together  # on their way, messages do not wait for each other
+        return Exchange(seconds, {own: alone, lane: together}, {own: nbytes, lane: nbytes * others})
+
+    def compute_lane(self, server: str) -> str:
+        """Return the lane on which the updates of a server's variables run."""
+        if process_of(server) in self.plan.processes and self.processes == 1:
+            return HOST if not self.on_cpu and parse(server).kind == "CPU" else self.lanes[0]
+        return self.server_lane(server, CPU)
+
+    def home(self, server: str) -> str:
+        """Return the lane whose devices hold a server's variables."""
+        lane = self.compute_lane(server)
+        return OTHERS if lane == CPU and server != self.plan.devices[0] else lane
+
+    def server_lane(self, server: str, what: str) -> str:
+        """Return the name of a lane of a server."""
+        task = process_of(server).replace("/replica:0", "").removeprefix("/") or "server"
+        return f"{task} {what}"
+
+
+def _together(exchanges: Sequence[Exchange]) -> Exchange:
+    """Return exchanges side by side: each lane carries the parts that are its own one after another."""
+    holds: dict[str, float] = {}
+    traffic: dict[str, float] = {}
+    for one in exchanges:
+        for lane, held in one.holds.items():
+            holds[lane] = holds.get(lane, 0.0) + held
+        for link, moved in one.traffic.items():
+            traffic[link] = traffic.get(link, 0.0) + moved
+    seconds = max([*(one.seconds for one in exchanges), *holds.values()], default=0.0)
+    return Exchange(seconds, holds, traffic)

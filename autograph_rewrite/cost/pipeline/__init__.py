@@ -1,0 +1,1 @@
+"""The cost of a step in pipeline stages: tasks, memory and bubble."""

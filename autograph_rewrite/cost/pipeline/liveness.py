@@ -1,0 +1,279 @@
+"""Memory of a pipeline by liveness: the tensors that each part of a micro-batch makes, their readers and devices.
+
+    activation   made, or received, for F@s and read by B@s: alive from the start of one to the end of the other
+    sum          a gradient that each B@s adds to: alive from the first of them to the update
+    sent         made by one device and read by another: alive here until it has been sent, there from then on
+    inside       what a part makes for itself: the most of it that is alive at a time, node by node
+
+All micro-batches are taken to be as large as the first, so each value is looked at once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
+from autograph_rewrite.cost.pipeline.parts import AFTER, BEFORE, Part, Staged
+from autograph_rewrite.cost.tasks.task_graph import FED
+from autograph_rewrite.ir.graph import Node, Span, Value
+from autograph_rewrite.plan.parts.pipeline_schedule import BACKWARD, FORWARD
+
+_ALIGNED = 64
+"""TensorFlow wants the memory of a tensor to begin at a multiple of this."""
+
+
+class LiveTensor(NamedTuple):
+    """Memory that outlives the part that made it.
+
+    Attributes:
+        device: the number of the device, within a replica, that holds it.
+        maker: the part that made it, here or elsewhere.
+        readers: the parts on this device that read it.
+        sent_to: the devices that it goes to from here.
+        is_sum: all micro-batches add to one of these.
+    """
+
+    device: int
+    maker: Part
+    readers: frozenset[Part]
+    sent_to: frozenset[int] = frozenset()
+    is_sum: bool = False
+
+    @property
+    def activation_of(self) -> int | None:
+        """The stage whose forward part leaves this to its backward part; None where it is something else."""
+        forward = {stage for kind, stage in (self.maker, *self.readers) if kind == FORWARD}
+        stages = sorted(forward & {stage for kind, stage in self.readers if kind == BACKWARD})
+        return stages[0] if stages and self.maker[0] == FORWARD and not self.is_sum else None
+
+
+@dataclass(frozen=True, repr=False)
+class Footprint:
+    """What the parts of one micro-batch hold.
+
+    Attributes:
+        held: bytes of what outlives a part.
+        first: the most bytes that are alive inside a part, for the first micro-batch, whose gradients become the sums.
+        later: the same for all others.
+        fed: by device, bytes that are there during the whole step: what is fed, constants, what is made before.
+        crossing: bytes that go from a part to another device, for each micro-batch; from BEFORE, once.
+    """
+
+    held: Mapping[LiveTensor, int]
+    first: Mapping[Part, int]
+    later: Mapping[Part, int]
+    fed: Mapping[int, int]
+    crossing: Mapping[tuple[Part, int], int]
+
+    def activations(self, stage: int) -> int:
+        """Return the bytes that the forward part of a stage leaves to its backward part, of one micro-batch."""
+        return sum(nbytes for held, nbytes in self.held.items() if held.activation_of == stage)
+
+    def sums(self, device: int) -> int:
+        """Return the bytes of the gradients that are summed on a device."""
+        return sum(nbytes for held, nbytes in self.held.items() if held.is_sum and held.device == device)
+
+
+@dataclass(eq=False)
+class _Made:
+    """One value, or block of one, of one micro-batch: who makes it, and who reads it last in each part."""
+
+    nbytes: int
+    part: Part
+    at: int
+    last: dict[Part, int] = field(default_factory=dict)
+    is_sum: bool = False
+    is_view: bool = False
+
+    def on(self, staged: Staged, device: int) -> int:
+        """Return the bytes that it has on a device."""
+        return 0 if self.is_view and staged.device(self.part) == device else self.nbytes
+
+
+def footprint(staged: Staged, sizes: Sizes, *, interleaved: bool = False, copies: bool = True) -> Footprint:
+    """Return what one micro-batch holds where.
+
+    Args:
+        staged: the step in parts.
+        sizes: the numbers behind symbols.
+        interleaved: of M micro-batches, each has every M-th example.
+        copies: each device has memory of its own; else what another device reads is counted where it was made.
+    """
+    values, micro = _Values(staged, sizes, interleaved=interleaved), sizes.micro
+    held: Counter[LiveTensor] = Counter()
+    crossing: Counter[tuple[Part, int]] = Counter()
+    fed: Counter[int] = Counter(values.fed)
+    here: dict[Part, list[_Made]] = defaultdict(list)
+    for made in values.made:
+        own, by_device = staged.device(made.part), _by_device(staged, made)
+        away = frozenset(device for device in by_device if device != own)
+        if made.part[0] != BEFORE:
+            for device in away:
+                crossing[made.part, device] += made.nbytes
+        if not copies:
+            by_device, away = {own: frozenset(made.last)}, frozenset()
+        if made.part[0] == BEFORE:
+            fed[own] += made.on(staged, own) * micro
+            for device in away:
+                crossing[made.part, device] += made.nbytes * micro
+                fed[device] += made.nbytes * micro
+            continue
+        here[made.part].append(made)
+        readers = by_device.get(own, frozenset()) - {made.part}
+        if made.is_sum:
+            held[LiveTensor(own, made.part, readers | {(AFTER, made.part[1])}, is_sum=True)] += made.on(staged, own)
+            away = frozenset()
+        elif readers or away:
+            held[LiveTensor(own, made.part, readers, away)] += made.on(staged, own)
+        for device in away:
+            held[LiveTensor(device, made.part, by_device[device])] += made.nbytes
+        for part in made.last:
+            if part != made.part and (copies or staged.device(part) == own):
+                here[part].append(made)
+    first = {part: _inside(staged, part, here[part], first=True, copies=copies) for part in staged.parts}
+    later = {part: _inside(staged, part, here[part], first=False, copies=copies) for part in staged.parts}
+    for (part, device), nbytes in values.shared.items():
+        crossing[part, device] += nbytes
+        fed[device] += nbytes
+    return Footprint(dict(held), first, later, dict(fed), dict(crossing))
+
+
+def _by_device(staged: Staged, made: _Made) -> dict[int, frozenset[Part]]:
+    found: dict[int, set[Part]] = {}
+    for part in made.last:
+        found.setdefault(staged.device(part), set()).add(part)
+    return {device: frozenset(parts) for device, parts in found.items()}
+
+
+class _Values:
+    """Collects what parts make and read; views are the memory that they look at."""
+
+    def __init__(self, staged: Staged, sizes: Sizes, *, interleaved: bool) -> None:
+        self._staged, self._sizes, self._interleaved = staged, sizes, interleaved
+        self.made: list[_Made] = []
+        self.fed: Counter[int] = Counter()
+        self.shared: Counter[tuple[Part, int]] = Counter()  # made once and read on other devices
+        self._of: dict[Value, _Made] = {}
+        self._blocks: dict[Value, _Made] = {}
+        self._sent: set[tuple[Value, int]] = set()
+        self._bytes = {value: nbytes for counted in staged.counts.values() for value, nbytes in counted.made}
+        places = {node: at for nodes in staged.parts.values() for at, node in enumerate(nodes)}
+        for node in staged.folded.order:
+            self._read(node, places[node])
+            self._make(node, places[node])
+        self._view_blocks()
+
+    def _read(self, node: Node, at: int) -> None:
+        part = self._staged.part_of[node]
+        for value, target in zip(node.inputs, self._staged.counts[node].targets, strict=True):
+            found = self._of.get(value)
+            if node.span is Span.EACH and value.node.span is not Span.EACH:
+                if target is not None and target.startswith("split("):
+                    found = self._block(value, part)
+                else:
+                    self._share(value, part)
+                    continue
+            if found is None or (node.span is not Span.EACH and self._is_not_read(value, part)):
+                continue
+            if value.node.span is Span.EACH and node.span is not Span.EACH and self._is_sum(value):
+                found.is_sum = True
+            else:
+                found.last[part] = max(at, found.last.get(part, -1))
+
+    def _is_not_read(self, value: Value, part: Part) -> bool:
+        """Return whether something that runs once does not wait for the micro-batches' instances of a value.
+
+        Of sizes, those of the whole batch are taken, and what is equal in all micro-batches is no more than a size.
+        """
+        placement = self._staged.folded.state.source(value).placement
+        return value.node.span is Span.EACH and (part[0] == BEFORE or placement.kind == "local")
+
+    def _is_sum(self, value: Value) -> bool:
+        return self._staged.folded.state.source(value).placement.op == "sum"
+
+    def _block(self, value: Value, part: Part) -> _Made:
+        """Return the block of a value, cut out where it is read first."""
+        if value not in self._blocks:
+            state, sizes = self._staged.folded.state, self._sizes
+            nbytes = self._bytes.get(value, 0) // (sizes.micro * sizes.replicas)
+            if value in state.whole_inputs:
+                nbytes = sizes.nbytes(state.facts[value])
+                home = self._staged.device(self._staged.part_of[value.node])
+                self.fed[home] += nbytes * sizes.micro * sizes.replicas
+            self._blocks[value] = _Made(nbytes, part, -1)
+            self.made.append(self._blocks[value])
+        made = self._blocks[value]
+        if self._staged.rank(part) < self._staged.rank(made.part):
+            made.part = part
+        return made
+
+    def _view_blocks(self) -> None:
+        """Mark the blocks that TensorFlow cuts out without copying: rows that follow each other, if aligned."""
+        whole = self._staged.folded.state.whole_inputs
+        for value, made in self._blocks.items():
+            near = self._staged.device(made.part) == self._staged.device(self._staged.part_of[value.node])
+            made.is_view = near and whole.get(value) == 0 and not self._interleaved and made.nbytes % _ALIGNED == 0
+
+    def _share(self, value: Value, part: Part) -> None:
+        """Note that what is made once is read on another device."""
+        home, device = self._staged.part_of.get(value.node), self._staged.device(part)
+        if home is None or self._staged.device(home) == device or (value, device) in self._sent:
+            return
+        self._sent.add((value, device))
+        if value.node.op not in FED:
+            self.shared[home, device] += self._bytes.get(value, 0)
+
+    def _make(self, node: Node, at: int) -> None:
+        counted, part = self._staged.counts[node], self._staged.part_of[node]
+        if counted.hands_on:
+            base = next((self._of[value] for value in node.inputs if value in self._of), None)
+            if base is not None:
+                self._of |= {value: base for value, _ in counted.made}
+            return
+        for value, nbytes in counted.made:
+            if value in self._staged.folded.state.whole_inputs:
+                continue  # counted with its blocks
+            if node.span is not Span.EACH and (node.op in FED or part[0] == BEFORE):
+                self.fed[self._staged.device(part)] += nbytes
+                continue
+            self._of[value] = made = _Made(nbytes, part, at)
+            self.made.append(made)
+
+
+def _inside(staged: Staged, part: Part, values: Iterable[_Made], *, first: bool, copies: bool) -> int:
+    """Return the most bytes of these values that are alive at a time while a part runs."""
+    born: dict[int, list[int]] = defaultdict(list)
+    dying: dict[int, list[int]] = defaultdict(list)
+    alive = 0
+    for made in values:
+        if made.part == part:
+            born[made.at].append(made.on(staged, staged.device(part)))
+        else:
+            alive += made.on(staged, staged.device(part))
+        end = _end(staged, made, part, first=first, copies=copies)
+        if end is not None:
+            dying[end].append(made.on(staged, staged.device(part)))
+    most = alive
+    for at, node in enumerate((None, *staged.parts[part]), start=-1):
+        new, old = born[at], dying[at]
+        taken = node is not None and staged.counts[node].reuses and next((one for one in new if one in old), 0)
+        most = max(most, alive + sum(new) - int(taken))
+        alive += sum(new) - sum(old)
+    return most
+
+
+def _end(staged: Staged, made: _Made, part: Part, *, first: bool, copies: bool) -> int | None:
+    """Return the place in a part behind which nobody needs a value any more; None where somebody still does."""
+    if made.is_sum:
+        return None if first or made.part != part else max(made.at, made.last.get(part, -1))
+    device = staged.device(part)
+    if made.part == part and any(staged.device(other) != device for other in made.last):
+        return None
+    readers = [other for other in made.last if not copies or staged.device(other) == device]
+    if not readers:
+        return made.at
+    last = max(readers, key=staged.rank)
+    return made.last[last] if last == part else None

@@ -1,0 +1,162 @@
+"""The staged step: the nodes of each forward and backward part, and which run once per step on which stage's device.
+
+    folded step ──► F@0 = [...]  F@1 = [...]  B@1 = [...]  B@0 = [...]      for each micro-batch
+                    before = reads, counts of masks                         once, before all of them
+                    after  = norms, updates                                 once, from the summed gradients
+
+Stages are those that the rewrite itself would choose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep
+from autograph_rewrite.cost.step.op_counts import OpCounts
+from autograph_rewrite.errors import PlanError
+from autograph_rewrite.ir.graph import Node, Span
+from autograph_rewrite.ir.traversal import ancestors
+from autograph_rewrite.ir.variable_ops import variable_dependent_nodes
+from autograph_rewrite.passes.pipeline_parallel.early_sends import Devices, are_apart
+from autograph_rewrite.passes.pipeline_parallel.placement import place_stages
+from autograph_rewrite.plan.parts.pipeline_schedule import BACKWARD, FORWARD
+from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.resolve.stages.assignment import assign_stages
+
+BEFORE, AFTER = "before", "after"
+Part = tuple[str, int]
+"""FORWARD, BACKWARD, BEFORE or AFTER, and a stage."""
+
+
+@dataclass(frozen=True, repr=False)
+class Staged:
+    """One step in parts.
+
+    Attributes:
+        folded: the step.
+        counts: what its nodes do.
+        stages: how many there are.
+        devices: of one replica's stages, in turn, each by the number of the first with its name.
+        parts: the nodes of each part, producers first.
+        part_of: the part of each node.
+    """
+
+    folded: AnalyzedStep
+    counts: Mapping[Node, OpCounts]
+    stages: int
+    devices: tuple[int, ...]
+    parts: Mapping[Part, tuple[Node, ...]]
+    part_of: Mapping[Node, Part]
+
+    def device(self, part: Part) -> int:
+        """Return the number of the device, within a replica, that runs a part."""
+        return self.devices[part[1] % len(self.devices)]
+
+    def rank(self, part: Part) -> int:
+        """Return a number that is higher for what runs later, of one micro-batch."""
+        kind, stage = part
+        return {BEFORE: -1, FORWARD: stage, BACKWARD: 2 * self.stages - stage, AFTER: 2 * self.stages + 1}[kind]
+
+
+def stage(folded: AnalyzedStep, plan: Plan, counts: Mapping[Node, OpCounts]) -> Staged:
+    """Divide a folded step.
+
+    Args:
+        folded: the step.
+        plan: resolved, with a pipeline.
+        counts: what the nodes do.
+
+    Raises:
+        PlanError: the stages that the plan asks for are impossible on this graph, or it cannot be cut at all.
+    """
+    state = folded.state
+    stages = assign_stages(plan, state, folded.outputs, {})
+    if stages is None or plan.pipeline is None:
+        raise PlanError("this plan has no stages", hint="give it a pipeline")
+    early = _early(folded, counts)
+    joined = _joined(folded, early)
+    _refuse_meetings(folded, early, joined)
+    marks = [f"/device:CPU:{number}" for number in range(stages.count)]
+    place_stages(state.graph, stages, marks, captured=False)  # the graph of a folded step is nobody else's
+    beside = {mark: number for number, mark in enumerate(marks)}
+    parts: dict[Part, list[Node]] = {}
+    part_of: dict[Node, Part] = {}
+    for node in folded.order:
+        if node.span is not Span.EACH:
+            part = (AFTER if node in joined else BEFORE, beside[node.device])
+        elif node in early:
+            part = (BEFORE, stages.of.get(node, 0))
+        else:
+            part = (BACKWARD if node in stages.backward else FORWARD, stages.of.get(node, 0))
+        part_of[node] = part
+        parts.setdefault(part, []).append(node)
+    names = plan.pipeline.devices[: len(plan.pipeline.devices) // plan.replicas]
+    devices = tuple(names.index(name) for name in names)
+    every = plan.pipeline.devices
+    replicas = [every[first : first + len(names)] for first in range(0, len(every), len(names))]
+    ordered = {part: tuple(_sent_first(own, part_of, replicas)) for part, own in parts.items()}
+    return Staged(folded, counts, stages.count, devices, ordered, part_of)
+
+
+def _sent_first(nodes: list[Node], part_of: Mapping[Node, Part], devices: Devices) -> list[Node]:
+    """Return the nodes of a part in the order in which they run: what other processes wait for comes first."""
+
+    def is_awaited(node: Node) -> bool:
+        readers = [use.node for value in node.read_outputs for use in value.uses if use.node.span is Span.EACH]
+        return any(are_apart(part_of[node][1], part_of[one][1], devices) for one in readers if one in part_of)
+
+    awaited = [node for node in nodes if node.span is Span.EACH and is_awaited(node)]
+    if not awaited:
+        return nodes
+    needed = ancestors(awaited, controls=False)
+    return [node for node in nodes if node in needed] + [node for node in nodes if node not in needed]
+
+
+def _joined(folded: AnalyzedStep, early: Collection[Node]) -> set[Node]:
+    """Return the nodes that run once on what all micro-batches have made; sizes are known beforehand."""
+    found: set[Node] = set()
+    for node in folded.order:
+        if node.span is Span.EACH:
+            continue
+        for value in node.inputs:
+            made, placement = value.node.span is Span.EACH, folded.state.source(value).placement
+            differs = placement.is_split or placement.is_partial
+            if value.node in found or (made and differs and value.node not in early):
+                found.add(node)
+    return found
+
+
+def _refuse_meetings(folded: AnalyzedStep, early: Collection[Node], joined: Collection[Node]) -> None:
+    """Refuse what lets all micro-batches wait for each other, as the rewrite does.
+
+    Raises:
+        PlanError: there is such a node.
+    """
+    for node in folded.order:
+        if node.span is not Span.EACH or node in early:
+            continue
+        if node in folded.frames:
+            raise PlanError(
+                f"'{node.name}' is in a loop, which all micro-batches run together; a pipeline cannot wait for that",
+                node=node,
+                hint="unroll the loop",
+            )
+        if any(value.node in joined for value in node.inputs):
+            raise PlanError(
+                f"'{node.name}' needs a value of the whole batch, for which no stage of a pipeline can wait",
+                node=node,
+            )
+
+
+def _early(folded: AnalyzedStep, counts: Mapping[Node, OpCounts]) -> set[Node]:
+    """Return the EACH nodes that run for all micro-batches first: a number that all make together needs them."""
+    state, learnt = folded.state, variable_dependent_nodes(folded.order)
+    met = {
+        value.node
+        for node in folded.order
+        for value, target in zip(node.inputs, counts[node].targets, strict=True)
+        if target == "replicated" and value.node.span is Span.EACH and value.node not in learnt
+        if state.source(value).placement.kind != "local"  # of a size, the one of the whole batch is taken
+    }
+    return {node for node in ancestors(met) if node.span is Span.EACH}

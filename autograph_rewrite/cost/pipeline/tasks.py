@@ -1,0 +1,300 @@
+"""Tasks of a pipelined step: forward and backward parts of all micro-batches, in the order of the schedule.
+
+    device 0   F0 F1 .. B0 F2 B1 ..  update          each part waits for the one before it on its device,
+                 └─► h ─┐    ▲                       and for what comes from other devices
+    device 1        F0 B0 F1 B1 ..   update
+
+A part takes what its nodes take one after another; what crosses takes its bytes over the link between two devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
+
+from autograph_rewrite.cost.hardware.machine import Link
+from autograph_rewrite.cost.hardware.topology import Topology
+from autograph_rewrite.cost.pipeline.liveness import Footprint, LiveTensor
+from autograph_rewrite.cost.pipeline.parts import AFTER, BEFORE, Part, Staged
+from autograph_rewrite.cost.step.op_counts import OpCounts
+from autograph_rewrite.cost.tasks.event_simulation import simulate_events
+from autograph_rewrite.cost.tasks.task import COMPUTE, EXCHANGE, Task, compute_seconds, on_cores
+from autograph_rewrite.errors import PlanError
+from autograph_rewrite.ir.types.device_names import parse, process_of, short
+from autograph_rewrite.plan.parts import pipeline_schedule
+from autograph_rewrite.plan.parts.messages import Pipeline
+from autograph_rewrite.plan.parts.pipeline_schedule import BACKWARD, FORWARD
+
+Key = tuple[str, int, int, int]
+"""A task: kind of part, micro-batch, stage, replica; of what runs once, the number of the device instead of a stage."""
+
+
+class Alive(NamedTuple):
+    """Memory on a device, from the start of a task to the end of its last reader.
+
+    Attributes:
+        nbytes: how much; less than nothing where a part gives back in its middle what is counted to its end.
+        device: where.
+        maker: the task.
+        readers: other tasks.
+        held: what it is between two parts, if it is that.
+        waiting: it has come from another device, and this ends where its reader starts.
+    """
+
+    nbytes: int
+    device: str
+    maker: Task
+    readers: tuple[Task, ...] = ()
+    held: LiveTensor | None = None
+    waiting: bool = False
+
+    @property
+    def end(self) -> float:
+        """When it is given back."""
+        if self.waiting:
+            return min(reader.start for reader in self.readers)
+        return max([self.maker.end, *(reader.end for reader in self.readers)])
+
+
+@dataclass(repr=False)
+class StagedStep:
+    """Builds the tasks of a step in stages, and the memory between them; `run` plays them.
+
+    Attributes:
+        staged: the step in parts.
+        footprint: what a micro-batch holds.
+        pipeline: of the plan.
+        micro: how many micro-batches there are.
+        topology: of the plan.
+        tasks: those that compute.
+        moves: those that send, by what they send and the device it goes to.
+        alive: memory, by device and time.
+    """
+
+    staged: Staged
+    footprint: Footprint
+    pipeline: Pipeline
+    micro: int
+    topology: Topology
+    tasks: dict[Key, Task] = field(default_factory=dict)
+    moves: dict[tuple[Key, str], Task] = field(default_factory=dict)
+    alive: list[Alive] = field(default_factory=list)
+
+    @property
+    def devices(self) -> list[tuple[str, ...]]:
+        """The devices of each replica's stages."""
+        each, names = len(self.staged.devices), self.pipeline.devices
+        return [names[first : first + each] for first in range(0, len(names), each)]
+
+    @property
+    def all_tasks(self) -> list[Task]:
+        """What computes and what sends."""
+        return [*self.tasks.values(), *self.moves.values()]
+
+    def run(self) -> float:
+        """Make all tasks and play them; return how long they take.
+
+        Raises:
+            PlanError: there is no such schedule for so many micro-batches, or it would wait for itself.
+        """
+        orders = pipeline_schedule.orders(*schedule_of(self.pipeline, self.staged, self.micro))
+        for replica in range(len(self.devices)):
+            for device, order in enumerate(orders):
+                before = self._once(BEFORE, device, replica)
+                made = [self._part(task, replica) for task in order if (task.kind, task.stage) in self.staged.parts]
+                after = self._once(AFTER, device, replica)
+                for first, then in pairwise([before, *made, after]):
+                    then.needs.append(first)
+        for replica in range(len(self.devices)):
+            self._connect(replica)
+        lanes = {lane for task in self.tasks.values() for lane in task.holds if lane.endswith("cpu")}
+        seconds = simulate_events(self.all_tasks, dict.fromkeys(lanes, self.topology.machine.cores))
+        stuck = [task.name for task in self.tasks.values() if task.seconds and not task.end]
+        if stuck:
+            raise PlanError(
+                f"the schedule waits for itself: {', '.join(stuck[:4])} never begin",
+                hint="stages must follow each other; see boundaries",
+            )
+        return seconds
+
+    # What runs.
+
+    def _part(self, one: pipeline_schedule.Task, replica: int) -> Task:
+        nodes = [self.staged.counts[node] for node in self.staged.parts[one.kind, one.stage]]
+        device = self._at((one.kind, one.stage), replica)
+        more = f" of replica {replica}" if replica else ""
+        task = self._timed(f"{one}{more}", one.kind, device, nodes, self.micro)
+        self.tasks[one.kind, one.micro, one.stage, replica] = task
+        return task
+
+    def _once(self, kind: str, device: int, replica: int) -> Task:
+        """Return what runs once on a device; on those of other replicas that is nothing."""
+        own = [
+            self.staged.counts[node]
+            for part, nodes in self.staged.parts.items()
+            if part[0] == kind and self.staged.device(part) == device and replica == 0
+            for node in nodes
+        ]
+        name = f"{'reads' if kind == BEFORE else 'update'} on {short(self.devices[replica][device])}"
+        task = self._timed(name, kind, self.devices[replica][device], own, 1)
+        self.tasks[kind, 0, device, replica] = task
+        return task
+
+    def _timed(self, name: str, op: str, device: str, nodes: Iterable[OpCounts], micro: int) -> Task:
+        """Return a task of nodes that run one after another; of all micro-batches, one."""
+        if parse(device).kind != "CPU":
+            each = self.topology.machine.accelerator
+            seconds = sum((compute_seconds(one.work, each) + each.op_seconds) * one.runs / micro for one in nodes)
+            return Task(name, COMPUTE, op, {_lane(device): seconds}, seconds)
+        seconds = together = 0.0
+        for one in nodes:
+            took, width = on_cores(one.work, 1, self.topology.machine, one.runs)
+            seconds += took / micro
+            together += took / micro * width
+        width = max(1, round(together / seconds)) if seconds else 1
+        return Task(name, COMPUTE, op, {_lane(device): seconds}, seconds, width)
+
+    # What crosses, and what is held.
+
+    def _connect(self, replica: int) -> None:
+        """Let tasks wait for what they read, and make the memory that is between them."""
+        for (part, device), nbytes in self.footprint.crossing.items():
+            for micro in range(self.micro if part[0] in (FORWARD, BACKWARD) else 1):
+                self._send(self._key(part, micro, replica), self.devices[replica][device], nbytes)
+        for held, nbytes in self.footprint.held.items():
+            if held.is_sum:
+                self._sum(held, nbytes, replica)
+            elif held.maker[0] in (FORWARD, BACKWARD):
+                for micro in range(self.micro):
+                    self._hold(held, nbytes, micro, replica)
+        for kind, micro, number, own in list(self.tasks):
+            if own == replica and kind in (FORWARD, BACKWARD):
+                task = self.tasks[kind, micro, number, own]
+                self.alive.append(Alive(self._inside((kind, number), micro), self._at((kind, number), replica), task))
+        for device, name in enumerate(self.devices[replica] if not replica else ()):
+            updates = [part for part in self.staged.parts if part[0] == AFTER and self.staged.device(part) == device]
+            inside = max([self._inside(part, 0) for part in updates], default=0)
+            self.alive.append(Alive(inside, name, self.tasks[AFTER, 0, device, 0]))
+
+    def _inside(self, part: Part, micro: int) -> int:
+        """Return what a part needs for itself, beside what is counted between parts from its start to its end."""
+        between = sum(
+            nbytes
+            for held, nbytes in self.footprint.held.items()
+            if held.device == self.staged.device(part)
+            and (part == held.maker or (part in held.readers and not held.is_sum))
+            and (not held.is_sum or not micro)
+        )
+        return (self.footprint.later if micro else self.footprint.first)[part] - between
+
+    def runs_on(self, key: Key) -> int:
+        """Return the number of the device that runs a task."""
+        return self.staged.device((key[0], key[2])) if key[0] in (FORWARD, BACKWARD) else key[2]
+
+    def _at(self, part: Part, replica: int) -> str:
+        return self.devices[replica][self.staged.device(part)]
+
+    def _key(self, part: Part, micro: int, replica: int) -> Key:
+        once = part[0] in (BEFORE, AFTER)
+        return (part[0], 0, self.staged.device(part), 0) if once else (part[0], micro, part[1], replica)
+
+    def _send(self, key: Key, target: str, nbytes: int) -> Task:
+        """Send what a task makes to another device."""
+        kind, _, number, replica = key
+        source = self._at((kind, number), replica)
+        link, lane = self._link(source, target), f"{short(source)} to {short(target)}"
+        seconds = link.time(nbytes) if link is not None else 0.0
+        task = Task(f"send {self.tasks[key].name}", EXCHANGE, "send", {lane: seconds}, seconds, traffic={lane: nbytes})
+        task.after([self.tasks[key]])
+        self.moves[key, target] = task
+        if kind == BEFORE:  # variables, mostly: nothing begins without them
+            for (other, _, stage, own), reader in self.tasks.items():
+                if other == FORWARD and self._at((other, stage), own) == target:
+                    reader.after([task])
+        return task
+
+    def _link(self, source: str, target: str) -> Link | None:
+        """Return the link between two devices; None where both see the same memory."""
+        if process_of(source) != process_of(target):
+            return self.topology.network
+        if parse(source).kind == parse(target).kind == "CPU":
+            return None
+        return self.topology.machine.local
+
+    def _hold(self, held: LiveTensor, nbytes: int, micro: int, replica: int) -> None:
+        """Make the memory of one micro-batch, and let its readers wait for it."""
+        key, device = self._key(held.maker, micro, replica), self.devices[replica][held.device]
+        parts = sorted(held.readers, key=self.staged.rank)
+        readers = tuple(self.tasks[self._key(part, micro, replica)] for part in parts)
+        if self.staged.device(held.maker) == held.device:
+            sends = [self.moves[key, self.devices[replica][to]] for to in held.sent_to]
+            for reader in readers:
+                reader.after([self.tasks[key]])
+            self.alive.append(Alive(nbytes, device, self.tasks[key], (*readers, *sends), held))
+            return
+        came = self.moves[key, device]
+        for reader in readers:
+            reader.after([came])
+        self.alive.append(Alive(nbytes, device, came, readers[:1], waiting=True))
+        self.alive.append(Alive(nbytes, device, readers[0], readers, held))
+
+    def _sum(self, held: LiveTensor, nbytes: int, replica: int) -> None:
+        """Make the memory of a gradient that is summed, and let the update wait for it."""
+        first, last = (self._key(held.maker, micro, replica) for micro in (0, self.micro - 1))
+        update = self.tasks[AFTER, 0, held.device, 0]
+        device, home = self.devices[replica][held.device], self.devices[0][held.device]
+        reader = self.tasks[last]
+        if home != device:
+            reader = (
+                self._send(last, home, nbytes) if (last, home) not in self.moves else self._more(last, home, nbytes)
+            )
+            self.alive.append(Alive(nbytes, home, reader, (update,)))
+        update.after([reader])
+        self.alive.append(Alive(nbytes, device, self.tasks[first], (reader if home != device else update,), held))
+
+    def _more(self, key: Key, target: str, nbytes: int) -> Task:
+        """Send more of what a task makes to another device."""
+        task = self.moves[key, target]
+        (lane,) = task.traffic
+        total = int(task.traffic[lane]) + nbytes
+        link = self._link(self._at((key[0], key[2]), key[3]), target)
+        task.seconds = link.time(total) if link is not None else 0.0
+        task.traffic, task.holds = {lane: total}, {lane: task.seconds}
+        return task
+
+
+def schedule_of(pipeline: Pipeline, staged: Staged, micro: int) -> tuple[str, int, int, int]:
+    """Return the schedule's name, and how many devices, micro-batches and stages per device it has.
+
+    Args:
+        pipeline: the plan's section.
+        staged: the step in stages.
+        micro: number of micro-batches.
+    """
+    name = "1f1b" if pipeline.schedule == "one_f_one_b" else pipeline.schedule
+    return name, len(staged.devices), micro, staged.stages // len(staged.devices)
+
+
+def most(alive: Iterable[Alive]) -> int:
+    """Return the most bytes that are alive at one time; of what happens at one time, memory is given back first."""
+    changes: list[tuple[float, int]] = []
+    for one in alive:
+        end = one.end
+        if one.nbytes and end > one.maker.start:
+            changes += [(one.maker.start, one.nbytes), (end, -one.nbytes)]
+    changes.sort()
+    found = now = 0
+    for _, change in changes:
+        now += change
+        found = max(found, now)
+    return found
+
+
+def _lane(device: str) -> str:
+    """Return the lane on which a device computes; the CPU devices of a process share its cores."""
+    if parse(device).kind != "CPU":
+        return short(device)
+    own = process_of(device).replace("/replica:0", "").removeprefix("/")
+    return f"{own} cpu".lstrip()

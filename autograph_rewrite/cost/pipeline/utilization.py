@@ -1,0 +1,116 @@
+"""Results of a pipelined step: its bubble, and the peak memory of each device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
+from autograph_rewrite.cost.hardware.topology import Topology
+from autograph_rewrite.cost.pipeline.liveness import footprint
+from autograph_rewrite.cost.pipeline.parts import stage
+from autograph_rewrite.cost.pipeline.tasks import StagedStep, most, schedule_of
+from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep
+from autograph_rewrite.cost.step.op_counts import OpCounts, count
+from autograph_rewrite.cost.tasks.result import DeviceUse, ExchangeUse
+from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.ir.types.device_names import short
+from autograph_rewrite.plan.parts import pipeline_schedule
+from autograph_rewrite.plan.parts.messages import STEP
+from autograph_rewrite.plan.parts.pipeline_schedule import BACKWARD, FORWARD
+from autograph_rewrite.plan.plan import Plan
+
+
+class PipelineUse(NamedTuple):
+    """How a pipelined step uses its devices.
+
+    Attributes:
+        step: its tasks, played.
+        seconds: that they take.
+        bubble: the share of the time, from the first forward to the last backward part, in which devices wait.
+        devices: with their memory.
+        exchanges: what crosses between devices.
+        lanes: where it computes.
+    """
+
+    step: StagedStep
+    seconds: float
+    bubble: float
+    devices: tuple[DeviceUse, ...]
+    exchanges: tuple[ExchangeUse, ...]
+    lanes: frozenset[str]
+
+
+def use_of_pipeline(
+    folded: AnalyzedStep, plan: Plan, topology: Topology, sizes: Sizes, counts: Mapping[Node, OpCounts] | None = None
+) -> PipelineUse:
+    """Play one step of a pipeline.
+
+    Args:
+        folded: the step.
+        plan: resolved, with a pipeline.
+        topology: of the plan.
+        sizes: the numbers behind symbols.
+        counts: what the nodes do, where that is known already.
+
+    Raises:
+        PlanError: the stages, or their schedule, are impossible.
+    """
+    assert plan.pipeline is not None
+    staged = stage(folded, plan, counts or count(folded, sizes))
+    held = footprint(staged, sizes, interleaved=plan.interleaved)
+    step = StagedStep(staged, held, plan.pipeline, plan.microbatches, topology)
+    seconds = step.run()
+    lanes = frozenset(lane for task in step.tasks.values() for lane in task.holds)
+    return PipelineUse(step, seconds, _bubble(step), tuple(_devices(step)), tuple(_exchanges(step)), lanes)
+
+
+def _bubble(step: StagedStep) -> float:
+    parts = [task for (kind, *_), task in step.tasks.items() if kind in (FORWARD, BACKWARD)]
+    span = max(task.end for task in parts) - min(task.start for task in parts)
+    devices = sum(map(len, step.devices))
+    return 1 - sum(task.seconds for task in parts) / (span * devices) if span else 0.0
+
+
+def _devices(step: StagedStep) -> Iterator[DeviceUse]:
+    """Yield each device of each replica."""
+    orders = pipeline_schedule.orders(*schedule_of(step.pipeline, step.staged, step.micro))
+    variables = _variables(step)
+    for replica, names in enumerate(step.devices):
+        for device in dict.fromkeys(step.staged.devices):
+            name = names[device]
+            alive = [one for one in step.alive if one.device == name]
+            kept = variables.get(device, 0) if not replica else 0
+            fed = step.footprint.fed.get(device, 0)
+            slots = [slot for slot, number in enumerate(step.staged.devices) if number == device]
+            own = [task for key, task in step.tasks.items() if key[3] == replica and step.runs_on(key) == device]
+            yield DeviceUse(
+                short(name),
+                1,
+                sum(task.seconds for task in own),
+                kept + fed + most(alive),
+                kept,
+                activation_bytes=most(one for one in alive if one.held and one.held.activation_of is not None),
+                gradient_bytes=step.footprint.sums(device),
+                in_flight=sum(pipeline_schedule.in_flight(orders[slot]) for slot in slots),
+            )
+
+
+def _variables(step: StagedStep) -> dict[int, int]:
+    """Return the bytes of variables by device."""
+    folded, found = step.staged.folded, dict[int, int]()
+    for variable in folded.item.variables.values():
+        handle = folded.state.graph.nodes.get(variable.handle)
+        part = step.staged.part_of.get(handle) if handle is not None else None
+        device = step.staged.device(part) if part is not None else 0
+        found[device] = found.get(device, 0) + variable.nbytes
+    return found
+
+
+def _exchanges(step: StagedStep) -> Iterator[ExchangeUse]:
+    """Yield what crosses from a part to a device in a step."""
+    names = step.devices[0]
+    for ((kind, number), device), nbytes in sorted(step.footprint.crossing.items()):
+        times = step.micro if kind in (FORWARD, BACKWARD) else 1
+        value = f"{kind}@{number} to {short(names[device])}"
+        yield ExchangeUse(value, "send", (STEP,), nbytes * times)

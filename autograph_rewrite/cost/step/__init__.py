@@ -1,0 +1,1 @@
+"""The analysed step: its nodes, how often they run, and their work."""

@@ -1,0 +1,184 @@
+"""The analysed step: its nodes, how often they run, and which belong to the update of which variable.
+
+    forward, backward ──► gradient ══► region of w: moments, scaled gradient, assignment      serves nothing but w
+                                  ══ the edge that w's update owns
+
+The graph is analysed once; plans that differ in placements, buckets or compressors are all played on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from autograph_rewrite.analysis.facts.placement import PARTIAL
+from autograph_rewrite.analysis.propagate import Propagation, is_pinned
+from autograph_rewrite.analysis.rules.base import LocalEntry, Slice
+from autograph_rewrite.analysis.variables.uses import VariableUse, update_regions, variable_uses
+from autograph_rewrite.ir.control_flow import Frame, frames_of
+from autograph_rewrite.ir.graph import Graph, Node, Span, Value
+from autograph_rewrite.ir.op_traits import forwards_handle
+from autograph_rewrite.ir.traversal import ancestors, descendants
+from autograph_rewrite.ir.variable_ops import handle_node, is_update
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.passes import pass_pipeline
+from autograph_rewrite.passes.base.anchors import anchor_outputs
+from autograph_rewrite.passes.base.context import Context
+from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
+from autograph_rewrite.passes.reshard.insert_reshards import assign_spans
+from autograph_rewrite.plan.parts.messages import STEP, Options, VariableRequest
+from autograph_rewrite.plan.parts.residence import OnServer, Residence, Sharded, placed, residence_of
+from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.resolve import reshard_edges as edge_list
+
+
+@dataclass(frozen=True)
+class AnalyzedStep:
+    """One step, analysed.
+
+    Attributes:
+        item: the normalised item.
+        state: the placements.
+        outputs: the values that the outside reads whole.
+        order: the nodes that a step runs, producers first.
+        each: those that run on every replica.
+        frames: the loops of the nodes that are in one.
+        region: the variable whose update a node belongs to, where it serves nothing else.
+        beside: those of them that do not depend on the gradient: what weight decay adds to it.
+        uses: how the step uses each variable: its updates, and the slots that an optimizer keeps for it.
+        handles: variables by the name of the node that gives their handle.
+    """
+
+    item: GraphItem
+    state: Propagation
+    outputs: tuple[Value, ...]
+    order: tuple[Node, ...]
+    each: frozenset[Node]
+    frames: dict[Node, Frame]
+    region: dict[Node, str]
+    beside: frozenset[Node]
+    uses: dict[str, VariableUse]
+    handles: dict[str, str]
+
+    def resolve(self, plan: Plan) -> Plan:
+        """Return the plan with its edges: those of whole variables, where some are split; `cost` splits them itself."""
+        if plan.edges and not splits(plan):
+            return plan
+        edges = edge_list.resolve_edges(whole(plan), self.state, self.outputs, self.item.variables).edges
+        return replace(plan, edges=edges)
+
+    def variable_of(self, node: Node) -> str | None:
+        """Return the name of the variable that a node reads or writes by its handle."""
+        if not node.inputs or forwards_handle(node.op):
+            return None
+        return self.handles.get(handle_node(node.inputs[0]).name)
+
+
+def splits(plan: Plan) -> bool:
+    """Return whether some variable is split."""
+    return any(isinstance(one, Sharded) for one in plan.residences.values())
+
+
+def whole(plan: Plan) -> Plan:
+    """Return the request without shards: a variable that is split over servers is on the first of them."""
+    return _joined(plan, lambda cut: cut.of_shard(0))
+
+
+def _joined(plan: Plan, residence: Callable[[Sharded], Residence]) -> Plan:
+    """Return the request with every variable that is split somewhere else."""
+    requests = (
+        placed(request, residence(found)) if isinstance(found := residence_of(request), Sharded) else request
+        for request in plan.variables
+    )
+    return replace(plan, variables=tuple(requests), edges=())
+
+
+def neutral(plan: Plan) -> Plan:
+    """Return the plan with every variable replicated."""
+
+    def plain(options: Options) -> Options:
+        return replace(options, synchronizer="all_reduce")
+
+    requests = (VariableRequest(one.name, options=plain(one.options)) for one in plan.variables)
+    return replace(plan, variables=tuple(requests), default=plain(plan.default))
+
+
+def _homed(plan: Plan) -> Plan:
+    """Return the request without shards, as propagation has to see it.
+
+    Shards in one process have gradients of their own, so that none of them is computed of the whole batch: as if their
+    variable were on a server.
+    """
+    return whole(plan) if len(plan.processes) > 1 else _joined(plan, lambda cut: OnServer(plan.devices[0]))
+
+
+def fold(item: GraphItem, plan: Plan) -> AnalyzedStep:
+    """Analyse a normalised item under a plan.
+
+    Raises:
+        GraphError: it has no batch input.
+    """
+    graph = item.graph.clone()
+    anchor_outputs(graph, item)
+    eliminate_dead_code(graph, _step_roots(graph, item))
+    state, outputs = pass_pipeline.analyse(graph, item, _homed(plan))
+    plan = neutral(replace(plan, edges=()))
+    frames = frames_of(state.order)
+    handles = {variable.handle: name for name, variable in item.variables.items()}
+    assign_spans(Context(graph, plan, state, frames, frozenset(handles)))
+    resolved = edge_list.resolve_edges(plan, state, outputs, item.variables)
+    owned = [edge for edge in resolved.edges if edge.owner != STEP and edge.node in graph]
+    uses = variable_uses(state, item.variables, gradients={graph.value(edge.value): edge.owner for edge in owned})
+    gradients: dict[str, list[Node]] = {}
+    for edge in owned:
+        gradients.setdefault(edge.owner, []).append(graph.nodes[edge.node])
+    region = update_regions(state.order, uses, gradients, [value.node for value in outputs])
+    made = [node for nodes in gradients.values() for node in nodes]
+    return AnalyzedStep(
+        item,
+        state,
+        tuple(outputs),
+        tuple(needed(state.order, outputs)),
+        frozenset(node for node in state.order if node.span is Span.EACH),
+        frames,
+        region,
+        frozenset(region.keys() - descendants(made, controls=False)),
+        uses,
+        handles,
+    )
+
+
+def needed(order: Iterable[Node], outputs: Iterable[Value]) -> list[Node]:
+    """Return the nodes that a step runs: gradients that somebody merely waits for are left out, as TensorFlow does."""
+    nodes = list(order)
+    effects = [node for node in nodes if is_update(node) or is_pinned(node)]
+    kept = ancestors([*effects, *(value.node for value in outputs)], controls=False)
+    return [node for node in nodes if node in kept or node.op == "NoOp"]
+
+
+def wanted(state: Propagation, node: Node, index: int) -> str | None:
+    """Return the placement that an input is converted to, as the plan's edges name it; None where it is not.
+
+    Args:
+        state: a propagation.
+        node: the reader.
+        index: of its operand.
+    """
+    value = node.inputs[index]
+    reshard = state.transfers[node].operand_reshards.get(index)
+    if reshard is None:
+        if value in state.whole_inputs:
+            return f"split({state.whole_inputs[value]})"
+        return "replicated" if value in state.reduced and state.source(value).placement.differs else None
+    if isinstance(reshard, LocalEntry):
+        return "local"
+    if isinstance(reshard, Slice):
+        return f"split({reshard.dim})"
+    return "partial(sum)" if reshard == PARTIAL else "replicated"
+
+
+def _step_roots(graph: Graph, item: GraphItem) -> list[Node]:
+    names = [*item.targets, *(info.tensor.partition(":")[0] for info in item.outputs.values())]
+    names += [info.tensor.partition(":")[0] for info in item.inputs.values()]
+    names += [variable.handle for variable in item.variables.values()]
+    return [graph.nodes[name] for name in dict.fromkeys(names) if name in graph.nodes]

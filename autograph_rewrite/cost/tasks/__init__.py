@@ -1,0 +1,1 @@
+"""A step as tasks on resources (devices, links), and their discrete-event simulation."""

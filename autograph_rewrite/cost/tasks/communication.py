@@ -1,0 +1,268 @@
+"""Communication tasks: each reshard edge, or bucket of them, as a chain of tasks on links.
+
+collective_reduce   ring                    host_reduce   AddN in the process ─► ring among processes
+add_n, concat       an op on the first device             (accelerators: after moving there what the others made)
+to a server         AddN in the process ─► push to the server of each shard ─► AddN there
+over the replicas   reduce-scatter: half a ring           (stage 1: a whole one)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
+from autograph_rewrite.analysis.facts.placement import Fact
+from autograph_rewrite.analysis.work.op_work import Work
+from autograph_rewrite.cost.hardware.topology import Exchange, Topology
+from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep
+from autograph_rewrite.cost.tasks.task import COMPUTE, EXCHANGE, Task, compute_seconds, on_cores
+from autograph_rewrite.ir.graph import Value
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.plan.parts.lowerings import ACROSS, STORES, Hop, Medium, Operation
+from autograph_rewrite.plan.parts.messages import SIZES, EdgePlan
+from autograph_rewrite.plan.parts.residence import Residence
+from autograph_rewrite.resolve import wire_types
+from autograph_rewrite.resolve.compression import FEEDBACK, shape_of, wire_bytes
+
+ENCODING = {"powersgd": 12.0}
+"""What encoding and decoding take, in times that a gradient could be read; the others take four, and topk sorts."""
+ENCODING_MEMORY = {"topk": 1.25, "powersgd": 1.0}
+"""Copies of a gradient that are alive meanwhile."""
+ENCODING_OPS = {"topk": 25, "powersgd": 60}
+"""Ops that each replica starts for each gradient."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One value that is exchanged.
+
+    Attributes:
+        edge: the plan's edge.
+        value: in the folded graph.
+        sent: the bytes that one replica hands over.
+        whole: the bytes of the value as one replica makes it.
+        result: the bytes of what comes out.
+        columns: the bytes of what powersgd multiplies it with, kept from step to step.
+    """
+
+    edge: EdgePlan
+    value: Value
+    sent: int
+    whole: int
+    result: int
+    columns: int = 0
+
+
+@dataclass(frozen=True)
+class Group:
+    """Values that are exchanged together.
+
+    Attributes:
+        members: at least one.
+        holder: who holds the variable that they serve, where that is not every replica.
+    """
+
+    members: tuple[Member, ...]
+    holder: Residence | None = None
+
+    @property
+    def first(self) -> EdgePlan:
+        """The edge that stands for all."""
+        return self.members[0].edge
+
+    @property
+    def sent(self) -> int:
+        """The bytes that one replica hands over."""
+        return sum(member.sent for member in self.members)
+
+    @property
+    def name(self) -> str:
+        """What a trace calls it."""
+        more = f" and {len(self.members) - 1} more" if len(self.members) > 1 else ""
+        return f"{self.kind} {self.first.value}{more}"
+
+    @property
+    def kind(self) -> str:
+        """The lowering, or what stands for it where servers or replicas hold parts."""
+        if self.holder is not None and self.holder.is_on_server:
+            return "push"
+        if self.holder is not None and self.holder.stage >= 2:
+            return "reduce_scatter"
+        return self.first.lowering
+
+    @property
+    def handed_over(self) -> int:
+        """The bytes that worker 0, which has taken the sum, gives to each of the others."""
+        return self.sent if self.first.lowered.is_stored and self.holder is None else 0
+
+    @property
+    def residual(self) -> int:
+        """The bytes that error feedback keeps on each replica from step to step."""
+        kept = [one for one in self.members if one.edge.compressor in FEEDBACK and not one.edge.role]
+        return sum(one.whole + one.columns for one in kept)
+
+    @property
+    def scratch(self) -> int:
+        """The bytes that encoding needs meanwhile, on each replica."""
+        made = [one for one in self.members if not one.edge.role]
+        return sum(int(one.whole * ENCODING_MEMORY.get(one.edge.compressor, 0)) + 3 * one.columns for one in made)
+
+    @property
+    def is_everywhere(self) -> bool:
+        """Whether every replica gets the result, and not only the first device of each process."""
+        return self.first.lowered.is_everywhere
+
+
+def groups(folded: AnalyzedStep, edges: Sequence[EdgePlan], held: dict[str, Residence], sizes: Sizes) -> list[Group]:
+    """Return the exchanges of a step, those of a bucket together.
+
+    Args:
+        folded: the analysed step.
+        edges: of the plan.
+        held: residence by variable, where it is not every replica.
+        sizes: numbers for the symbols of shapes.
+    """
+    step = set(folded.order)
+    found: list[list[Member]] = []
+    bucket: dict[int, list[Member]] = {}
+    for edge in edges:
+        if not edge.lowered.hops or edge.node not in folded.state.graph:
+            continue
+        value = folded.state.graph.value(edge.value)
+        if value.node not in step:
+            continue
+        member = _member(edge, value, folded, sizes)
+        holder = held.get(edge.owner)
+        if edge.bucket and (holder is None or not holder.servers) and edge.bucket in bucket:
+            bucket[edge.bucket].append(member)
+            continue
+        found.append([member])
+        if edge.bucket and (holder is None or not holder.servers):
+            bucket[edge.bucket] = found[-1]
+    return [Group(tuple(members), held.get(members[0].edge.owner)) for members in found]
+
+
+def _member(edge: EdgePlan, value: Value, folded: AnalyzedStep, sizes: Sizes) -> Member:
+    state = folded.state
+    fact: Fact = state.facts[value] if value in state.whole_inputs else state.source(value)
+    whole = sizes.nbytes(fact)
+    if edge.to == SIZES:
+        return Member(edge, value, edge.bytes, 0, 4)
+    if edge.compressor != "none":
+        shape = shape_of(fact, folded.item.variables.get(edge.owner))
+        columns = wire_bytes("powersgd", fact, shape)[1] if edge.compressor == "powersgd" else 0
+        return Member(edge, value, edge.bytes, whole, whole, columns)
+    placement = fact.placement
+    wire = fact._replace(dtype=wire_types.wire_type(fact.dtype, placement.op)) if placement.is_partial else fact
+    if not placement.is_split:
+        return Member(edge, value, sizes.nbytes(wire), whole, whole)
+    return Member(edge, value, sizes.nbytes(wire) * sizes.micro, whole, whole * sizes.micro * sizes.replicas)
+
+
+def tasks_of(group: Group, topology: Topology) -> Iterator[Task]:
+    """Yield the tasks of a group, one after another: each needs the one before."""
+    edge, nbytes, local = group.first, float(group.sent), topology.local
+    served = group.holder is not None and group.holder.is_on_server
+    micro = topology.plan.microbatches
+    if micro > 1 and edge.from_.startswith("partial"):
+        yield _pass(group, topology, Work("elementwise", 0.0, (micro + 1) * nbytes), local, "accumulate")
+    if edge.compressor != "none":
+        yield _pass(group, topology, _encoding(group), local, "encode", _encoding_ops(group))
+    elif len(group.members) > 1:
+        yield _pass(group, topology, Work("elementwise", 0.0, 4.0 * nbytes), local, "pack")
+    hops = edge.lowered.hops
+    if hops[0].medium is Medium.OPS or served:
+        yield from _meet_in_process(group, topology, nbytes)
+    if served and group.holder is not None:
+        yield from _push(group, group.holder, topology, nbytes)
+    elif group.kind == "reduce_scatter":
+        yield exchange_task(group.name, group.kind, topology.ring_gather(nbytes / topology.plan.replicas))
+    else:
+        for hop in hops:
+            yield from _hop(group, hop, topology, nbytes)
+
+
+def _hop(group: Group, hop: Hop, topology: Topology, nbytes: float) -> Iterator[Task]:
+    """Yield what one hop between devices takes; what ops do within a process is there already."""
+    between = hop.over == ACROSS
+    if hop.medium in STORES:  # what serves no single variable is pushed to worker 0
+        first = topology.plan.hosts[0]
+        yield exchange_task(group.name, group.kind, topology.push(nbytes, first))
+        yield exchange_task(f"hand over {group.first.value}", "hand_over", topology.pull(group.handed_over, first))
+    elif hop.medium is Medium.COLLECTIVE and hop.operation is Operation.REDUCE:
+        yield exchange_task(group.name, group.kind, topology.ring_reduce(nbytes, hosts=between))
+    elif hop.medium is Medium.COLLECTIVE:
+        joined = nbytes * topology.local if between else nbytes
+        yield exchange_task(group.name, group.kind, topology.ring_gather(joined, hosts=between))
+
+
+def exchange_task(name: str, kind: str, exchange: Exchange) -> Task:
+    """Return the task of one exchange.
+
+    Args:
+        name: of the task.
+        kind: in the trace, such as "all-reduce".
+        exchange: its seconds, links and bytes.
+    """
+    return Task(name, EXCHANGE, kind, exchange.holds, exchange.seconds, traffic=exchange.traffic)
+
+
+def _meet_in_process(group: Group, topology: Topology, nbytes: float) -> Iterator[Task]:
+    """Yield what brings the values of one process's replicas together on its first device."""
+    local = topology.local
+    if local == 1:
+        return
+    moved = topology.within(nbytes * (local - 1))
+    if moved.seconds:
+        yield exchange_task(group.name, group.kind, moved)
+    yield _pass(group, topology, Work("elementwise", 0.0, nbytes * (local + 1)), 1, group.first.lowering)
+
+
+def _push(group: Group, holder: Residence, topology: Topology, nbytes: float) -> Iterator[Task]:
+    """Yield the pushes to the servers of all shards, side by side, and the sums there."""
+    yield exchange_task(group.name, "push", topology.push(nbytes, *holder.servers))
+    work = Work("elementwise", 0.0, nbytes / len(holder.servers) * (topology.processes + 1))
+    if topology.processes > 1:
+        lanes = dict.fromkeys(topology.compute_lane(server) for server in holder.servers)
+        seconds = compute_seconds(work, topology.machine.core) + topology.machine.core.op_seconds
+        yield Task(group.name, COMPUTE, "AddN", dict.fromkeys(lanes, seconds), seconds)
+
+
+def _encoding(group: Group) -> Work:
+    """Return what making gradients smaller takes on each replica."""
+    whole = sum(member.whole for member in group.members)
+    passes = ENCODING.get(group.first.compressor, 4.0)
+    if group.first.compressor == "topk":
+        return Work("sort", whole / dtypes.width(group.members[0].value.dtype), passes * whole)
+    return Work("elementwise", 0.0, passes * whole)
+
+
+def _encoding_ops(group: Group) -> int:
+    """Return how many ops each replica starts for it, where they are many."""
+    return len(group.members) * ENCODING_OPS[group.first.compressor] if group.first.compressor in ENCODING_OPS else 1
+
+
+def _pass(group: Group, topology: Topology, work: Work, instances: int, op: str, ops: int = 1) -> Task:
+    """Return the task of ops on what a group exchanges, on every replica or on the first device."""
+    return pass_task(f"{op} {group.first.value}", op, work, instances, topology, ops)
+
+
+def pass_task(name: str, op: str, work: Work, instances: int, topology: Topology, ops: int = 1) -> Task:
+    """Return the task of ops that no node stands for, on every replica of a process or on its first device.
+
+    Args:
+        name: of the task.
+        op: its kind in the trace.
+        work: FLOPs and bytes of one instance.
+        instances: 1, or one per replica.
+        topology: where they run.
+        ops: how many are launched one after another.
+    """
+    if topology.on_cpu:
+        seconds, width = on_cores(work, instances, topology.machine)
+        seconds += (ops - 1) * topology.machine.core.op_seconds
+        return Task(name, COMPUTE, op, {topology.lanes[0]: seconds}, seconds, width)
+    seconds = compute_seconds(work, topology.machine.accelerator) + topology.machine.accelerator.op_seconds * ops
+    lanes = topology.lanes if instances > 1 else topology.lanes[:1]
+    return Task(name, COMPUTE, op, dict.fromkeys(lanes, seconds), seconds)

@@ -1,0 +1,43 @@
+"""Memory by liveness: a buffer lives from the earliest start of its producer to the end of its last reader.
+
+TensorFlow allocates what an op makes as soon as its inputs are there, and lets all such ops share the cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from autograph_rewrite.cost.tasks.task import Buffer, Task
+
+
+def peak(buffers: Iterable[Buffer], end: float) -> int:
+    """Return the most bytes that are alive at one time.
+
+    Args:
+        buffers: of one device, after their tasks have been played.
+        end: of the step.
+    """
+    changes: list[tuple[float, int]] = []
+    kept = 0
+    for buffer in buffers:
+        if buffer.kept:
+            kept += buffer.nbytes
+            continue
+        if buffer.maker is None or not buffer.nbytes:
+            continue
+        changes.append((buffer.maker.ready, buffer.nbytes))
+        changes.append((_freed(buffer), -buffer.nbytes))
+    changes.sort()  # of what happens at one time, memory is given back first
+    most = alive = 0
+    for _, change in changes:
+        alive += change
+        most = max(most, alive)
+    return kept + most
+
+
+def _freed(buffer: Buffer) -> float:
+    """Return when nobody needs a buffer any more; earlier where the last reader puts its result into it."""
+    last: Task | None = max(buffer.readers, key=lambda task: task.end, default=None)
+    if last is None:
+        return buffer.maker.end if buffer.maker is not None else 0.0
+    return last.ready if last.reuses else last.end

@@ -1,0 +1,192 @@
+"""The result of a simulation: step time, memory and links, as text, as plain data and as a trace.
+
+str(result)    result.data()    result.trace()       # Chrome's and Perfetto's trace format
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class DeviceUse:
+    """Devices that do the same.
+
+    Attributes:
+        name: "cpu", "first device", "other devices", or a server.
+        count: how many there are.
+        busy_seconds: that one of them computes.
+        peak_bytes: the most memory that one of them needs at a time.
+        variable_bytes: of that, variables.
+        activation_bytes: in a pipeline, the most that forward parts keep at a time for their backward parts.
+        gradient_bytes: in a pipeline, sums of gradients.
+        in_flight: in a pipeline, of how many micro-batches activations are kept at most.
+    """
+
+    name: str
+    count: int
+    busy_seconds: float
+    peak_bytes: int
+    variable_bytes: int
+    activation_bytes: int = 0
+    gradient_bytes: int = 0
+    in_flight: int = 0
+
+
+@dataclass(frozen=True)
+class LinkUse:
+    """Links that carry the same.
+
+    Attributes:
+        name: "network out", "network in", "local link", or a server's.
+        count: how many there are.
+        bytes: over one of them, in a step.
+        busy_seconds: that one of them is held.
+    """
+
+    name: str
+    count: int
+    bytes: int
+    busy_seconds: float
+
+
+@dataclass(frozen=True)
+class ExchangeUse:
+    """One exchange, or bucket of them.
+
+    Attributes:
+        value: what is exchanged, the first of a bucket.
+        kind: the lowering, or push, reduce_scatter.
+        owners: the variables that it serves, or `step`.
+        bytes: that one member hands over.
+    """
+
+    value: str
+    kind: str
+    owners: tuple[str, ...]
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened on a lane: seconds since the start of the step."""
+
+    name: str
+    lane: str
+    start: float
+    seconds: float
+    kind: str
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """One step, predicted.
+
+    Attributes:
+        step_seconds: from its start to its end.
+        exposed_seconds: of them, those in which something is exchanged and nothing computed.
+        bubble: the part of the step in which stages of a pipeline wait for each other.
+        devices: with their memory.
+        links: with their bytes.
+        exchanges: of the plan's edges.
+        replicas: of the plan.
+        batch: the examples of all replicas that were assumed.
+        events: in the order of their start.
+        notes: what was assumed.
+    """
+
+    step_seconds: float
+    exposed_seconds: float
+    bubble: float
+    devices: tuple[DeviceUse, ...]
+    links: tuple[LinkUse, ...]
+    exchanges: tuple[ExchangeUse, ...]
+    replicas: int
+    batch: int
+    events: tuple[Event, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most memory that any one device needs."""
+        return max((device.peak_bytes for device in self.devices), default=0)
+
+    @property
+    def exchanged_bytes(self) -> int:
+        """What one member of each exchange hands over, together: what `comm` adds up to."""
+        return sum(exchange.bytes for exchange in self.exchanges)
+
+    def data(self) -> dict[str, Any]:
+        """Return it as plain data, without the events."""
+        return {
+            "step_seconds": self.step_seconds,
+            "exposed_seconds": self.exposed_seconds,
+            "bubble": self.bubble,
+            "replicas": self.replicas,
+            "batch": self.batch,
+            "peak_bytes": self.peak_bytes,
+            "exchanged_bytes": self.exchanged_bytes,
+            "devices": [vars(device).copy() for device in self.devices],
+            "links": [vars(link).copy() for link in self.links],
+            "exchanges": [{**vars(one), "owners": list(one.owners)} for one in self.exchanges],
+            "notes": list(self.notes),
+        }
+
+    def trace(self) -> dict[str, Any]:
+        """Return the events as Chrome and Perfetto read them."""
+        lanes = list(dict.fromkeys(event.lane for event in self.events))
+        return {"displayTimeUnit": "ms", "traceEvents": list(_trace(self.events, lanes))}
+
+    def __str__(self) -> str:
+        lines = [
+            f"step {self.step_seconds * 1e3:.3f} ms for {self.batch} examples on {self.replicas} replicas; "
+            f"{self.exposed_seconds * 1e3:.3f} ms of it only communicate"
+            + (f"; bubble {self.bubble:.1%}" if self.bubble else "")
+        ]
+        for device in self.devices:
+            lines.append(
+                f"  {device.count:>4} x {device.name:<24} busy {device.busy_seconds * 1e3:9.3f} ms"
+                f"  peak {_mebibytes(device.peak_bytes)}  variables {_mebibytes(device.variable_bytes)}"
+            )
+            if device.in_flight:
+                lines[-1] += (
+                    f"  activations {_mebibytes(device.activation_bytes)}, {device.in_flight} in flight"
+                    f"  gradients {_mebibytes(device.gradient_bytes)}"
+                )
+        for link in self.links:
+            lines.append(
+                f"  {link.count:>4} x {link.name:<24} busy {link.busy_seconds * 1e3:9.3f} ms  {_mebibytes(link.bytes)}"
+            )
+        lines.append(f"  {len(self.exchanges)} exchanges, {self.exchanged_bytes:,} bytes handed over by each member")
+        lines += [f"note: {note}" for note in self.notes]
+        return "\n".join(lines)
+
+
+def _mebibytes(count: float) -> str:
+    return f"{count / 2**20:10.3f} MiB"
+
+
+def _trace(events: tuple[Event, ...], lanes: list[str]) -> Iterator[Mapping[str, Any]]:
+    """Yield the metadata and the events; what overlaps on one lane gets rows of its own."""
+    rows: dict[str, list[float]] = {}
+    known: dict[tuple[str, int], int] = {}
+    for event in events:
+        free = rows.setdefault(event.lane, [])
+        row = next((i for i, end in enumerate(free) if end <= event.start + 1e-12), len(free))
+        if row == len(free):
+            free.append(0.0)
+        free[row] = event.start + event.seconds
+        thread = known.setdefault((event.lane, row), len(known) + 1)
+        yield {
+            "name": event.name,
+            "cat": event.kind,
+            "ph": "X",
+            "ts": event.start * 1e6,
+            "dur": event.seconds * 1e6,
+            "pid": lanes.index(event.lane) + 1,
+            "tid": thread,
+        }
+    for number, lane in enumerate(lanes, start=1):
+        yield {"name": "process_name", "ph": "M", "pid": number, "args": {"name": lane}}

@@ -1,0 +1,98 @@
+"""Tasks: the units of a simulated step, each with a duration, the lanes that it occupies, and its buffers.
+
+One task stands for all instances of a node on one lane. Lanes of a CPU are as wide as it has cores; all others take one
+task at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from autograph_rewrite.analysis.work.op_work import Work
+from autograph_rewrite.cost.hardware.machine import SERIAL, Compute, Machine
+
+COMPUTE, EXCHANGE = "compute", "exchange"
+GRAIN_SECONDS = 20e-6
+"""Less work than this is not shared out among cores."""
+
+
+@dataclass(eq=False, slots=True)
+class Buffer:
+    """Memory that a task makes and others read.
+
+    Attributes:
+        nbytes: of one instance.
+        place: the lane whose device holds it; on a CPU, `each` instance of a replica has its own.
+        each: whether every replica has one.
+        maker: the task that makes it.
+        readers: those that read it.
+        kept: it outlives the step (variables, constants, what is fed or fetched).
+    """
+
+    nbytes: int
+    place: str
+    each: bool
+    maker: Task | None = None
+    readers: list[Task] = field(default_factory=list)
+    kept: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class Task:
+    """A job.
+
+    Attributes:
+        name: of the node or exchange.
+        kind: "compute" or "exchange".
+        op: the op type, or the lowering.
+        holds: seconds for which it keeps each lane.
+        width: how many cores it takes where it runs on a CPU.
+        seconds: from start to end.
+        needs: the tasks that end before it starts.
+        reuses: its output may take the place of an input of the same size that nobody else needs any more.
+        traffic: bytes over one link of each kind.
+        ready: when what it needs has ended; set by `play`, as its start and end are.
+    """
+
+    name: str
+    kind: str
+    op: str
+    holds: Mapping[str, float]
+    seconds: float
+    width: int = 1
+    needs: list[Task] = field(default_factory=list)
+    reuses: bool = False
+    traffic: Mapping[str, float] = field(default_factory=dict)
+    index: int = 0
+    ready: float = 0.0
+    start: float = 0.0
+    end: float = 0.0
+
+    def after(self, tasks: Iterable[Task | None]) -> None:
+        """Let it wait for others."""
+        self.needs += [task for task in tasks if task is not None]
+
+
+def compute_seconds(work: Work, compute: Compute) -> float:
+    """Return how long one instance of an op works, beside starting it."""
+    rate = compute.flops.get(work.family, compute.flops["elementwise"])
+    return max(work.flops / rate, work.nbytes / compute.bytes_per_second)
+
+
+def on_cores(work: Work, instances: int, machine: Machine, runs: int = 1) -> tuple[float, int]:
+    """Return the seconds of some instances of an op on the cores of one CPU, and how many cores they keep busy.
+
+    Args:
+        work: of one instance.
+        instances: how many run side by side.
+        machine: what has the cores.
+        runs: how often all of it is done.
+    """
+    core = machine.core
+    alone = compute_seconds(work, core)
+    each = 1 if work.family in SERIAL else max(1, min(machine.cores, int(alone / GRAIN_SECONDS)))
+    width = min(machine.cores, each * instances)
+    rounds = -(-instances // width)
+    seconds = core.op_seconds * rounds + alone * instances / width
+    return seconds * runs, width

@@ -1,0 +1,301 @@
+"""Build the task graph of a step from the analysed step and a plan: compute, communication, buffers.
+
+    node ──► (value) ──► exchange of the plan's edge ──► node          pull ──► read of a served variable
+                         push to a server ──► its update, there
+
+Exchanges are made first, so that nodes find what they wait for; at the end they are told which nodes feed them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
+from autograph_rewrite.analysis.work.op_work import Work
+from autograph_rewrite.cost.hardware.topology import CPU, Topology
+from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep
+from autograph_rewrite.cost.step.op_counts import OpCounts, count
+from autograph_rewrite.cost.tasks.communication import Group, groups, tasks_of
+from autograph_rewrite.cost.tasks.task import COMPUTE, Buffer, Task, compute_seconds, on_cores
+from autograph_rewrite.cost.tasks.variable_reads import Reads
+from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.plan.parts.residence import REPLICATED, Residence
+from autograph_rewrite.plan.plan import Plan
+
+FED = frozenset(("Placeholder", "PlaceholderWithDefault", "Const"))
+
+
+@dataclass
+class Built:
+    """The tasks of one step.
+
+    Attributes:
+        tasks: all of them.
+        buffers: what they make and read, variables included.
+        cores: the lanes that take several tasks at a time.
+        groups: the exchanges of the plan's edges.
+        variable_bytes: of one instance of a device, by lane.
+    """
+
+    tasks: list[Task] = field(default_factory=list)
+    buffers: list[Buffer] = field(default_factory=list)
+    cores: dict[str, int] = field(default_factory=dict)
+    groups: list[Group] = field(default_factory=list)
+    variable_bytes: dict[str, int] = field(default_factory=dict)
+
+
+def build(
+    folded: AnalyzedStep, plan: Plan, topology: Topology, sizes: Sizes, counts: Mapping[Node, OpCounts] | None = None
+) -> Built:
+    """Return the tasks of one step under a resolved plan.
+
+    Args:
+        folded: the step.
+        plan: resolved.
+        topology: of the plan.
+        sizes: the numbers behind symbols.
+        counts: what the nodes do, where that is known already.
+    """
+    builder = Builder(folded, plan, topology, sizes, counts or count(folded, sizes))
+    builder.run()
+    return builder.built
+
+
+class Builder:
+    """Makes the tasks of one step.
+
+    Args:
+        folded: the analysed step.
+        plan: resolved.
+        topology: its devices and links.
+        sizes: numbers for the symbols of shapes.
+        counts: FLOPs and bytes by node.
+    """
+
+    def __init__(
+        self, folded: AnalyzedStep, plan: Plan, topology: Topology, sizes: Sizes, counts: Mapping[Node, OpCounts]
+    ) -> None:
+        self.folded, self.plan, self.topology, self.sizes, self.counts = folded, plan, topology, sizes, counts
+        self.residences = {name: one for name, one in plan.residences.items() if one != REPLICATED}
+        self.once = self._made_once()
+        self.each = folded.each - self.once
+        self.built = Built()
+        self.reads = Reads(folded, self.residences, topology, sizes)
+        self.values: dict[tuple[Value, str], Buffer] = {}  # by value and lane
+        self.ends: dict[tuple[Node, str], Task] = {}
+        self.exchanged: dict[tuple[str, str], Task] = {}  # the last task, by value and target
+        self.results: dict[tuple[str, str, str], Buffer] = {}  # the same, with the lane
+        self.moves: dict[Value, Task] = {}
+        held = (server for holder in self.residences.values() if holder.is_on_server for server in holder.servers)
+        served = {topology.compute_lane(server) for server in held} - {*topology.lanes}
+        own = {CPU} if topology.on_cpu else set()
+        self.built.cores.update(dict.fromkeys(sorted(served | own), topology.machine.cores))
+
+    def run(self) -> None:
+        """Make everything."""
+        self._hold_variables()
+        found = groups(self.folded, self.plan.edges, self.residences, self.sizes)
+        starts = [(group, self._exchange(group)) for group in found]
+        for node in self.folded.order:
+            for lane in self._lanes(node):
+                self._compute(node, lane)
+        for group, first in starts:
+            for member in group.members:
+                self._feed(first, member.value)
+        self.built.tasks += self.reads.tasks
+        self.built.buffers += self.reads.buffers
+
+    # Where things are.
+
+    def _holder(self, node: Node) -> Residence | None:
+        """Return who computes the update that a node belongs to, where that is not every replica."""
+        name = self.folded.region.get(node)
+        return self.residences.get(name) if name is not None and node not in self.once else None
+
+    def _made_once(self) -> frozenset[Node]:
+        """Return what runs once, on the first device, though servers or replicas of this process hold its variable."""
+        if self.topology.processes > 1:
+            return frozenset()
+        held = {name for name, holder in self.residences.items() if holder.servers}
+        return frozenset(node for node in self.folded.beside if self.folded.region[node] in held)
+
+    def _lanes(self, node: Node) -> tuple[str, ...]:
+        holder, own = self._holder(node), self.topology.lanes
+        if holder is not None and holder.is_on_server:
+            return (self.topology.compute_lane(holder.servers[0]),)
+        if holder is not None and holder.stage:
+            return own
+        return own if node in self.each else own[:1]
+
+    def _hold_variables(self) -> None:
+        owners = {name: use.owner or name for name, use in self.folded.uses.items()}
+        mirrored = self.plan.mode == "mirrored"
+        for name, variable in self.folded.item.variables.items():
+            nbytes, own = variable.nbytes, self.topology.lanes
+            owner = owners.get(name, name)
+            holder = self.residences.get(owner)
+            if holder is not None and holder.is_on_server:
+                for server in holder.servers:
+                    self._keep(nbytes // len(holder.servers), self.topology.home(server))
+            elif holder is not None and holder.stage and (holder.stage == 3 or name != owner):
+                for lane in own:
+                    self._keep(nbytes // self.plan.replicas, lane, each=True)
+            else:
+                for lane in own if mirrored else own[:1]:
+                    self._keep(nbytes, lane, each=mirrored)
+
+    def _keep(self, nbytes: int, lane: str, *, each: bool = False) -> None:
+        self.built.variable_bytes[lane] = self.built.variable_bytes.get(lane, 0) + nbytes
+        self.built.buffers.append(Buffer(nbytes, lane, each, kept=True))
+
+    # Exchanges.
+
+    def _exchange(self, group: Group) -> Task:
+        """Make the tasks of a group, and the buffers of what comes out; return the first task."""
+        chain = list(tasks_of(group, self.topology)) or [Task(group.name, COMPUTE, group.kind, {}, 0.0)]
+        for before, after in pairwise(chain):
+            after.needs.append(before)
+        self.built.tasks += chain
+        self.built.groups.append(group)
+        for lane in self.topology.lanes if group.residual else ():
+            self._keep(group.residual, lane, each=True)
+        for lane in self.topology.lanes if group.scratch else ():
+            self._buffer(group.scratch, lane, chain[0], each=True)
+        for member in group.members:
+            key = (member.edge.value, member.edge.to)
+            if member.edge.role and key in self.exchanged:  # the second exchange of one value
+                chain[0].needs.append(self.exchanged[key])
+            self.exchanged[key] = chain[-1]
+            lanes, result = self.topology.lanes, member.result
+            if group.holder is not None and group.holder.is_on_server:
+                lanes = (self.topology.compute_lane(group.holder.servers[0]),)
+                result //= len(group.holder.servers)
+            elif group.kind == "reduce_scatter":
+                result //= self.plan.replicas
+            elif not group.is_everywhere:
+                lanes = lanes[:1]
+            for lane in lanes:
+                self.results[key[0], key[1], lane] = self._buffer(result, lane, chain[-1], each=group.is_everywhere)
+        return chain[0]
+
+    def _buffer(self, nbytes: int, lane: str, maker: Task, *, each: bool) -> Buffer:
+        made = Buffer(nbytes, lane, each, maker)
+        self.built.buffers.append(made)
+        return made
+
+    def _feed(self, task: Task, value: Value) -> None:
+        """Let an exchange wait for, and read, what all lanes make of a value."""
+        for lane in self.topology.lanes:
+            end, made = self.ends.get((value.node, lane)), self.values.get((value, lane))
+            task.after([end])
+            if made is not None:
+                made.readers.append(task)
+
+    # Nodes.
+
+    def _compute(self, node: Node, lane: str) -> None:
+        holder = self._holder(node)
+        task = self._task(node, lane, holder)
+        read = [self._input(task, node, index, lane) for index in range(len(node.inputs))]
+        for index, made in enumerate(read) if self.reads.regathers else ():
+            again = self.reads.again(made, node, self._beside(node, index, lane)) if made is not None else None
+            if again is not None:
+                read[index] = again.buffer
+                task.after(again.tasks)
+        task.after(self.ends.get((control, lane)) for control in node.controls)
+        pulled = self.reads.of(node, lane)
+        task.after(pulled.tasks)
+        if pulled.buffer is not None:
+            read.insert(0, pulled.buffer)
+        for made in read:
+            if made is not None:
+                made.readers.append(task)
+        self.built.tasks.append(task)
+        self.ends[node, lane] = task
+        self._outputs(node, lane, task, holder, read)
+
+    def _beside(self, node: Node, index: int, lane: str) -> list[Task | None]:
+        """Return what makes the other inputs of a node."""
+        return [self.ends.get((value.node, lane)) for i, value in enumerate(node.inputs) if i != index]
+
+    def _task(self, node: Node, lane: str, holder: Residence | None) -> Task:
+        """Return the task of all instances of a node on a lane."""
+        machine, counted = self.topology.machine, self.counts[node]
+        work, runs, reuses = counted.work, counted.runs, counted.reuses
+        if holder is not None and holder.is_on_server:
+            return self._served(node, work, holder, reuses)
+        instances = self.topology.local if node in self.each or (holder and holder.stage) else 1
+        if holder is not None and holder.stage:
+            work = Work(work.family, work.flops / self.plan.replicas, work.nbytes / self.plan.replicas)
+        shards = max(1, len(holder.sizes)) if holder is not None and not holder.stage else 1
+        if self.topology.on_cpu:
+            seconds, width = on_cores(work, instances, machine, runs)
+            seconds += (shards - 1) * machine.core.op_seconds
+            return Task(node.name, COMPUTE, node.op, {lane: seconds}, seconds, width, reuses=reuses)
+        each = machine.accelerator
+        seconds = (compute_seconds(work, each) + each.op_seconds * shards) * runs
+        return Task(node.name, COMPUTE, node.op, {lane: seconds}, seconds, reuses=reuses)
+
+    def _served(self, node: Node, work: Work, holder: Residence, reuses: bool) -> Task:
+        """Return the task of an update's node on all servers of the variable."""
+        count = len(holder.servers)
+        shard = Work(work.family, work.flops / count, work.nbytes / count)
+        seconds, width = on_cores(shard, 1, self.topology.machine)
+        holds: dict[str, float] = {}
+        for server in holder.servers:
+            lane = self.topology.compute_lane(server)
+            holds[lane] = holds.get(lane, 0.0) + seconds
+        return Task(node.name, COMPUTE, node.op, holds, max(holds.values()), width, reuses=reuses)
+
+    def _input(self, task: Task, node: Node, index: int, lane: str) -> Buffer | None:
+        """Let a task wait for an input; return the buffer that it reads."""
+        value = node.inputs[index]
+        target = self.counts[node].targets[index]
+        if target is not None and (end := self.exchanged.get((value.name, target))) is not None:
+            task.after([end])
+            first = self.topology.lanes[0]
+            found = self.results.get((value.name, target, lane)) or self.results.get((value.name, target, first))
+            if found is not None and found.place != lane and lane in self.topology.lanes:
+                task.after([self._moved(value, found)])
+            return found
+        found = self.values.get((value, lane))
+        if found is None:  # it was made once, on the first device
+            first = self.topology.lanes[0]
+            found = self.values.get((value, first))
+            task.after([self.ends.get((value.node, first))])
+            if found is not None and lane in self.topology.lanes and found.nbytes and value.node.op not in FED:
+                task.after([self._moved(value, found)])
+            return found
+        task.after([self.ends.get((value.node, lane))])
+        return found
+
+    def _moved(self, value: Value, made: Buffer) -> Task | None:
+        """Return the task that takes what exists once from the first device to the others."""
+        exchange = self.topology.within(made.nbytes * (self.topology.local - 1))
+        if not exchange.seconds:
+            return None
+        if value not in self.moves:
+            task = Task(f"copy {value.name}", "exchange", "copy", exchange.holds, exchange.seconds)
+            task.traffic = exchange.traffic
+            task.after([made.maker])
+            self.built.tasks.append(task)
+            self.moves[value] = task
+        return self.moves[value]
+
+    def _outputs(self, node: Node, lane: str, task: Task, holder: Residence | None, read: list[Buffer | None]) -> None:
+        """Note what a node makes: views hand on the buffer that they read."""
+        own = next((made for made in read if made is not None), None)
+        share = self.plan.replicas if holder is not None and holder.stage else 1
+        share = len(holder.servers) if holder is not None and holder.is_on_server else share
+        counted = self.counts[node]
+        for value, nbytes in counted.made:
+            if counted.hands_on:
+                if own is not None:
+                    self.values[value, lane] = own
+                continue
+            each = node in self.each or bool(holder and holder.stage)
+            made = self._buffer(nbytes // share, lane, task, each=each)
+            made.kept = node.op in FED or value in self.folded.outputs
+            self.values[value, lane] = made

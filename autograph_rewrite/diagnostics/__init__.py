@@ -1,0 +1,1 @@
+"""Mistakes in files, reported all together, each with its line."""

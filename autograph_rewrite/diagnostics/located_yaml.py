@@ -1,0 +1,238 @@
+"""YAML that remembers the line of each key, so that faults are reported as `file:line`.
+
+The data are plain dicts, lists and scalars, as `yaml.safe_load` gives them except in what it gets wrong for a
+configuration: keys stay text (`on` is no boolean), dates stay text, and a key that stands twice is a fault.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+import yaml
+
+from autograph_rewrite.diagnostics.faults import Fault, failure
+from autograph_rewrite.errors import RewriteError
+
+KeyPath = tuple[str | int, ...]
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml where it was built: ten times faster
+_TAG = "tag:yaml.org,2002:"
+_TEXT = (f"{_TAG}str", f"{_TAG}timestamp")
+_MAX_DEPTH = 100  # libyaml composes recursively, in C: a file of brackets alone would crash the process
+_MAX_NODES = 5_000_000  # aliases of aliases can write a gigabyte in ten lines
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place in a file, counted from 1 as editors do."""
+
+    line: int
+    column: int
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where some data came from.
+
+    All sources compare equal: two equal configurations stay equal when they come from two files.
+    """
+
+    name: str = field(default="config", compare=False)
+    places: Mapping[KeyPath, Place] = field(default_factory=dict, compare=False, repr=False)
+
+    def at(self, path: KeyPath) -> str:
+        """`file:line` of `path`, or of the nearest thing around it; only the name when it was no file."""
+        line = self._line(path)
+        return f"{self.name}:{line}" if line else self.name
+
+    def fault(self, path: KeyPath, message: str, hint: str | None = None) -> Fault:
+        """A fault at `path`.
+
+        Args:
+            path: keys and indices from the top of the file.
+            message: what is wrong.
+            hint: what to write instead.
+        """
+        return Fault(self.at(path), message, hint, self._line(path))
+
+    def _line(self, path: KeyPath) -> int:
+        while path and path not in self.places:
+            path = path[:-1]
+        place = self.places.get(path)
+        return place.line if place else 0
+
+
+@dataclass(frozen=True)
+class Located:
+    """Data, the places that its parts have in the file, and what is wrong with it as YAML."""
+
+    data: object
+    source: Source
+    faults: tuple[Fault, ...] = ()
+
+
+def dotted(path: KeyPath) -> str:
+    """`variables[0].match` for ("variables", 0, "match")."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def load_yaml(path: str | os.PathLike[str], *, error: type[RewriteError]) -> Located:
+    """Read a YAML (or JSON) file.
+
+    Raises:
+        RewriteError: of type `error`, when there is no such file or it is no YAML.
+    """
+    shown = os.fspath(path)
+    try:
+        data = Path(path).read_bytes()
+    except FileNotFoundError:
+        raise error(f"there is no file '{shown}'", hint="check the path") from None
+    except OSError as problem:
+        raise error(f"cannot read '{shown}': {problem.strerror}") from None
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as problem:
+        line = data.count(b"\n", 0, problem.start) + 1
+        raise failure([Fault(f"{shown}:{line}", "this is not UTF-8 text")], error=error) from None
+    return parse_yaml(text, file=shown, error=error)
+
+
+def parse_yaml(text: str, *, file: str, error: type[RewriteError]) -> Located:
+    """Read YAML text; `file` is what places are named after.
+
+    Args:
+        text: of the file.
+        file: its name in messages.
+        error: type of what is raised.
+
+    Raises:
+        RewriteError: of type `error`, when the text is no YAML or holds nothing.
+    """
+    try:
+        if _depth(text) > _MAX_DEPTH:
+            raise error(f"{file}: this is nested too deeply to be read")
+        root = yaml.compose(text, Loader=_LOADER)
+    except yaml.YAMLError as problem:
+        raise failure([_syntax(file, problem)], error=error) from None
+    if root is None:
+        raise error(f"{file}: the file is empty", hint="write {} to leave everything at its default")
+    reader = _Reader(file)
+    try:
+        data = reader.read(root, ())
+    except RecursionError:  # aliases of aliases nest, too
+        raise error(f"{file}: this is nested too deeply to be read") from None
+    except _EndlessError:
+        raise error(f"{file}: its aliases (*name) write more than {_MAX_NODES:,} values") from None
+    return Located(data, Source(file, MappingProxyType(reader.places)), tuple(reader.faults))
+
+
+def _depth(text: str) -> int:
+    """How deeply collections are nested in each other; it stops to count where it is too much."""
+    depth = deepest = 0
+    for event in yaml.parse(text, Loader=_LOADER):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            deepest = max(deepest, depth)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > _MAX_DEPTH:
+            break
+    return deepest
+
+
+def _syntax(file: str, problem: yaml.YAMLError) -> Fault:
+    """What is wrong as YAML."""
+    if isinstance(problem, yaml.MarkedYAMLError) and problem.problem_mark is not None:
+        said = " ".join(part for part in (problem.context, problem.problem) if part)
+        return Fault(f"{file}:{problem.problem_mark.line + 1}", f"this is not YAML: {said}")
+    return Fault(f"{file}:1", f"this is not YAML: {str(problem).splitlines()[0]}")
+
+
+class _EndlessError(Exception):
+    """Aliases of aliases have grown past all use."""
+
+
+class _Reader:
+    """Turns YAML nodes into data, noting places and faults on the way."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.places: dict[KeyPath, Place] = {}
+        self.faults: list[Fault] = []
+        self._open: set[int] = set()  # the collections around the current node: an alias to one is a cycle
+        self._seen = 0
+        scalars = yaml.constructor.SafeConstructor()
+        self._scalars = {
+            f"{_TAG}int": scalars.construct_yaml_int,
+            f"{_TAG}float": scalars.construct_yaml_float,
+            f"{_TAG}bool": scalars.construct_yaml_bool,
+            f"{_TAG}null": scalars.construct_yaml_null,
+        }
+
+    def read(self, node: yaml.Node, path: KeyPath) -> object:
+        """The data of `node`, which stands at `path`."""
+        self._seen += 1
+        if self._seen > _MAX_NODES:
+            raise _EndlessError
+        self.places.setdefault(path, _place(node))
+        if isinstance(node, yaml.ScalarNode):
+            return self._scalar(node)
+        if id(node) in self._open:
+            self._fault(node, "an alias in here stands for what is around it")
+            return None
+        self._open.add(id(node))
+        try:
+            if isinstance(node, yaml.SequenceNode):
+                return [self.read(item, (*path, i)) for i, item in enumerate(node.value)]
+            return self._mapping(node, path)
+        finally:
+            self._open.discard(id(node))
+
+    def _mapping(self, node: yaml.Node, path: KeyPath) -> dict[str, object]:
+        data: dict[str, object] = {}
+        for key, value in self._pairs(node):
+            here = (*path, key.value)
+            if key.value in data:
+                first = self.places[here].line
+                self._fault(key, f"the key '{key.value}' stands here twice (first in line {first})")
+                continue
+            self.places[here] = _place(key)
+            data[key.value] = self.read(value, here)
+        return data
+
+    def _pairs(self, node: yaml.Node) -> Iterator[tuple[yaml.ScalarNode, yaml.Node]]:
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                self._fault(key, "a key must be a word")
+            elif key.tag == "tag:yaml.org,2002:merge":
+                self._fault(key, "merge keys (<<) are not supported; write the keys out")
+            else:
+                yield key, value
+
+    def _scalar(self, node: yaml.ScalarNode) -> object:
+        if node.tag in _TEXT:
+            return str(node.value)
+        construct = self._scalars.get(node.tag)
+        if construct is None:
+            self._fault(node, f"the tag {node.tag.removeprefix(_TAG)} is not supported")
+            return None
+        try:
+            return construct(node)
+        except (ValueError, KeyError):  # `!!int x`, `!!bool maybe`
+            self._fault(node, f"'{node.value}' cannot be read")
+            return None
+
+    def _fault(self, node: yaml.Node, message: str) -> None:
+        line = _place(node).line
+        self.faults.append(Fault(f"{self.file}:{line}", message, line=line))
+
+
+def _place(node: yaml.Node) -> Place:
+    return Place(node.start_mark.line + 1, node.start_mark.column + 1)

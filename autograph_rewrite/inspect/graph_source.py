@@ -1,0 +1,88 @@
+"""Inputs of the inspection verbs: an item, a graph, encoded bytes, or anything that `GraphItem.load` reads."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from pathlib import Path
+
+from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.format import serde
+from autograph_rewrite.ir.graph import Graph, Node
+from autograph_rewrite.item import GraphItem
+
+Source = GraphItem | Graph | bytes | str | Path
+
+
+def as_item(source: Source) -> GraphItem:
+    """Return an item; what is no item yet gets one without inputs and outputs."""
+    if isinstance(source, GraphItem):
+        return source
+    if isinstance(source, (str, Path)):
+        return GraphItem.load(source)
+    return GraphItem(source if isinstance(source, Graph) else serde.from_bytes(source))
+
+
+def as_graph(source: Source) -> Graph:
+    """Return the graph of a source."""
+    return source if isinstance(source, Graph) else as_item(source).graph
+
+
+def chosen(
+    graph: Graph,
+    *,
+    op: str | None = None,
+    name: str | None = None,
+    device: str | None = None,
+    around: str | None = None,
+    depth: int = 2,
+) -> list[Node]:
+    """Return the nodes that match everything asked for, in graph order.
+
+    Args:
+        graph: where to look.
+        op: regular expression, found anywhere in the op type.
+        name: the same for the node's name.
+        device: the same for its device.
+        around: name of a node; only what is at most `depth` edges away, in either direction, is chosen.
+        depth: see `around`.
+
+    Raises:
+        GraphError: a regular expression is malformed, or there is no node `around`.
+    """
+    patterns = [(_compiled("op", op), "op"), (_compiled("name", name), "name"), (_compiled("device", device), "device")]
+    nodes = list(graph) if around is None else _near(graph, graph.node(around.partition(":")[0]), depth)
+    for pattern, attribute in patterns:
+        if pattern is not None:
+            nodes = [node for node in nodes if pattern.search(getattr(node, attribute))]
+    return nodes
+
+
+def _compiled(what: str, pattern: str | None) -> re.Pattern[str] | None:
+    try:
+        return None if pattern is None else re.compile(pattern)
+    except re.error as error:
+        raise GraphError(f"'{pattern}' is no regular expression ({error})", where=f"the filter by {what}") from None
+
+
+def neighbours(node: Node) -> list[Node]:
+    """Return what a node reads, waits for, is read by and is waited for by."""
+    found = [value.node for value in node.inputs]
+    found += node.controls
+    found += [use.node for value in node.read_outputs for use in value.uses]
+    found += node.control_users
+    return found
+
+
+def _near(graph: Graph, start: Node, depth: int) -> list[Node]:
+    distance = {start: 0}
+    queue = deque([start])
+    while queue:
+        node = queue.popleft()
+        if distance[node] == depth:
+            continue
+        for other in neighbours(node):
+            if other not in distance:
+                distance[other] = distance[node] + 1
+                queue.append(other)
+    return [node for node in graph if node in distance]

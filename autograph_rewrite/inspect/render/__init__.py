@@ -1,0 +1,1 @@
+"""Renders graphs and tables: text, Graphviz, web page, data for other tools."""

@@ -1,0 +1,110 @@
+"""The graph for other tools: networkx, GraphML, plain data for JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.format.printer import functions, shown_attrs, static_shape
+from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Graph, Node
+from autograph_rewrite.ir.replication import Span
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.item import GraphItem
+
+if TYPE_CHECKING:
+    import networkx
+
+
+def to_networkx(graph: Graph, nodes: Collection[Node] | None = None) -> networkx.MultiDiGraph[str]:
+    """Return a graph of the nodes, by name, with op, device and span; edges say what flows (data or control)."""
+    import networkx
+
+    result: networkx.MultiDiGraph[str] = networkx.MultiDiGraph()
+    shown = set(graph if nodes is None else nodes)
+    ordered = [node for node in graph if node in shown]
+    for node in ordered:
+        result.add_node(node.name, op=node.op, device=node.device, span=node.span.value)
+    for node in ordered:
+        for index, value in enumerate(node.inputs):
+            if value.node in shown:
+                result.add_edge(value.node.name, node.name, kind="data", output=value.index, input=index)
+        for control in node.controls:
+            if control in shown:
+                result.add_edge(control.name, node.name, kind="control")
+    return result
+
+
+def to_graphml(graph: Graph, nodes: Collection[Node] | None = None) -> str:
+    """Return GraphML, which yEd, Gephi and Cytoscape read."""
+    import networkx
+
+    return "\n".join(networkx.generate_graphml(to_networkx(graph, nodes))) + "\n"
+
+
+def node_data(node: Node) -> dict[str, Any]:
+    """Return one node as plain data."""
+    data: dict[str, Any] = {
+        "name": node.name,
+        "op": node.op,
+        "device": node.device,
+        "inputs": [value.name for value in node.inputs],
+        "controls": [control.name for control in node.controls],
+        "outputs": output_data(node),
+        "attrs": shown_attrs(node),
+    }
+    if node.span is Span.EACH:
+        data["span"] = node.span.value
+    if node.selects:
+        data["selects"] = {str(index): select.value for index, select in sorted(node.selects.items())}
+    for key, attr in (("pass", PASS_ATTR), ("origin", ORIGIN_ATTR)):
+        if attr in node.attrs:
+            data[key] = node.attr(attr).decode()
+    return data
+
+
+def output_data(node: Node) -> list[dict[str, Any]]:
+    """Return element types and, as far as the node states them, shapes of the outputs."""
+    try:
+        types = node.output_dtypes
+    except GraphError:
+        return []
+    shapes = [static_shape(node.output(i)) for i in range(len(types))]
+    return [
+        {"dtype": dtypes.dtype_name(dtype), "shape": None if shape is None else list(shape)}
+        for dtype, shape in zip(types, shapes, strict=True)
+    ]
+
+
+def signature_data(item: GraphItem) -> dict[str, Any]:
+    """Return inputs, outputs, targets and variables as plain data."""
+
+    def tensors(infos: Any) -> list[dict[str, Any]]:
+        return [
+            {
+                "name": info.name,
+                "tensor": info.tensor,
+                "dtype": info.dtype,
+                "shape": None if info.shape is None else list(info.shape),
+                "batch_axis": info.batch_axis,
+            }
+            for info in infos.values()
+        ]
+
+    return {
+        "inputs": tensors(item.inputs),
+        "outputs": tensors(item.outputs),
+        "targets": list(item.targets),
+        "init_op": item.init_op,
+    }
+
+
+def item_data(item: GraphItem, nodes: Collection[Node] | None = None) -> dict[str, Any]:
+    """Return an item as plain data: signature, nodes in graph order, functions."""
+    graph = item.graph
+    shown = set(graph if nodes is None else nodes)
+    return {
+        **signature_data(item),
+        "nodes": [node_data(node) for node in graph if node in shown],
+        "functions": functions(graph),
+    }

@@ -1,0 +1,39 @@
+"""Plain-text tables, drawn by rich, the same on every terminal."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+WIDTH = 150
+
+
+def drawn(*tables: Table, width: int = WIDTH) -> str:
+    """Return tables as text without colours; trailing blanks are cut, so that results can be compared."""
+    stream = io.StringIO()
+    console = Console(file=stream, width=width, color_system=None, force_terminal=False, legacy_windows=False)
+    for table in tables:
+        console.print(table)
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
+    """Return a table; columns whose name starts with `#` hold numbers.
+
+    Args:
+        title: above the columns.
+        columns: their headings.
+        rows: a cell for each column; None is left empty.
+    """
+    made = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for column in columns:
+        justify = "right" if column.startswith("#") else "left"
+        made.add_column(Text(column.removeprefix("#")), justify=justify, overflow="fold")  # type: ignore[arg-type]
+    for row in rows:
+        made.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
+    return made

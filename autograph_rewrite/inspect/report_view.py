@@ -1,0 +1,143 @@
+"""Access to the report of a rewrite: the one place that knows its format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from autograph_rewrite.errors import GraphError
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.plan.parts.lowerings import Operation, lowering
+from autograph_rewrite.plan.parts.messages import STEP
+from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.resolve.coverage import NOT_MEASURED, NOTE, Coverage
+
+__all__ = ["STEP", "Account", "Edge", "account_of", "edges_of"]
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A value whose placement was changed, and how; `where` is its place in the plan."""
+
+    where: str
+    value: str
+    before: str
+    after: str
+    owner: str
+    lowering: str
+    bytes: int
+    reason: str
+    group_key: int
+    instance_key: int
+    order: int | None
+    bucket: int
+    compressor: str = "none"
+    role: str = ""
+
+    @property
+    def means(self) -> str:
+        """The lowering, with the compressor where there is one."""
+        return self.lowering if self.compressor == "none" else f"{self.lowering} of {self.compressor}"
+
+    @property
+    def node(self) -> str:
+        """The node that makes the value."""
+        return self.value.partition(":")[0]
+
+    @property
+    def kind(self) -> str:
+        """`reduction`, `gather` or `local`: whether replicas exchange something, and what."""
+        lowered = lowering(self.lowering)
+        if lowered.does(Operation.REDUCE) or self.compressor != "none":
+            return "reduction"
+        return "gather" if lowered.does(Operation.GATHER) else "local"
+
+
+@dataclass(frozen=True)
+class Account:
+    """What happened to a graph.
+
+    Attributes:
+        replicas: how many there are.
+        mode: `shared` or `mirrored`.
+        passes: name, seconds, nodes added, nodes removed.
+        edges: reshards.
+        notes: node, op, text: what runs whole, and why.
+        before: nodes of the original.
+        after: nodes of the rewritten graph.
+        seconds: of the whole rewrite; None when it is not known any more.
+        micro: micro-batches of each replica.
+        plan_notes: what the plan says of itself: its builder's choices, settings that do nothing.
+        inexact: node, op, text: what is another quantity than on one device, as the configuration asks.
+        covered: how much of the step is divided.
+    """
+
+    replicas: int
+    mode: str
+    passes: tuple[tuple[str, float, int, int], ...]
+    edges: tuple[Edge, ...]
+    notes: tuple[tuple[str, str, str], ...]
+    before: int
+    after: int
+    seconds: float | None
+    micro: int = 1
+    plan_notes: tuple[str, ...] = ()
+    inexact: tuple[tuple[str, str, str], ...] = ()
+    covered: Coverage = NOT_MEASURED
+
+
+def account_of(item: GraphItem, batch: int | None = None) -> Account:
+    """Return the account of a rewritten item; of its coverage, for a batch of so many examples.
+
+    Raises:
+        GraphError: the item was not rewritten, or its report was not kept.
+    """
+    report = item.report
+    if report is None:
+        raise GraphError(
+            "this item has no report: it is an original, or only its graph was kept",
+            hint="pass what ar.rewrite returned, or the file that its save() wrote",
+        )
+    plan = report.plan
+    return Account(
+        replicas=plan.replicas,
+        mode=plan.mode,
+        passes=tuple((one.name, one.seconds, one.added, one.removed) for one in report.passes),
+        edges=edges_of(item),
+        notes=tuple((note.node, note.op, note.text) for note in report.notes),
+        before=report.nodes_before,
+        after=report.nodes_after,
+        seconds=report.seconds,
+        micro=plan.microbatches,
+        plan_notes=tuple(note for note in plan.notes if not note.startswith(NOTE)),
+        inexact=tuple((note.node, note.op, note.text) for note in report.inexact),
+        covered=report.covered.at(batch),
+    )
+
+
+def edges_of(item: GraphItem, plan: Plan | None = None) -> tuple[Edge, ...]:
+    """Return the reshards of a plan, or of an item's own; none when neither is at hand."""
+    if plan is None and item.report is not None:
+        plan = item.report.plan
+    return () if plan is None else tuple(_edges(plan))
+
+
+def _edges(plan: Plan) -> Iterator[Edge]:
+    for index, edge in enumerate(plan.edges):
+        place = plan.source.at(("edges", index))
+        yield Edge(
+            place if ":" in place else f"edges[{index}] of the plan",
+            edge.value,
+            edge.from_,
+            edge.to,
+            edge.owner,
+            edge.lowering,
+            edge.bytes,
+            edge.reason,
+            edge.group_key,
+            edge.instance_key,
+            edge.order,
+            edge.bucket,
+            edge.compressor,
+            edge.role,
+        )

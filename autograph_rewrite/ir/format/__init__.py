@@ -1,0 +1,1 @@
+"""Reads and writes graphs: GraphDef bytes, the printed form, function libraries."""

@@ -1,0 +1,301 @@
+r"""Attribute values as text that can be read back: what the full printed form has between braces.
+
+    b"0\x01" ──write──► float32 ──read──► b"0\x01"        float32[2,1][0.5, 1.0]   [1, 2]   "text"   @body{T=int32}
+
+Bytes that no readable text gives back exactly are written as `raw"..."`, the AttrValue in base 64.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.replication import PerInstance
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.attrs import FunctionName, Shape, decode, decode_tensor, encode
+from autograph_rewrite.ir.types.protos import proto
+
+LONGEST = 64  # elements of a tensor that are written one by one; more are one string in base 64
+_KINDS = {b"\x12": "string", b"\x18": "int", b"%": "float", b"(": "bool", b"0": "type", b":": "shape", b"B": "tensor",
+          b"R": "func"}  # fmt: skip
+_TRUTHS = ("true", "false")
+SHORTENED = "what was shortened in print cannot be read: print with --full"
+_TOKEN = re.compile(
+    r'\s*(?:(?P<coded>raw|b64)?(?P<string>"(?:[^"\\]|\\.)*")'
+    r"|(?P<number>[+-]?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|inf\b|nan\b))"
+    r"|@(?P<function>[\w.\-/>]+)|(?P<word>[A-Za-z_]\w*)|(?P<mark>\.\.\.|[\[\](){},=|?:#<]))"
+)
+
+
+def write(raw: bytes | PerInstance) -> str:
+    """Return an attribute value as text from which `read` makes the same value."""
+    if isinstance(raw, PerInstance):
+        return f"each({' | '.join(write(one) for one in raw.raws)})"
+    try:
+        text = _written(raw)
+        if text is not None and are_alike(Literals(text).value(None), raw):
+            return text
+    except (GraphError, ValueError, TypeError, KeyError, OverflowError):
+        pass
+    return f'raw"{base64.b64encode(raw).decode()}"'
+
+
+def _written(raw: bytes) -> str | None:
+    kind = _KINDS.get(raw[:1])
+    if kind == "tensor":
+        return _tensor_text(decode_tensor(proto("AttrValue").FromString(raw).tensor))
+    value = decode(raw)
+    if isinstance(value, tuple) and kind is None:
+        return f"[{', '.join(_scalar(one) for one in value)}]"
+    return _scalar(value, kind)
+
+
+def _scalar(value: Any, kind: str | None = None) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case bytes():
+            return json.dumps(value.decode(), ensure_ascii=True)
+        case FunctionName():
+            attrs = ", ".join(f"{key}={write(raw)}" for key, raw in value.attrs)
+            return f"@{value.name}" + (f"{{{attrs}}}" if attrs else "")
+        case float():
+            return str(np.float32(value))  # attributes are single precision
+        case int():
+            return dtypes.dtype_name(value) if kind == "type" else str(value)
+        case tuple() | None:
+            return f"shape{shape_text(value)}"
+    raise ValueError(value)
+
+
+def shape_text(shape: Shape | None) -> str:
+    """Return `[?,16]`, or `[...]` for an unknown rank."""
+    return "[...]" if shape is None else f"[{','.join('?' if dim is None else str(dim) for dim in shape)}]"
+
+
+def _tensor_text(value: Any) -> str | None:
+    if not isinstance(value, np.ndarray):
+        shape = tuple(dim.size for dim in value.tensor_shape.dim)
+        if value.dtype != dtypes.STRING or len(value.string_val) != int(np.prod(shape)):
+            return None
+        return f"string{shape_text(shape)}[{', '.join(json.dumps(one.decode()) for one in value.string_val)}]"
+    head = f"{value.dtype.name}{shape_text(value.shape)}"
+    if value.size > LONGEST or value.dtype.kind == "c":
+        return f'{head} b64"{base64.b64encode(value.tobytes()).decode()}"'
+    texts = [str(bool(one)).lower() if value.dtype.kind == "b" else str(one) for one in value.ravel()]
+    return f"{head}[{', '.join(texts)}]"
+
+
+def are_alike(raw: bytes | PerInstance, wanted: bytes) -> bool:
+    """Tell whether two values are the same; equal tensors may be encoded in several ways."""
+    if raw == wanted:
+        return True
+    if isinstance(raw, PerInstance) or wanted[:1] != b"B" or raw[:1] != b"B":
+        return False
+    one, other = (proto("AttrValue").FromString(each).tensor for each in (raw, wanted))
+    if one.dtype == dtypes.STRING:
+        return bool(one == other)
+    left, right = decode_tensor(one), decode_tensor(other)
+    return bool(left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes())
+
+
+class Literals:
+    """Reads values from a text, one after another.
+
+    Args:
+        text: the text.
+        at: where to begin.
+    """
+
+    def __init__(self, text: str, at: int = 0) -> None:
+        self.text = text
+        self.at = at
+        self.constant: tuple[int, Shape | None] | None = None  # type and shape of a constant that does not say its own
+
+    def peek(self) -> str:
+        """Return the next mark or word; empty for anything else."""
+        found = _TOKEN.match(self.text, self.at)
+        return (found["mark"] or found["word"] or "") if found else ""
+
+    def next(self, wanted: str = "") -> re.Match[str]:
+        """Return the next token.
+
+        Raises:
+            GraphError: it is not the wanted one, or none at all.
+        """
+        found = _TOKEN.match(self.text, self.at)
+        if found is None or (wanted and found.group().strip() != wanted):
+            here = self.text[self.at :].strip()[:20]
+            what = f"'{wanted}'" if wanted else "a value"
+            raise GraphError(f"{what} is wanted where '{here}' stands")
+        self.at = found.end()
+        return found
+
+    def attrs(self, kinds: Mapping[str, str]) -> dict[str, bytes | PerInstance]:
+        """Return what stands between braces, by attribute; `kinds` are those that an op declares."""
+        self.next("{")
+        found: dict[str, bytes | PerInstance] = {}
+        while self.peek() != "}":
+            key = self.next()["word"]
+            if not key:
+                raise GraphError(f"an attribute is wanted at '{self.text[self.at :][:20]}'")
+            self.next("=")
+            found[key] = self.value(kinds.get(key))
+            if self.peek() != "}":
+                self.next(",")
+        self.next("}")
+        return found
+
+    def value(self, kind: str | None) -> bytes | PerInstance:
+        """Return one encoded value.
+
+        Args:
+            kind: what the op declares; None to go by the text.
+        """
+        if self.peek() == "each":
+            return self._each(kind)
+        begin, token = self.at, self.next()
+        is_element = not token["word"] or token["word"] in _TRUTHS
+        if kind == "tensor" and self.constant is not None and not token["coded"] and is_element:
+            self.at = begin
+            return encode("tensor", self._contents(*self.constant))
+        if token["coded"] == "raw":
+            return base64.b64decode(json.loads(token["string"]))
+        if token["string"]:
+            return encode("string", json.loads(token["string"]))
+        if token["function"]:
+            raws = self.attrs({}) if self.peek() == "{" else {}
+            pairs = tuple(sorted((key, raw) for key, raw in raws.items() if isinstance(raw, bytes)))
+            return encode("func", FunctionName(token["function"], pairs))
+        if token["number"]:
+            return self._number(token["number"], kind)
+        if token["mark"] == "[":
+            return self._list(kind)
+        return self._word(token.group().strip(), kind)
+
+    def _each(self, kind: str | None) -> PerInstance:
+        self.next("each")
+        self.next("(")
+        raws: list[bytes] = []
+        while not raws or self.peek() == "|":
+            if raws:
+                self.next("|")
+            one = self.value(kind)
+            if isinstance(one, PerInstance):
+                raise GraphError("a value for each replica cannot itself be one for each")
+            raws.append(one)
+        self.next(")")
+        return PerInstance(tuple(raws))
+
+    def _number(self, text: str, kind: str | None) -> bytes:
+        is_int = re.fullmatch(r"[+-]?\d+", text) is not None
+        kind = kind or ("int" if is_int else "float")
+        if kind == "tensor":
+            raise GraphError(f"the constant {text} does not say its type: write float32[][{text}]")
+        return encode(kind, int(text) if is_int and kind != "float" else float(text))
+
+    def _word(self, word: str, kind: str | None) -> bytes:
+        if word in _TRUTHS:
+            return encode("bool", word == "true")
+        if word in dtypes.NUMBERS and self.peek() == "[" and kind in (None, "tensor"):
+            self.next("[")
+            return encode("tensor", self._contents(dtypes.NUMBERS[word], self.shape() or ()))
+        if word == "shape" and self.peek() == "[":
+            self.next("[")
+            return encode("shape", self.shape())
+        number = dtype_number(word)
+        if number is None:
+            raise GraphError(f"'{word}' is no value", hint=SHORTENED)
+        return encode("type", number)
+
+    def _contents(self, dtype: int, shape: Shape | None) -> Any:
+        """Return a constant; without a shape it is a scalar or a vector, as it is written."""
+        token = self.next()
+        if token["coded"] == "b64":
+            data = base64.b64decode(json.loads(token["string"]))
+            return np.frombuffer(data, dtypes.numpy_dtype(dtype)).reshape([dim or 0 for dim in shape or ()])
+        is_list = token["mark"] == "["
+        items = self._elements(dtype) if is_list else [self._element(token, dtype)]
+        if shape is None:
+            shape = (len(items),) if is_list else ()
+        count = int(np.prod([dim or 0 for dim in shape], dtype=np.int64))
+        if len(items) != count:
+            raise GraphError(
+                f"a constant of shape {shape_text(shape)} has {count} elements, not {len(items)}",
+                hint=SHORTENED,
+            )
+        array = np.array(items, object if dtype == dtypes.STRING else dtypes.numpy_dtype(dtype))
+        return array.reshape([dim or 0 for dim in shape])
+
+    def _elements(self, dtype: int) -> list[Any]:
+        items: list[Any] = []
+        while self.peek() != "]":
+            items.append(self._element(self.next(), dtype))
+            if self.peek() != "]":
+                self.next(",")
+        self.next("]")
+        return items
+
+    def _element(self, token: re.Match[str], dtype: int) -> Any:
+        if token["string"] and dtype == dtypes.STRING:
+            return json.loads(token["string"])
+        if token["word"] in _TRUTHS:
+            return token["word"] == "true"
+        if token["number"] is None:
+            raise GraphError(
+                f"'{token.group().strip()}' is no element of a constant",
+                hint=SHORTENED,
+            )
+        is_float = dtype in dtypes.INEXACT
+        return float(token["number"]) if is_float else int(token["number"])
+
+    def shape(self) -> Shape | None:
+        """Return the shape behind an opening bracket."""
+        if self.peek() == "...":
+            self.next()
+            self.next("]")
+            return None
+        dims: list[int | None] = []
+        while self.peek() != "]":
+            token = self.next()
+            if token["mark"] != "?" and not re.fullmatch(r"\d+", token["number"] or ""):
+                raise GraphError(f"'{token.group().strip()}' is no dimension")
+            dims.append(None if token["mark"] == "?" else int(token["number"]))
+            if self.peek() != "]":
+                self.next(",")
+        self.next("]")
+        return tuple(dims)
+
+    def _list(self, kind: str | None) -> bytes:
+        """Return a list, or a shape where the op declares one, behind its opening bracket."""
+        if kind == "shape":
+            return encode("shape", self.shape())
+        if kind is not None and not kind.startswith("list("):
+            raise GraphError(f"a list stands where a {kind} is wanted")
+        inner = kind[5:-1] if kind is not None else None
+        items: list[bytes] = []
+        while self.peek() != "]":
+            one = self.value(inner)
+            if isinstance(one, PerInstance):
+                raise GraphError("a list cannot hold a value for each replica")
+            items.append(one)
+            if self.peek() != "]":
+                self.next(",")
+        self.next("]")
+        inner = inner or (_KINDS.get(items[0][:1], "int") if items else "int")
+        return encode(f"list({inner})", [decode(one) for one in items])
+
+
+def dtype_number(word: str) -> int | None:
+    """Return the element type that a word names, None where it names none."""
+    reference = word.endswith("_ref")
+    number = dtypes.NUMBERS.get(word.removesuffix("_ref"))
+    if number is None:
+        return int(word[4:]) if re.fullmatch(r"type\d+", word) else None
+    return number + dtypes.REF_OFFSET if reference else number

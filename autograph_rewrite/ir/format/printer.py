@@ -1,0 +1,287 @@
+"""The printed form of a graph: one line per node, stable, and as diffable as source code.
+
+    %layer/MatMul: float32[?,16] = MatMul(%x, %w) {transpose_b=true} ^assert @CPU:0 each  # reshard for loss
+
+Nodes stand in topological order, attributes by name; what the op's defaults or the types already say is left out.
+Of a large constant the first values and a checksum are shown. The full form holds everything; `ir.format.parser` reads
+both.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import zlib
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import numpy as np
+
+from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.format import literals
+from autograph_rewrite.ir.format.literals import shape_text
+from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Graph, Node, Value
+from autograph_rewrite.ir.replication import PerInstance, Select, Span
+from autograph_rewrite.ir.traversal import topological_order
+from autograph_rewrite.ir.types import device_specs, dtypes, wire
+from autograph_rewrite.ir.types.attrs import FunctionName, Shape, decode, decode_shape, decode_tensor
+from autograph_rewrite.ir.types.opdefs import find_op
+from autograph_rewrite.ir.types.protos import proto
+
+SHOWN_ELEMENTS = 8  # of a constant; a longer one shows three and a checksum
+SHOWN_TEXT = 60
+_LEGAL = re.compile(r"[\w.\-/>\\]+", re.ASCII)
+Shapes = Callable[[Value], Shape | None]
+"""What tells the static shape of a value; None for an unknown one."""
+
+# The first byte of an AttrValue tells the kind of its value; types in a list are packed.
+_LIST, _TYPE, _SHAPE, _TENSOR, _TYPES = b"\n", b"0", b":", b"B", b"2"
+HAS_SHAPE_ATTR = frozenset(("Placeholder", "VariableV2", "Variable", "PlaceholderV2"))
+# Shown elsewhere in the line, or bookkeeping of TensorFlow's Python layer on nearly every node.
+_UNSHOWN = frozenset((PASS_ATTR, ORIGIN_ATTR, "_output_shapes", "_has_manual_control_dependencies", "debug_name"))
+
+
+def render(
+    graph: Graph,
+    *,
+    nodes: Collection[Node] | None = None,
+    shapes: Shapes | None = None,
+    full: bool = False,
+    comments: Callable[[Node], str] | None = None,
+) -> str:
+    """Return the text of a graph, or of some of its nodes; a broken graph prints too, in insertion order.
+
+    Args:
+        graph: a graph, folded or not.
+        nodes: which of its nodes; None for all.
+        shapes: what tells the static shapes of values; None for what nodes state themselves.
+        full: with every attribute, constant and function, so that `ir.format.parser.parse` gives the same graph.
+        comments: what is to stand behind the line of a node; nothing for none.
+    """
+    try:
+        order = topological_order(graph)
+    except (GraphError, KeyError):
+        order = list(graph)
+    shown = order if nodes is None else [node for node in order if node in nodes]
+    lines = [(full_line if full else line)(node, shapes) for node in shown]
+    if comments is not None:
+        said = [comments(node) for node in shown]
+        lines = [f"{text}  # {more}" if more else text for text, more in zip(lines, said, strict=True)]
+    if nodes is None:
+        lines += [f"anchor {name} = %{_value(value)}" for name, value in sorted(graph.anchors.items())]
+        lines += _binaries(graph) if full else functions(graph)
+    return "\n".join(lines) + "\n" if lines else ""
+
+
+def line(node: Node, shapes: Shapes | None = None) -> str:
+    """Return the line of one node."""
+    parts = [f"%{node.name}{_result(node, shapes or static_shape)} = {node.op}({_inputs(node)})"]
+    if attrs := shown_attrs(node):
+        parts.append("{" + ", ".join(f"{key}={value}" for key, value in attrs.items()) + "}")
+    parts += [f"^{control.name}" for control in node.controls]
+    if node.device:
+        parts.append(f"@{device_specs.short(node.device)}")
+    if node.span is Span.EACH:
+        parts.append("each")
+    if PASS_ATTR in node.attrs:
+        parts.append(f" # {provenance(node)}")
+    return " ".join(parts)
+
+
+def full_line(node: Node, shapes: Shapes | None = None) -> str:
+    """Return the line of one node with all that it holds."""
+    parts = [f"%{quoted(node.name)}{_result(node, shapes or static_shape)} = {node.op}({_inputs(node)})"]
+    if node.attrs:
+        parts.append("{" + ", ".join(f"{key}={literals.write(node.attrs[key])}" for key in sorted(node.attrs)) + "}")
+    parts += [f"^{quoted(control.name)}" for control in node.controls]
+    if node.device:
+        parts.append(f"@{json.dumps(node.device)}")
+    if node.span is Span.EACH:
+        parts.append("each")
+    if node.rest:
+        parts.append(f"fields {_coded(node.rest)}")
+    return " ".join(parts)
+
+
+def _binaries(graph: Graph) -> list[str]:
+    parts = (("library", graph.library), ("versions", graph.versions), ("fields", graph.rest))
+    return [f"{name} = b64{_coded(data)}" for name, data in parts if data]
+
+
+def _coded(data: bytes) -> str:
+    return f'"{base64.b64encode(data).decode()}"'
+
+
+def quoted(name: str) -> str:
+    """Return a node's name as it is, or as a string where it has characters that TensorFlow itself refuses."""
+    return name if _LEGAL.fullmatch(name) else json.dumps(name)
+
+
+def provenance(node: Node) -> str:
+    """Say which pass made a node, and for which original one; empty for an original."""
+    made_by, origin = node.attr(PASS_ATTR), node.attr(ORIGIN_ATTR)
+    text = made_by.decode() if made_by is not None else ""
+    return f"{text} for {origin.decode()}" if origin is not None else text
+
+
+def static_shape(value: Value) -> Shape | None:
+    """Return the shape that a node states itself, which is all that can be known without inference."""
+    node = value.node
+    shapes = node.attr("_output_shapes")
+    if shapes is not None and value.index < len(shapes):
+        shape: Shape | None = shapes[value.index]
+        return shape
+    if node.op == "Const" and isinstance(raw := node.attrs.get("value"), bytes):
+        return decode_shape(proto("AttrValue").FromString(raw).tensor.tensor_shape)
+    shape = node.attr("shape") if node.op in HAS_SHAPE_ATTR else None
+    return shape
+
+
+def type_text(dtype: int, shape: Shape | None) -> str:
+    """Return `float32[?,16]`, or `float32` for an unknown rank."""
+    return dtypes.dtype_name(dtype) + (shape_text(shape) if shape is not None else "")
+
+
+def _result(node: Node, shapes: Shapes) -> str:
+    try:
+        types = [type_text(dtype, shapes(node.output(i))) for i, dtype in enumerate(node.output_dtypes)]
+    except GraphError:
+        return ": ?"
+    if not types:
+        return ""
+    return f": {types[0]}" if len(types) == 1 else f": ({', '.join(types)})"
+
+
+def _inputs(node: Node) -> str:
+    names = (f"%{_value(value)}" for value in node.inputs)
+    if not node.selects:
+        return ", ".join(names)
+    return ", ".join(_selected(name, node.selects.get(i)) for i, name in enumerate(names))
+
+
+def _value(value: Value) -> str:
+    return quoted(value.node.name) + (f":{value.index}" if value.index else "")
+
+
+def _selected(name: str, select: Select | None) -> str:
+    return name if select is None else f"{select.value}({name})"
+
+
+def shown_attrs(node: Node) -> dict[str, str]:
+    """Return the attributes worth reading, as text, by name."""
+    op = find_op(node.op)
+    shown = {}
+    for key in sorted(node.attrs):
+        raw = node.attrs[key]
+        declared = op.attrs.get(key) if op is not None else None
+        implied = op is not None and (key in op.type_attrs or (key == "shape" and node.op in HAS_SHAPE_ATTR))
+        if key in _UNSHOWN or implied or (declared is not None and raw == declared.default):
+            continue
+        shown[key] = attr_text(raw)
+    return shown
+
+
+def attr_text(raw: bytes | PerInstance) -> str:
+    """Return an attribute value as text."""
+    if isinstance(raw, PerInstance):
+        few = [attr_text(one) for one in raw.raws[:4]]
+        return f"each({' | '.join(few)}{' | ...' if len(raw.raws) > 4 else ''})"
+    if raw[:1] == _TENSOR:
+        return _tensor_text(raw)
+    try:
+        value = decode(raw)
+    except GraphError:
+        return "<malformed>"
+    if raw[:1] != _LIST:
+        return _scalar_text(value, raw[:1])
+    tag = raw[wire.read_varint(raw, 1)[1] :][:1]  # of the first item; all are alike
+    return f"[{', '.join(_scalar_text(item, _TYPE if tag == _TYPES else tag) for item in value)}]"
+
+
+def _scalar_text(value: Any, tag: bytes = b"") -> str:
+    if tag == _TYPE:
+        return dtypes.dtype_name(value)
+    if tag == _SHAPE:
+        return shape_text(value)
+    match value:
+        case bool() | np.bool_():
+            return "true" if value else "false"
+        case bytes():
+            return _bytes_text(value)
+        case FunctionName():
+            return f"@{value.name}"
+        case None:
+            return "unset"
+        case np.ndarray():
+            return f"{value.tolist()}" if value.size <= SHOWN_ELEMENTS else f"array #{_checksum(value.tobytes())}"
+        case float():
+            return str(np.float32(value))  # attributes are single precision
+        case int() | np.generic():
+            return str(value)
+        case _:
+            return f"<{type(value).__name__}>"
+
+
+def _bytes_text(value: bytes) -> str:
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        text = ""
+    if len(value) <= SHOWN_TEXT and (text.isprintable() if text else not value):
+        return json.dumps(text, ensure_ascii=False)
+    return f"<{len(value)} bytes #{_checksum(value)}>"
+
+
+def _tensor_text(raw: bytes) -> str:
+    """Return the value of a constant; the shape is told by its type."""
+    tensor = proto("AttrValue").FromString(raw).tensor
+    shape = tuple(dim.size for dim in tensor.tensor_shape.dim)
+    size = int(np.prod(shape, dtype=np.int64))
+    strings = tensor.dtype == dtypes.STRING and len(tensor.string_val) in (1, size)
+    if size > SHOWN_ELEMENTS:
+        return f"[{_head(tensor, size)}#{_checksum(raw)}]"
+    try:
+        values = list(tensor.string_val) if strings else decode_tensor(tensor)
+    except ValueError:
+        return "<malformed>"
+    if isinstance(values, np.ndarray):
+        values = list(values.ravel())
+    elif not strings:
+        return f"<{dtypes.dtype_name(tensor.dtype)} #{_checksum(raw)}>"
+    texts = [_scalar_text(value) for value in values]
+    return f"[{', '.join(texts)}]" if shape else "".join(texts)
+
+
+def _head(tensor: Any, size: int) -> str:
+    """Return the first three values of a long tensor without decoding the rest, where that is possible."""
+    dtype = dtypes.numpy_dtype(tensor.dtype)
+    if dtype is None or not tensor.tensor_content or len(tensor.tensor_content) != size * dtype.itemsize:
+        return ""
+    first = np.frombuffer(tensor.tensor_content, dtype=dtype, count=3)
+    return "".join(f"{value}, " for value in first) + "... "
+
+
+def _checksum(data: bytes) -> str:
+    return f"{zlib.crc32(data):08x}"
+
+
+def library(graph: Graph) -> Iterator[Any]:
+    """Yield the FunctionDefs of a graph."""
+    for field, _, _, start, stop in wire.fields(graph.library):
+        if field == 1:
+            yield proto("FunctionDef").FromString(graph.library[start:stop])
+
+
+def function_names(graph: Graph) -> list[str]:
+    """Return the names of the library functions."""
+    return [function.signature.name for function in library(graph)]
+
+
+def functions(graph: Graph) -> list[str]:
+    """Return one line per library function, by name."""
+    lines = []
+    for function in library(graph):
+        checksum = _checksum(function.SerializeToString(deterministic=True))
+        lines.append(f"function {function.signature.name}: {len(function.node_def)} nodes #{checksum}")
+    return sorted(lines)

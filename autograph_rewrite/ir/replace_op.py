@@ -1,0 +1,53 @@
+"""Replace a node under its name, so that whoever holds the name still finds it: as another op, or by a renamed node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.types.opdefs import get_op
+
+
+def become(node: Node, op: str, inputs: Sequence[Value], attrs: Mapping[str, Any]) -> None:
+    """Change op, inputs and attributes of a node; control edges, device and `_x` attributes stay.
+
+    Raw bytes in `attrs` are taken as they are; what the new op does not declare is dropped.
+
+    Args:
+        node: edited in place.
+        op: its new op type.
+        inputs: its new operands.
+        attrs: by name, decoded or raw.
+    """
+    declared = get_op(op).attrs
+    node.op = op
+    node.set_inputs(inputs)
+    for key in list(node.attrs):
+        if key not in declared and not key.startswith("_"):
+            node.drop_attr(key)
+    for key, value in attrs.items():
+        if isinstance(value, bytes) and declared[key].kind != "string":
+            node.set_raw_attr(key, value)
+        else:
+            node.set_attr(key, value)
+
+
+def take_name(graph: Graph, node: Node, name: str) -> None:
+    """Rename `node`.
+
+    Args:
+        graph: where the node is.
+        node: what is renamed.
+        name: free in the graph.
+
+    Raises:
+        GraphError: another node has the name.
+    """
+    if name in graph.nodes:
+        raise GraphError(f"the name '{name}' is taken", node=graph.nodes[name])
+    del graph.nodes[node.name]
+    node.name = name
+    graph.nodes[name] = node
+    graph.edits += 1

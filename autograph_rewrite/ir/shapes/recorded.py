@@ -1,0 +1,32 @@
+"""Static shapes as the graph records them: in `_output_shapes`, or in the op's own attribute."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.types.attrs import encode
+
+Shape = tuple[int | None, ...]
+"""Sizes of the dimensions of a tensor; None for one that is not known."""
+_OWN_ATTR = {"Placeholder": "shape", "PlaceholderV2": "shape", "PlaceholderWithDefault": "shape"}
+_OWN_LIST = {"IteratorGetNext": "output_shapes", "IteratorGetNextSync": "output_shapes"}
+
+
+def static_shape(value: Value) -> Shape | None:
+    """Return the shape of a tensor; None for an unknown rank, or where nothing is recorded."""
+    node = value.node
+    shapes = node.attr("_output_shapes")
+    if shapes is None and node.op in _OWN_ATTR:
+        shapes = (node.attr(_OWN_ATTR[node.op]),)
+    if shapes is None and node.op in _OWN_LIST:
+        shapes = node.attr(_OWN_LIST[node.op])
+    if not shapes or value.index >= len(shapes):
+        return None
+    shape: Shape | None = shapes[value.index]
+    return shape
+
+
+def record_shapes(node: Node, shapes: Sequence[Shape | None]) -> None:
+    """Record the static shapes of a new node's outputs, as TensorFlow's exporter does."""
+    node.set_raw_attr("_output_shapes", encode("list(shape)", shapes))

@@ -1,0 +1,143 @@
+"""Topological orders and reachability, as pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.graph import Graph, Node
+from autograph_rewrite.ir.op_traits import BACK_EDGES, EXITS
+
+
+def dependencies(node: Node) -> list[Node]:
+    """Return the nodes that must run before `node`.
+
+    The back edge of a loop is left out where it enters the next iteration, but what leaves the loop waits for it.
+    """
+    producers = [value.node for value in node._inputs if value.node.op not in BACK_EDGES]
+    if node.op in EXITS:
+        producers += last_iteration(node)
+    producers += node._controls
+    return producers
+
+
+def last_iteration(exit_: Node) -> list[Node]:
+    """Return the back edge of the loop variable that an Exit hands out."""
+    switch = exit_._inputs[0].node
+    merge = switch._inputs[0].node if switch._inputs else switch
+    return [value.node for value in merge._inputs if value.node.op in BACK_EDGES]
+
+
+def topological_order(graph: Graph) -> list[Node]:
+    """Return the nodes with every producer before its readers; back edges of loops do not count.
+
+    The order is deterministic: depth first in insertion order. It is kept until the graph is edited.
+
+    Raises:
+        GraphError: a cycle outside a loop; the message lists it.
+    """
+    edits, order = graph.known_order
+    if edits != graph.edits:
+        order = _in_order(graph)
+        graph.known_order = graph.edits, order
+    return list(order)
+
+
+def _in_order(graph: Graph) -> list[Node]:
+    order: list[Node] = []
+    done: set[Node] = set()
+    opened: set[Node] = set()
+    for root in graph:
+        stack = [root]
+        while stack:
+            node = stack[-1]
+            if node in done:
+                stack.pop()
+                continue
+            waiting = [p for p in dependencies(node) if p not in done]
+            if not waiting:
+                done.add(node)
+                order.append(node)
+                stack.pop()
+            elif node in opened:  # everything it waits for has been visited, and yet is not done
+                raise GraphError(f"the graph has a cycle: {_cycle(node, done)}", node=node)
+            else:
+                opened.add(node)
+                stack.extend(reversed(waiting))
+    return order
+
+
+def _cycle(node: Node, done: set[Node]) -> str:
+    """Describe a cycle: following what is not done, one comes past some node again."""
+    path: list[Node] = []
+    while node not in path:
+        path.append(node)
+        node = next(p for p in dependencies(node) if p not in done)
+    names = [n.name for n in path[path.index(node) :]]
+    return " -> ".join([names[0], *reversed(names)])
+
+
+def marks_before(order: Iterable[Node], marks: Mapping[Node, int]) -> dict[Node, int]:
+    """Return, for each node, the marks (bit masks) of all nodes that run before it, joined.
+
+    Args:
+        order: producers first.
+        marks: of the nodes whose descendants are sought.
+    """
+    before: dict[Node, int] = {}
+    for node in order:
+        mask = 0
+        for producer in dependencies(node):
+            mask |= before[producer]
+            if producer in marks:
+                mask |= marks[producer]
+        before[node] = mask
+    return before
+
+
+def ancestors(roots: Iterable[Node], *, controls: bool = True) -> set[Node]:
+    """Return the roots and everything they need, back edges included."""
+    seen = set(roots)
+    stack = list(seen)
+    while stack:
+        node = stack.pop()
+        for value in node._inputs:
+            if value.node not in seen:
+                seen.add(value.node)
+                stack.append(value.node)
+        for producer in node._controls if controls else ():
+            if producer not in seen:
+                seen.add(producer)
+                stack.append(producer)
+    return seen
+
+
+def descendants(roots: Iterable[Node], *, controls: bool = True) -> set[Node]:
+    """Return the roots and everything that depends on them."""
+    seen = set(roots)
+    stack = list(seen)
+    while stack:
+        node = stack.pop()
+        readers = [use[0] for value in node._outputs for use in value._uses]
+        if controls:
+            readers += node._control_users
+        for reader in readers:
+            if reader not in seen:
+                seen.add(reader)
+                stack.append(reader)
+    return seen
+
+
+def depends_on_any(roots: Iterable[Node], sources: Collection[Node]) -> bool:
+    """Return whether one of the roots is, or needs, one of the sources; stops at the first one found."""
+    stack = list(roots)
+    seen = set(stack)
+    while stack:
+        node = stack.pop()
+        if node in sources:
+            return True
+        for producer in (*[value.node for value in node._inputs], *node._controls):
+            if producer not in seen:
+                seen.add(producer)
+                stack.append(producer)
+    return False

@@ -1,0 +1,1 @@
+"""The types of a graph: element types, attributes, op definitions, device names."""

@@ -1,0 +1,165 @@
+"""TensorFlow's op registry (operands, results, attributes of each op type), shipped and read without TensorFlow.
+
+An op that the shipped registry lacks (a custom kernel, a newer release) is looked up in TensorFlow when the
+process has already imported it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.types.attrs import decode
+from autograph_rewrite.ir.types.protos import proto
+
+RESULT_TYPES = "_result_types"
+"""Attribute of a call by function name, which no registry has: the types of what it gives."""
+
+
+@dataclass(frozen=True)
+class Arg:
+    """One declared input or output: one tensor, `number_attr` of them, or one per type in a list."""
+
+    name: str
+    dtype: int
+    type_attr: str
+    number_attr: str
+    type_list_attr: str
+    is_ref: bool
+
+
+@dataclass(frozen=True)
+class Attr:
+    """One declared attribute; `default` is raw, None where the op has none."""
+
+    name: str
+    kind: str
+    default: bytes | None
+
+
+@dataclass(frozen=True)
+class OpDef:
+    """The signature of an op type."""
+
+    name: str
+    inputs: tuple[Arg, ...]
+    outputs: tuple[Arg, ...]
+    attrs: Mapping[str, Attr]
+    is_stateful: bool
+    type_attrs: tuple[str, ...] = field(default=())  # the attributes that decide its dtypes and counts
+
+
+@cache
+def _shipped() -> dict[str, Any]:
+    packed = Path(__file__).with_name("tensorflow_ops.binpb.gz").read_bytes()
+    return {op.name: op for op in proto("OpList").FromString(gzip.decompress(packed)).op}
+
+
+def _from_running_tensorflow(name: str) -> Any:
+    registry = sys.modules.get("tensorflow.python.framework.op_def_registry")
+    found = registry.get(name) if registry is not None else None
+    return None if found is None else proto("OpDef").FromString(found.SerializeToString())
+
+
+def _args(items: Any) -> tuple[Arg, ...]:
+    return tuple(Arg(a.name, a.type, a.type_attr, a.number_attr, a.type_list_attr, a.is_ref) for a in items)
+
+
+def find_op(name: str) -> OpDef | None:
+    """Return the signature of an op type, or None if nobody knows it."""
+    try:
+        return _known(name)
+    except LookupError:
+        return None
+
+
+@cache  # an exception is not kept: the library of an unknown op may be loaded later
+def _known(name: str) -> OpDef:
+    declared = _shipped().get(name) or _from_running_tensorflow(name)
+    if declared is None:
+        raise LookupError(name)
+    return _read(declared)
+
+
+def _read(found: Any) -> OpDef:
+    attrs = {
+        a.name: Attr(a.name, a.type, a.default_value.SerializeToString() if a.HasField("default_value") else None)
+        for a in found.attr
+    }
+    inputs, outputs = _args(found.input_arg), _args(found.output_arg)
+    deciding = (n for arg in (*inputs, *outputs) for n in (arg.type_attr, arg.number_attr, arg.type_list_attr) if n)
+    return OpDef(found.name, inputs, outputs, attrs, found.is_stateful, tuple(dict.fromkeys(deciding)))
+
+
+def get_op(name: str) -> OpDef:
+    """Return the signature of an op type.
+
+    Raises:
+        GraphError: the op is unknown.
+    """
+    found = find_op(name)
+    if found is None:
+        raise GraphError(
+            f"unknown op '{name}'",
+            hint="load the library that registers it (tf.load_op_library) before the graph",
+        )
+    return found
+
+
+def default_attr(op: str, key: str) -> bytes | None:
+    """Return the raw default of an attribute, None where the op or the default does not exist."""
+    found = find_op(op)
+    declared = found.attrs.get(key) if found is not None else None
+    return declared.default if declared is not None else None
+
+
+def _dtypes(args: tuple[Arg, ...], attrs: Mapping[str, bytes]) -> tuple[int, ...]:
+    result: list[int] = []
+    for arg in args:
+        if arg.type_list_attr:
+            result += decode(attrs[arg.type_list_attr]) or ()
+            continue
+        dtype = arg.dtype or decode(attrs[arg.type_attr])
+        if not isinstance(dtype, int):
+            raise TypeError(dtype)
+        if arg.is_ref:
+            dtype += 100
+        result += [dtype] * (decode(attrs[arg.number_attr]) if arg.number_attr else 1)
+    return tuple(result)
+
+
+@cache
+def _signature(name: str, deciding: tuple[bytes | None, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    op = get_op(name)
+    attrs = {}
+    for key, raw in zip(op.type_attrs, deciding, strict=True):
+        value = raw if raw is not None else op.attrs[key].default
+        if value is None:
+            raise GraphError(f"a {name} node lacks its attribute '{key}'")
+        attrs[key] = value
+    try:
+        return _dtypes(op.inputs, attrs), _dtypes(op.outputs, attrs)
+    except TypeError:  # an attribute of another kind than the op declares
+        raise GraphError(f"a {name} node has a malformed attribute among {', '.join(op.type_attrs)}") from None
+
+
+def signature(name: str, attrs: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the dtypes of the inputs and of the outputs of a node.
+
+    Args:
+        name: the op type.
+        attrs: raw attribute values; per-instance ones never decide a dtype.
+
+    Raises:
+        GraphError: unknown op, or a deciding attribute is missing.
+    """
+    stated = attrs.get(RESULT_TYPES)
+    if stated is not None and find_op(name) is None:
+        return (), tuple(decode(stated))
+    return _signature(name, tuple([attrs.get(key) for key in get_op(name).type_attrs]))

@@ -1,0 +1,116 @@
+"""Resource handles and updates: which variable a handle refers to, and which ops write it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from autograph_rewrite.ir.graph import Node, Use, Value
+from autograph_rewrite.ir.op_traits import MERGES, PUSHES, forwards_handle, writes_variable
+from autograph_rewrite.ir.traversal import descendants
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.opdefs import find_op, get_op
+
+VARIABLES = frozenset(("VarHandleOp", "VariableV2", "Variable"))
+_DENSE_ARGUMENTS = frozenset(("value", "grad", "delta"))
+"""What op definitions call the inputs of an update that have the variable's shape."""
+ANONYMOUS = b"cd2c89b7-88b7-44c8-ad83-06c2a9158347"  # TensorFlow's shared_name for "do not share"
+
+
+def is_handle(value: Value) -> bool:
+    """Tell whether a value is a variable's handle, or a legacy reference to one."""
+    return value.dtype == dtypes.RESOURCE or value.dtype > dtypes.REF_OFFSET
+
+
+def is_update(node: Node) -> bool:
+    """Return whether a node writes a variable."""
+    return writes_variable(node.op)
+
+
+def handle_node(value: Value) -> Node:
+    """Return the node that a handle comes from, through what only hands it on.
+
+    Where ways meet, it is the one that all of them lead from; where they lead from two, it is the Merge.
+    """
+    node = value.node
+    while node._inputs and forwards_handle(node.op):
+        if node.op in MERGES:
+            return _before_merge(node)
+        node = node._inputs[0].node
+    return node
+
+
+def _before_merge(merge: Node) -> Node:
+    seen, pending = {merge}, [merge]
+    found: dict[Node, None] = {}
+    while pending:
+        for node in [value.node for value in pending.pop()._inputs]:
+            while node._inputs and forwards_handle(node.op) and node not in seen:
+                seen.add(node)
+                if node.op in MERGES:
+                    pending.append(node)
+                    break
+                node = node._inputs[0].node
+            else:
+                if node not in seen:
+                    found[node] = None
+    return next(iter(found)) if len(found) == 1 else merge
+
+
+def handle_uses(handle: Node) -> Iterator[Use]:
+    """Yield the uses of a variable's handle, also those behind what only hands it on."""
+    seen, pending = {handle}, list(handle.read_outputs)
+    while pending:
+        for use in pending.pop().uses:
+            yield use
+            if forwards_handle(use.node.op) and use.node not in seen:
+                seen.add(use.node)
+                pending += use.node.read_outputs
+
+
+def written(node: Node) -> Iterator[Node]:
+    """Yield where the handles come from that a node writes: a variable and its slots, or a store of gradients."""
+    if not (is_update(node) or node.op in PUSHES) or find_op(node.op) is None:
+        return
+    for value, dtype in zip(node.inputs, node.input_dtypes, strict=False):
+        if dtype == dtypes.RESOURCE or dtype > dtypes.REF_OFFSET:
+            yield handle_node(value)
+
+
+def updates(nodes: Iterable[Node]) -> dict[Node, list[Node]]:
+    """Return the nodes among `nodes` that write each variable, by the source of its handle."""
+    found: dict[Node, list[Node]] = {}
+    for node in nodes:
+        for handle in written(node):
+            found.setdefault(handle, []).append(node)
+    return found
+
+
+def variable_dependent_nodes(nodes: Iterable[Node]) -> set[Node]:
+    """Return the nodes that are computed from a variable."""
+    return descendants(touching_nodes(nodes), controls=False)
+
+
+def touching_nodes(nodes: Iterable[Node]) -> list[Node]:
+    """Return the nodes that read or write a variable, or another resource."""
+    return [node for node in nodes if any(value.dtype == dtypes.RESOURCE for value in node.inputs)]
+
+
+def storage_key(handle: Node) -> tuple[str, str, str]:
+    """Return what decides which storage a handle means; on one device, equal keys are one variable."""
+    shared = handle.attr("shared_name") or handle.name.encode()
+    if shared == ANONYMOUS:
+        return "anonymous", "", handle.name
+    kind = "resource" if handle.op == "VarHandleOp" else "reference"
+    return kind, handle.attr("container", b"").decode(), shared.decode()
+
+
+def updates_rows(node: Node) -> bool:
+    """Return whether an update is given rows and their indices."""
+    return node.op.startswith(("ResourceSparseApply", "ResourceScatter"))
+
+
+def dense_inputs(update: Node) -> list[int]:
+    """Return the positions of the inputs of an update that have the variable's shape."""
+    if updates_rows(update):
+        return []
+    return [i for i, arg in enumerate(get_op(update.op).inputs) if arg.name in _DENSE_ARGUMENTS]

@@ -1,0 +1,83 @@
+"""Invariants of loops: entered by Enter and left by Exit only, and no Enter waits for its own loop.
+
+    x ─► Enter ─► Merge ─► Switch ─► body ─► NextIteration          Exit ─► total ─► Enter of the same loop
+    y ───────────────────────────────► body: by no door                     would wait for itself for ever
+
+TensorFlow runs neither: it refuses the first, and ends a step without values at the second, for no edge of the loop
+closes a cycle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from autograph_rewrite.ir.control_flow import Frame, frames_of
+from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.ir.op_traits import BACK_EDGES, ENTERS, EXITS, MERGES
+from autograph_rewrite.ir.traversal import marks_before
+
+
+class LoopFault(NamedTuple):
+    """What is wrong with a loop, and the node in it that shows it."""
+
+    problem: str
+    node: Node
+
+
+def loop_faults(order: Sequence[Node]) -> Iterator[LoopFault]:
+    """Yield what is wrong with the loops of a graph.
+
+    Args:
+        order: its nodes, producers first.
+    """
+    frames = frames_of(order)
+    if frames:
+        yield from _by_no_door(order, frames)
+        yield from _waiting_for_themselves(order, frames)
+        yield from _standing_still(order)
+
+
+def _by_no_door(order: Sequence[Node], frames: dict[Node, Frame]) -> Iterator[LoopFault]:
+    for node in order:
+        own = frames.get(node, ())
+        if node.op in ENTERS:
+            own = own[:-1]
+        elif node.op in EXITS:
+            continue  # it is where `frames_of` says because of what it reads
+        for producer in _producers(node):
+            given = frames.get(producer, ())
+            if given != own:
+                where = f"'{given[-1]}'" if given else "no loop"
+                problem = f"'{node.name}' is in the loop '{own[-1]}'" if own else f"'{node.name}' is in no loop"
+                yield LoopFault(f"{problem} and reads '{producer.name}', which is in {where}", node)
+
+
+def _waiting_for_themselves(order: Sequence[Node], frames: dict[Node, Frame]) -> Iterator[LoopFault]:
+    bits: dict[Frame, int] = {}
+    marks: dict[Node, int] = {}
+    for node, frame in frames.items():
+        for depth in range(1, len(frame) + 1):
+            bits.setdefault(frame[:depth], 1 << len(bits))
+        marks[node] = sum(bits[frame[:depth]] for depth in range(1, len(frame) + 1))
+    earlier = marks_before(order, marks)
+    for node, frame in frames.items():
+        for producer in _producers(node):
+            outside = frames.get(producer, ())
+            entered = [frame[:depth] for depth in range(1, len(frame) + 1) if outside[:depth] != frame[:depth]]
+            for loop in entered:
+                if bits[loop] & earlier.get(producer, 0):
+                    problem = f"'{node.name}' in the loop '{loop[-1]}' needs '{producer.name}', which waits for its end"
+                    yield LoopFault(problem, node)
+
+
+def _standing_still(order: Sequence[Node]) -> Iterator[LoopFault]:
+    """Yield the Merges of loops that wait for something: it would run before the first iteration only."""
+    for node in order:
+        if node._controls and node.op in MERGES and any(v.node.op in BACK_EDGES for v in node._inputs):
+            awaited = next(iter(node._controls)).name
+            yield LoopFault(f"'{node.name}' waits for '{awaited}', so its loop would stand still", node)
+
+
+def _producers(node: Node) -> list[Node]:
+    return [*[value.node for value in node._inputs if value.node.op not in BACK_EDGES], *node._controls]

@@ -1,0 +1,1 @@
+"""The training signature of a graph: inputs, outputs, train ops, variables, captures."""

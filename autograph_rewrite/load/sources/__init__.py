@@ -1,0 +1,1 @@
+"""Sources of graphs: files, tf.Graph, functions, Keras models, SavedModels."""

@@ -1,0 +1,175 @@
+"""Graph files: .pb, .pbtxt, .meta, a SavedModel directory, printed text, and the `.ar` archive.
+
+Only a TF2 SavedModel needs TensorFlow itself; the rest is read from protos. An error names the file.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.types.protos import Message, proto
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.load.signature.collections import Collected
+from autograph_rewrite.load.sources import archive, metagraph
+from autograph_rewrite.load.sources.graphs import Declared, build_item, read
+from autograph_rewrite.load.sources.printed import from_printed, is_printed
+from autograph_rewrite.load.sources.saved_model import load_directory
+
+_KINDS = ".pb, .pbtxt, .meta, .ar, .txt (as `dump --full` prints it), or a SavedModel directory"
+
+
+def load(
+    path: Path,
+    *,
+    train_op: str | Sequence[str] | None = None,
+    outputs: Sequence[str] | None = None,
+    init_op: str | None = None,
+    batch_inputs: Mapping[str, int | None] | None = None,
+    signature: str | None = None,
+) -> GraphItem:
+    """Read a graph from disk. See `GraphItem.load`.
+
+    Args:
+        path: file or directory.
+        train_op: names of what one step runs.
+        outputs: names of tensors to report.
+        init_op: name of the initialiser.
+        batch_inputs: axis of the examples by input; None: an input has none.
+        signature: which one of a SavedModel.
+
+    Raises:
+        GraphError: no such file, not a graph, corrupt or truncated, or a name that it does not have.
+    """
+    named: dict[str, Any] = {
+        "train_op": train_op, "outputs": outputs, "init_op": init_op, "batch_inputs": batch_inputs,
+    }  # fmt: skip
+    try:
+        if path.is_dir():
+            message = _saved_model(path)
+            return load_directory(path, message, signature, Declared(**named))
+        if path.name in ("saved_model.pb", "saved_model.pbtxt"):
+            return load(path.parent, signature=signature, **named)
+        data = _content(path)
+        if signature is not None:
+            raise GraphError("only a SavedModel has signatures", hint="leave out `signature` for this file")
+        if zipfile.is_zipfile(path) or path.suffix == ".ar":
+            return archive.load(path, **named)
+        return _reader(path)(data, named)
+    except (DecodeError, ValueError, IndexError, KeyError, TypeError) as error:
+        raise GraphError(f"the file is corrupt ({error})", where=str(path)) from error
+    except GraphError as error:
+        if error.where is not None and str(path) in error.where:
+            raise
+        where = str(path) if error.where is None else f"{path}: {error.where}"
+        raise GraphError(error.problem, node=_Named.of(error), where=where, hint=error.hint) from error
+
+
+class _Named:
+    """The node that an error named, for the error that takes its place."""
+
+    def __init__(self, name: str, op: str) -> None:
+        self.name = name
+        self.op = op
+
+    @classmethod
+    def of(cls, error: GraphError) -> _Named | None:
+        return cls(error.node_name, error.node_op or "") if error.node_name is not None else None
+
+
+def _content(path: Path) -> bytes:
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise GraphError("there is no such file") from None
+    except OSError as error:
+        raise GraphError(f"the file cannot be read: {error.strerror}") from None
+    if not data:
+        raise GraphError("the file is empty")
+    return data
+
+
+def _reader(path: Path) -> Callable[[bytes, dict[str, Any]], GraphItem]:
+    if path.suffix in (".pbtxt", ".txt"):
+        return _from_text
+    if path.suffix == ".meta":
+        return _from_meta_graph
+    if path.suffix == ".pb":
+        return _from_binary
+    raise GraphError(f"unknown kind of file '{path.suffix}'", hint=f"a graph is {_KINDS}")
+
+
+def _looks_like_text(data: bytes) -> bool:
+    head = data[:512]
+    return all(byte >= 0x20 or byte in b"\t\r\n" for byte in head) and any(mark in head for mark in (b"{", b"#"))
+
+
+def _from_binary(data: bytes, named: dict[str, Any]) -> GraphItem:
+    if _looks_like_text(data):
+        raise GraphError(
+            "the file holds text, where .pb means a binary GraphDef",
+            hint="name a text GraphDef .pbtxt",
+        )
+    try:
+        graph = read(data)
+    except GraphError as error:
+        if _is_meta_graph(data):
+            raise GraphError("the file is a MetaGraphDef", hint="name it .meta") from None
+        if error.node_name is None:
+            raise GraphError(error.problem, hint="the file may be truncated, or not be a GraphDef at all") from None
+        raise
+    return build_item(graph, Collected(), **named)
+
+
+def _is_meta_graph(data: bytes) -> bool:
+    try:
+        message = proto("MetaGraphDef").FromString(data)
+    except DecodeError:
+        return False
+    return len(message.graph_def.node) > 0
+
+
+def _from_text(data: bytes, named: dict[str, Any]) -> GraphItem:
+    text = data.decode("utf-8", errors="replace")
+    if is_printed(text):
+        return from_printed(text, named)
+    return build_item(read(_parse_text(data, "GraphDef").SerializeToString(deterministic=True)), Collected(), **named)
+
+
+def _from_meta_graph(data: bytes, named: dict[str, Any]) -> GraphItem:
+    if _looks_like_text(data):
+        data = _parse_text(data, "MetaGraphDef").SerializeToString(deterministic=True)
+    try:
+        known = metagraph.collected(proto("MetaGraphDef").FromString(data))
+        graph = metagraph.graph_bytes(data)
+    except (DecodeError, ValueError, IndexError) as error:
+        raise GraphError(f"this is not a MetaGraphDef, or it is truncated ({error})") from None
+    return build_item(read(graph), known, **named)
+
+
+def _parse_text(data: bytes, kind: str) -> Message:
+    from google.protobuf import text_format
+
+    message: Message = proto(kind)()
+    try:
+        text_format.Parse(data.decode("utf-8"), message)
+    except (text_format.ParseError, UnicodeDecodeError) as error:
+        raise GraphError(f"this is not the text form of a {kind}: {error}") from None
+    return message
+
+
+def _saved_model(directory: Path) -> Any:
+    binary, text = directory / "saved_model.pb", directory / "saved_model.pbtxt"
+    if binary.exists():
+        try:
+            return proto("SavedModel").FromString(binary.read_bytes())
+        except DecodeError as error:
+            raise GraphError(f"saved_model.pb is corrupt or truncated ({error})") from None
+    if text.exists():
+        return _parse_text(text.read_bytes(), "SavedModel")
+    raise GraphError("the directory holds no saved_model.pb", hint=f"a graph is {_KINDS}")

@@ -1,0 +1,219 @@
+"""A tf.function, or a plain function over tf.Variables, as a GraphItem: traced, captures as placeholders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.graph import Graph
+from autograph_rewrite.ir.replace_op import take_name
+from autograph_rewrite.ir.types.attrs import encode
+from autograph_rewrite.item import GraphItem, TensorInfo, Variable
+from autograph_rewrite.load.signature.captures import Capture, FunctionBinding
+from autograph_rewrite.load.signature.inputs import ITERATORS, describe, named_batches
+from autograph_rewrite.load.signature.keras_names import keras_variables
+from autograph_rewrite.load.signature.nested_specs import as_spec, leaves, output_leaves
+from autograph_rewrite.load.sources.graphs import read
+
+_NO_EFFECT = frozenset(("ReadVariableOp",))  # registered as stateful, but nobody runs one for its effect
+
+
+def from_function(
+    function: Any, *specs: Any, batch_inputs: Mapping[str, int | None] | None = None, **named_specs: Any
+) -> GraphItem:
+    """Trace a function. See `GraphItem.from_function`.
+
+    Args:
+        function: what is traced.
+        *specs: specs or arrays, nested as its arguments are.
+        batch_inputs: axis of the examples by input; None: an input has none.
+        **named_specs: the same for keyword arguments.
+
+    Raises:
+        GraphError: it cannot be traced with these specs, or `batch_inputs` does not fit them.
+    """
+    concrete = trace(function, specs, named_specs)
+    return from_concrete(concrete, batch_inputs=batch_inputs, search=(function,))
+
+
+def trace(function: Any, specs: Sequence[Any], named_specs: Mapping[str, Any]) -> Any:
+    """Return the ConcreteFunction of a function for specs (or arrays, whose shapes are then fixed).
+
+    Args:
+        function: a Python function, tf.function or ConcreteFunction.
+        specs: of positional arguments.
+        named_specs: of keyword arguments.
+
+    Raises:
+        GraphError: not callable, or tracing raised.
+    """
+    import tensorflow as tf
+
+    if hasattr(function, "structured_input_signature") and hasattr(function, "graph"):
+        return function
+    if not callable(function):
+        raise GraphError(f"expected a function to trace, not {type(function).__name__}")
+    traceable = function if hasattr(function, "get_concrete_function") else tf.function(function)
+    named = {name: as_spec(spec) for name, spec in named_specs.items()}
+    try:
+        return traceable.get_concrete_function(*map(as_spec, specs), **named)
+    except Exception as error:  # whatever the user's code raises while it is traced
+        name = getattr(function, "__name__", type(function).__name__)
+        raise GraphError(
+            f"'{name}' cannot be traced: {type(error).__name__}: {str(error).strip()[:4000]}",
+            hint="give one spec per argument, as tf.TensorSpec, nested like the argument",
+        ) from error
+
+
+def from_concrete(
+    concrete: Any,
+    *,
+    batch_inputs: Mapping[str, int | None] | None = None,
+    search: Sequence[Any] = (),
+    owner: Any = None,
+) -> GraphItem:
+    """Wrap a ConcreteFunction.
+
+    Args:
+        concrete: what tracing gave.
+        batch_inputs: axis by argument path.
+        search: objects from which the Keras variables that it captures can be reached.
+        owner: what must stay alive with the item.
+
+    Raises:
+        GraphError: a deferred capture, or `batch_inputs` does not fit.
+    """
+    traced = concrete.graph
+    if traced.deferred_external_captures:
+        raise GraphError("the function captures a value that only exists at call time (a deferred capture)")
+    graph = read(traced)
+    _order_controls(graph)
+    arguments = [tensor.op.name for tensor in concrete.inputs[: len(concrete.inputs) - len(traced.captures)]]
+    names = _rename_captures(graph, [internal.op.name for _, internal in traced.captures])
+    captures = _captures(traced, keras_variables(*search), names)
+    inputs, composite = _inputs(graph, concrete, arguments)
+    results = [_renamed(tensor.name, names) for tensor in concrete.outputs]
+    outputs = _outputs(graph, concrete, results)
+    binding = FunctionBinding(
+        concrete=concrete,
+        captures=captures,
+        structured_input_signature=concrete.structured_input_signature,
+        structured_outputs=concrete.structured_outputs,
+        inputs=tuple(arguments),
+        outputs=tuple(results),
+        owner=owner,
+    )
+    effects = {op.name for op in traced.control_outputs if op.type not in _NO_EFFECT}
+    return GraphItem(
+        graph=graph,
+        inputs=named_batches(inputs, batch_inputs, composite),
+        outputs=outputs,
+        targets=tuple(name for name in graph.nodes if name in effects),
+        variables={capture.name: _variable(capture) for capture in captures if capture.name is not None},
+        binding=binding,
+    )
+
+
+def _rename_captures(graph: Graph, nodes: Iterable[str]) -> dict[str, str]:
+    """Name captures by their place where TensorFlow took a number of chance; return the new names of all.
+
+    It calls what a Keras embedding captures `embedding_lookup/50`, after how many tensors there have been.
+    """
+    names = {}
+    for index, node in enumerate(nodes):
+        scope, _, last = node.rpartition("/")
+        names[node] = node
+        if last.isdecimal() and node in graph.nodes:
+            names[node] = graph.unique_name(f"{scope}/capture_{index}" if scope else f"capture_{index}")
+            take_name(graph, graph.nodes[node], names[node])
+    moved = {f"loc:@{old}".encode(): f"loc:@{new}".encode() for old, new in names.items() if old != new}
+    for reader in graph if moved else ():
+        together = reader.attr("_class", None)
+        if together and any(place in moved for place in together):
+            places = [moved.get(place, place) for place in together]
+            reader.set_raw_attr("_class", encode("list(string)", places))
+    return names
+
+
+def _renamed(tensor: str, names: Mapping[str, str]) -> str:
+    node, colon, index = tensor.partition(":")
+    return names.get(node, node) + colon + index
+
+
+def _order_controls(graph: Graph) -> None:
+    """Put control edges into graph order: TensorFlow's tracer takes them from sets, in an order of chance."""
+    position = {node: index for index, node in enumerate(graph)}
+    for node in graph:
+        controls = node.controls
+        ordered = sorted(controls, key=position.__getitem__)
+        if list(controls) != ordered:
+            for control in controls:
+                node.remove_control(control)
+            for control in ordered:
+                node.add_control(control)
+
+
+def _inputs(graph: Graph, concrete: Any, arguments: Sequence[str]) -> tuple[dict[str, TensorInfo], frozenset[str]]:
+    """Return the arguments and what iterators yield, by path; and which are parts of composite tensors."""
+    args, kwargs = concrete.structured_input_signature
+    names = list(concrete.function_type.parameters)
+    given = dict(zip(names, args, strict=False)) | kwargs
+    # TensorFlow flattens keyword arguments in the order of the signature, not of the call.
+    flat = [leaf for name in names if name in given for leaf in leaves(given[name], name)]
+    paths = [leaf.path for leaf in flat]
+    if len(paths) != len(arguments):
+        paths = list(arguments)
+    inputs = {path: describe(path, graph.node(node).output()) for path, node in zip(paths, arguments, strict=True)}
+    for node in graph:
+        if node.op in ITERATORS:
+            inputs |= {value.name: describe(value.name, value) for value in node.outputs}
+    return inputs, frozenset(leaf.path for leaf in flat if not leaf.dense)
+
+
+def _outputs(graph: Graph, concrete: Any, results: Sequence[str]) -> dict[str, TensorInfo]:
+    paths = [leaf.path for leaf in output_leaves(concrete.structured_outputs)]
+    if len(paths) != len(concrete.outputs):
+        paths = [f"output_{i}" for i in range(len(concrete.outputs))]
+    named = zip(paths, results, strict=True)
+    return {path: describe(path, graph.value(tensor)) for path, tensor in named}
+
+
+def _captures(traced: Any, keras: Mapping[int, Any], names: Mapping[str, str]) -> tuple[Capture, ...]:
+    by_handle = {id(variable.handle): variable for variable in traced.variables}
+    taken: set[str] = set()
+    captures = []
+    for external, internal in traced.captures:
+        variable = by_handle.get(id(external))
+        if variable is None:
+            captures.append(Capture(names[internal.op.name], external))
+            continue
+        public = keras.get(id(variable), variable)
+        name = unique_name(getattr(public, "path", None) or variable.name.partition(":")[0], taken)
+        captures.append(Capture(names[internal.op.name], external, public, name))
+    return tuple(captures)
+
+
+def unique_name(base: str, taken: set[str]) -> str:
+    """Return `base`, or `base_1`, `base_2`..., and mark it as taken."""
+    name, count = base, 0
+    while name in taken:
+        count += 1
+        name = f"{base}_{count}"
+    taken.add(name)
+    return name
+
+
+def _variable(capture: Capture) -> Variable:
+    variable = capture.variable
+    shape = variable.shape
+    known = not hasattr(shape, "rank") or shape.rank is not None  # Keras shapes are tuples
+    dtype = variable.dtype
+    return Variable(
+        name=capture.name or "",
+        handle=capture.node,
+        dtype=dtype if isinstance(dtype, str) else dtype.name,
+        shape=tuple(shape) if known else None,
+        trainable=bool(variable.trainable),
+        captured=True,
+    )

@@ -1,0 +1,75 @@
+"""A compiled Keras 3 model as a GraphItem: its own `train_step`, traced on `(x, y[, sample_weight])`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from autograph_rewrite.errors import GraphError
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.load.signature.nested_specs import of_any_batch
+from autograph_rewrite.load.sources.functions import from_concrete, trace
+
+_ARGUMENTS = ("x", "y", "sample_weight")
+
+
+def from_keras(
+    model: Any, *specs: Any, batch_inputs: Mapping[str, int | None] | None = None, step: str = "train_step"
+) -> GraphItem:
+    """Trace a step of a model. See `GraphItem.from_keras`.
+
+    Args:
+        model: a Keras 3 model on the TensorFlow backend; compiled, unless `step` is "predict_step".
+        specs: x, y and sample_weight; each a spec, an array, a Keras input or a nest of them, or None.
+        batch_inputs: axis by argument path.
+        step: "train_step", "test_step" or "predict_step".
+
+    Raises:
+        GraphError: not such a model, not compiled, or tracing raised.
+    """
+    _check(model, specs, step)
+    concrete = trace(step_function(model, step, len(specs)), [of_any_batch(spec) for spec in specs], {})
+    return from_concrete(concrete, batch_inputs=batch_inputs, search=(model,))
+
+
+def step_function(model: Any, step: str, arguments: int) -> Callable[..., Any]:
+    """Return a model's step as a function of `arguments` parameters named x, y, sample_weight.
+
+    A step takes one `data` argument; separate parameters give the inputs the names that users write.
+
+    Args:
+        model: a Keras model.
+        step: name of its method, such as "train_step".
+        arguments: how many of x, y and sample_weight there are.
+    """
+    run = getattr(model, step)
+
+    def step_1(x: Any) -> Any:
+        return run((x,))
+
+    def step_2(x: Any, y: Any) -> Any:
+        return run((x, y))
+
+    def step_3(x: Any, y: Any, sample_weight: Any) -> Any:
+        return run((x, y, sample_weight))
+
+    return (step_1, step_2, step_3)[arguments - 1]
+
+
+def _check(model: Any, specs: tuple[Any, ...], step: str) -> None:
+    import keras
+
+    if not isinstance(model, keras.Model):
+        raise GraphError(f"expected a Keras 3 model, not {type(model).__module__}.{type(model).__name__}")
+    if keras.config.backend() != "tensorflow":
+        raise GraphError(
+            f"Keras runs on {keras.config.backend()} here; its train step is not a TensorFlow graph",
+            hint="set KERAS_BACKEND=tensorflow before importing keras",
+        )
+    if step != "predict_step" and getattr(model, "optimizer", None) is None and not model.compiled:
+        raise GraphError(f"the model '{model.name}' is not compiled", hint="call model.compile(...) first")
+    if not 1 <= len(specs) <= len(_ARGUMENTS):
+        raise GraphError(
+            f"from_keras takes the specs of {', '.join(_ARGUMENTS)}, not {len(specs)} of them",
+            hint="for example from_keras(model, tf.TensorSpec([None, 3]), tf.TensorSpec([None]))",
+        )

@@ -1,0 +1,60 @@
+"""The printed form of a graph as an item: what `dump --full` writes, or a hand-written case for one pass.
+
+    # output loss = %loss
+    # target %train
+    %x: float32[?,3] = Placeholder()
+    ...
+
+The comments with which `dump` begins say what the outside knows; names that the caller gives go first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from autograph_rewrite.ir.format.parser import parse
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.load.signature.collections import Collected
+from autograph_rewrite.load.sources.graphs import build_item
+
+_NODE = re.compile(r"\s*(%|anchor\s)")
+_SIGNATURE = re.compile(
+    r"#\s*(?P<kind>input|output|target|init)\s+(?:(?P<name>\S+)\s*=\s*)?%(?P<tensor>[^\s:,]+(?::\d+)?)"
+    r"(?:.*,\s*batch axis (?P<axis>-?\d+))?"
+)
+
+
+def is_printed(text: str) -> bool:
+    """Return whether a text is the printed form, and not a GraphDef in the text form of protobuf."""
+    lines = (line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#"))
+    return _NODE.match(next(lines, "")) is not None
+
+
+def from_printed(text: str, named: Mapping[str, Any]) -> GraphItem:
+    """Read a graph.
+
+    Args:
+        text: as `ir.format.parser` reads it.
+        named: train_op, outputs, init_op and batch_inputs, where the caller gives them.
+
+    Raises:
+        GraphError: a line is wrong, or a name is not in the graph.
+    """
+    found = [match.groupdict() for line in text.splitlines() if (match := _SIGNATURE.match(line.strip()))]
+    of = {kind: [one for one in found if one["kind"] == kind] for kind in ("input", "output", "target", "init")}
+    said = {
+        "train_op": [one["tensor"] for one in of["target"]] or None,
+        "outputs": [one["tensor"] for one in of["output"]] or None,
+        "init_op": of["init"][0]["tensor"] if of["init"] else None,
+        "batch_inputs": {one["tensor"]: None if one["axis"] is None else int(one["axis"]) for one in of["input"]},
+    }
+    given = {key: value for key, value in named.items() if value is not None}
+    item = build_item(parse(text), Collected(), **{**said, "batch_inputs": said["batch_inputs"] or None, **given})
+    public = {_tensor(one["tensor"]): one["name"] for one in of["output"] if one["name"]}
+    return item.with_(outputs={public.get(info.tensor, name): info for name, info in item.outputs.items()})
+
+
+def _tensor(name: str) -> str:
+    return name if ":" in name else f"{name}:0"

@@ -1,0 +1,1 @@
+"""Function calls, branches and loops, inlined and lowered to Switch, Merge and frames."""

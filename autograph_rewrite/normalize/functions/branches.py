@@ -1,0 +1,146 @@
+"""`If` and `Case` become Switch and Merge.
+
+    pred ──► Switch ──true──► then body ──► Merge ──► results
+                └──false──► else body ──┘
+
+Only one side of a Switch is alive, and everything that depends on the other side is skipped. A node without inputs
+would always run, so it waits for its branch's pivot, an Identity of the predicate that is alive only with the branch.
+A Case is a chain of such decisions, the last branch standing for every other index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.shapes.recorded import record_shapes
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.attrs import FunctionName
+from autograph_rewrite.normalize.functions.bodies import Body, Entry, is_invariant
+from autograph_rewrite.normalize.functions.lowering import Lowering
+
+
+def lower_branches(state: Lowering, node: Node, pivot: Node | None) -> None:
+    """Replace an If or Case by its branches, in place.
+
+    Args:
+        state: the lowering under way.
+        node: If or Case.
+        pivot: node that is alive in each iteration of the loop around; None: there is none.
+    """
+    selector, *arguments = node.inputs
+    # Everything in a branch depends on the selector. A loop constant is alive in the iteration that is not
+    # taken, so it is tied to the iteration first.
+    tie = [pivot] if pivot is not None and is_invariant(selector) else []
+    selector = ordered(state.graph, node, selector, (*node.controls, *tie))
+    if node.op in ("If", "StatelessIf"):
+        predicates = [boolean(state.graph, node, selector)]
+        functions = [node.attr("then_branch"), node.attr("else_branch")]
+        parts = ["then", "else"]
+    else:
+        functions = list(node.attr("branches"))
+        predicates = [_equals(state.graph, node, selector, i) for i in range(len(functions) - 1)]
+        parts = [f"branch_{i}" for i in range(len(functions))]
+    bodies, pivots = _branches(state, node, predicates, functions, parts, arguments)
+    _merge(state, node, bodies, pivots, predicates)
+
+
+def ordered(graph: Graph, node: Node, value: Value, controls: Sequence[Node]) -> Value:
+    """Return `value`, but only after `controls`.
+
+    Args:
+        graph: where to add a node.
+        node: which is lowered; it names the new one.
+        value: passed on.
+        controls: what to wait for.
+    """
+    if not controls:
+        return value
+    return graph.add("Identity", [value], name=f"{node.name}/start", controls=controls, origin=node).output()
+
+
+def boolean(graph: Graph, node: Node, value: Value) -> Value:
+    """Return the truth of a value, as If and While define it for other types than bool.
+
+    Args:
+        graph: where to add a node.
+        node: which is lowered; it names the new one.
+        value: a condition of any type.
+    """
+    if dtypes.base(value.dtype) == dtypes.BOOL:
+        return value
+    return graph.add("ToBool", [value], name=f"{node.name}/to_bool", origin=node).output()
+
+
+def _equals(graph: Graph, node: Node, selector: Value, index: int) -> Value:
+    # Made from the selector itself, the constant is alive where the Case is: no pivot is needed.
+    zero = graph.add("ZerosLike", [selector], name=f"{node.name}/zero_{index}", origin=node)
+    number = graph.add(
+        "Const", name=f"{node.name}/index_{index}", controls=[zero], origin=node,
+        attrs={"dtype": dtypes.INT32, "value": np.int32(index)},
+    )  # fmt: skip
+    equal = graph.add("Equal", [selector, number.output()], name=f"{node.name}/is_{index}", origin=node)
+    return equal.output()
+
+
+def _branches(
+    state: Lowering,
+    node: Node,
+    predicates: Sequence[Value],
+    functions: Sequence[FunctionName],
+    parts: Sequence[str],
+    arguments: Sequence[Value],
+) -> tuple[list[Body], list[Node]]:
+    """Copy every branch behind its Switches; predicate i decides between branch i and the later ones."""
+    graph = state.graph
+    bodies: list[Body] = []
+    pivots: list[Node] = []
+    remaining = list(arguments)
+    gate: Value | None = None  # alive when no earlier branch was taken
+    for i, predicate in enumerate(predicates):
+        decision = _switch(graph, node, f"switch_{i}", gate if gate is not None else predicate, predicate)
+        pivot = graph.add("Identity", [decision.output(1)], name=f"{node.name}/{parts[i]}_pivot", origin=node)
+        switches = [_switch(graph, node, f"switch_{i}_{k}", value, predicate) for k, value in enumerate(remaining)]
+        taken = [switch.output(1) for switch in switches]
+        bodies.append(state.body(node, functions[i], parts[i], taken, Entry(pivot=pivot)))
+        pivots.append(pivot)
+        remaining = [switch.output(0) for switch in switches]
+        gate = decision.output(0)
+    assert gate is not None
+    pivot = graph.add("Identity", [gate], name=f"{node.name}/{parts[-1]}_pivot", origin=node)
+    bodies.append(state.body(node, functions[-1], parts[-1], remaining, Entry(pivot=pivot)))
+    return bodies, [*pivots, pivot]
+
+
+def _switch(graph: Graph, node: Node, name: str, value: Value, predicate: Value) -> Node:
+    return graph.add(
+        "Switch", [value, predicate], name=f"{node.name}/{name}", origin=node, attrs={"T": dtypes.base(value.dtype)}
+    )
+
+
+def _merge(
+    state: Lowering, node: Node, bodies: Sequence[Body], pivots: Sequence[Node], predicates: Sequence[Value]
+) -> None:
+    """Join the branches: the results, and one node that says that the branch taken has run its effects."""
+    graph = state.graph
+    shapes = node.attr("_output_shapes") or node.attr("output_shapes") or ()
+    results: list[Value] = []
+    for i, dtype in enumerate(node.output_dtypes):
+        values = [body.returns[i] for body in reversed(bodies)]  # else, then: value_index is the predicate
+        merge = graph.add(
+            "Merge", values, name=f"{node.name}/merge_{i}", origin=node, attrs={"T": dtype, "N": len(values)}
+        )
+        if i < len(shapes):  # the gradient adds outputs later, without always saying their shapes
+            record_shapes(merge, [shapes[i], ()])
+        if len(predicates) == 1:
+            state.predicates[merge] = predicates[0]
+        results.append(merge.output())
+    effects = [effect for body in bodies for effect in body.effects]
+    executed: list[Node] = []
+    if effects or not results:
+        alive = [pivot.output() for pivot in reversed(pivots)]
+        executed = [graph.add("Merge", alive, name=f"{node.name}/executed", controls=effects, origin=node)]
+    results = [state.gated(node, i, value, executed if effects else []) for i, value in enumerate(results)]
+    state.finish(node, results, executed if effects else [], executed or [value.node for value in results])

@@ -1,0 +1,1 @@
+"""TensorFlow 1 reference variables, converted to resource variables."""

@@ -1,0 +1,32 @@
+"""Anchors: stable names of values that passes may replace."""
+
+from __future__ import annotations
+
+from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.item import GraphItem
+
+DIGEST_OF_PROCESS, DIGESTS_OF_ALL = "digest of this process", "digests of all processes"
+_OUTPUT = "output {}"
+"""What the anchor of a declared output is called: it follows the value whatever takes its place."""
+
+
+def anchor_outputs(graph: Graph, item: GraphItem) -> None:
+    """Follow the declared outputs of an item, whatever takes their places in a graph of it."""
+    for name, info in item.outputs.items():
+        graph.set_anchor(_OUTPUT.format(name), graph.value(info.tensor))
+
+
+def outputs_of(graph: Graph, item: GraphItem) -> list[Value]:
+    """Return the declared outputs of an item, wherever they are now."""
+    return [graph.anchors[_OUTPUT.format(name)] for name in item.outputs]
+
+
+def digest_nodes(graph: Graph) -> list[Node]:
+    """Return the nodes of both, where there are several processes."""
+    return [graph.anchors[name].node for name in (DIGEST_OF_PROCESS, DIGESTS_OF_ALL) if name in graph.anchors]
+
+
+def digest_names(graph: Graph) -> tuple[str, str] | None:
+    """Return the names of both tensors, where there are several processes."""
+    names = [f"{node.name}:0" for node in digest_nodes(graph)]
+    return (names[0], names[1]) if names else None

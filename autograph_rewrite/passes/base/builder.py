@@ -1,0 +1,113 @@
+"""Builder: adds the folded nodes of one conversion under one name, for the node that they serve.
+
+The members of an exchange are the replicas, or the processes where each has added up what its replicas hold: then the
+value runs once, and so does what is done with it before the exchange. A builder's span is that of such a member.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from autograph_rewrite.ir.graph import Node, Span, Value
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.passes.base.context import Context, Site
+
+
+@dataclass(frozen=True)
+class Builder:
+    """Adds nodes for one value.
+
+    Attributes:
+        context: the rewrite.
+        near: the value that they work on: constants live in its loop.
+        name: prefix of their names.
+        span: how often they run.
+        origin: the node that they serve.
+    """
+
+    context: Context
+    near: Value
+    name: str
+    span: Span
+    origin: Node
+
+    @classmethod
+    def of(
+        cls, context: Context, near: Value, name: str = "", *, span: Span | None = None, origin: Node | None = None
+    ) -> Builder:
+        """Return a builder for a value: by default under its name, as often as it runs, for the node that makes it.
+
+        Args:
+            context: the rewrite, whose graph is edited.
+            near: the value that is converted.
+            name: prefix of the nodes' names; "": the name of the node that makes the value.
+            span: how often nodes run; None: as often as the value is made.
+            origin: the original node that they serve; None: the one that makes the value.
+        """
+        node = near.node
+        return cls(context, near, name or node.name, node.span if span is None else span, origin or node)
+
+    def op(
+        self,
+        op: str,
+        *inputs: Value,
+        what: str,
+        gather: Collection[int] = (),
+        controls: Iterable[Node] = (),
+        **attrs: Any,
+    ) -> Value:
+        """Add a node; return its first output.
+
+        Args:
+            op: op type.
+            inputs: values; where the node runs once and one of them on every replica, replica 0's is read.
+            what: its name behind the builder's.
+            gather: input positions that read all replicas' instances instead of the first.
+            controls: nodes to wait for.
+            attrs: what the op and its inputs do not say already.
+        """
+        return self._add(op, inputs, what, self.span, gather, controls, attrs)
+
+    def common(self, op: str, *inputs: Value, what: str, **attrs: Any) -> Value:
+        """Add a node that runs as often as replicated values are made; return its first output.
+
+        Args:
+            op: op type.
+            *inputs: its operands.
+            what: told after the builder's name.
+            **attrs: by name, decoded.
+        """
+        return self._add(op, inputs, what, self.context.common_span, (), (), attrs)
+
+    def gather(self, op: str, value: Value, *others: Value, what: str, **attrs: Any) -> Value:
+        """Add a node that runs once and reads `value` of all replicas; return its first output.
+
+        Args:
+            op: op type, such as AddN or ConcatV2.
+            value: read of all instances, as the op's list.
+            *others: operands behind the list.
+            what: told after the builder's name.
+            **attrs: by name, decoded.
+        """
+        return self._add(op, (value, *others), what, Span.ONCE, (0,), (), {"N": self.context.local, **attrs})
+
+    def const(self, content: Any, dtype: int, what: str) -> Value:
+        """Add a constant of a type that numpy knows.
+
+        Args:
+            content: a number, or nested lists of them.
+            dtype: number of TensorFlow's type.
+            what: told after the builder's name.
+        """
+        return self.context.const(content, dtypes.numpy_dtype(dtype), name=f"{self.name}/{what}", near=self.near)
+
+    def numbers(self, content: Any, what: str) -> Value:
+        """Add a constant of int32: axes, sizes, positions."""
+        return self.const(content, dtypes.INT32, what)
+
+    def _add(self, op: str, inputs: tuple[Value, ...], what: str, span: Span, *more: Any) -> Value:
+        gather, controls, attrs = more
+        site = Site(f"{self.name}/{what}", span, self.origin)
+        return self.context.add(op, inputs, site, gather=gather, controls=controls, attrs=attrs or None).output()

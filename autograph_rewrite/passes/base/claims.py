@@ -1,0 +1,108 @@
+"""Export the results of propagation as claims, for a certificate that does not trust the passes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from autograph_rewrite.analysis.facts.placement import PARTIAL, REPLICATED
+from autograph_rewrite.analysis.facts.symbolic_dims import BATCH, Sym
+from autograph_rewrite.analysis.propagate import Propagation
+from autograph_rewrite.analysis.rules.base import OF_BLOCK, LocalEntry, Reshard, Slice
+from autograph_rewrite.analysis.rules.nn.normalization import BLOCK_STATISTICS
+from autograph_rewrite.ir.claims import OWN, Claim, Claims, Read
+from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.op_traits import BACK_EDGES, MERGES
+from autograph_rewrite.plan.plan import Plan
+
+
+def claims_of(state: Propagation, outputs: Sequence[Value], plan: Plan) -> Claims:
+    """Return the claims of a finished propagation.
+
+    Args:
+        state: the placements.
+        outputs: the declared outputs.
+        plan: which is carried out; its edges are resolved.
+    """
+    values = {value.name: _claim(state, value) for value in state.facts}
+    carried = _carried(state)
+    reads: dict[tuple[str, int], Read] = {}
+    for node in state.order:
+        for index, value in enumerate(node.inputs):
+            read = _read(state, node, index, value, carried)
+            if read != OWN:
+                reads[node.name, index] = read
+    anchors = state.graph.anchors
+    semantics = state.semantics
+    return Claims(
+        values,
+        reads,
+        {name: value.name for name, value in anchors.items() if value in set(outputs)},
+        plan.instances,
+        plan.microbatches,
+        semantics.batch,
+        plan.microbatches > 1 and plan.interleaved,
+        len(plan.processes),
+        frozenset(node.name for node, transferred in state.transfers.items() if transferred.constant),
+        frozenset(node.name for node in carried),
+        tuple(_inexact(state, plan)),
+    )
+
+
+def _claim(state: Propagation, value: Value) -> Claim:
+    fact = state.source(value)
+    kind, dim, op = fact.placement
+    shape, axis = fact.shape, state.whole_inputs.get(value)
+    if axis is not None and shape is not None and shape[axis] is None:
+        shape = (*shape[:axis], Sym(1, (BATCH,)), *shape[axis + 1 :])
+    return Claim(kind, dim, op, shape, fact.value, fact.zero, fact.axes)
+
+
+def _carried(state: Propagation) -> Mapping[Node, Reshard]:
+    """Return the nodes that hand a converted value to the next iteration, with what it is converted to."""
+    found: dict[Node, Reshard] = {}
+    for node in state.order:
+        if node.op in MERGES:
+            operand_reshards = state.transfers[node].operand_reshards
+            found |= {
+                node.inputs[index].node: reshard
+                for index, reshard in operand_reshards.items()
+                if node.inputs[index].node.op in BACK_EDGES
+            }
+    return found
+
+
+def _read(state: Propagation, node: Node, index: int, value: Value, carried: Mapping[Node, Reshard]) -> Read:
+    reshard = carried[node] if node in carried else state.transfers[node].operand_reshards.get(index)
+    if value.node in carried:
+        return OWN
+    if reshard is None and value in state.whole_inputs:
+        reshard = Slice(state.whole_inputs[value], 1)
+    elif reshard is None and value in state.reduced:
+        reshard = REPLICATED
+    return _as_read(reshard)
+
+
+def _as_read(reshard: Reshard | None) -> Read:
+    if reshard is None:
+        return OWN
+    if isinstance(reshard, LocalEntry):
+        return Read("entry", reshard.position, 1, reshard.size)
+    if isinstance(reshard, Slice):
+        return Read("split", reshard.dim, reshard.unit, None, reshard.segments)
+    if reshard == PARTIAL:
+        return Read("partial")
+    return Read(reshard.kind, reshard.dim)
+
+
+def _inexact(state: Propagation, plan: Plan) -> list[str]:
+    """Return what the configuration lets differ from one device."""
+    found = []
+    if plan.semantics.random == "independent":
+        found.append("random: independent")
+    if any(OF_BLOCK in node.attrs or BLOCK_STATISTICS in node.attrs for node in state.order):
+        found.append("batch_norm: local")
+    if plan.compresses:
+        found.append("compressors")
+    if plan.is_asynchronous:
+        found.append("asynchronous updates")
+    return found

@@ -1,0 +1,268 @@
+"""Context: what every pass of one rewrite shares (graph, placements, plan), and how it adds folded nodes.
+
+One place decides how a node that runs once reads one that every replica runs, and keeps new nodes inside the loop of
+the value that they serve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from autograph_rewrite.analysis.barriers import late_nodes
+from autograph_rewrite.analysis.facts.placement import Fact
+from autograph_rewrite.analysis.propagate import Propagation
+from autograph_rewrite.ir.control_flow import Frame, unconditional_nodes
+from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Select, Span, Value
+from autograph_rewrite.ir.types import attrs as raw_attrs
+from autograph_rewrite.item import Variable
+from autograph_rewrite.plan.parts.messages import EdgePlan
+from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.resolve.server_nodes import ServerRegion
+
+if TYPE_CHECKING:
+    from autograph_rewrite.passes.base.compression_record import CompressedSum
+    from autograph_rewrite.passes.compression.compressor_state import AuxiliaryVariable
+
+
+class Site(NamedTuple):
+    """Where a new node stands.
+
+    Attributes:
+        name: the wanted name.
+        span: how often it runs.
+        origin: the node that it serves; of one that a pass has made, what that one serves.
+    """
+
+    name: str
+    span: Span
+    origin: Node
+
+
+@dataclass
+class Context:
+    """The working state of one rewrite.
+
+    Attributes:
+        graph: the folded graph that passes edit.
+        plan: the resolved plan.
+        state: placements of the original nodes.
+        frames: loop of each node that is in one.
+        variables: names of the nodes that give variable handles.
+        task: which of the plan's processes this is.
+        rank: which worker of the job this is: the same, unless workers do not wait for each other.
+        workers: how many the job has.
+        owners: the item's variables, by public name.
+    """
+
+    graph: Graph
+    plan: Plan
+    state: Propagation
+    frames: dict[Node, Frame]
+    variables: frozenset[str] = frozenset()
+    task: int = 0
+    rank: int = 0
+    workers: int = 1
+    owners: Mapping[str, Variable] = field(default_factory=dict)
+    edges: dict[tuple[str, str], EdgePlan] = field(default_factory=dict)
+    future_splits: dict[Value, int] = field(default_factory=dict)  # empty lists that will hold blocks
+    aliases: dict[Value, Value] = field(default_factory=dict)  # original values whose place another one took
+    slices: dict[Value, Value] = field(default_factory=dict)  # by block, what it was cut out of
+    open_sizes: dict[tuple[Value, int], Value] = field(default_factory=dict)  # of dimensions that all blocks share
+    added: list[AuxiliaryVariable] = field(default_factory=list)  # variables that a pass made
+    compressed: list[CompressedSum] = field(default_factory=list)  # sums of which less is sent than there is
+    server_region: ServerRegion = field(default_factory=ServerRegion)  # what runs where a variable lives
+    _originals: dict[Value, Value] = field(default_factory=dict)  # `aliases`, the other way round
+    _home: str | None = None  # where nodes that run once are added now
+    _entered: dict[tuple[Value, Frame], Value] = field(default_factory=dict)
+
+    @cached_property
+    def early(self) -> set[Node]:
+        """The original nodes that certainly run, outside of loops, and neither need a variable nor wait for one."""
+        order = self.state.order
+        return unconditional_nodes(order) - late_nodes(order)
+
+    @property
+    def replicas(self) -> int:
+        """How many instances an EACH node has in all processes: replicas, times micro-batches."""
+        return self.plan.instances
+
+    @property
+    def local(self) -> int:
+        """How many instances an EACH node has in this process."""
+        return self.plan.instances_each
+
+    @property
+    def micro(self) -> int:
+        """How many of them follow each other on the device of one replica."""
+        return self.plan.microbatches
+
+    @property
+    def processes(self) -> int:
+        """Number of processes."""
+        return len(self.plan.processes)
+
+    def own(self, entries: Sequence[Any]) -> Sequence[Any]:
+        """Return the entries of this process's replicas, of a list that has one for every replica."""
+        return entries[self.task * self.local : (self.task + 1) * self.local]
+
+    @property
+    def captures(self) -> bool:
+        """Whether variables live outside the graph, which then gets their handles as arguments."""
+        return any(variable.captured for variable in self.owners.values())
+
+    @property
+    def mirrored(self) -> bool:
+        """Whether each device has its own copy of every variable."""
+        return self.plan.mode == "mirrored"
+
+    @property
+    def common_span(self) -> Span:
+        """How often a node with a replicated value runs."""
+        return Span.EACH if self.mirrored else Span.ONCE
+
+    def current(self, value: Value) -> Value:
+        """Return what stands for an original value now."""
+        return self.aliases.get(value, value)
+
+    def fact(self, value: Value) -> Fact:
+        """Return what an original value, or what took its place, is where it is produced."""
+        return self.state.source(self._originals.get(value, value))
+
+    def take_place(self, value: Value, new: Value) -> None:
+        """Let a new value stand for an original one."""
+        self.aliases[value] = new
+        self._originals[new] = value
+
+    def add(
+        self,
+        op: str,
+        inputs: Sequence[Value],
+        site: Site,
+        *,
+        gather: Collection[int] = (),
+        attrs: Mapping[str, Any] | None = None,
+        controls: Iterable[Node] = (),
+    ) -> Node:
+        """Add a folded node.
+
+        Args:
+            op: op type.
+            inputs: values; where the node runs once and one of them on every replica, replica 0's is read.
+            site: its name, how often it runs, and what it serves.
+            gather: input positions that read all replicas' instances instead of the first.
+            attrs: attributes.
+            controls: nodes to wait for.
+        """
+        selects = {
+            i: Select.ALL if i in gather else Select.FIRST
+            for i, value in enumerate(inputs)
+            if site.span is Span.ONCE and value.node.span is Span.EACH
+        }
+        node = self.graph.add(
+            op,
+            inputs,
+            name=site.name,
+            attrs=attrs,
+            span=site.span,
+            selects=selects,
+            origin=site.origin,
+            controls=controls,
+        )
+        frame = max((self.frames.get(v.node, ()) for v in inputs), key=len, default=())
+        if frame:
+            self.frames[node] = frame
+        if self._home is not None and site.span is Span.ONCE:
+            self.server_region.devices[node] = self._home
+        return node
+
+    @contextmanager
+    def at(self, home: str | None) -> Iterator[None]:
+        """Add nodes that run once on a device; None: where they always are."""
+        before, self._home = self._home, home
+        try:
+            yield
+        finally:
+            self._home = before
+
+    def once(self, value: Value) -> Value:
+        """Return the first replica's value as one that is made once."""
+        if value.node.span is Span.ONCE:
+            return value
+        return self.add("Identity", [value], Site(f"{value.node.name}/once", Span.ONCE, value.node)).output()
+
+    def of_worker_0(self, value: Value) -> Value:
+        """Return a value in worker 0 and zeros in the others, by one name: workers tell each other what they run."""
+        op, name = "Identity" if self.task == 0 else "ZerosLike", f"{value.node.name}/of_worker_0"
+        return self.add(op, [value], Site(name, value.node.span, value.node)).output()
+
+    def const(self, content: Any, dtype: Any, *, name: str, near: Value) -> Value:
+        """Add a constant that lives in the loop of `near`.
+
+        Args:
+            content: a number, nested lists or an array.
+            dtype: a numpy type.
+            name: wanted name.
+            near: the value that it is read with.
+        """
+        array = np.asarray(content, dtype=dtype)
+        span = near.node.span if self.frames.get(near.node) else self.common_span
+        return self._const(array.dtype, array, name, near, span)
+
+    def const_each(self, contents: Sequence[Any], dtype: Any, *, name: str, near: Value) -> Value:
+        """Add a constant that differs between replicas; `contents` has one entry for every replica.
+
+        Args:
+            contents: one for every replica of the job.
+            dtype: a numpy type.
+            name: wanted name.
+            near: the value that it is read with.
+        """
+        arrays = [np.asarray(content, dtype=dtype) for content in self.own(contents)]
+        raws = PerInstance(tuple(raw_attrs.encode("tensor", array) for array in arrays))
+        return self._const(arrays[0].dtype, raws, name, near, Span.EACH)
+
+    def _const(self, dtype: np.dtype[Any], content: Any, name: str, near: Value, span: Span) -> Value:
+        from autograph_rewrite.ir.types.dtypes import from_numpy
+
+        node = self.graph.add(
+            "Const", name=name, attrs={"value": content, "dtype": from_numpy(dtype)}, span=span, origin=near.node
+        )
+        frame = self.frames.get(near.node, ())
+        if frame:
+            # A node without inputs would run outside of the loop.
+            node.add_control(near.node)
+            self.frames[node] = frame
+        return node.output()
+
+    def bring(self, value: Value, near: Value) -> Value:
+        """Return `value`, made outside of loops, as a constant of the loop that `near` is in."""
+        frame = self.frames.get(near.node, ())
+        for depth in range(len(self.frames.get(value.node, ())), len(frame)):
+            key = (value, frame[: depth + 1])
+            if key not in self._entered:
+                node = self.graph.add(
+                    "Enter",
+                    [value],
+                    name=f"{value.node.name}/enter",
+                    attrs={
+                        "frame_name": frame[depth],
+                        "is_constant": True,
+                        "parallel_iterations": self._parallel(key[1]),
+                    },
+                    span=value.node.span,
+                    origin=value.node,
+                )
+                self.frames[node] = key[1]
+                self._entered[key] = node.output()
+            value = self._entered[key]
+        return value
+
+    def _parallel(self, frame: Frame) -> int:
+        enters = (n for n, f in self.frames.items() if f == frame and n.op == "Enter")
+        return int(next((n.attr("parallel_iterations", 10) for n in enters), 10))

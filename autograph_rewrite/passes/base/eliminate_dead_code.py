@@ -1,0 +1,23 @@
+"""Drop what no output, target or initialiser needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from autograph_rewrite.ir.graph import Graph, Node
+from autograph_rewrite.ir.traversal import ancestors
+
+
+def eliminate_dead_code(graph: Graph, roots: Iterable[Node]) -> int:
+    """Remove every node that the roots do not depend on; return how many went."""
+    kept = ancestors(roots)
+    dead = [node for node in graph if node not in kept]
+    if not dead:
+        return 0
+    for node in dead:
+        node.set_inputs(())
+        for control in node.controls:
+            node.remove_control(control)
+    for node in dead:
+        graph.erase(node)
+    return len(dead)

@@ -1,0 +1,100 @@
+"""Passes as values, and what happens around each: conditions, timing, verification, observers, the certificate.
+
+PIPELINE = (Pass("propagate", propagate, gives=(Propagation,)), Pass("loop", roll, when=is_looped), ...)
+run_passes(rewrite, PIPELINE)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from autograph_rewrite.errors import add_note
+from autograph_rewrite.ir.graph import Graph
+from autograph_rewrite.ir.verify.folded import check_folded
+from autograph_rewrite.passes.base.report import PassRecord
+from autograph_rewrite.passes.base.rewriting import Rewrite
+
+Observer = Callable[[str, Graph], None]
+"""Called after each pass with its name and the folded graph."""
+
+WHILE = "while running pass '{}'"
+"""What an error says of the pass that it comes from."""
+
+
+def always(rewrite: Rewrite) -> bool:
+    """Run the pass in every rewrite."""
+    return True
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass.
+
+    Attributes:
+        name: what messages, records and the provenance of nodes call it.
+        run: edits the graph, or finds something about it; its docstring says what.
+        when: whether it has anything to do in a rewrite; what it has not run for stands in no record.
+        needs: results of other passes that it reads.
+        gives: results that it leaves.
+    """
+
+    name: str
+    run: Callable[[Rewrite], None]
+    when: Callable[[Rewrite], bool] = always
+    needs: tuple[type, ...] = ()
+    gives: tuple[type, ...] = ()
+
+    @property
+    def summary(self) -> str:
+        """What it does, in a sentence."""
+        return (self.run.__doc__ or "").partition("\n")[0]
+
+
+def run_passes(
+    rewrite: Rewrite, passes: Sequence[Pass], *, verify: bool = False, observers: Sequence[Observer] = ()
+) -> None:
+    """Run passes in their order.
+
+    Args:
+        rewrite: what they edit.
+        passes: those that have something to do are run.
+        verify: check the graph's invariants after each one that has edited it.
+        observers: called after each one.
+
+    Raises:
+        RewriteError: one of them refuses; a note says which.
+    """
+    for one in passes:
+        if one.when(rewrite):
+            _run(rewrite, one, verify=verify)
+            for observe in observers:
+                observe(one.name, rewrite.graph)
+            if rewrite.request.certificate is not None:
+                rewrite.request.certificate.check(one.name, rewrite.graph)
+
+
+def failed_pass(error: BaseException) -> str | None:
+    """Return the name of the pass that an error comes from; None if it comes from none."""
+    before, behind = WHILE.split("{}")
+    said = [note for note in getattr(error, "__notes__", ()) if note.startswith(before)]
+    return said[0].removeprefix(before).removesuffix(behind) if said else None
+
+
+def _run(rewrite: Rewrite, one: Pass, *, verify: bool) -> None:
+    """Run one pass, which provenance and errors name."""
+    graph = rewrite.graph
+    before, graph.current_pass, began = len(graph), one.name, time.perf_counter()
+    try:
+        one.run(rewrite)
+        if verify and graph.edits != rewrite.verified:
+            check_folded(graph, rewrite.instances, rewrite.job.all_devices)
+            rewrite.verified = graph.edits
+    except Exception as error:
+        add_note(error, WHILE.format(one.name))
+        raise
+    finally:
+        graph.current_pass = ""
+    delta = len(graph) - before
+    rewrite.records.append(PassRecord(one.name, time.perf_counter() - began, max(delta, 0), max(-delta, 0)))

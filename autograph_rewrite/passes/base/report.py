@@ -1,0 +1,119 @@
+"""What a rewrite did: passes with their times, reshard edges, notes, counts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from autograph_rewrite.cluster.membership import Membership
+from autograph_rewrite.passes.base.compression_record import Compressed
+from autograph_rewrite.plan.parts.lowerings import Operation
+from autograph_rewrite.plan.parts.messages import STEP, EdgePlan
+from autograph_rewrite.plan.parts.notes import Note
+from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.resolve.coverage import NOT_MEASURED, NOTE, Coverage
+from autograph_rewrite.resolve.remat.decision import Decision
+
+
+@dataclass(frozen=True)
+class PassRecord:
+    """One pass: its wall time, and how many nodes of the folded graph came and went."""
+
+    name: str
+    seconds: float
+    added: int
+    removed: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """The account of one rewrite.
+
+    Attributes:
+        plan: the resolved plan.
+        passes: in the order they ran.
+        notes: what costs speed, never correctness.
+        nodes_before: nodes of the original graph.
+        nodes_folded: nodes of the folded graph before expansion.
+        nodes_after: nodes of the rewritten graph.
+        seconds: of the whole rewrite.
+        task: which of the plan's processes the graph is for.
+        member: that process's place in the job, None where there is only one or it is not known.
+        compressed: sums of which less was sent than there was.
+        homes: the devices of variables that live on one, the state of optimizers included, by name.
+        held: bytes of variables on each device of this process, shards and copies counted.
+        batches: names of the batch inputs in groups of one size each; none where all are of one.
+        inexact: what is another quantity than on one device because the configuration asks for it.
+        contents: of one of several processes, what its graph must have in common with the others'.
+        digests: of one of several processes, the tensor that is fed its digest, and the one that holds those of all.
+        recomputed: what is computed again for the gradients.
+        covered: what of a step's floating-point work is divided, and what made the rest whole.
+    """
+
+    plan: Plan
+    passes: tuple[PassRecord, ...] = ()
+    notes: tuple[Note, ...] = ()
+    nodes_before: int = 0
+    nodes_folded: int = 0
+    nodes_after: int = 0
+    seconds: float = 0.0
+    compressed: tuple[Compressed, ...] = ()
+    task: int = 0
+    member: Membership | None = None
+    contents: bytes = b""
+    digests: tuple[str, str] | None = None
+    homes: Mapping[str, str] = field(default_factory=dict)
+    held: Mapping[str, int] = field(default_factory=dict)
+    batches: tuple[tuple[str, ...], ...] = ()
+    inexact: tuple[Note, ...] = ()
+    covered: Coverage = NOT_MEASURED
+    recomputed: Decision = field(default_factory=Decision)
+    extra: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def first_replica(self) -> int:
+        """The place of this process's first replica among all."""
+        return 0 if self.plan.stage_hosts else self.task * self.plan.instances_each
+
+    @property
+    def coverage(self) -> float:
+        """The share of the step's floating-point work outside of updates that is divided over the devices, 0..1."""
+        return self.covered.share
+
+    @property
+    def edges(self) -> tuple[EdgePlan, ...]:
+        """The reshard edges."""
+        return self.plan.edges
+
+    @property
+    def reductions(self) -> Counter[str]:
+        """Return the number of reductions by owner (variable, or "step")."""
+        moved = (edge for edge in self.edges if edge.lowered.does(Operation.REDUCE) or edge.compressor != "none")
+        return Counter(edge.owner for edge in moved if not edge.role)
+
+    @property
+    def gathers(self) -> Counter[str]:
+        """Return the number of gathers by owner."""
+        return Counter(
+            edge.owner for edge in self.edges if edge.lowered.does(Operation.GATHER) and edge.compressor == "none"
+        )
+
+    def __str__(self) -> str:
+        reduced = {owner: n for owner, n in self.reductions.items() if owner != STEP}
+        micro = f" x {self.plan.microbatches} micro-batches" if self.plan.microbatches > 1 else ""
+        lines = [
+            f"{self.nodes_before} nodes -> {self.nodes_after} for {self.plan.replicas} replicas{micro} "
+            f"({self.plan.mode}), {self.seconds:.2f} s",
+            f"{sum(reduced.values())} gradient reductions for {len(reduced)} variables, "
+            f"{self.reductions[STEP]} of the step, {sum(self.gathers.values())} gathers",
+        ]
+        lines.append(f"variables: {', '.join(f'{size:,} B on {device}' for device, size in self.held.items())}")
+        lines += self.recomputed.lines()
+        lines += [str(self.covered)] if self.covered.parts > 1 else []
+        lines += [f"  {r.name:<12} {r.seconds * 1e3:7.1f} ms  +{r.added} -{r.removed}" for r in self.passes]
+        lines += [f"not exact: {note.op} '{note.node}': {note.text}" for note in self.inexact]
+        lines += [f"note: {note.op} '{note.node}': {note.text}" for note in self.notes]
+        lines += [f"whole: {line}" for line in self.covered.lines()]
+        lines += [f"note: {note}" for note in self.plan.notes if not note.startswith(NOTE)]
+        return "\n".join(lines)

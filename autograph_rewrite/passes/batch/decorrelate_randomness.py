@@ -1,0 +1,68 @@
+"""Give the random ops of each replica a seed of its own, where each draws just its block (`random: independent`).
+
+    before   %u = RandomUniform(%shape)  seed2=7              each: the same numbers on every replica
+    after    %u = RandomUniform(%shape)  seed2=7 | 7 ^ k ...   one seed per replica
+
+    before   %u = StatelessRandomUniformV2(%shape, %key, %counter, %alg)
+    after    %u = StatelessRandomUniformV2(%shape, %key ^ own, %counter, %alg)
+
+Replica 0 keeps the original stream. An op without seeds (both 0) draws fresh ones in every instance as it is.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from autograph_rewrite.analysis.rules.arrays import random
+from autograph_rewrite.ir.graph import Node, PerInstance, Span
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.attrs import encode
+from autograph_rewrite.ir.types.opdefs import get_op
+from autograph_rewrite.passes.base.context import Context, Site
+
+STRIDE = 0x9E3779B97F4A7C15
+"""2^64 divided by the golden ratio: its multiples differ in all bits, as the seeds that people choose do not."""
+SEED_INPUTS = ("seed", "key")
+
+
+def decorrelate_randomness(context: Context) -> None:
+    """Seed the random ops that draw block by block; what is drawn whole is left alone."""
+    for node in context.state.order:
+        if node.op not in random.RULES or not context.fact(node.output()).placement.differs:
+            continue
+        names = [argument.name for argument in get_op(node.op).inputs]
+        index = next((names.index(name) for name in SEED_INPUTS if name in names), None)
+        if index is not None:
+            _give_own_key(context, node, index)
+        else:
+            _give_own_seed(context, node)
+
+
+def own_bits(replica: int, width: int) -> int:
+    """Return the signed number of `width` bits that replica `replica` mixes into its seed; 0 for replica 0."""
+    bits = (STRIDE * replica) % 2**64 >> (64 - width)
+    return bits - 2**width if bits >= 2 ** (width - 1) else bits
+
+
+def _give_own_seed(context: Context, node: Node) -> None:
+    first, second = node.attr("seed", 0), node.attr("seed2", 0)
+    if first == 0 == second:
+        return
+    # Two zeros would mean: no seed.
+    seeds = [second ^ own_bits(r, 64) or (0 if first else STRIDE >> 1) for r in range(context.replicas)]
+    node.set_raw_attr("seed2", PerInstance(tuple(encode("int", seed) for seed in context.own(seeds))))
+
+
+def _give_own_key(context: Context, node: Node, index: int) -> None:
+    seed = node.inputs[index]
+    dtype = dtypes.numpy_dtype(seed.dtype)
+    assert dtype is not None  # an integer, by the op's definition
+    name = f"{node.name}/{'key' if seed.dtype == dtypes.UINT64 else 'seed'}"
+    width = 8 * dtype.itemsize
+    numbers = [own_bits(r, width) % 2**width for r in range(context.replicas)]
+    # A seed is a pair, of which the second number is mixed; a key is a single one.
+    unsigned = np.dtype(f"u{dtype.itemsize}")
+    contents = [np.array([n] if seed.dtype == dtypes.UINT64 else [0, n], unsigned).view(dtype) for n in numbers]
+    own = context.const_each(contents, dtype, name=f"{name}/of_replica", near=seed)
+    mixed = context.add("BitwiseXor", [seed, own], Site(name, Span.EACH, node))
+    node.set_input(index, mixed.output())

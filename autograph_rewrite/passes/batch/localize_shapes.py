@@ -1,0 +1,112 @@
+"""Replace the shapes of a static batch in attributes by those of a block.
+
+    before   TensorArrayV3  element_shape=[6, 3]               each, but a replica writes elements of its block
+    after    TensorArrayV3  element_shape=[2, 3] | [2, 3] | [2, 3]
+
+A tensor array refuses elements of another shape, and makes the zeros of an element that nobody wrote from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from autograph_rewrite.analysis.rules.base import PINNED
+from autograph_rewrite.errors import PassError
+from autograph_rewrite.ir.graph import Node, PerInstance, Span
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.attrs import Shape, encode
+from autograph_rewrite.passes.base.context import Context
+from autograph_rewrite.plan.parts.batch_split import limits
+
+SHAPES_OF_ELEMENTS = {
+    "TensorArrayV3": ("element_shape", 0),
+    "TensorArrayGatherV3": ("element_shape", 0),
+    "TensorArrayConcatV3": ("element_shape_except0", 1),
+}
+"""The attribute, and how many leading dimensions of an element it leaves out."""
+
+
+def localize_shapes(context: Context) -> None:
+    """Restate the element shapes of arrays and lists that hold blocks."""
+    if context.processes > 1 and context.state.semantics.batch is not None:
+        _state_part_shapes(context)
+    for node in context.state.order:
+        if node.op in ("EmptyTensorList", "TensorListReserve") and node.output() in context.future_splits:
+            _state_list_shape(context, node)
+        if node.span is not Span.EACH or node.op not in SHAPES_OF_ELEMENTS:
+            continue
+        name, left_out = SHAPES_OF_ELEMENTS[node.op]
+        stated, dim = node.attr(name), _split_dimension(context, node)
+        if stated is None or dim is None or not left_out <= dim < left_out + len(stated):
+            continue
+        batch, parts = context.state.semantics.batch, (context.replicas, context.processes)
+        shapes = shapes_of_blocks(stated, dim - left_out, batch, *parts)
+        node.set_raw_attr(name, PerInstance(tuple(encode("shape", shape) for shape in context.own(shapes))))
+
+
+def _state_part_shapes(context: Context) -> None:
+    """Let the batch inputs be as long as this process's part, where the graph states the size of the whole batch.
+
+    Raises:
+        PassError: the input is no placeholder, so nobody can be asked for a part.
+    """
+    batch = context.state.semantics.batch
+    assert batch is not None
+    ends = limits(batch, context.processes, 1)
+    own = ends[context.task + 1] - ends[context.task]
+    for value, axis in context.state.whole_inputs.items():
+        node = value.node
+        if PINNED in node.attrs:  # this process's rows of what all of them make alike
+            continue
+        if node.op != "Placeholder":
+            raise PassError(
+                f"'{node.name}' gives batches of {batch} examples, of which every process would need a part",
+                node=node,
+                hint="leave the size of its batches open (drop_remainder=False), so that each process's is its part",
+            )
+        stated = node.attr("shape", None)
+        if stated is not None and len(stated) > axis:
+            node.set_attr("shape", (*stated[:axis], own, *stated[axis + 1 :]))
+
+
+def _state_list_shape(context: Context, node: Node) -> None:
+    """Give each replica's list the shape of its blocks, where the graph states one."""
+    operand = node.inputs[0]
+    stated, dim = context.state.facts[operand].value, context.future_splits[node.output()]
+    if stated is None or context.state.facts[operand].shape == () or not all(isinstance(d, int) for d in stated):
+        return
+    shape = [d if isinstance(d, int) and d >= 0 else None for d in stated]
+    if dim >= len(shape):
+        return
+    blocks = shapes_of_blocks(shape, dim, context.state.semantics.batch, context.replicas, context.processes)
+    contents = [[-1 if size is None else size for size in block] for block in blocks]
+    dtype = dtypes.numpy_dtype(operand.dtype)
+    node.set_input(0, context.const_each(contents, dtype, name=f"{node.name}/block_shape", near=operand))
+
+
+def _split_dimension(context: Context, node: Node) -> int | None:
+    """Return the dimension along which the elements of an array are cut."""
+    handle = node.output() if node.op == "TensorArrayV3" else node.inputs[0]
+    content = context.state.cells.get(context.state.facts[handle].cell)
+    return content.placement.dim if content is not None and content.placement.is_split else None
+
+
+def shapes_of_blocks(
+    shape: Sequence[int | None], dim: int, batch: int | None, replicas: int, processes: int = 1
+) -> list[Shape]:
+    """Return the shape of each replica's block of something of shape `shape`.
+
+    Args:
+        shape: the whole, as the graph states it.
+        dim: the dimension that is cut.
+        batch: number of examples, where it is static.
+        replicas: how many blocks there are.
+        processes: among which they are divided first.
+    """
+    whole = shape[dim]
+    sizes: Sequence[int | None] = [None] * replicas
+    if whole is not None and batch and whole % batch == 0:
+        ends = limits(batch, processes, replicas // processes)
+        sizes = [(b - a) * (whole // batch) for a, b in pairwise(ends)]
+    return [(*shape[:dim], size, *shape[dim + 1 :]) for size in sizes]

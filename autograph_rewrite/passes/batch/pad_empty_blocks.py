@@ -1,0 +1,217 @@
+"""Guard ops whose kernels mishandle a block without examples (a last batch smaller than the number of replicas).
+
+    before   %y = Conv2D(%x, w)
+    after    %y = first rows of Conv2D(%x padded to at least one row, w)
+
+TensorFlow's oneDNN kernels give an empty block a wrong shape, or abort the process (`NEEDS_A_ROW`). Padding by nothing
+and slicing everything forward their input, so a block with examples pays only for starting the ops. A few other
+kernels leave their output uninitialised (`UNDEFINED_WHEN_EMPTY`): zeros take its place where the block is empty. The
+statistics of an empty block (`batch_norm: local`) are not numbers: moving averages take those of the other blocks.
+A batch of static size has at least one example for each replica, so it needs no guard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from autograph_rewrite.analysis.facts.placement import PARTIAL, Fact
+from autograph_rewrite.analysis.facts.symbolic_dims import rows_per_example
+from autograph_rewrite.analysis.rules.base import AVERAGE, OF_BLOCK, SUM
+from autograph_rewrite.analysis.rules.empty_blocks import REFUSES_EMPTY, UNDEFINED_WHEN_EMPTY
+from autograph_rewrite.analysis.rules.nn.normalization import BLOCK_STATISTICS
+from autograph_rewrite.analysis.transfer import convert
+from autograph_rewrite.ir.graph import Node, Span, Value
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.passes.base.builder import Builder
+from autograph_rewrite.passes.base.context import Context
+from autograph_rewrite.passes.collectives.block_bounds import Blocks
+
+NEEDS_A_ROW = frozenset(
+    (
+        "Conv2D",
+        "Conv3D",
+        "DepthwiseConv2dNative",
+        "MaxPool",
+        "MaxPoolGrad",
+        "MaxPool3D",
+        "MaxPool3DGrad",
+        "LRN",
+        "LRNGrad",
+    )
+)
+"""Convolutions return the shape of their input; the others share a workspace with their gradient that is never made.
+
+Found by running each op, and small networks, on empty float32 blocks; TensorFlow 2.21, CPU.
+"""
+ONEDNN_TYPES = frozenset((dtypes.FLOAT, dtypes.HALF, dtypes.BFLOAT16))
+
+
+def pad_empty_blocks(context: Context, blocks: Blocks, blocks_at: Callable[[Node], Blocks]) -> None:
+    """Insert the guards; runs after the reshards, so that the inputs are the blocks that the kernels see.
+
+    Args:
+        context: the rewrite.
+        blocks: of the batch.
+        blocks_at: of the batch inputs by whose size a node goes.
+    """
+    if blocks.static is not None:
+        return
+    guard = _Guard(context, blocks_at)
+    for node in context.state.order:
+        if node.span is not Span.EACH:
+            continue
+        if node.op in REFUSES_EMPTY or (node.op in NEEDS_A_ROW and _is_one_dnn(context, node)):
+            guard.give_a_row(node)
+        elif node.op == "Conv2DBackpropFilter" and _is_one_dnn(context, node):
+            guard.give_a_row_with_bias(node)
+        elif node.op.startswith("FusedBatchNorm") and "Grad" not in node.op and node.attr(BLOCK_STATISTICS, False):
+            for index in (1, 2):
+                guard.average_of_filled(node.output(index))
+        elif node.attr(OF_BLOCK, b"") == SUM.encode():
+            guard.zeros_when_empty(node.output())
+        elif node.attr(OF_BLOCK, b"") == AVERAGE.encode():
+            guard.average_of_filled(node.inputs[0], only=node)
+        elif node.op in UNDEFINED_WHEN_EMPTY:
+            for index, fact in enumerate(context.state.transfers[node].outputs):
+                if fact.placement == PARTIAL:
+                    guard.zeros_when_empty(node.output(index))
+
+
+def _is_one_dnn(context: Context, node: Node) -> bool:
+    """Return whether a convolution's kernel is oneDNN's."""
+    return context.state.facts[node.output()].dtype in ONEDNN_TYPES
+
+
+class _Guard:
+    """Makes the guards; values that several ops need are padded once."""
+
+    def __init__(self, context: Context, blocks_at: Callable[[Node], Blocks]) -> None:
+        self._context = context
+        self._blocks_at = blocks_at
+        self._padded: dict[Value, Value] = {}
+
+    def give_a_row(self, node: Node) -> None:
+        """Pad the split inputs of `node` to at least one row and cut its split outputs."""
+        state = self._context.state
+        transferred = state.transfers[node]
+        inputs = {}
+        for index, value in enumerate(answer_inputs(self._context, node)):
+            if value.placement.is_split:
+                inputs[index] = value
+        outputs = {i: fact for i, fact in enumerate(transferred.outputs) if fact.placement.is_split}
+        if not inputs or any(fact.shape is None for fact in inputs.values()):
+            return
+        rows = {index: self._rows(node, node.inputs[index], fact) for index, fact in inputs.items()}
+        for index, fact in inputs.items():
+            node.set_input(index, self._pad(node.inputs[index], fact, rows[index]))
+        for index, fact in outputs.items():
+            self._cut(node.output(index), fact, next(iter(rows.values())))  # as many come out as go in
+
+    def give_a_row_with_bias(self, node: Node) -> None:
+        """Guard the gradient of a filter where oneDNN merges that of the bias into it, which reads the same value."""
+        gradient = node.inputs[2]
+        biases = [use.node for use in gradient.uses if use.node.op == "BiasAddGrad" and use.node.span is Span.EACH]
+        if biases:
+            self.give_a_row(node)
+        for bias in biases:
+            bias.set_input(0, node.inputs[2])  # so that they are still merged
+
+    def _add(self, op: str, inputs: list[Value], near: Value, what: str, **attrs: Any) -> Value:
+        return Builder.of(self._context, near, span=Span.EACH).op(op, *inputs, what=what, **attrs)
+
+    def _const(self, content: object, near: Value, what: str) -> Value:
+        return self._context.const(content, np.int32, name=f"{near.node.name}/{what}", near=near)
+
+    def _rows(self, node: Node, value: Value, fact: Fact) -> Value:
+        """Return the number of rows of a block: so many for each example, or measured."""
+        rows = rows_per_example(fact.split_size)
+        if rows is not None:
+            return self._context.bring(self._blocks_at(node).rows("count", rows), value)
+        dim = fact.placement.dim
+        limits = [self._const([at], value, what) for at, what in ((dim, "dim"), (dim + 1, "after"), (1, "step"))]
+        shape = self._add("Shape", [value], value, "shape")
+        return self._add("StridedSlice", [shape, *limits], value, "size", shrink_axis_mask=1)
+
+    def _pad(self, value: Value, fact: Fact, rows: Value) -> Value:
+        if value not in self._padded:
+            rank = len(fact.shape or ())
+            end = np.zeros((rank, 2), np.int32)
+            end[fact.placement.dim, 1] = 1
+            one, zero = self._const(1, value, "one"), self._const(0, value, "none")
+            missing = self._add("Maximum", [self._add("Sub", [one, rows], value, "lack"), zero], value, "missing")
+            paddings = self._add("Mul", [missing, self._const(end, value, "end")], value, "paddings")
+            nothing = self._context.const(0, np.float32, name=f"{value.node.name}/nothing", near=value)
+            if fact.dtype != dtypes.FLOAT:
+                nothing = self._add("Cast", [nothing], value, "nothing", DstT=fact.dtype)
+            # oneDNN would merge a `Pad` into the convolution, which minds the paddings of height and width only.
+            padded = self._add("PadV2", [value, paddings, nothing], value, "or_one_row")
+            self._padded[value] = padded
+        return self._padded[value]
+
+    def _cut(self, value: Value, fact: Fact, rows: Value) -> None:
+        dim = fact.placement.dim
+        at = np.zeros(dim + 1, np.int32)
+        at[dim] = 1
+        end = self._add("Mul", [rows, self._const(at, value, "at")], value, "rows")
+        begin, step = self._const(0 * at, value, "begin"), self._const(np.ones_like(at), value, "step")
+        before = (1 << dim) - 1
+        inputs = [value, begin, end, step]
+        kept = self._add("StridedSlice", inputs, value, "rows_of_block", begin_mask=before, end_mask=before)
+        value.replace_all_uses_with(kept, keep={kept.node})
+        self._context.take_place(value, kept)
+        self._padded[kept] = value  # the next guarded op reads the padded value as it is
+
+    def zeros_when_empty(self, value: Value) -> None:
+        """Replace a contribution by zeros where the block is empty."""
+        chosen, zeros = self._or_zeros(value)
+        value.replace_all_uses_with(chosen, keep={chosen.node, zeros.node})
+        self._context.take_place(value, chosen)
+
+    def average_of_filled(self, value: Value, only: Node | None = None) -> None:
+        """Let a statistic of blocks, which is averaged over all replicas, count those that have examples only.
+
+        Args:
+            value: the statistic.
+            only: what averages it; left out, that is whatever reads it but its own gradient.
+        """
+        chosen, zeros = self._or_zeros(value)
+        context, name, blocks = self._context, value.node.name, self._blocks_at(value.node)
+        replicas = context.const(context.replicas, np.int32, name=f"{name}/replicas", near=blocks.batch)
+
+        once = Builder.of(context, value, span=Span.ONCE).op
+        if context.processes == 1:
+            filled = once("Minimum", blocks.batch, replicas, what="filled")
+        else:
+            one, axis = (context.const(n, np.int32, name=f"{name}/{n}", near=blocks.batch) for n in (1, 0))
+            filled = once("Sum", once("Minimum", blocks.lengths, one, what="is_filled"), axis, what="filled")
+        numbers = [once("Cast", n, what="number", DstT=value.dtype) for n in (replicas, filled)]
+        share = context.bring(once("RealDiv", *numbers, what="share"), value)
+        scaled = self._add("Mul", [chosen, share], value, "of_filled")
+        if only is not None:
+            only.set_input(0, scaled)
+            return
+        gradients = {use.node for use in value.uses if use.node.op.startswith("FusedBatchNormGrad")}
+        value.replace_all_uses_with(scaled, keep={chosen.node, zeros.node, *gradients})
+        context.take_place(value, scaled)
+
+    def _or_zeros(self, value: Value) -> tuple[Value, Value]:
+        count = self._context.bring(self._blocks_at(value.node).count, value)
+        filled = self._add("Greater", [count, self._const(0, value, "none")], value, "has_examples")
+        zeros = self._add("ZerosLike", [value], value, "zeros")
+        return self._add("SelectV2", [filled, value, zeros], value, "or_zeros"), zeros
+
+
+def answer_inputs(context: Context, node: Node) -> list[Fact]:
+    """Return what is known about the inputs of an original node as they are after conversion.
+
+    Args:
+        context: the rewrite.
+        node: a node of the original graph.
+    """
+    return [
+        convert(fact, reshard, context.state.semantics.batch) if reshard is not None else fact
+        for fact, reshard in context.state.seen_inputs(node)
+    ]

@@ -1,0 +1,129 @@
+"""Slice batch inputs that every process produces in full (an iterator inside the graph) to this process's rows.
+
+    before   IteratorGetNext ──► step
+    after    IteratorGetNext ──► StridedSlice [first row of this process : first row of the next] ──► step
+
+From then on the part is the batch input, like one that is fed. It relies on all processes making the same batch: a
+pipeline that draws without a seed is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from autograph_rewrite.analysis.input_determinism import chances
+from autograph_rewrite.analysis.rules.base import PINNED
+from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.shapes.recorded import record_shapes
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.attrs import encode
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.plan.parts.batch_split import limits
+from autograph_rewrite.plan.plan import Plan
+
+_ENDS = ("begin", "end")
+
+
+def slice_batch_inputs(graph: Graph, item: GraphItem, plan: Plan, task: int = 0) -> GraphItem:
+    """Cut the batch inputs that are whole in every process; return the item whose inputs are the parts.
+
+    Args:
+        graph: a graph of the item, to be edited.
+        item: a normalised item.
+        plan: says which inputs are whole.
+        task: which of the plan's processes the graph is for.
+
+    Raises:
+        GraphError: the processes would not make the same batch.
+    """
+    inputs = dict(item.inputs)
+    for given in plan.batch_inputs:
+        if not given.whole or len(plan.processes) == 1:
+            continue
+        info = inputs[given.name]
+        value = graph.value(info.tensor)
+        _require_alike(graph, value.node)
+        part = _Part(graph, value, given.axis, len(plan.processes), task)
+        size = info.shape[given.axis] if info.shape is not None else None
+        own = part.of_static(size) if size is not None else part.of_measured()
+        record_shapes(own, [info.shape])  # as of an input that is fed, the shape of the whole
+        inputs[given.name] = replace(info, tensor=f"{own.name}:0")
+    return item.with_(inputs=inputs)
+
+
+class _Part:
+    """Adds the nodes that cut one value; they run once in each process."""
+
+    def __init__(self, graph: Graph, value: Value, axis: int, processes: int, task: int) -> None:
+        self._graph = graph
+        self._value = value
+        self._axis = axis
+        self._processes = processes
+        self._task = task
+        self._name = f"{value.node.name}/own_part" + (f"_{value.index}" if value.index else "")
+
+    def of_static(self, size: int) -> Node:
+        """Return the part of a batch of known size."""
+        ends = limits(size, self._processes, 1)
+        begin, end = (self._const(what, self._at(ends[self._task + i])) for i, what in enumerate(_ENDS))
+        return self._cut(begin, end)
+
+    def of_measured(self) -> Node:
+        """Return the part of a batch whose size each step tells: before it are `q * task + min(task, r)` rows."""
+        shape = self._add("Shape", "shape", self._value)
+        axis = [self._const(what, [number]) for what, number in (("axis", self._axis), ("next", self._axis + 1))]
+        size = self._add("StridedSlice", "size", shape, *axis, self._const("one", [1]), shrink_axis_mask=1)
+        count = self._const("processes", self._processes)
+        quotient, rest = self._add("FloorDiv", "quotient", size, count), self._add("FloorMod", "rest", size, count)
+
+        def end(what: str, task: int) -> Value:
+            index = self._const(f"{what}_index", self._at(task))
+            even = self._add("Mul", f"{what}_even", index, quotient)
+            return self._add("AddV2", what, even, self._add("Minimum", f"{what}_more", index, rest))
+
+        begin, stop = (end(what, self._task + i) for i, what in enumerate(_ENDS))
+        return self._cut(begin, stop)
+
+    def _at(self, number: int) -> list[int]:
+        return [0] * self._axis + [number]
+
+    def _cut(self, begin: Value, end: Value) -> Node:
+        readers = self._value.uses
+        before = (1 << self._axis) - 1
+        step = self._const("step", [1] * (self._axis + 1))
+        masks = {"begin_mask": before, "end_mask": before}
+        part = self._add("StridedSlice", "", self._value, begin, end, step, **masks)
+        for reader, index in readers:
+            if not reader.name.startswith(self._name):
+                reader.set_input(index, part)
+        return part.node
+
+    def _const(self, what: str, content: int | Sequence[int]) -> Value:
+        attrs = {"value": np.array(content, np.int32), "dtype": dtypes.INT32}
+        return self._graph.add("Const", name=f"{self._name}/{what}", attrs=attrs, origin=self._value.node).output()
+
+    def _add(self, op: str, what: str, *inputs: Value, **attrs: Any) -> Value:
+        name = f"{self._name}/{what}" if what else self._name
+        node = self._graph.add(op, inputs, name=name, attrs=attrs, origin=self._value.node)
+        node.set_raw_attr(PINNED, encode("bool", True))
+        return node.output()
+
+
+def _require_alike(graph: Graph, source: Node) -> None:
+    """Refuse a pipeline of which every process would make something else.
+
+    Raises:
+        GraphError: naming the op that does.
+    """
+    for chance in chances(graph, source):
+        raise GraphError(
+            f"{chance}, so every process would make another batch, of which it is to take its part",
+            node=source,
+            hint="give it a seed, or set tf.compat.v1.set_random_seed before it is made; where each process reads "
+            "data of its own, set input: per_worker",
+        )

@@ -1,0 +1,378 @@
+"""Decompose ops that mix examples into ops whose partial results add up.
+
+    before   Mean(x)                        over a split dimension
+    after    Sum(x) / size(x)               the sum is partial, the size becomes global
+
+    before   BroadcastGradientArgs(b T 8, b U 8)   U is T, or 1
+    after    BroadcastGradientArgs(0 T 8, 0 U 8)   the same for every block and batch
+
+    before   Sum(dy, axes of the run)       the gradient of a broadcast op, for an operand of open sizes
+    after    Sum(dy, the same, keep_dims)   its rank is known; the Reshape behind it drops the dimensions
+
+    before   FusedBatchNormV3(x, ...)       statistics of the whole batch
+    after    Mean, SquaredDifference, Rsqrt, Mul, AddV2; its gradient likewise
+
+    before   EnsureShape(x, [4, 6])         over a split dimension of 4
+    after    Assert(shape(x)[0] == 4) ──► EnsureShape(x, [None, 6])
+
+Only nodes that propagation asks for are touched. With `batch_norm: local` a batch normalisation keeps its op, marked,
+and its statistics are averaged over the replicas where something else than its own gradient reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from autograph_rewrite.analysis.facts.placement import Fact
+from autograph_rewrite.analysis.facts.symbolic_dims import Dim, to_global
+from autograph_rewrite.analysis.rules.base import WHOLE
+from autograph_rewrite.analysis.rules.marked.dynamic_partition import ROWS_APART
+from autograph_rewrite.analysis.rules.nn.normalization import BLOCK_STATISTICS
+from autograph_rewrite.analysis.rules.shapes.sizes import rows_of_operands
+from autograph_rewrite.errors import PassError
+from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.replace_op import take_name
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.attrs import encode
+from autograph_rewrite.ir.variable_ops import variable_dependent_nodes
+
+
+class _Builder:
+    """Adds the pieces that stand for one node."""
+
+    def __init__(self, graph: Graph, node: Node, in_loop: bool) -> None:
+        self._graph = graph
+        self._node = node
+        self._in_loop = in_loop
+
+    def __call__(self, op: str, *inputs: Value, name: str = "", **attrs: Any) -> Value:
+        made = self._graph.add(
+            op,
+            inputs,
+            name=f"{self._node.name}/{name or op}",
+            attrs=attrs or None,
+            origin=self._node,
+        )
+        return made.output()
+
+    def const(self, content: Any, dtype: int, name: str) -> Value:
+        array = np.asarray(content, dtype=dtypes.numpy_dtype(dtype))
+        made = self._graph.add(
+            "Const", name=f"{self._node.name}/{name}", attrs={"value": array, "dtype": dtype}, origin=self._node
+        )
+        if self._in_loop:
+            made.add_control(self._node.inputs[0].node)  # without an input it would run outside of the loop
+        return made.output()
+
+    def cast(self, value: Value, dtype: int, name: str) -> Value:
+        return value if value.dtype == dtype else self("Cast", value, name=name, DstT=dtype)
+
+
+def _finish(graph: Graph, node: Node, results: Mapping[int, Value]) -> None:
+    """Let `results` stand for the outputs of `node`, and drop it; a single result also takes its name."""
+    for control in node.controls:
+        for value in results.values():
+            value.node.add_control(control)
+    for index, value in results.items():
+        node.output(index).replace_all_uses_with(value)
+    for user in node.control_users:
+        user.remove_control(node)
+        for value in results.values():
+            user.add_control(value.node)
+    name = node.name
+    graph.erase(node)
+    if len(results) == 1:
+        (value,) = results.values()
+        take_name(graph, value.node, name)
+
+
+SUMMED_AS = {
+    **dict.fromkeys((dtypes.HALF, dtypes.BFLOAT16), dtypes.FLOAT),
+    **dict.fromkeys((dtypes.INT8, dtypes.INT16), dtypes.INT64),
+    **dict.fromkeys((dtypes.UINT8, dtypes.UINT16), dtypes.UINT64),
+}
+"""The type in which TensorFlow's kernel of a mean sums narrow numbers."""
+
+
+def decompose_mean(graph: Graph, node: Node, in_loop: bool) -> None:
+    """Mean = Sum / number of elements, summed and, for integers, truncated as TensorFlow's kernel does.
+
+    Args:
+        graph: edited in place.
+        node: the Mean.
+        in_loop: whether it runs inside a loop, to whose iterations constants are tied.
+    """
+    x, axes = node.inputs
+    build = _Builder(graph, node, in_loop)
+    dtype = x.dtype
+    wide = SUMMED_AS.get(dtype, dtype)
+    total = build("Sum", build.cast(x, wide, "widen"), axes, name="sum", keep_dims=bool(node.attr("keep_dims")))
+    count = _count(build, x, axes, wide)
+    divide = "TruncateDiv" if wide in dtypes.INTEGER else "RealDiv"
+    result = build.cast(build(divide, total, count, name="mean"), dtype, "narrow")
+    _finish(graph, node, {0: result})
+
+
+def _count(build: _Builder, x: Value, axes: Value, dtype: int) -> Value:
+    """Return how many elements are reduced; its size turns global by propagation."""
+    sizes = build(
+        "GatherV2", build("Shape", x, name="shape"), axes, build.const(0, dtypes.INT32, "first"), name="sizes"
+    )
+    sizes = build("Reshape", sizes, build.const([-1], dtypes.INT32, "line"), name="reduced_sizes")
+    count = build("Prod", sizes, build.const([0], dtypes.INT32, "all"), name="count", keep_dims=False)
+    return build.cast(count, dtype, "count_as_number")
+
+
+class _Normalisation:
+    """What the forward and the gradient of a batch normalisation share."""
+
+    def __init__(self, graph: Graph, node: Node, in_loop: bool, scale: Value) -> None:
+        self.build = _Builder(graph, node, in_loop)
+        layout = node.attr("data_format").decode()
+        channels_first = layout.startswith("NC")
+        rank = len(layout)
+        self.axes = [0, *range(2, rank)] if channels_first else list(range(rank - 1))
+        self.spread = [1, -1, *[1] * (rank - 2)] if channels_first else None
+        self.dtype = scale.dtype
+        self.reduced = self.build.const(self.axes, dtypes.INT32, "axes")
+        self.epsilon = node.attr("epsilon")
+
+    def per_channel(self, value: Value, name: str) -> Value:
+        """Bring a vector per channel into a shape that broadcasts over the images."""
+        if self.spread is None:
+            return value
+        shape = self.build.const(self.spread, dtypes.INT32, f"{name}_shape")
+        return self.build("Reshape", value, shape, name=f"{name}_spread")
+
+    def inverse_deviation(self, variance: Value) -> Value:
+        """1 / sqrt(variance + epsilon)."""
+        epsilon = self.build.const(self.epsilon, self.dtype, "epsilon")
+        return self.build("Rsqrt", self.build("AddV2", variance, epsilon, name="shifted"), name="inverse_deviation")
+
+
+def decompose_batch_norm(graph: Graph, node: Node, in_loop: bool) -> None:
+    """Batch normalisation in training, from means over the whole batch.
+
+    Args:
+        graph: edited in place.
+        node: FusedBatchNorm, V2 or V3; x is [N, H, W, C] or [N, C, H, W], the others [C].
+        in_loop: whether it runs inside a loop, to whose iterations constants are tied.
+    """
+    x, scale, offset, old_mean, old_variance = node.inputs
+    norm = _Normalisation(graph, node, in_loop, scale)
+    build, dtype = norm.build, norm.dtype
+    wide = build.cast(x, dtype, "widen")
+    mean = build("Mean", wide, norm.reduced, name="mean", keep_dims=False)
+    centre = norm.per_channel(mean, "mean")
+    spread = build("SquaredDifference", wide, centre, name="squared_difference")
+    variance = build("Mean", spread, norm.reduced, name="variance", keep_dims=False)
+    factor = build("Mul", norm.inverse_deviation(variance), scale, name="factor")
+    scaled = build("Mul", build("Sub", wide, centre, name="centred"), norm.per_channel(factor, "factor"), name="scaled")
+    y = build.cast(build("AddV2", scaled, norm.per_channel(offset, "offset"), name="y"), x.dtype, "narrow")
+    count = _count(build, x, norm.reduced, dtype)
+    one = build.const(1, dtype, "one")
+    bessel = build("RealDiv", count, build("Maximum", build("Sub", count, one, name="less"), one), name="bessel")
+    unbiased = build("Mul", variance, bessel, name="unbiased")
+    rate = node.attr("exponential_avg_factor", 1.0) if "exponential_avg_factor" in node.attrs else 1.0
+    results = {
+        0: y,
+        1: _blend(build, old_mean, mean, rate, "mean"),
+        2: _blend(build, old_variance, unbiased, rate, "variance"),
+    }
+    results |= {3: mean, 4: variance}
+    if len(node.output_dtypes) > 5:
+        results[5] = build.const(np.zeros(0), dtype, "reserve")
+    _finish(graph, node, results)
+
+
+def check_size(graph: Graph, node: Node, in_loop: bool, dim: int, size: Dim) -> None:
+    """Let an EnsureShape leave the split dimension open, and count that; its size turns global by propagation.
+
+    Args:
+        graph: the graph to edit.
+        node: states a size of the split dimension.
+        in_loop: whether it runs inside a loop.
+        dim: the split dimension.
+        size: that of the whole value, where it is known.
+    """
+    stated = node.attr("shape")
+    node.set_attr("shape", (*stated[:dim], None, *stated[dim + 1 :]))
+    wanted = stated[dim]
+    if size == wanted:
+        return
+    build, (value,) = _Builder(graph, node, in_loop), node.inputs
+    limits = [build.const([at], dtypes.INT32, what) for at, what in ((dim, "dim"), (dim + 1, "behind"), (1, "step"))]
+    shape = build("Shape", value, name="shape")
+    found = build("StridedSlice", shape, *limits, name="size", shrink_axis_mask=1)
+    fits = build("Equal", found, build.const(wanted, dtypes.INT32, "stated"), name="fits")
+    text = f"'{node.name}' ensures that dimension {dim} of '{value.name}' has {wanted} rows; over all replicas it has"
+    words = build.const(text.encode(), dtypes.STRING, "words")
+    check = graph.add(
+        "Assert", [fits, words, found], name=f"{node.name}/check", attrs={"T": (words.dtype, found.dtype)}, origin=node
+    )
+    node.add_control(check)
+
+
+def _blend(build: _Builder, old: Value, new: Value, rate: float, name: str) -> Value:
+    """Return old * (1 - rate) + new * rate."""
+    if rate == 1.0:
+        return new
+    kept = build("Mul", old, build.const(1.0 - rate, old.dtype, f"{name}_kept"), name=f"{name}_old")
+    added = build("Mul", new, build.const(rate, old.dtype, f"{name}_rate"), name=f"{name}_new")
+    return build("AddV2", kept, added, name=f"running_{name}")
+
+
+def decompose_batch_norm_gradient(graph: Graph, node: Node, in_loop: bool) -> None:
+    """Gradient of batch normalisation in training; the two sums over the batch are also the parameters' gradients.
+
+    Args:
+        graph: edited in place.
+        node: FusedBatchNormGrad, V2 or V3; dy and x have the images' shape, the others [C].
+        in_loop: whether it runs inside a loop, to whose iterations constants are tied.
+    """
+    dy, x, scale, mean, variance, *_ = node.inputs
+    norm = _Normalisation(graph, node, in_loop, scale)
+    build, dtype = norm.build, norm.dtype
+    wide_x, wide_dy = build.cast(x, dtype, "widen_x"), build.cast(dy, dtype, "widen_dy")
+    inverse = norm.inverse_deviation(variance)
+    centred = build("Sub", wide_x, norm.per_channel(mean, "mean"), name="centred")
+    normal = build("Mul", centred, norm.per_channel(inverse, "inverse"), name="normal")
+    product = build("Mul", wide_dy, normal, name="product")
+    d_scale = build("Sum", product, norm.reduced, name="d_scale", keep_dims=False)
+    d_offset = build("Sum", wide_dy, norm.reduced, name="d_offset", keep_dims=False)
+    count = _count(build, x, norm.reduced, dtype)
+    shift = norm.per_channel(build("RealDiv", d_offset, count, name="mean_d"), "shift")
+    slope = norm.per_channel(build("RealDiv", d_scale, count, name="mean_product"), "slope")
+    inner = build("Sub", wide_dy, shift, name="shifted")
+    inner = build("Sub", inner, build("Mul", normal, slope, name="sloped"), name="inner")
+    factor = norm.per_channel(build("Mul", inverse, scale, name="factor"), "factor")
+    dx = build.cast(build("Mul", inner, factor, name="dx"), x.dtype, "narrow")
+    empty = build.const(np.zeros(0), dtype, "reserve")
+    _finish(graph, node, {0: dx, 1: d_scale, 2: d_offset, 3: empty, 4: empty})
+
+
+def keep_summed_dimensions(graph: Graph, node: Node, in_loop: bool) -> None:
+    """Keep the dimensions that the gradient of a broadcast op sums: which ones is open, and so its rank.
+
+    Only a Reshape may read it, which brings it to the shape of the operand anyway; else it is taken whole.
+
+    Args:
+        graph: edited in place.
+        node: the Sum.
+        in_loop: unused; all decompositions take the same parameters.
+    """
+    readers = [(use.node.op, use.index) for use in node.output().uses]
+    if all(reader == ("Reshape", 0) for reader in readers) and node.output() not in graph.anchors.values():
+        node.set_attr("keep_dims", True)
+    else:
+        node.set_raw_attr(WHOLE, encode("string", "it is open which dimensions it sums"))
+
+
+def forget_rows(graph: Graph, node: Node, in_loop: bool, facts: Mapping[Value, Fact]) -> None:
+    """Let BroadcastGradientArgs see zero rows instead of a batch.
+
+    It names dimensions that are 1 on both sides, too; a batch of one example has no rows in most blocks.
+
+    Args:
+        graph: edited in place.
+        node: the BroadcastGradientArgs, of two vectors of sizes.
+        in_loop: whether it runs inside a loop, to whose iterations constants are tied.
+        facts: of its operands.
+    """
+    build = _Builder(graph, node, in_loop)
+    operands = [facts[value].value or () for value in node.inputs]
+    for index, (value, rows) in enumerate(zip(node.inputs, rows_of_operands(*operands), strict=True)):
+        if any(rows):
+            rest = build.const([int(not is_row) for is_row in rows], value.dtype, f"no_rows_{index}")
+            node.set_input(index, build("Mul", value, rest, name=f"without_rows_{index}"))
+
+
+DECOMPOSITIONS: Mapping[str, Callable[[Graph, Node, bool], None]] = {
+    "Mean": decompose_mean,
+    "Sum": keep_summed_dimensions,
+    **dict.fromkeys(("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"), decompose_batch_norm),
+    **dict.fromkeys(
+        ("FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3"), decompose_batch_norm_gradient
+    ),
+}
+
+
+class Blocks(NamedTuple):
+    """How the batch is divided.
+
+    Attributes:
+        instances: how many blocks there are.
+        batch: the number of examples of the whole batch, where it is static.
+        have_own_statistics: a batch normalisation uses those of each block, where a variable has gone into what is
+            normalised.
+    """
+
+    instances: int
+    batch: int | None = None
+    have_own_statistics: bool = False
+
+
+def decompose(
+    graph: Graph,
+    nodes: Iterable[Node],
+    *,
+    facts: Mapping[Value, Fact],
+    looped: Container[Node],
+    blocks: Blocks,
+) -> None:
+    """Rewrite the nodes that propagation marked.
+
+    Args:
+        graph: the graph to edit.
+        nodes: what to rewrite.
+        facts: of all values.
+        looped: the nodes that run inside a loop.
+        blocks: how the batch is divided.
+
+    Raises:
+        PassError: an op has no decomposition.
+    """
+    learnt = variable_dependent_nodes(graph) if blocks.have_own_statistics else ()
+    for node in nodes:
+        if node.attr(ROWS_APART, False):  # what is in between works on whole values
+            for end in [end for end in graph if ROWS_APART in end.attrs]:
+                end.set_raw_attr(ROWS_APART, encode("bool", False))
+            continue
+        if node.op == "EnsureShape":
+            fact = facts[node.inputs[0]]
+            check_size(graph, node, node in looped, fact.placement.dim, to_global(fact.split_size, blocks.batch))
+            continue
+        if blocks.have_own_statistics and node.op.startswith("FusedBatchNorm") and _normalised(node).node in learnt:
+            _keep_block_statistics(graph, node, blocks.instances, node in looped)
+            continue
+        if node.op == "BroadcastGradientArgs":
+            forget_rows(graph, node, node in looped, facts)
+            continue
+        rewrite = DECOMPOSITIONS.get(node.op)
+        if rewrite is None:
+            raise PassError(f"op {node.op} mixes examples and has no decomposition", node=node)
+        rewrite(graph, node, node in looped)
+
+
+def _normalised(node: Node) -> Value:
+    """Return the values of which a batch normalisation, or the gradient of one, has the statistics."""
+    return node.inputs[1 if node.op.startswith("FusedBatchNormGrad") else 0]
+
+
+def _keep_block_statistics(graph: Graph, node: Node, replicas: int, in_loop: bool) -> None:
+    """Mark a batch normalisation as local, and average its statistics for moving averages."""
+    node.set_raw_attr(BLOCK_STATISTICS, encode("bool", True))
+    if node.op.startswith("FusedBatchNormGrad"):
+        return
+    build = _Builder(graph, node, in_loop)
+    for index in (1, 2):
+        value = node.output(index)
+        readers = [use.node for use in value.uses if not use.node.op.startswith("FusedBatchNormGrad")]
+        if readers:
+            share = build.const(1.0 / replicas, value.dtype, f"share_{index}")
+            average = build("Mul", value, share, name=f"average_{index}")
+            gradients = {use.node for use in value.uses} - set(readers)
+            value.replace_all_uses_with(average, keep={average.node, *gradients})

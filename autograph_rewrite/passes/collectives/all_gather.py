@@ -1,0 +1,236 @@
+"""All-gather: blocks become the whole value, on the first device, on every device, or on the first of each process.
+
+    shared               ConcatV2(all(%x))
+    mirrored             CollectiveGatherV2(%x, keys)
+    shared, processes    CollectiveGatherV2(ConcatV2(all(%x)), keys)
+
+The hops are those of the edge's lowering, each done by its medium (`GATHER`). CollectiveGatherV2 needs the same shape
+from all members, so unequal blocks are padded to the longest and cut again (`padded_gather`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from autograph_rewrite.analysis.facts.placement import Fact
+from autograph_rewrite.analysis.facts.symbolic_dims import has_rows_of_each_example, rows_per_example
+from autograph_rewrite.errors import PassError
+from autograph_rewrite.ir.graph import Span, Value
+from autograph_rewrite.ir.types import attrs
+from autograph_rewrite.passes.base.context import Context, Site
+from autograph_rewrite.passes.collectives.block_bounds import Blocks
+from autograph_rewrite.passes.collectives.exchange import Exchange, between_processes, is_among_all
+from autograph_rewrite.passes.collectives.local_ops import gather_local, joined
+from autograph_rewrite.passes.collectives.padded_gather import Rows, gather_equal, gather_padded
+from autograph_rewrite.passes.collectives.rows import rows_at
+from autograph_rewrite.passes.collectives.server_stores import gather_at_server
+from autograph_rewrite.passes.collectives.wire_values import decode, encode
+from autograph_rewrite.plan.parts.lowerings import Hop, Medium
+from autograph_rewrite.plan.parts.messages import SIZES, STEP, EdgePlan
+from autograph_rewrite.resolve.wire_types import REAL_PARTS, may_change_inside
+
+RESTORES = "_autograph_restores"
+"""Attribute of what puts the rows of joined micro-batches back in their order."""
+ANY_GATHER = "concat"
+"""The lowering whose hops a value takes that the plan does not name."""
+
+
+class Blocked(NamedTuple):
+    """How a value lies in blocks.
+
+    Attributes:
+        fact: what is known of it; the dimension that it is split along stands in its placement.
+        blocks: of the batch input that it comes from.
+        per_example: how many rows belong to an example; None where that is not known.
+    """
+
+    fact: Fact
+    blocks: Blocks
+    per_example: int | None
+
+    @property
+    def dim(self) -> int:
+        """The dimension along which it is split."""
+        return self.fact.placement.dim
+
+    @property
+    def changing(self) -> bool:
+        """Whether the shape of a block may differ between steps."""
+        return self.blocks.static is None or may_change_inside(self.fact)
+
+
+def _by_ops(exchange: Exchange, hop: Hop, value: Value, blocked: Blocked) -> Value:
+    """Join the blocks of this process's replicas on its first device."""
+    whole = gather_local(exchange.context, value, blocked.fact)
+    return _restored(exchange, whole, blocked) if blocked.blocks.interleaved else whole
+
+
+def _restored(exchange: Exchange, joined: Value, blocked: Blocked) -> Value:
+    """Put the rows of joined micro-batches back in the order of their examples.
+
+    Raises:
+        PassError: nobody knows which row belongs to which example.
+    """
+    context, edge, dim, blocks, per_example = (
+        exchange.context,
+        exchange.edge,
+        blocked.dim,
+        blocked.blocks,
+        blocked.per_example,
+    )
+    if per_example is not None or has_rows_of_each_example(blocked.fact.split_size):
+        where = blocks.restored_rows(joined, dim) if per_example is None else blocks.all_rows("restored", per_example)
+        restored = rows_at(context, joined, where, dim, "restored", Span.ONCE)
+        restored.node.set_raw_attr(RESTORES, attrs.encode("bool", True))
+        return restored
+    if edge is not None and edge.owner != STEP and _another_is_unordered(context, edge):
+        return joined  # the rows of a sparse gradient may come in any order, which is one for values and indices
+    raise PassError(
+        f"the rows of '{joined.node.name}' do not follow from the number of examples, so they have no order to restore",
+        node=joined.node,
+        hint="set accumulation.layout to contiguous",
+    )
+
+
+def _another_is_unordered(context: Context, edge: EdgePlan) -> bool:
+    """Return whether something else of the same sparse gradient has rows without an order: values for its indices."""
+    others = (one for one in context.edges.values() if one.owner == edge.owner and one.value != edge.value)
+    facts = [context.fact(context.graph.value(one.value)) for one in others if one.to == edge.to]
+    return any(
+        fact.placement.is_split
+        and rows_per_example(fact.split_size) is None
+        and not has_rows_of_each_example(fact.split_size)
+        for fact in facts
+    )
+
+
+def _by_collective(exchange: Exchange, hop: Hop, value: Value, blocked: Blocked) -> Value:
+    return _among_all(exchange, value, blocked) if is_among_all(hop) else _among_processes(exchange, value, blocked)
+
+
+def _among_all(exchange: Exchange, value: Value, blocked: Blocked) -> Value:
+    """Gather the blocks of all replicas on every device."""
+    context, blocks, per_example = exchange.context, blocked.blocks, blocked.per_example
+    assert per_example is not None  # plan edges choose this lowering only then
+    rows = None
+    if not blocks.even:
+        numbers = (blocks.rows(what, per_example) for what in ("count", "lengths", "longest"))
+        rows = Rows(*(context.bring(number, value) for number in numbers))
+    return gather_padded(exchange, value, blocked.fact.rank or 0, rows, changing=blocked.changing)
+
+
+def _among_processes(exchange: Exchange, part: Value, blocked: Blocked) -> Value:
+    """Gather the parts of all processes, of which each holds one (a value that is made once).
+
+    Raises:
+        PassError: the rank is not known.
+    """
+    context, name, rank, dim = exchange.context, part.node.name, blocked.fact.rank, blocked.dim
+    if rank is None:
+        raise PassError(
+            f"'{part.name}' has to be whole in every process, but its rank is not known",
+            node=part.node,
+            hint="set its shape with tf.ensure_shape, or do not use it across examples",
+        )
+    order = np.array([dim, *(i for i in range(rank) if i != dim)], np.int32)
+
+    def turned(value: Value, permutation: np.ndarray[tuple[int], np.dtype[np.int32]], what: str) -> Value:
+        if not dim:
+            return value
+        operand = context.const(permutation, np.int32, name=f"{name}/{what}_axes", near=value)
+        return context.add("Transpose", [value, operand], Site(f"{name}/{what}", Span.ONCE, part.node)).output()
+
+    first = turned(part, order, "rows_first")
+    coded = encode(context, first, "gather", name)
+    changing = blocked.changing or blocked.per_example is None
+    rows = _rows_of_parts(exchange, coded, blocked)
+    rank += coded.dtype != part.dtype and part.dtype in REAL_PARTS  # a number has become a row of two
+    gathered = gather_padded(exchange, coded, rank, rows, changing=changing)
+    return turned(decode(context, gathered, part.dtype, name), np.argsort(order).astype(np.int32), "rows_back")
+
+
+def _rows_of_parts(exchange: Exchange, part: Value, blocked: Blocked) -> Rows:
+    """Return the rows of each process: known from the batch, or else counted and exchanged."""
+    context, blocks, per_example, name = exchange.context, blocked.blocks, blocked.per_example, part.node.name
+    if per_example is not None:
+        parts = blocks.rows("parts", per_example)
+        axis = context.const(0, np.int32, name=f"{name}/parts_axis", near=blocks.source)
+        longest = _longest(context, parts, axis, part)
+        return Rows(*(context.bring(v, part) for v in (blocks.rows("part", per_example), parts, longest)))
+    shape = context.add("Shape", [part], Site(f"{name}/extent", Span.ONCE, part.node)).output()
+    ends = [context.const([i], np.int32, name=f"{name}/{w}", near=part) for i, w in ((0, "from"), (1, "to"), (1, "by"))]
+    mine = context.add(
+        "StridedSlice", [shape, *ends], Site(f"{name}/rows", Span.ONCE, part.node), attrs={"shrink_axis_mask": 1}
+    ).output()
+    lengths = blocks.of_each_process(mine, context.edges[exchange.planned.value, SIZES], part)
+    axis = context.const(0, np.int32, name=f"{name}/lengths_axis", near=part)
+    return Rows(mine, lengths, _longest(context, lengths, axis, part))
+
+
+def _longest(context: Context, lengths: Value, axis: Value, part: Value) -> Value:
+    """Return how many rows are sent of each part: TensorFlow's gather of nothing at all ends the process."""
+    name = part.node.name
+    longest = context.add("Max", [lengths, axis], Site(f"{name}/longest", Span.ONCE, part.node)).output()
+    one = context.const(1, np.int32, name=f"{name}/least", near=part)
+    return context.add("Maximum", [longest, one], Site(f"{name}/padded", Span.ONCE, part.node)).output()
+
+
+def _by_queues(exchange: Exchange, hop: Hop, value: Value, blocked: Blocked) -> Value:
+    return gather_at_server(exchange.context, value, blocked.dim, exchange.planned)
+
+
+Gatherer = Callable[[Exchange, Hop, Value, Blocked], Value]
+GATHER: dict[tuple[Medium, str], Gatherer] = {
+    (Medium.OPS, ""): _by_ops,
+    (Medium.COLLECTIVE, ""): _by_collective,
+    (Medium.QUEUE, ""): _by_queues,
+}
+"""By medium and algorithm of a hop, what emits it."""
+
+
+def all_gather(exchange: Exchange, value: Value, blocked: Blocked) -> Value:
+    """Return the whole value, where the edge's lowering makes it.
+
+    Args:
+        exchange: the edge.
+        value: blocks, each.
+        blocked: how they lie.
+
+    Raises:
+        PassError: nobody knows which rows belong to which example, or of what rank the value is.
+    """
+    for hop in exchange.hops(ANY_GATHER):
+        value = GATHER[hop.medium, hop.algorithm](exchange, hop, value, blocked)
+    return value
+
+
+def gather_between_processes(exchange: Exchange, part: Value, blocked: Blocked) -> Value:
+    """Return the parts of all processes, of which each has one already, behind each other.
+
+    Args:
+        exchange: the edge that is lowered, with its keys.
+        part: this process's rows, made once.
+        blocked: what is known of the blocks.
+
+    Raises:
+        PassError: the rank is not known.
+    """
+    for hop in between_processes(exchange.planned.lowered.hops):
+        part = GATHER[hop.medium, hop.algorithm](exchange, hop, part, blocked)
+    return part
+
+
+def vectors_of_members(exchange: Exchange, vector: Value, name: str) -> Value:
+    """Return the vectors of the members of the last hop, equally long, one behind the other.
+
+    Args:
+        exchange: an edge that is lowered as a gather.
+        vector: [n].
+        name: prefix of the names of new nodes.
+    """
+    if exchange.planned.lowered.is_local:
+        return joined(exchange.context, vector, 0, name)
+    return gather_equal(exchange, vector, vector, changing=False, name=name)

@@ -1,0 +1,160 @@
+"""All-reduce: contributions of all replicas become one value, in one process and among several.
+
+    shared               AddN(all(%dw))                              runs once, on the first device
+    mirrored             CollectiveReduceV2(%dw, keys)               runs on every device, same result on all
+    shared, processes    CollectiveReduceV2(AddN(all(%dw)), keys)    runs once in every process
+
+The hops are those of the edge's lowering, each done by its medium (`REDUCE`). Half-precision sums travel as float32.
+Logical reductions travel as int32, which collectives know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from autograph_rewrite.analysis.facts.placement import Fact
+from autograph_rewrite.ir.graph import Value
+from autograph_rewrite.passes.base.builder import Builder
+from autograph_rewrite.passes.collectives import local_ops
+from autograph_rewrite.passes.collectives.exchange import Exchange, between_processes
+from autograph_rewrite.passes.collectives.key_operands import collective_attrs
+from autograph_rewrite.passes.collectives.server_stores import accumulate_at_server, reduce_at_server
+from autograph_rewrite.passes.collectives.wire_values import cast, decode, encode, flat
+from autograph_rewrite.plan.parts.lowerings import Hop, Medium
+from autograph_rewrite.resolve.wire_types import may_change, wire_type
+
+MERGES = {"sum": "Add", "max": "Max", "min": "Min", "prod": "Mul", "all": "Min", "any": "Max"}
+"""By reduction, what a collective calls it."""
+ANY_REDUCTION = "add_n"
+"""The lowering whose hops a value takes that the plan does not name."""
+
+
+class ReduceSpec(NamedTuple):
+    """What a hop makes of contributions.
+
+    Attributes:
+        op: sum, max, min, prod, all or any.
+        changing: the shape of a contribution may differ between steps.
+        name: prefix of the names of new nodes; "": the name of the value that the hop is given.
+    """
+
+    op: str
+    changing: bool = False
+    name: str = ""
+
+    def name_for(self, value: Value) -> str:
+        """Return the prefix of the names of nodes that are made for a value."""
+        return self.name or value.node.name
+
+
+def _by_ops(exchange: Exchange, value: Value, reduction: ReduceSpec) -> Value:
+    role = exchange.edge.role if exchange.edge is not None else ""
+    return local_ops.reduce_local(exchange.context, value, reduction.op, reduction.name_for(value), role)
+
+
+def _by_collective(exchange: Exchange, value: Value, reduction: ReduceSpec) -> Value:
+    """Combine what the members of a collective hold: one per replica, or one per process for a value made once.
+
+    Raises:
+        PassError: no collective can combine values of this type.
+    """
+    context, edge, build = exchange.context, exchange.planned, Builder.of(exchange.context, value, reduction.name)
+    name = value.node.name
+    coded = encode(context, value, reduction.op, name)
+    ready = flat(context, coded) if reduction.changing else coded
+    keys = exchange.keys(context, edge, ready, changing=reduction.changing)
+    attrs = collective_attrs(context, edge) | {"merge_op": MERGES[reduction.op], "final_op": "Id"}
+    total = build.op("CollectiveReduceV2", ready, *keys, what="all_reduce", **attrs)
+    if reduction.changing:
+        total = build.op("Reshape", total, build.op("Shape", coded, what="shape"), what="unflat")
+    return decode(context, total, value.dtype, name)
+
+
+def _by_accumulator(exchange: Exchange, value: Value, reduction: ReduceSpec) -> Value:
+    return accumulate_at_server(exchange.context, value, exchange.planned)
+
+
+def _by_queues(exchange: Exchange, value: Value, reduction: ReduceSpec) -> Value:
+    return reduce_at_server(exchange.context, value, reduction.op, exchange.planned)
+
+
+Reducer = Callable[[Exchange, Value, ReduceSpec], Value]
+REDUCE: dict[tuple[Medium, str], Reducer] = {
+    (Medium.OPS, ""): _by_ops,
+    (Medium.COLLECTIVE, ""): _by_collective,
+    (Medium.ACCUMULATOR, ""): _by_accumulator,
+    (Medium.QUEUE, ""): _by_queues,
+}
+"""By medium and algorithm of a hop, what emits it."""
+
+
+def reduce_hops(exchange: Exchange, hops: tuple[Hop, ...], value: Value, reduction: ReduceSpec) -> Value:
+    """Return what is left of contributions behind some hops, in their type.
+
+    Args:
+        exchange: the edge that is lowered, with its keys.
+        hops: of its lowering, in order.
+        value: what each member of the first hop holds, in the wire type.
+        reduction: the operation, and whether the shape may differ from step to step.
+
+    Raises:
+        PassError: a hop cannot combine values of this type.
+    """
+    for i, hop in enumerate(hops):
+        value = REDUCE[hop.medium, hop.algorithm](exchange, value, reduction._replace(name="") if i else reduction)
+    return value
+
+
+def all_reduce(exchange: Exchange, value: Value, fact: Fact) -> Value:
+    """Return the sum (or maximum, ...) of all replicas' contributions, where the edge's lowering makes it.
+
+    Args:
+        exchange: the edge.
+        value: contributions, each.
+        fact: about them: partial.
+
+    Raises:
+        PassError: a hop cannot combine values of this type.
+    """
+    context, op, name = exchange.context, fact.placement.op, value.node.name
+    hops = exchange.hops(ANY_REDUCTION)
+    wide = cast(context, value, wire_type(fact.dtype, op), f"{name}/widen")
+    first = name if hops[0].medium is Medium.OPS else ""
+    total = reduce_hops(exchange, hops, wide, ReduceSpec(op, may_change(fact), first))
+    return cast(context, total, fact.dtype, f"{name}/narrow")
+
+
+def reduce_between_processes(exchange: Exchange, value: Value, op: str, *, changing: bool) -> Value:
+    """Return what all processes' values come to; each has made one.
+
+    Args:
+        exchange: the edge that is lowered, with its keys.
+        value: of this process, made once, in the wire type.
+        op: sum, max, min, prod, all or any.
+        changing: whether the shape may differ from step to step.
+    """
+    return reduce_hops(exchange, between_processes(exchange.planned.lowered.hops), value, ReduceSpec(op, changing))
+
+
+def contribution(exchange: Exchange, value: Value, fact: Fact) -> Value:
+    """Return what one member of the last hop adds to a sum, in the type of the sum.
+
+    Args:
+        exchange: an edge whose sum is sent in another form than it is made (`passes.compression`).
+        value: contributions, each.
+        fact: about them.
+    """
+    wide = cast(exchange.context, value, wire_type(fact.dtype, "sum"), f"{value.node.name}/widen")
+    return reduce_hops(exchange, exchange.planned.lowered.hops[:-1], wide, ReduceSpec("sum", name=value.node.name))
+
+
+def sum_of_members(exchange: Exchange, value: Value, name: str) -> Value:
+    """Return the sum of what the members of the last hop hold, in its own type.
+
+    Args:
+        exchange: an edge that is lowered as a sum.
+        value: of a fixed shape.
+        name: prefix of the names of new nodes.
+    """
+    return reduce_hops(exchange, exchange.planned.lowered.hops[-1:], value, ReduceSpec("sum", name=name))

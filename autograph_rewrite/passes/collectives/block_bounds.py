@@ -1,0 +1,343 @@
+"""Blocks: where each replica's part of the batch begins and ends, computed once per step.
+
+    B = shape(x)[0]      replica r holds examples  r*(B//N) + min(r, B%N)  ...  the same for r+1
+
+The first B mod N replicas hold one example more. A batch of static size gives constants.
+
+Of several processes each is given its own part, of any size, and divides that among its replicas. Their sizes are
+exchanged once per step:
+
+    parts = all processes' shape(x)[0]      B = sum(parts)      this process's part begins at the sum of those before
+
+With its size each process sends a digest of what all should have been given alike; the runtime feeds it, and compares
+what all have sent (`runtime.consensus.step_digest`).
+
+The micro-batches of a replica divide its examples again; of M that are interleaved, number m has every M-th example,
+the first of which is the m-th of the replica. They are as many as in the m-th of M parts that follow each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from autograph_rewrite.ir.graph import Span, Value
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.passes.base.context import Context, Site
+from autograph_rewrite.passes.collectives.all_reduce import reduce_between_processes
+from autograph_rewrite.passes.collectives.exchange import Exchange
+from autograph_rewrite.passes.collectives.key_operands import Keys
+from autograph_rewrite.plan.parts.batch_split import DIGEST, bounds, limits
+from autograph_rewrite.plan.parts.messages import SIZES, EdgePlan
+
+SCOPE = "autograph_batch"
+
+
+class Blocks:
+    """Scalar int32 values about the batch, for all who need them.
+
+    Args:
+        context: the rewrite.
+        source: the batch input that is measured: whole in one process, else this process's part.
+        axis: its batch dimension.
+        keys: of collectives.
+    """
+
+    def __init__(self, context: Context, source: Value, axis: int, keys: Keys) -> None:
+        self._context = context
+        self.source = source
+        self._axis = axis
+        self._keys = keys
+        self._scaled: dict[tuple[str, int], Value] = {}
+        self._orders: dict[tuple[int, ...], Value] = {}
+        self.interleaved = context.plan.microbatches > 1 and context.plan.interleaved
+
+    @property
+    def static(self) -> int | None:
+        """The size of the whole batch where it is known."""
+        return self._context.state.semantics.batch
+
+    @property
+    def even(self) -> bool:
+        """Whether all blocks certainly are equally long."""
+        return self.static is not None and self.static % self._context.replicas == 0
+
+    @cached_property
+    def _limits(self) -> list[int]:
+        assert self.static is not None
+        return limits(self.static, self._context.processes, self._context.local)
+
+    @cached_property
+    def part(self) -> Value:
+        """The number of examples that this process is given (scalar, runs once)."""
+        context, source = self._context, self.source
+        if self.static is not None:
+            first, last = context.task * context.local, (context.task + 1) * context.local
+            return self._const("size", self._limits[last] - self._limits[first])
+        shape = self._once("Shape", "shape", source)
+        ends = [self._vector(n, [v]) for n, v in (("axis", self._axis), ("next", self._axis + 1), ("one", 1))]
+        return self._once("StridedSlice", "size", shape, *ends, shrink_axis_mask=1)
+
+    @cached_property
+    def parts(self) -> Value:
+        """The number of examples of each process (vector, runs once)."""
+        context = self._context
+        if self.static is not None:
+            sizes = [b - a for a, b in pairwise(bounds(self.static, context.processes))]
+            return self._vector("parts", sizes)
+        return self._once("GatherV2", "parts", self._table, self._const("size_column", 0), self._const("columns", 1))
+
+    @cached_property
+    def digest(self) -> Value:
+        """What is fed the digest of what this process was given (vector, runs once); zeros if nobody feeds it."""
+        zeros = self._vector("no_digest", [0] * DIGEST)
+        return self._once("PlaceholderWithDefault", "digest", zeros, shape=(DIGEST,))
+
+    @cached_property
+    def _table(self) -> Value:
+        """The number of examples, and the digest, of each process (matrix, runs once)."""
+        edge = self._context.edges[self.source.name, SIZES]
+        size = self._once("ExpandDims", "size_row", self.part, self._const("row_axis", 0))
+        row = self._once("ConcatV2", "row", size, self.digest, self._const("row_line", 0), N=2)
+        return self.of_each_process(row, edge, self.source, is_row=True)
+
+    @cached_property
+    def digests(self) -> Value:
+        """What each process has sent, for the runtime to compare (matrix, runs once)."""
+        return self._once("Identity", "digests", self._table)
+
+    def of_each_process(self, number: Value, edge: EdgePlan, near: Value, *, is_row: bool = False) -> Value:
+        """Return the numbers of all processes, given this one's (scalar int32, or a row of them).
+
+        Added up as vectors with one entry each, so that it does not matter how the runtime orders the processes.
+
+        Args:
+            number: scalar int32, or a row of such numbers [1, k].
+            edge: the plan's, of the exchange of sizes.
+            near: the value that it is measured for.
+            is_row: whether `number` is a row.
+        """
+        context = self._context
+        mine = np.zeros((context.processes, 1) if is_row else context.processes, np.int32)
+        mine[context.task] = 1
+        name = f"{near.node.name}/{SIZES}"
+
+        def add(op: str, what: str, *inputs: Value, **attrs: Any) -> Value:
+            return context.add(op, inputs, Site(f"{name}/{what}", Span.ONCE, near.node), attrs=attrs or None).output()
+
+        place = context.const(mine, np.int32, name=f"{name}/own", near=near)
+        placed = add("Mul", "mine", number, place)
+        return reduce_between_processes(Exchange(context, self._keys, edge), placed, "sum", changing=False)
+
+    @cached_property
+    def batch(self) -> Value:
+        """The number of examples of the whole batch (scalar, runs once)."""
+        if self._context.processes == 1:
+            return self.part
+        if self.static is not None:
+            return self._const("whole_size", self.static)
+        return self._once("Sum", "whole_size", self.parts, self._const("first_axis", 0))
+
+    @cached_property
+    def offset(self) -> Value:
+        """The first example of this process's part (scalar, runs once)."""
+        context = self._context
+        if self.static is not None:
+            return self._const("offset", self._limits[context.task * context.local])
+        before = self._vector("before", [int(task < context.task) for task in range(context.processes)])
+        return self._once("Sum", "offset", self._once("Mul", "earlier", self.parts, before), self._const("axis_0", 0))
+
+    @cached_property
+    def lengths(self) -> Value:
+        """The number of examples of each replica of all processes (vector, runs once)."""
+        context = self._context
+        if self.static is not None:
+            return self._vector("lengths", [b - a for a, b in pairwise(self._limits)])
+        each = self._const("each", context.local)
+        sizes = self.part
+        if context.processes > 1:
+            sizes = self._once("ExpandDims", "rows", self.parts, self._const("column", 1))
+        ranks = self._vector("ranks", list(range(context.local)))
+        longer = self._once("Less", "is_longer", ranks, self._once("FloorMod", "left", sizes, each))
+        more = self._once("Cast", "longer", longer, DstT=dtypes.INT32)
+        table = self._once("AddV2", "table", self._once("FloorDiv", "share", sizes, each), more)
+        return self._once("Reshape", "lengths", table, self._vector("line", [-1]))
+
+    @cached_property
+    def longest(self) -> Value:
+        """The number of examples of the longest block, at least 1 (scalar, runs once).
+
+        Blocks are padded to it before they are gathered, and TensorFlow's gather of nothing at all ends the process.
+        """
+        if self.static is not None:
+            return self._const("longest", max(1, *(b - a for a, b in pairwise(self._limits))))
+        longest = self._once("Max", "longest", self.lengths, self._const("axis_of_lengths", 0))
+        return self._once("Maximum", "padded", longest, self._const("least", 1))
+
+    def _vector(self, name: str, entries: Sequence[int]) -> Value:
+        node = self._context.graph.add(
+            "Const",
+            name=f"{SCOPE}/{name}",
+            attrs={"value": np.array(entries, np.int32), "dtype": dtypes.INT32},
+            origin=self.source.node,
+        )
+        return node.output()
+
+    def _const(self, name: str, entry: int) -> Value:
+        return self._context.const(entry, np.int32, name=f"{SCOPE}/{name}", near=self.source)
+
+    def _once(self, op: str, name: str, *inputs: Value, **attrs: Any) -> Value:
+        return self._add(Span.ONCE, op, name, inputs, attrs)
+
+    def _each(self, op: str, name: str, *inputs: Value) -> Value:
+        return self._add(Span.EACH, op, name, inputs, {})
+
+    def _add(self, span: Span, op: str, name: str, inputs: Sequence[Value], attrs: dict[str, Any]) -> Value:
+        return self._context.add(
+            op, inputs, Site(f"{SCOPE}/{name}", span, self.source.node), attrs=attrs or None
+        ).output()
+
+    def _own(self, name: str, entries: Sequence[int]) -> Value:
+        """Return each replica's entry of a list that has one for every replica of all processes."""
+        return self._context.const_each(entries, np.int32, name=f"{SCOPE}/{name}", near=self.source)
+
+    def _limit(self, name: str, offset: int, micro: int = 1) -> Value:
+        """Return r -> start of block r + offset within this process's part; of blocks of `micro` blocks each."""
+        context = self._context
+        places = [r // micro * micro + offset * micro for r in range(context.replicas)]
+        if self.static is not None:
+            starts = [self._limits[r // context.local * context.local] for r in range(context.replicas)]
+            return self._own(name, [self._limits[at] - start for at, start in zip(places, starts, strict=True)])
+        firsts = [r // context.local * context.local for r in range(context.replicas)]
+        index = self._own(f"{name}_index", [at - first for at, first in zip(places, firsts, strict=True)])
+        whole = self._each("Mul", f"{name}_whole", index, self._quotient)
+        extra = self._each("Minimum", f"{name}_extra", index, self._remainder)
+        return self._each("AddV2", f"{name}_limit", whole, extra)
+
+    @cached_property
+    def _quotient(self) -> Value:
+        return self._once("FloorDiv", "quotient", self.part, self._const("quotient_replicas", self._context.local))
+
+    @cached_property
+    def _remainder(self) -> Value:
+        return self._once("FloorMod", "remainder", self.part, self._const("remainder_replicas", self._context.local))
+
+    @cached_property
+    def part_begin(self) -> Value:
+        """The first example of this replica's block within this process's part (scalar, each)."""
+        return self._limit("begin", 0)
+
+    @cached_property
+    def part_end(self) -> Value:
+        """The example after this replica's block within this process's part (scalar, each)."""
+        return self._limit("end", 1)
+
+    @cached_property
+    def part_first(self) -> Value:
+        """The first of the interleaved examples of this micro-batch within this process's part (scalar, each)."""
+        context = self._context
+        own = self._own("micro", [r % context.micro for r in range(context.replicas)])
+        first = self._each("AddV2", "first", self._limit("replica_begin", 0, context.micro), own)
+        return self._each("Minimum", "first_or_none", first, self.part_last)
+
+    @cached_property
+    def part_last(self) -> Value:
+        """The example after all micro-batches of this replica within this process's part (scalar, each)."""
+        return self._limit("replica_end", 1, self._context.micro)
+
+    @cached_property
+    def examples(self) -> Value:
+        """The examples of this micro-batch within this process's part (vector, each)."""
+        return self._each(
+            "Range", "examples", self.part_first, self.part_last, self._const("stride", self._context.micro)
+        )
+
+    @cached_property
+    def whole_examples(self) -> Value:
+        """The examples of this micro-batch within the whole batch (vector, each)."""
+        if self._context.processes == 1:
+            return self.examples
+        return self._each("AddV2", "whole_examples", self.examples, self.offset)
+
+    @cached_property
+    def restored(self) -> Value:
+        """Where each example of this process's part stands once its micro-batches are joined (vector, runs once)."""
+        joined = self._context.add(
+            "ConcatV2",
+            [self.examples, self._const("line_of_examples", 0)],
+            Site(f"{SCOPE}/joined", Span.ONCE, self.source.node),
+            gather=(0,),
+            attrs={"N": self._context.local},
+        )
+        return self._once("InvertPermutation", "restored", joined.output())
+
+    def all_rows(self, what: str, per_example: int) -> Value:
+        """Return one of the vectors above in rows, where one example covers `per_example` of them."""
+        value: Value = getattr(self, what)
+        if per_example == 1:
+            return value
+        key = (f"rows of {what}", per_example)
+        if key not in self._scaled:
+            span = value.node.span
+            column, unit = self._const(f"{what}_axis", 1), self._const(f"{what}_unit", per_example)
+            rows = self._add(span, "ExpandDims", f"{what}_column", [value, column], {})
+            rows = self._add(span, "Mul", f"{what}_begins", [rows, unit], {})
+            offsets, line = self._vector(f"{what}_next", range(per_example)), self._vector(f"{what}_line", [-1])
+            rows = self._add(span, "AddV2", f"{what}_table", [rows, offsets], {})
+            self._scaled[key] = self._add(span, "Reshape", f"{what}_all", [rows, line], {})
+        return self._scaled[key]
+
+    def restored_rows(self, joined: Value, dim: int) -> Value:
+        """Return where each row of joined micro-batches stands, where each example has as many, counted in the run."""
+        extent = self._once("Shape", "restored_extent", joined)
+        ends = [self._vector(f"restored_{what}", [at]) for what, at in (("dim", dim), ("behind", dim + 1), ("by", 1))]
+        rows = self._once("StridedSlice", "restored_count", extent, *ends, shrink_axis_mask=1)
+        some = self._once("Maximum", "restored_examples", self.part, self._const("restored_least", 1))
+        each = self._once("FloorDiv", "restored_each", rows, some)
+        column = self._once("ExpandDims", "restored_places", self.restored, self._const("restored_column", 1))
+        begins = self._once("Mul", "restored_begins", column, each)
+        zero, one = self._const("restored_zero", 0), self._const("restored_one", 1)
+        table = self._once("AddV2", "restored_table", begins, self._once("Range", "restored_next", zero, each, one))
+        return self._once("Reshape", "restored_all", table, self._vector("restored_line", [-1]))
+
+    def ordered(self, key: tuple[int, ...], make: Callable[[], Value]) -> Value:
+        """Return what puts the segments of these blocks in order, made once."""
+        if key not in self._orders:
+            self._orders[key] = make()
+        return self._orders[key]
+
+    @cached_property
+    def begin(self) -> Value:
+        """The first example of this replica's block (scalar, each)."""
+        if self._context.processes == 1:
+            return self.part_begin
+        return self._each("AddV2", "whole_begin", self.part_begin, self.offset)
+
+    @cached_property
+    def end(self) -> Value:
+        """The example after this replica's block (scalar, each)."""
+        if self._context.processes == 1:
+            return self.part_end
+        return self._each("AddV2", "whole_end", self.part_end, self.offset)
+
+    @cached_property
+    def count(self) -> Value:
+        """The number of examples in this replica's block (scalar, each)."""
+        if self.static is not None:
+            return self._own("count", [b - a for a, b in pairwise(self._limits)])
+        return self._each("Sub", "count", self.part_end, self.part_begin)
+
+    def rows(self, what: str, per_example: int) -> Value:
+        """Return one of the numbers above in rows, where one example covers `per_example` of them."""
+        value: Value = getattr(self, what)
+        if per_example == 1:
+            return value
+        key = (what, per_example)
+        if key not in self._scaled:
+            factor = self._const(f"{what}_unit", per_example)
+            self._scaled[key] = self._add(value.node.span, "Mul", f"{what}_rows", [value, factor], {})
+        return self._scaled[key]

@@ -1,0 +1,50 @@
+"""An exchange: what carries out one edge of the plan, hop by hop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autograph_rewrite.passes.base.context import Context
+from autograph_rewrite.passes.collectives.key_operands import Keys
+from autograph_rewrite.plan.parts.lowerings import ACROSS, EVERYWHERE, LOWERINGS, Hop
+from autograph_rewrite.plan.parts.messages import EdgePlan
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What every hop of one edge is given.
+
+    Attributes:
+        context: the rewrite.
+        keys: of collectives.
+        edge: of the plan; None for a value that the plan does not name: then ordinary ops do all of it.
+    """
+
+    context: Context
+    keys: Keys
+    edge: EdgePlan | None
+
+    def hops(self, usual: str) -> tuple[Hop, ...]:
+        """Return the hops of the edge; those of the lowering `usual` where there is no edge."""
+        return self.edge.lowered.hops if self.edge is not None else LOWERINGS[usual].hops
+
+    @property
+    def planned(self) -> EdgePlan:
+        """The edge, which hops that leave the process have."""
+        assert self.edge is not None
+        return self.edge
+
+    @property
+    def members(self) -> int:
+        """How many meet in the last hop: all replicas, or the processes where each has made one value of its own."""
+        return self.context.processes if self.planned.lowered.crosses else self.context.replicas
+
+
+def between_processes(hops: tuple[Hop, ...]) -> tuple[Hop, ...]:
+    """Return the hops for a value that each process has one of already."""
+    return tuple(hop for hop in hops if hop.over == ACROSS)
+
+
+def is_among_all(hop: Hop) -> bool:
+    """Return whether every replica of every process is a member."""
+    return hop.over == EVERYWHERE

@@ -1,0 +1,87 @@
+"""Keys: the operands by which the members of a collective find each other; constants are shared where they can be.
+
+TensorFlow remembers the shape of each instance key, and refuses another one for ever. A collective whose shape may
+change from step to step therefore gets a key of its own per size: the upper half of all keys is divided into `2^bits`
+interleaved rows, one per such collective, so that no two ever meet.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+
+from autograph_rewrite.ir.graph import Value
+from autograph_rewrite.passes.base.context import Context, Site
+from autograph_rewrite.plan.parts.collective_keys import KEYS
+from autograph_rewrite.plan.parts.messages import EdgePlan
+
+
+def collective_attrs(context: Context, edge: EdgePlan) -> dict[str, Any]:
+    """Return the attributes that all collectives share.
+
+    `timeout_seconds` stays 0: TensorFlow starts one sleeping thread per execution for any other value, and thousands
+    of them pile up within seconds. The runtime watches the step instead.
+    """
+    hint = context.plan.options_of(edge.owner).hint
+    return {"communication_hint": hint, "timeout_seconds": 0.0}
+
+
+def salted(group_key: int, salt: str) -> int:
+    """Return a group key of one plan only.
+
+    All graphs that a server runs share one table of collectives, in which TensorFlow remembers type and shape of each
+    instance of a group. What follows from the plan is equal in all processes.
+    """
+    if not salt:
+        return group_key
+    digest = hashlib.sha256(f"{salt}\n{group_key}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") % KEYS or 1
+
+
+class Keys:
+    """Makes the key operands of the collectives of one rewrite."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._salt = context.plan.digest() if context.processes > 1 else ""
+        edges = [edge for edge in context.plan.edges if edge.is_collective]
+        ordered = sorted({edge.instance_key for edge in edges})
+        self._row = {key: row for row, key in enumerate(ordered)}
+        self._bits = max(1, (len(ordered) - 1).bit_length())
+        self._cache: dict[tuple[str, int, Value | None], Value] = {}
+
+    def __call__(self, context: Context, edge: EdgePlan, near: Value, *, changing: bool) -> list[Value]:
+        """Return group size, group key and instance key for a collective of `near`.
+
+        Args:
+            context: the rewrite.
+            edge: the plan's edge.
+            near: the tensor that is sent.
+            changing: whether its shape may differ between steps.
+        """
+        members = context.processes if edge.lowered.crosses else context.replicas
+        size = self._number("size", members, near)
+        group = self._number("group", salted(edge.group_key, self._salt), near)
+        if not changing:
+            return [size, group, self._number("instance", edge.instance_key, near)]
+        return [size, group, self._key_of_size(self._row[edge.instance_key], near)]
+
+    def _number(self, what: str, number: int, near: Value) -> Value:
+        # In a loop a constant waits for what it is near: another branch, which that is not in, has one of its own.
+        key = (what, number, near if self._context.frames.get(near.node) else None)
+        if key not in self._cache:
+            name = f"autograph_keys/{what}_{number}"
+            self._cache[key] = self._context.const(number, np.int32, name=name, near=near)
+        return self._cache[key]
+
+    def _key_of_size(self, row: int, near: Value) -> Value:
+        def add(op: str, inputs: list[Value], what: str) -> Value:
+            name = f"{near.node.name}/key/{what}"
+            return self._context.add(op, inputs, Site(name, near.node.span, near.node)).output()
+
+        size = add("Size", [near], "size")
+        bounded = add("BitwiseAnd", [size, self._number("mask", 2 ** (30 - self._bits) - 1, near)], "bounded")
+        spread = add("Mul", [bounded, self._number("rows", 2**self._bits, near)], "spread")
+        return add("AddV2", [spread, self._number("row", 2**30 + row, near)], "instance")

@@ -1,0 +1,81 @@
+"""Exchanges by ordinary ops: what the replicas of one process hold becomes one value on its first device.
+
+reduce   AddN(all(%dw))          Max(Pack(all(%x)), 0)
+gather   ConcatV2(all(%x), dim)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from autograph_rewrite.analysis.facts.placement import Fact
+from autograph_rewrite.ir.graph import Node, Span, Value
+from autograph_rewrite.passes.base.builder import Builder
+from autograph_rewrite.passes.base.context import Context, Site
+from autograph_rewrite.plan.parts.names import ROLE_ATTR
+
+FOLDS = {"max": "Max", "min": "Min", "prod": "Prod", "all": "Min", "any": "Max"}
+"""By reduction, the op that does it along an axis."""
+
+
+def reduce_local(context: Context, value: Value, op: str, name: str, role: str = "") -> Value:
+    """Combine the values of this process's replicas on its first device.
+
+    Args:
+        context: the rewrite.
+        value: contributions, each.
+        op: the reduction.
+        name: prefix of the names of new nodes.
+        role: of the edge, where a value has several.
+    """
+    if context.local == 1:
+        return context.once(value)
+
+    build = Builder.of(context, value, name, span=Span.ONCE)
+    if op == "sum":
+        tag: dict[str, Any] = {ROLE_ATTR: role} if role else {}
+        return build.op("AddN", value, what="add_n", gather=(0,), N=context.local, **tag)
+    stack = build.op("Pack", value, what="pack", gather=(0,), N=context.local, axis=0)
+    axis = context.const(0, np.int32, name=f"{name}/axis", near=stack)
+    return build.op(FOLDS[op], stack, axis, what="fold")
+
+
+def gather_local(context: Context, value: Value, fact: Fact) -> Value:
+    """Join the blocks of this process's replicas on its first device.
+
+    Args:
+        context: the rewrite.
+        value: the block of each replica.
+        fact: of the block.
+    """
+    if context.local == 1:
+        return context.once(value)
+    dim, rank, name = fact.placement.dim, fact.rank, value.node.name
+    if not dim or rank is None or not context.plan.looped:
+        return joined(context, value, dim, name)
+    others = [axis for axis in range(rank) if axis != dim]  # a loop joins what it makes along the first dimension only
+    ahead = _transposed(context, value, [dim, *others], f"{name}/ahead", value.node)
+    whole, back = joined(context, ahead, 0, name), np.argsort([dim, *others]).tolist()
+    return _transposed(context, whole, back, f"{name}/back", value.node)
+
+
+def joined(context: Context, value: Value, dim: int, name: str) -> Value:
+    """Return the instances of a value one behind the other.
+
+    Args:
+        context: the rewrite.
+        value: of each instance.
+        dim: along which they are joined.
+        name: prefix of the nodes' names.
+    """
+    build = Builder.of(context, value, name)
+    return build.gather("ConcatV2", value, build.numbers(dim, "axis"), what="concat")
+
+
+def _transposed(context: Context, value: Value, order: Sequence[int], name: str, origin: Node) -> Value:
+    """Return a value, made for an original node, with its dimensions in another order."""
+    dims = context.const(list(order), np.int32, name=f"{name}_order", near=value)
+    return context.add("Transpose", [value, dims], Site(name, value.node.span, origin)).output()

@@ -1,0 +1,79 @@
+"""Gathers by a collective of members whose rows differ in number: padded to the longest, and cut again.
+
+[a a]  [b]   ──►  [a a | b .]  ──►  [a a b]
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from autograph_rewrite.ir.graph import Value
+from autograph_rewrite.passes.base.builder import Builder
+from autograph_rewrite.passes.collectives.exchange import Exchange
+from autograph_rewrite.passes.collectives.key_operands import collective_attrs
+from autograph_rewrite.passes.collectives.wire_values import flat
+
+
+class Rows(NamedTuple):
+    """How many rows the members of a gather hold: this one, each, and the longest (int32)."""
+
+    mine: Value
+    lengths: Value
+    longest: Value
+
+
+def gather_equal(exchange: Exchange, sent: Value, near: Value, *, changing: bool, name: str) -> Value:
+    """Return what all members send, equally large, one behind the other.
+
+    Args:
+        exchange: the edge.
+        sent: by each member.
+        near: the value that it stands for.
+        changing: its shape may differ between steps.
+        name: prefix of the names of new nodes.
+    """
+    context, edge = exchange.context, exchange.planned
+    keys = exchange.keys(context, edge, sent, changing=changing)
+    build = Builder.of(context, near, name)
+    return build.op("CollectiveGatherV2", sent, *keys, what="all_gather", **collective_attrs(context, edge))
+
+
+def gather_padded(exchange: Exchange, value: Value, rank: int, rows: Rows | None, *, changing: bool) -> Value:
+    """Gather along dimension 0, one member per instance of `value`.
+
+    Args:
+        exchange: the edge.
+        value: of each member, rows first.
+        rank: of the value.
+        rows: how many each has; None where all are equally long.
+        changing: the shape of a member's value may differ between steps.
+    """
+    build = Builder.of(exchange.context, value, f"{value.node.name}/gather")
+    ready = value
+    if rows is not None:
+        corner = np.zeros((rank, 2), np.int32)
+        corner[0, 1] = 1
+        missing = build.op("Sub", rows.longest, rows.mine, what="missing")
+        padding = build.op("Mul", missing, build.numbers(corner, "after"), what="padding")
+        ready = build.op("Pad", value, padding, what="pad")
+    sent = flat(exchange.context, ready) if changing and rank > 1 else ready
+    gathered = gather_equal(exchange, sent, value, changing=changing, name=build.name)
+    if sent is not ready:
+        times = build.numbers([exchange.members] + [1] * (rank - 1), "times")
+        whole = build.op("Mul", build.op("Shape", ready, what="shape"), times, what="whole_shape")
+        gathered = build.op("Reshape", gathered, whole, what="unflat")
+    return gathered if rows is None else _without_padding(build, gathered, rows)
+
+
+def _without_padding(build: Builder, gathered: Value, rows: Rows) -> Value:
+    """Keep, of row i of member r at r * longest + i, those with i < length of r."""
+    one, zero = build.numbers(1, "one"), build.numbers(0, "zero")
+    places = build.op("Range", zero, rows.longest, one, what="places")
+    limits = build.op("ExpandDims", rows.lengths, one, what="limits")
+    mask = build.op("Less", places, limits, what="mask")
+    line = build.numbers([-1], "line")
+    where = build.op("Where", build.op("Reshape", mask, line, what="flat_mask"), what="where")
+    kept = build.op("Reshape", where, line, what="kept")
+    return build.op("GatherV2", gathered, kept, zero, what="rows", batch_dims=0)

@@ -1,0 +1,90 @@
+"""Values in the type and shape in which they travel, and back."""
+
+from __future__ import annotations
+
+from autograph_rewrite.analysis.facts.placement import Fact
+from autograph_rewrite.errors import PassError
+from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.passes.base.builder import Builder
+from autograph_rewrite.passes.base.context import Context, Site
+from autograph_rewrite.resolve.wire_types import COLLECTIVE_TYPES, REAL_PARTS, WIDER
+
+
+def cast(context: Context, value: Value, dtype: int, name: str) -> Value:
+    """Return the value in another element type.
+
+    Args:
+        context: the rewrite.
+        value: of any type.
+        dtype: number of TensorFlow's type.
+        name: of the node, where one is needed.
+    """
+    if value.dtype == dtype:
+        return value
+    node = context.add("Cast", [value], Site(name, value.node.span, value.node), attrs={"DstT": dtype})
+    return node.output()
+
+
+def encode(context: Context, value: Value, op: str, name: str) -> Value:
+    """Return a value in a type that collectives know: it can be gathered, and combined by `op`, as what it is.
+
+    Args:
+        context: the rewrite.
+        value: of any type.
+        op: how it will be combined, or "gather".
+        name: prefix of the node's name.
+
+    Raises:
+        PassError: there is no such type.
+    """
+    if value.dtype in COLLECTIVE_TYPES:
+        return value
+    if value.dtype in REAL_PARTS and op in ("sum", "gather"):
+        return Builder.of(context, value, name).op("Bitcast", value, what="real_parts", type=REAL_PARTS[value.dtype])
+    if value.dtype not in WIDER:
+        raise PassError(
+            f"'{value.name}' is {dtypes.dtype_name(value.dtype)}, which cannot travel between processes ({op})",
+            node=value.node,
+            hint="convert it to numbers before it has to be whole, or leave it to each process: batch_inputs",
+        )
+    return cast(context, value, WIDER[value.dtype], f"{name}/wide")
+
+
+def decode(context: Context, value: Value, dtype: int, name: str) -> Value:
+    """Undo `encode`.
+
+    Args:
+        context: the rewrite.
+        value: what `encode` made, combined.
+        dtype: the type before `encode`.
+        name: prefix of the node's name.
+    """
+    if dtype in REAL_PARTS:
+        return Builder.of(context, value, name).op("Bitcast", value, what="whole", type=dtype)
+    return cast(context, value, dtype, f"{name}/code")
+
+
+def flat(context: Context, value: Value) -> Value:
+    """Return a vector: its length then says everything about its shape (see `Keys`)."""
+    build = Builder.of(context, value)
+    return build.op("Reshape", value, build.numbers([-1], "line"), what="flat")
+
+
+def refuse_container(value: Value, fact: Fact, node: Node) -> None:
+    """Refuse to combine what has no elements of its own.
+
+    Args:
+        value: what is to be combined.
+        fact: of it.
+        node: the reader.
+
+    Raises:
+        PassError: the value is a list, a handle or another container.
+    """
+    if fact.dtype in (dtypes.VARIANT, dtypes.RESOURCE):
+        raise PassError(
+            f"'{node.name}' needs the whole of '{value.name}', a container whose elements live on different replicas",
+            node=node,
+            hint="stack the list into a tensor before this op, or name the input that feeds it in batch_inputs as None",
+        )

@@ -1,0 +1,162 @@
+"""Variables that a rewrite adds: one per member of an exchange, zero at the start, written by the step that reads them.
+
+    residual = VarHandleOp (a placeholder in a function)  each      initial: residual := 0      in the init op
+    before = ReadVariableOp(residual)                     each
+    update: residual := after                             each      runs with the targets that use the compressed value
+
+They are no part of the original, so a rewritten item lists them apart from its variables, in `state`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from autograph_rewrite.analysis.facts.placement import Fact
+from autograph_rewrite.ir.graph import Node, Span, Value
+from autograph_rewrite.ir.traversal import marks_before, topological_order
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.item import GraphItem, Variable
+from autograph_rewrite.passes.base.context import Context, Site
+from autograph_rewrite.plan.parts.messages import EdgePlan
+from autograph_rewrite.resolve import wire_types
+from autograph_rewrite.resolve.compression import shape_of, static_shape
+
+SCOPE = "autograph_state"
+
+
+def auxiliary_name(owner: str, what: str) -> str:
+    """Return the name of what is kept for the gradient of a variable."""
+    return re.sub(r"[^\w./>-]", "_", f"{owner}/autograph_{what}", flags=re.ASCII)
+
+
+class AuxiliaryVariable:
+    """One such variable.
+
+    Args:
+        context: the rewrite, which learns of it.
+        name: its wanted name (`auxiliary_name`).
+        shape: of one member's value as it is kept.
+        used: its shape in the step.
+        dtype: of its elements.
+        near: the value that it is for; it runs as often.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        name: str,
+        shape: Sequence[int],
+        dtype: int,
+        *,
+        near: Value,
+        used: Sequence[int] | None = None,
+    ) -> None:
+        self._context, self._near, self._dtype = context, near, dtype
+        self.shape = tuple(shape)
+        self.name = context.graph.unique_name(name)
+        if context.captures:
+            attrs: dict[str, object] = {"dtype": dtypes.RESOURCE, "shape": ()}
+            self.handle = self._add("Placeholder", (), self.name, attrs)
+        else:
+            attrs = {"dtype": dtype, "shape": self.shape, "shared_name": self.name}
+            self.handle = self._add("VarHandleOp", (), self.name, attrs)
+        read = self._add("ReadVariableOp", (self.handle,), f"{self.name}/read", {"dtype": dtype})
+        self._used = tuple(used if used is not None else shape)
+        self.before = self._reshaped(read, self._used)
+        self.update: Node | None = None
+        self.result: Value | None = None
+        context.added.append(self)
+
+    def _add(self, op: str, inputs: Sequence[Value], name: str, attrs: dict[str, object] | None = None) -> Value:
+        near = self._near.node
+        return self._context.add(op, inputs, Site(name, near.span, near), attrs=attrs).output()
+
+    def _reshaped(self, value: Value, shape: tuple[int, ...]) -> Value:
+        if self._used == self.shape:
+            return value
+        dims = self._context.const(shape, np.int32, name=f"{self.name}/shape", near=self._near)
+        return self._add("Reshape", (value, dims), f"{self.name}/reshaped")
+
+    def becomes(self, after: Value, result: Value) -> None:
+        """Let the step that uses `result` write `after`."""
+        self.update = self._assign(self._reshaped(after, self.shape), f"{self.name}/update")
+        self.result = result
+
+    def _assign(self, value: Value, name: str) -> Node:
+        near, inputs = self._near.node, [self.handle, value]
+        attrs = {"dtype": self._dtype}
+        return self._context.add("AssignVariableOp", inputs, Site(name, near.span, near), attrs=attrs)
+
+    def initialiser(self) -> Node:
+        """Return a node that sets it to zero on all replicas."""
+        context, name = self._context, f"{self.name}/initial"
+        dims = context.const(self.shape, np.int32, name=f"{name}/shape", near=self._near)
+        zero = context.const(0, dtypes.numpy_dtype(self._dtype), name=f"{name}/zero", near=self._near)
+        zeros = self._add("Fill", (dims, zero), f"{name}/zeros")
+        write = self._assign(zeros, f"{name}/assign")
+        return context.graph.add("NoOp", name=name, span=Span.ONCE, origin=self._near.node, controls=[write])
+
+    def described(self, initializer: str | None) -> Variable:
+        """Return it as a variable of the item."""
+        return Variable(
+            self.name,
+            self.handle.node.name,
+            dtypes.dtype_name(self._dtype),
+            self.shape,
+            trainable=False,
+            initializer=initializer,
+            captured=self._context.captures,
+        )
+
+
+def residual_of(context: Context, value: Value, fact: Fact, edge: EdgePlan) -> AuxiliaryVariable:
+    """Add what error feedback keeps back of a gradient, in the shape of the variable.
+
+    Args:
+        context: the rewrite, which learns of it.
+        value: the gradient of each replica.
+        fact: of it.
+        edge: the plan's; its owner gives shape and name.
+    """
+    kept, used = shape_of(fact, context.owners.get(edge.owner)), static_shape(fact)
+    wide = wire_types.wire_type(fact.dtype, "sum")
+    return AuxiliaryVariable(context, auxiliary_name(edge.owner, "residual"), kept, wide, near=value, used=used)
+
+
+def attach(context: Context, item: GraphItem) -> GraphItem:
+    """Let the item's targets update what was added, and its init op reset it; return the item with that state."""
+    if not context.added:
+        return item
+    graph = context.graph
+    _update_with_targets(context, [graph.nodes[name] for name in item.targets if name in graph.nodes])
+    state: dict[str, Variable] = {}
+    keep = list(item.keep)
+    for added in context.added:
+        initialiser = None if context.captures else added.initialiser()
+        if initialiser is not None:
+            keep.append(initialiser.name)
+            if item.init_op is not None:
+                graph.nodes[item.init_op].add_control(initialiser)
+        state[added.name] = added.described(initialiser.name if initialiser is not None else None)
+    return item.with_(state=state, keep=keep)
+
+
+def _update_with_targets(context: Context, targets: Sequence[Node]) -> None:
+    """Make each target wait for the updates that go with what it uses."""
+    marks: dict[Node, int] = {}
+    for i, added in enumerate(context.added):
+        if added.result is not None:
+            marks[added.result.node] = marks.get(added.result.node, 0) | 1 << i
+    before = marks_before(topological_order(context.graph), marks)
+    together: dict[int, Node] = {}
+    for target in targets:
+        mask = before[target] | marks.get(target, 0)
+        if mask and mask not in together:
+            used = [added.update for i, added in enumerate(context.added) if mask >> i & 1]
+            updates = [node for node in used if node is not None]
+            together[mask] = context.graph.add("NoOp", name=f"{SCOPE}/update", span=updates[0].span, controls=updates)
+        if mask:
+            target.add_control(together[mask])

@@ -1,0 +1,85 @@
+"""One configured setting: which variables, edges and nodes of the resolved plan it applies to."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from autograph_rewrite.config.config import Config
+from autograph_rewrite.diagnostics.located_yaml import KeyPath
+from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.ir.traversal import ancestors
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.passes.base.report import Report
+from autograph_rewrite.plan.parts.messages import STEP, EdgePlan, VariableRequest
+from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.plan.request import override_of
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A key that the configuration sets to something else than its default.
+
+    Attributes:
+        config: the configuration.
+        plan: what was resolved from it.
+        item: what is rewritten, normalised; only its ops are looked at.
+        path: of the key.
+        value: of the key.
+        report: of the rewrite; None where there is only a plan.
+    """
+
+    config: Config
+    plan: Plan
+    item: GraphItem
+    path: KeyPath
+    value: Any
+    report: Report | None = None
+
+    @property
+    def key(self) -> str:
+        """The path without the places in lists: `variables.hint`."""
+        return ".".join(part for part in self.path if isinstance(part, str))
+
+    @cached_property
+    def owners(self) -> frozenset[str]:
+        """The owners of edges for which the setting counts: variables, for the strategy's also the step."""
+        section = self.path[0]
+        if section != "variables":
+            overrides = {name: override_of(name, self.config) for name in self._names}
+            own = {name for name, one in overrides.items() if one is None or getattr(one, str(self.path[-1])) is None}
+            return frozenset({*own, STEP})
+        override = self.config.variables[int(self.path[1])]
+        return frozenset(name for name in self._names if override_of(name, self.config) is override)
+
+    @cached_property
+    def step(self) -> Collection[Node]:
+        """The nodes that a training step runs."""
+        nodes = self.item.graph.nodes
+        return ancestors(nodes[name] for name in self.item.targets if name in nodes)
+
+    @cached_property
+    def requests(self) -> tuple[VariableRequest, ...]:
+        """The requests of the variables for which an override counts."""
+        return tuple(request for request in self.plan.variables if request.name in self.owners)
+
+    @cached_property
+    def edges(self) -> tuple[EdgePlan, ...]:
+        """The edges for which the setting counts."""
+        return tuple(edge for edge in self.plan.edges if edge.owner in self.owners or _whole(edge.owner) in self.owners)
+
+    @property
+    def is_shadowed(self) -> bool:
+        """Whether it belongs to an override that counts for no variable."""
+        return self.path[0] == "variables" and len(self.path) > 2 and not self.owners
+
+    @property
+    def _names(self) -> list[str]:
+        return [request.name for request in self.plan.variables]
+
+
+def _whole(owner: str) -> str:
+    """The variable that a shard is of."""
+    return owner.rpartition("/part_")[0] or owner

@@ -1,0 +1,56 @@
+"""The instances of a node at expansion: their devices, and the order between them."""
+
+from __future__ import annotations
+
+from autograph_rewrite.ir.types.device_names import parse, process_of
+from autograph_rewrite.passes.base.context import Context
+from autograph_rewrite.passes.base.instance_order import NO_ORDER
+from autograph_rewrite.passes.emit.assign_devices import assign_devices
+from autograph_rewrite.passes.emit.expand import ReplicaLayout
+from autograph_rewrite.passes.micro_batches.sequencing import sequence_micro_batches
+from autograph_rewrite.passes.pipeline_parallel.early_sends import tell_ready
+from autograph_rewrite.passes.pipeline_parallel.placement import complete_stages, place_stages
+from autograph_rewrite.passes.pipeline_parallel.schedule import schedule_stages
+from autograph_rewrite.plan.replica_devices import HOST, run_devices
+from autograph_rewrite.resolve.stages.assignment import Stages
+from autograph_rewrite.resolve.stages.colocation import follow, require_beside, stay_at_tables
+
+
+def place_instances(context: Context, stages: Stages | None) -> ReplicaLayout:
+    """Place what runs once, and return how the rest is run.
+
+    Args:
+        context: the rewrite; its graph is complete.
+        stages: of the original nodes, None where the plan has no stages.
+
+    Raises:
+        VerifyError: a variable would be on another device than what reads or writes it.
+    """
+    graph, plan, pinned_devices = context.graph, context.plan, context.server_region.devices
+    micro = 1 if plan.looped else plan.microbatches
+    devices = run_devices(plan, context.task)
+    stay_at_tables(graph, pinned_devices, _host(devices[0]))
+    if stages is None or plan.pipeline is None:
+        order = sequence_micro_batches(graph, micro)
+        if plan.looped:
+            follow(graph, pinned_devices)
+        assign_devices(graph, devices, pinned_devices)
+        instances = tuple(device for device in devices for _ in range(micro))
+        require_beside(graph, context.variables, instances, pinned_devices)
+        return ReplicaLayout((instances,), micro, order, pinned_devices=pinned_devices)
+    each = len(devices) // plan.replicas
+    replicas = [devices[first : first + each] for first in range(0, len(devices), each)]
+    order = NO_ORDER
+    if not plan.looped:
+        complete_stages(graph, stages)
+        order = schedule_stages(graph, stages, plan.pipeline.schedule, replicas, micro)
+    driver = plan.stage_hosts[0] + HOST if plan.stage_hosts else ""
+    place_stages(graph, stages, devices[:each], captured=context.captures, driver=driver)
+    tell_ready(graph, stages, order.roots, replicas)
+    by_stage = (tuple(own[s % each] for own in replicas for _ in range(micro)) for s in range(stages.count))
+    return ReplicaLayout(tuple(by_stage), micro, order, stages.of, pinned_devices)
+
+
+def _host(device: str) -> str:
+    """Return where a process keeps what runs once, if that cannot run on an accelerator."""
+    return device if parse(device).kind == "CPU" else process_of(device) + HOST

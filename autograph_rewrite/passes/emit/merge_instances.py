@@ -1,0 +1,98 @@
+"""Give every declared output and target one node under its original name.
+
+    before   %loss: partial on each replica          train: NoOp on each replica
+    after    loss = Identity(AddN(all(%loss)))       train = NoOp waiting for all instances
+
+Fetching one replica's value of a mirrored graph would leave the other members of its collectives waiting, so a merged
+node waits for all instances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from autograph_rewrite.ir.graph import Node, Select, Span, Value
+from autograph_rewrite.ir.replace_op import take_name
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.passes.base.context import Context
+from autograph_rewrite.passes.reshard.insert_reshards import ReshardInserter
+
+INSTANCE_SUFFIX = "/instance"
+
+
+def merge_instances(context: Context, reshard: ReshardInserter, outputs: Iterable[Value]) -> None:
+    """Merge the nodes of declared outputs; all outputs of a node that is read from outside are merged together.
+
+    Args:
+        context: the rewrite.
+        reshard: makes conversions.
+        outputs: declared values, read from outside.
+    """
+    nodes: dict[Node, None] = {}
+    for value in outputs:
+        nodes[value.node] = None
+    for node in nodes:
+        if node.span is Span.EACH or any(value.node is node and _is_converted(context, value) for value in outputs):
+            _merge(context, reshard, node, [value for value in outputs if value.node is node])
+
+
+def _is_converted(context: Context, value: Value) -> bool:
+    return value in context.state.reduced or context.fact(value).placement.differs
+
+
+def _merge(context: Context, reshard: ReshardInserter, node: Node, declared: list[Value]) -> None:
+    name = node.name
+    # Every output keeps its position, also those that nobody declared: they can be fetched, too.
+    values = [_readable(context, reshard, node.output(i)) for i in range(max(v.index for v in declared) + 1)]
+    moved = {context.current(value): value.index for value in declared}
+    take_name(context.graph, node, context.graph.unique_name(name + INSTANCE_SUFFIX))
+    selects = {i: Select.FIRST for i, value in enumerate(values) if value.node.span is Span.EACH}
+    op = "Identity" if len(values) == 1 else "IdentityN"
+    merged = context.graph.add(
+        op, values, name=name, span=Span.ONCE, selects=selects, origin=name, controls=_members(values)
+    )
+    for anchor, value in context.graph.anchors.items():
+        if value in moved:
+            context.graph.set_anchor(anchor, merged.output(moved[value]))
+
+
+def _readable(context: Context, reshard: ReshardInserter, value: Value) -> Value:
+    """Return the whole of a value; of a container, which has none, replica 0's."""
+    is_container = value.dtype in (dtypes.VARIANT, dtypes.RESOURCE)
+    return value if is_container else reshard.whole(value, value.node)
+
+
+def _members(values: Iterable[Value]) -> list[Node]:
+    """Return the nodes of which every instance has to run."""
+    return list(dict.fromkeys(value.node for value in values if value.node.span is Span.EACH))
+
+
+def merge_kept(context: Context, reshard: ReshardInserter, names: Iterable[str]) -> list[str]:
+    """Merge what the program fetches of all that is kept for it; return the names of what it only runs.
+
+    Args:
+        context: the rewrite.
+        reshard: makes conversions.
+        names: nodes that are kept for the program.
+    """
+    found = [(name, context.state.transfers.get(node)) for name in names if (node := context.graph.nodes.get(name))]
+    fetched = [name for name, transferred in found if transferred is not None and transferred.outputs]
+    merge_instances(context, reshard, [context.graph.nodes[name].output() for name in fetched])
+    return [name for name, _ in found if name not in fetched]
+
+
+def merge_targets(context: Context, targets: Iterable[str]) -> dict[str, str]:
+    """Give every target that runs on each replica one NoOp that waits for all of its instances.
+
+    Returns:
+        The new names of the nodes whose names NoOps have taken: their values may still be fetched.
+    """
+    moved = {}
+    for name in targets:
+        node = context.graph.nodes.get(name)
+        if node is None or node.span is not Span.EACH:
+            continue
+        take_name(context.graph, node, context.graph.unique_name(name + INSTANCE_SUFFIX))
+        context.graph.add("NoOp", name=name, span=Span.ONCE, origin=name, controls=[node])
+        moved[name] = node.name
+    return moved

@@ -1,0 +1,94 @@
+"""The tensor map: where each value of the original graph is in the rewritten one, for fetches by original name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+from autograph_rewrite.analysis.facts.placement import REPLICATED, Fact, Placement
+from autograph_rewrite.analysis.facts.symbolic_dims import segments
+from autograph_rewrite.ir.graph import Graph, Node, Span, Value
+from autograph_rewrite.passes.emit.expand import instance_name
+
+
+class View(NamedTuple):
+    """How to put an original tensor together.
+
+    Attributes:
+        tensors: its instances in the rewritten graph, one per replica, or a single one.
+        placement: how they combine; replicated ones are all the same.
+        segments: rows of each example in each segment of a block, where it has more than one.
+    """
+
+    tensors: tuple[str, ...]
+    placement: Placement
+    segments: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Maps tensors of the original graph to their instances.
+
+    Attributes:
+        graph: the folded graph as it was expanded.
+        common: nodes whose instances hold the same value.
+        facts: of the original values, where instances differ.
+        aliases: what took the place of original values.
+        replicas: how many instances there are.
+        feeds: placeholders of the original graph, also those that no step needs.
+        moved: new names of nodes whose own name only waits for them now.
+        partial: whether there are replicas in other processes, so that values that differ are not all here.
+        micro: how many of them belong to one replica.
+        interleaved: whether blocks hold examples that do not follow each other.
+        hidden: whether instances are iterations of a loop, out of which nothing can be fetched.
+    """
+
+    graph: Graph
+    common: set[Node]
+    facts: Mapping[Value, Fact]
+    aliases: Mapping[Value, Value]
+    replicas: int
+    feeds: frozenset[str] = frozenset()
+    moved: Mapping[str, str] = field(default_factory=dict)
+    partial: bool = False
+    micro: int = 1
+    interleaved: bool = False
+    hidden: bool = False
+
+    @cached_property
+    def _held(self) -> Mapping[str, tuple[Placement, tuple[int, ...]]]:
+        return {value.name: (fact.placement, segments(fact.split_size)) for value, fact in self.facts.items()}
+
+    @cached_property
+    def _aliases(self) -> Mapping[str, str]:
+        return {value.name: new.name for value, new in self.aliases.items()}
+
+    def find(self, tensor: str) -> View | None:
+        """Return how to get a tensor (`x` or `x:0`), None if it is not in the graph any more, or not all of it."""
+        original = tensor.removesuffix(":0")
+        node_name, colon, output = original.partition(":")
+        original = self.moved.get(node_name, node_name) + colon + output
+        name, _, index = self._aliases.get(original, original).partition(":")
+        node = self.graph.nodes.get(name)
+        if node is None:
+            return None
+        suffix = f":{index or 0}"
+        if node.span is Span.ONCE:
+            return View((name + suffix,), REPLICATED)
+        if self.hidden:
+            return None
+        names = tuple(instance_name(node, r, self.common, self.micro) + suffix for r in range(self.replicas))
+        placement, parts = self._held.get(original, (REPLICATED, ()))
+        scattered = (self.partial and placement.differs) or (self.interleaved and placement.is_split)
+        return None if scattered else View(names, placement, parts)
+
+    def instances(self, node_name: str) -> tuple[str, ...]:
+        """Return the instances of a node."""
+        node = self.graph.nodes.get(node_name)
+        if node is None:
+            return ()
+        if node.span is Span.ONCE:
+            return (node_name,)
+        return tuple(instance_name(node, r, self.common, self.micro) for r in range(self.replicas))

@@ -1,0 +1,52 @@
+"""Compute on the gathered batch what only outputs need, instead of at a barrier between micro-batches.
+
+    before   h each ──► mean of all ──► h - mean each ──► sum of all ──► output        nothing may wait in the middle
+    after    h each ──► all of h ──► mean, h - mean, sum ──► output                    once, behind all micro-batches
+
+Stages and loops of micro-batches have no place in between, and a standard deviation that is only looked at has no need
+of one: no update waits for it. It costs keeping `h` of all micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from autograph_rewrite.analysis.barriers import late_nodes
+from autograph_rewrite.analysis.facts.placement import REPLICATED
+from autograph_rewrite.analysis.propagate import Propagation
+from autograph_rewrite.analysis.rules.base import WHOLE
+from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.ir.traversal import ancestors
+from autograph_rewrite.ir.types.attrs import encode
+
+
+def gather_for_outputs(state: Propagation, targets: Iterable[Node]) -> int:
+    """Mark what is behind a meeting and leads to outputs only; return how many. The caller propagates again.
+
+    Args:
+        state: placements, with the values that are reduced.
+        targets: what a step runs besides outputs.
+    """
+    needed, late = ancestors(targets), late_nodes(state.order)
+    behind: set[Node] = set()
+    marked = 0
+    for node in state.order:
+        if node not in late or node in needed or node in state.looped:
+            continue
+        if not any(value.node in behind for value in node.inputs):
+            if any(_meets(state, node, index) for index in range(len(node.inputs))):
+                behind.add(node)
+            continue
+        behind.add(node)
+        if any(fact.placement.differs for fact in state.transfers[node].outputs):
+            node.set_raw_attr(WHOLE, encode("bool", True))
+            marked += 1
+    return marked
+
+
+def _meets(state: Propagation, node: Node, index: int) -> bool:
+    """Return whether a node reads all that micro-batches have made of a value."""
+    value = node.inputs[index]
+    if state.transfers[node].operand_reshards.get(index) == REPLICATED and state.facts[value].placement.differs:
+        return True
+    return value in state.reduced

@@ -1,0 +1,234 @@
+"""Make row indices relative to the local block, where each example indexes rows of itself only.
+
+    before   rows [B*T, d];  GatherV2(rows, positions + [0, T, 2 T, ...])     numbers of rows of the whole batch
+    after    rows [b*T, d];  GatherV2(rows, positions + [0, T, ... of b])     numbers of rows of the block
+
+    before   UnsortedSegmentSum(slopes, positions + [0, T, ...], B*T)         the gradient of the same
+    after    the same, of the block; so with ScatterNd, as in the gradient of the largest of each example
+
+It holds where each position lies within its example. Only the run can tell: `CheckNumerics` fails where one does not,
+on every kind of device. So this is done where the other way is that all micro-batches meet.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from autograph_rewrite.analysis.facts.placement import split
+from autograph_rewrite.analysis.facts.symbolic_dims import BLOCK, Dim, Sym, divide, times, to_global
+from autograph_rewrite.analysis.propagate import Propagation, revise
+from autograph_rewrite.analysis.rules.marked.local_indices import ADDS_UP, COPIES, INDEXED_BY, LOCAL_INDICES
+from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.attrs import encode
+
+SUMS = frozenset(("Add", "AddV2"))
+EXAMPLES = Sym(1, (BLOCK,))
+OUTSIDE = (
+    "a position lies outside of its own example, so it names a row of another one, perhaps in another micro-batch: "
+    "leave microbatches and pipeline out where that is meant"
+)
+
+
+class Numbers(NamedTuple):
+    """Numbers of rows: a position in each example, and where the example begins.
+
+    Attributes:
+        sum: the node that adds both.
+        positions: of which input 0 of `sum` or 1 is this.
+        stride: rows of an example, as a value; None where it is stated.
+        rows: the same as a size.
+    """
+
+    sum: Node
+    positions: Value
+    stride: Value | None
+    rows: Dim
+
+
+def localize_indices(graph: Graph, state: Propagation) -> Propagation:
+    """Rewrite the look-ups that stay within an example; return placements as they are then.
+
+    Args:
+        graph: the graph of `state`, to be edited.
+        state: placements.
+    """
+    made: dict[Value, Value] = {}
+    found = 0
+    for node in state.order:
+        if node in state.looped or not _may_stay(state, node):
+            continue
+        at = INDEXED_BY[node.op]
+        numbers = _numbers(state, node.inputs[at])
+        if numbers is None or not _fits(state, node, numbers):
+            continue
+        node.set_input(at, _of_block(graph, state, node.inputs[at], numbers, made))
+        if node.op in ADDS_UP:
+            node.set_input(2, _rows_of_block(graph, node, made[numbers.sum.output()]))
+        _mark(node)
+        found += 1
+    return revise(state) if found else state
+
+
+def _mark(node: Node) -> None:
+    node.set_raw_attr(LOCAL_INDICES, encode("bool", True))
+
+
+def _may_stay(state: Propagation, node: Node) -> bool:
+    """Return whether a node looks up, or adds up, rows by their numbers in the first dimension."""
+    if node.op in ("GatherV2", "Gather"):
+        axis = state.facts[node.inputs[2]].value if node.op == "GatherV2" else (0,)
+        return axis == (0,) and not node.attr("batch_dims", 0)
+    if node.op == "ScatterNd":
+        indices, shape = state.facts[node.inputs[0]].shape, state.facts[node.inputs[2]].value
+        return indices is not None and indices[-1:] == (1,) and shape is not None and len(shape) == 1
+    return node.op == "UnsortedSegmentSum"
+
+
+def _fits(state: Propagation, node: Node, numbers: Numbers) -> bool:
+    """Return whether the rows that are numbered are those of the examples."""
+    rows = times(numbers.rows, EXAMPLES)
+    at = INDEXED_BY[node.op]
+    first = state.facts[node.inputs[1 - at]]
+    if rows is None or first.placement != split(0):
+        return False
+    if node.op in ADDS_UP:
+        ids, count = state.facts[node.inputs[at]], state.facts[node.inputs[2]].value
+        fits = count in ((rows,), (to_global(rows, state.semantics.batch),))
+        return fits and ids.placement == split(0) and ids.split_size == first.split_size
+    return first.split_size == rows
+
+
+def _numbers(state: Propagation, value: Value) -> Numbers | None:
+    """Return what numbers of rows are made of; None where they are not understood."""
+    node = value.node
+    while node.op in COPIES and state.facts[node.inputs[0]].placement == split(0):
+        node = node.inputs[0].node
+    if node.op not in SUMS or state.facts[node.output()].placement != split(0):
+        return None
+    for positions, begins in (tuple(node.inputs), tuple(reversed(node.inputs))):
+        fact, other = state.facts[positions], state.facts[begins]
+        if fact.placement != split(0) or fact.split_size != EXAMPLES or not fact.rank:
+            continue
+        everything = to_global(EXAMPLES, state.semantics.batch)
+        if other.shape is None or other.shape != (everything, *[1] * (fact.rank - 1)):
+            continue
+        stride = _stride(state, begins)
+        if stride is not None:
+            return Numbers(node, positions, *stride)
+    return None
+
+
+def _stride(state: Propagation, begins: Value) -> tuple[Value | None, Dim] | None:
+    """Return what `[0, T, 2 T, ...]` of the whole batch counts by."""
+    node = begins.node
+    while node.op in COPIES:
+        node = node.inputs[0].node
+    if node.op == "Const":
+        return _stride_of_constant(node, state.semantics.batch)
+    if node.op == "Range":
+        return _stride_of_range(state, node)
+    if node.op != "Mul":
+        return None
+    for counted, stride in (tuple(node.inputs), tuple(reversed(node.inputs))):
+        while counted.node.op in COPIES:
+            counted = counted.node.inputs[0]
+        known = state.facts[stride]
+        if counted.node.op == "Range" and _counts_examples(state, counted.node) and known.value and known.rank == 0:
+            return (stride, known.value[0]) if known.value[0] is not None else None
+    return None
+
+
+def _stride_of_range(state: Propagation, node: Node) -> tuple[None, int] | None:
+    """Return by what `Range(0, B*T, T)` counts, where T is stated."""
+    start, limit, step = (state.facts[value].value for value in node.inputs)
+    if start != (0,) or limit is None or step is None or not isinstance(step[0], int) or step[0] < 1:
+        return None
+    examples = divide(limit[0], step[0])
+    return (None, step[0]) if examples in (EXAMPLES, to_global(EXAMPLES, state.semantics.batch)) else None
+
+
+def _stride_of_constant(node: Node, batch: int | None) -> tuple[None, int] | None:
+    content = np.ravel(node.attr("value"))
+    if batch is None or batch < 2 or content.size != batch or content.dtype.kind not in "iu":
+        return None
+    stride = int(content[1])
+    return (None, stride) if stride > 0 and np.array_equal(content, np.arange(batch) * stride) else None
+
+
+def _counts_examples(state: Propagation, node: Node) -> bool:
+    """Return whether a Range counts the examples of the batch."""
+    start, limit, step = (state.facts[value].value for value in node.inputs)
+    everything = to_global(EXAMPLES, state.semantics.batch)
+    return start == (0,) and step == (1,) and limit in ((EXAMPLES,), (everything,))
+
+
+def _of_block(graph: Graph, state: Propagation, value: Value, numbers: Numbers, made: dict[Value, Value]) -> Value:
+    """Return numbers of rows as they are in the block."""
+    if value in made:
+        return made[value]
+    if value.node is numbers.sum:
+        made[value] = _counted(graph, state, numbers)
+        return made[value]
+    node = value.node
+    inner = _of_block(graph, state, node.inputs[0], numbers, made)
+    attrs = {
+        key: node.attr(key) for key in ("T", "Tshape", "Tdim", "DstT", "SrcT", "squeeze_dims") if key in node.attrs
+    }
+    copy = graph.add(node.op, [inner, *node.inputs[1:]], name=f"{node.name}/own", attrs=attrs, origin=node)
+    made[value] = copy.output()
+    return made[value]
+
+
+def _rows_of_block(graph: Graph, node: Node, own: Value) -> Value:
+    """Return how many rows a block has: of each example of its numbers; as a vector where that is a shape."""
+    begins = own.node.inputs[1].node.inputs[0].node  # of each example: the number times the rows of one
+    numbered, rows = begins.inputs
+    name = f"{node.name}/rows_of_block"
+    count = graph.add("Mul", [numbered.node.inputs[1], rows], name=name, origin=node).output()
+    if count.dtype != node.inputs[2].dtype:
+        attrs = {"DstT": node.inputs[2].dtype}
+        count = graph.add("Cast", [count], name=f"{name}_as_size", attrs=attrs, origin=node).output()
+    if node.op != "ScatterNd":
+        return count
+    return graph.add("Pack", [count], name=f"{name}_as_shape", attrs={"N": 1, "axis": 0}, origin=node).output()
+
+
+def _counted(graph: Graph, state: Propagation, numbers: Numbers) -> Value:
+    """Return positions, checked, and the rows before their example in the block, added up."""
+    positions, origin, dtype = numbers.positions, numbers.sum, numbers.positions.dtype
+    kind = dtypes.numpy_dtype(dtype)
+
+    def add(op: str, what: str, *inputs: Value, **attrs: Any) -> Value:
+        return graph.add(op, inputs, name=f"{origin.name}/{what}", attrs=attrs or None, origin=origin).output()
+
+    def const(content: Any, what: str, of: Any = kind) -> Value:
+        array = np.asarray(content, of)
+        return add("Const", what, value=array, dtype=dtypes.from_numpy(array.dtype))
+
+    stride = numbers.stride
+    rows = const(numbers.rows, "rows") if stride is None else stride
+    if rows.dtype != dtype:
+        rows = add("Cast", "rows_as_numbers", rows, DstT=dtype)
+    inside = add(
+        "LogicalAnd",
+        "inside",
+        add("GreaterEqual", "not_before", positions, const(0, "first")),
+        add("Less", "not_behind", positions, rows),
+    )
+    fault = add("SelectV2", "fault", inside, const(0, "fine", np.float32), const(np.nan, "outside", np.float32))
+    checked = add("CheckNumerics", "checked", fault, message=OUTSIDE.encode())
+    nothing = add("Cast", "nothing", checked, DstT=dtype)
+    shape = add("Shape", "shape", positions, out_type=dtype)
+    ends = [const([at], what, np.int32) for at, what in ((0, "at"), (1, "behind"), (1, "step"))]
+    count = add("StridedSlice", "examples", shape, *ends, shrink_axis_mask=1)
+    numbered = graph.add(
+        "Range", [const(0, "start"), count, const(1, "delta")], name=f"{origin.name}/numbered", origin=origin
+    )
+    _mark(numbered)
+    begins = add("Mul", "begins", numbered.output(), rows)
+    rank = state.facts[positions].rank or 1
+    column = add("Reshape", "column", begins, const([-1] + [1] * (rank - 1), "as_column", np.int32))
+    return add("AddV2", "own", add("AddV2", "own_positions", positions, nothing), column)

@@ -1,0 +1,168 @@
+"""Number the rows that a mask keeps within the local block, where they index blocks of the same rows only.
+
+    before   Where(mask) ──► Gather(rows)           numbers of rows of the whole batch, so that all of it is read
+    after    Where(block) ──► Gather(block)         numbers of rows of the block, which keeps its own
+
+So does the gradient, which puts rows back where they were. A mask tells of each row by itself whether it is kept, so
+nothing has to be checked in the run. Interleaved micro-batches cannot put kept rows in the order of the batch again:
+where somebody reads all of them there, numbers stay those of the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from autograph_rewrite.analysis.facts.placement import Fact, split
+from autograph_rewrite.analysis.facts.symbolic_dims import Dim, Sym, is_segmented, to_global
+from autograph_rewrite.analysis.propagate import Propagation, revise
+from autograph_rewrite.analysis.rules.marked.local_indices import ADDS_UP, COPIES, INDEXED_BY, LOCAL_INDICES
+from autograph_rewrite.ir.graph import Graph, Node, Use, Value
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.attrs import encode
+
+MEASURES = frozenset(("Shape", "Size", "ShapeN"))
+SAME = frozenset(("Identity", "Reshape", "StopGradient"))
+"""What hands a mask on as it is."""
+
+
+def localize_kept_rows(graph: Graph, state: Propagation, *, ordered: bool) -> Propagation:
+    """Mark the masks whose rows stay in their block, and who looks up by them; return placements as they are then.
+
+    Args:
+        graph: the graph of `state`, to be edited.
+        state: placements.
+        ordered: whether rows of blocks, one behind the other, are in the order of the batch.
+    """
+    found = {node: ends for node in state.order if (ends := _ends(graph, state, node))}
+    found = _without_repeats(graph, found)
+    for mask, ends in found.items():
+        for end in ends:
+            _count_rows_of_block(graph, mask, end)
+        _mark((mask, *ends), is_marked=True)
+    if found:
+        state = revise(state)
+    while lost := [mask for mask, ends in found.items() if not _is_local(state, mask, ends, ordered=ordered)]:
+        for mask in lost:
+            _mark((mask, *found.pop(mask)), is_marked=False)
+        state = revise(state)
+    return state
+
+
+def _without_repeats(graph: Graph, found: dict[Node, tuple[Node, ...]]) -> dict[Node, tuple[Node, ...]]:
+    """Let one mask that is applied several times be numbered once: then its rows are seen to be the same."""
+    kept: dict[Value, Node] = {}
+    merged: dict[Node, tuple[Node, ...]] = {}
+    for node, ends in found.items():
+        mask = node.inputs[0]
+        while mask.node.op in SAME:
+            mask = mask.node.inputs[0]
+        first = kept.setdefault(mask, node)
+        merged[first] = tuple(dict.fromkeys((*merged.get(first, ()), *ends)))
+        if first is not node:
+            node.output().replace_all_uses_with(first.output())
+            if not node.control_users:
+                graph.erase(node)
+    return merged
+
+
+def _is_local(state: Propagation, mask: Node, ends: Iterable[Node], *, ordered: bool) -> bool:
+    """Return whether all that look up by a mask do so in blocks, and nobody needs an order that is lost."""
+    if any(state.transfers[node].decompose for node in (mask, *ends)):
+        return False
+    size = state.facts[mask.output()].split_size
+    if ordered or not isinstance(size, Sym):
+        return True
+    kept = {value for value, fact in state.facts.items() if _is_of(fact, size)}
+    if any(value in kept for value in mask.graph.anchors.values()):
+        return False
+    return not any(
+        _is_of(transferred.inputs[i], size) and reshard != transferred.inputs[i].placement
+        for transferred in state.transfers.values()
+        for i, reshard in transferred.operand_reshards.items()
+    )
+
+
+def _is_of(fact: Fact, size: Sym) -> bool:
+    """Return whether a value is cut along the rows that a mask keeps."""
+    mine = fact.split_size if fact.placement.is_split else None
+    return isinstance(mine, Sym) and not set(size.factors).isdisjoint(mine.factors)
+
+
+def _mark(nodes: Iterable[Node], *, is_marked: bool) -> None:
+    for node in nodes:
+        node.set_raw_attr(LOCAL_INDICES, encode("bool", is_marked))
+
+
+def _ends(graph: Graph, state: Propagation, node: Node) -> tuple[Node, ...]:
+    """Return who looks up by the numbers of a mask, and nothing where one of them may look into another block."""
+    if node.op != "Where" or node in state.looped:
+        return ()
+    mask = state.facts[node.inputs[0]]
+    rows = mask.split_size
+    if mask.placement != split(0) or mask.rank != 1 or rows is None or is_segmented(rows):
+        return ()
+    anchored = set(graph.anchors.values())
+    ends: dict[Node, None] = {}
+    for use in _readers(node, anchored):
+        if use is None or not _stays(state, use, rows):
+            return ()
+        ends[use.node] = None
+    return tuple(ends)
+
+
+def _readers(node: Node, anchored: set[Value]) -> Iterator[Use | None]:
+    """Yield what reads numbers, or copies of them; None where the outside does."""
+    pending = [node.output()]
+    while pending:
+        value = pending.pop()
+        if value in anchored:
+            yield None
+        for use in value.uses:
+            if use.node.op in COPIES and use.index == 0:
+                pending.append(use.node.output())
+            elif use.node.op not in MEASURES:
+                yield use
+
+
+def _stays(state: Propagation, use: Use, rows: Dim) -> bool:
+    """Return whether a node looks up, or adds up, as many rows as the mask has.
+
+    What is looked up need not be in blocks yet: a gradient of what was put together whole is not.
+    """
+    node = use.node
+    if node in state.looped or use.index != INDEXED_BY.get(node.op) or LOCAL_INDICES in node.attrs:
+        return False
+    everything = to_global(rows, state.semantics.batch)
+    depth = (state.facts[node.inputs[use.index]].shape or (None,))[-1]
+    if node.op in ("GatherNd", "ScatterNd") and depth != 1:  # a number of a row, and nothing else
+        return False
+    if node.op in ADDS_UP:
+        count = state.facts[node.inputs[2]].value
+        return count is not None and count[:1] in ((rows,), (everything,))
+    if node.op == "GatherV2" and (state.facts[node.inputs[2]].value != (0,) or node.attr("batch_dims", 0)):
+        return False
+    table = state.facts[node.inputs[0]].shape
+    return table is not None and table[:1] in ((rows,), (everything,))
+
+
+def _count_rows_of_block(graph: Graph, mask: Node, node: Node) -> None:
+    """Let a node that puts rows back make as many as the block of the mask has."""
+    if node.op not in ADDS_UP:
+        return
+    given, name = node.inputs[2], f"{node.name}/rows_of_block"
+
+    def add(op: str, what: str, *inputs: Value, **attrs: object) -> Value:
+        return graph.add(op, inputs, name=f"{name}{what}", attrs=attrs or None, origin=node).output()
+
+    def const(content: object, what: str) -> Value:
+        return add("Const", what, value=np.asarray(content, np.int32), dtype=dtypes.INT32)
+
+    rows = add("Shape", "", mask.inputs[0], out_type=given.dtype)
+    ends = [const([at], what) for at, what in ((0, "/at"), (1, "/behind"), (1, "/step"))]
+    if node.op == "UnsortedSegmentSum":
+        node.set_input(2, add("StridedSlice", "/first", rows, *ends, shrink_axis_mask=1))
+        return
+    rest = add("StridedSlice", "/rest", given, ends[1], ends[0], ends[2], end_mask=1)
+    node.set_input(2, add("ConcatV2", "/shape", rows, rest, const(0, "/axis"), N=2))

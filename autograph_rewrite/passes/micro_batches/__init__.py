@@ -1,0 +1,1 @@
+"""Micro-batches: their order in time, unrolled or as a loop."""

@@ -1,0 +1,55 @@
+"""Preserve the order of variable accesses while `relax_waits` removes control edges that only keep values together.
+
+before   read(w) ─► %y ─► %dy ─^─► 0.9 ─► w -= 0.9 w      the constant waits for a gradient, which needs the read
+after    read(w) ─^─► w -= 0.9 w                          nothing waits for %dy, and the update is behind as before
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+
+from autograph_rewrite.ir.graph import Graph, Node
+from autograph_rewrite.ir.op_traits import READS
+from autograph_rewrite.ir.traversal import marks_before, topological_order
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.variable_ops import handle_node, is_update
+
+Pair = tuple[Node, Node]
+"""An access, and a later one of the same variable; one of them updates it."""
+
+
+def accesses_in_order(order: Sequence[Node], unconditional: Container[Node]) -> list[Pair]:
+    """Return the accesses of one variable of which the graph says which comes first.
+
+    Args:
+        order: the nodes, producers first.
+        unconditional: those that run in any case.
+    """
+    of: dict[Node, list[Node]] = {}
+    for node in order:
+        if node in unconditional and (node.op in READS or is_update(node)):
+            for handle in dict.fromkeys(handle_node(v) for v in node.inputs if v.dtype == dtypes.RESOURCE):
+                of.setdefault(handle, []).append(node)
+    groups = [nodes for nodes in of.values() if any(map(is_update, nodes))]
+    pairs = [(a, b) for nodes in groups for a in nodes for b in nodes if a is not b and (is_update(a) or is_update(b))]
+    return _in_order(order, pairs)
+
+
+def keep_order(graph: Graph, pairs: Iterable[Pair]) -> None:
+    """Let the later access wait for the earlier one where it no longer does.
+
+    Args:
+        graph: the folded graph.
+        pairs: what `accesses_in_order` has found in it.
+    """
+    known = list(pairs)
+    kept = set(_in_order(topological_order(graph), known))
+    for pair in known:
+        if pair not in kept:
+            pair[1].add_control(pair[0])
+
+
+def _in_order(order: Sequence[Node], pairs: Sequence[Pair]) -> list[Pair]:
+    marks = {node: 1 << i for i, node in enumerate(dict.fromkeys(one for one, _ in pairs))}
+    before = marks_before(order, marks)
+    return [(one, other) for one, other in pairs if before[other] & marks[one]]

@@ -1,0 +1,144 @@
+"""Remove waits for all micro-batches that nothing needs: pure ops may run before what their control edges name.
+
+before   count += n  ─^─► %dloss ─► %dw ─► AddN(all) ─► w -= dw       %dloss waits for all losses
+after    %dloss ─► %dw ─► AddN(all) ─► w -= dw  ◄─^─ count += n       what acts waits instead
+
+before   AddN(all(%loss)) ◄─^─ w -= dw                                its running sum waits, and what waits for that
+after    AddN(all(%loss)) ─► Identity ◄─^─ w -= dw
+
+before   2 once ◄─^─ %dy,  %dx = 2 %y %dy                             the 2 waits for all of %dy, behind an assertion
+after    2 once,  %dx = 2 %y %dy ◄─^─ %dy                             who reads it waits for its own
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from autograph_rewrite.analysis.barriers import barrier_depths, parameter_free_nodes, successors
+from autograph_rewrite.ir.control_flow import frames_of, unconditional_nodes
+from autograph_rewrite.ir.graph import Graph, Node, Span
+from autograph_rewrite.ir.op_traits import is_pure
+from autograph_rewrite.ir.traversal import descendants, topological_order
+from autograph_rewrite.ir.variable_ops import is_update
+from autograph_rewrite.passes.base.instance_order import is_running_sum
+from autograph_rewrite.passes.micro_batches.keep_access_order import accesses_in_order, keep_order
+
+
+def relax_waits(graph: Graph) -> None:
+    """Take away the waits that only keep values together.
+
+    TensorFlow's gradients let some values wait for others that they do not read. What a function returns waits for its
+    updates: then let whoever joins the micro-batches' parts of it wait instead. What follows from an effect, as the end
+    of a branch from the updates in it, is waited for as before; and what is read before an update is read before it.
+
+    Args:
+        graph: the folded graph, complete.
+    """
+    nodes = topological_order(graph)
+    unconditional = unconditional_nodes(nodes)
+    acted = descendants(node for node in nodes if _acts(node))
+    pairs = accesses_in_order(nodes, unconditional)
+    for node in nodes:
+        if node not in unconditional:
+            continue
+        if node.span is Span.ONCE and is_pure(node.op) and (node.op != "NoOp" or node.control_users):
+            for control in [one for one in node.controls if one in unconditional]:
+                if is_pure(control.op) and control.op != "NoOp" and control not in acted:
+                    node.remove_control(control)
+            _let_instances_wait(node, unconditional)
+        elif node.op == "Identity" and node.span is Span.EACH:
+            _wait_later(node)
+    keep_order(graph, pairs)
+
+
+def _acts(node: Node) -> bool:
+    """Return whether a node writes a variable, or runs for its effect alone."""
+    return is_update(node) or not (is_pure(node.op) or node.read_outputs)
+
+
+def _wait_later(node: Node) -> None:
+    """Let those that read a value wait for what it waits for itself, if all of them run once."""
+    readers = [use.node for use in node.output().uses]
+    if readers and all(reader.span is Span.ONCE for reader in (*readers, *node.control_users)):
+        for control in [control for control in node.controls if control.span is Span.ONCE]:
+            node.remove_control(control)
+            for reader in readers:
+                reader.add_control(control)
+
+
+def _let_instances_wait(node: Node, unconditional: Collection[Node]) -> None:
+    """Let those that read what runs once wait, each for its own instance of what that waits for."""
+    users = successors(node)
+    if not users or any(user.span is not Span.EACH or user not in unconditional for user in users):
+        return
+    for control in [one for one in node.controls if one.span is Span.EACH and one in unconditional]:
+        node.remove_control(control)
+        for user in dict.fromkeys(users):
+            user.add_control(control)
+
+
+def let_actors_wait(graph: Graph, *, count_first: bool) -> list[Node]:
+    """Where a micro-batch's value waits for what follows from all of them, let what acts on it wait instead.
+
+    Args:
+        graph: the folded graph, complete.
+        count_first: what needs no variable is computed of all micro-batches before the first begins.
+
+    Returns:
+        The nodes, producers first, as they are then.
+    """
+    order = topological_order(graph)
+    unconditional = unconditional_nodes(order)
+    levels = barrier_depths(order, frames_of(order), parameter_free_nodes(order) if count_first else ())
+    held = {value.node for value in graph.anchors.values()}
+    for node in order:
+        if node not in unconditional or node in held or not _only_passes_on(node):
+            continue
+        late = [one for one in node.controls if one.span is Span.ONCE and one in unconditional and levels[one]]
+        for actor in _actors(node, unconditional, held) if late else ():
+            for control in late:
+                actor.add_control(control)
+                node.remove_control(control)
+    relax_waits(graph)  # what waited for an effect through those values no longer does
+    for node in order:
+        if is_running_sum(node) and node.controls:
+            _wait_behind(graph, node)
+    return topological_order(graph)
+
+
+def _only_passes_on(node: Node) -> bool:
+    return is_pure(node.op) and (bool(node.read_outputs) or node.op == "NoOp")
+
+
+def _actors(start: Node, unconditional: Collection[Node], held: Collection[Node]) -> list[Node]:
+    """Return what acts behind a node, once for all micro-batches; none where one of them acts, or has no part in it."""
+    found: dict[Node, None] = {}
+    seen, pending, each = {start}, [start], start.span is Span.EACH
+    while pending:
+        node = pending.pop()
+        for user in successors(node):
+            if user in seen:
+                continue
+            seen.add(user)
+            passes_on = user in unconditional and _only_passes_on(user)
+            if user.span is Span.EACH:
+                if not passes_on:
+                    return []
+                each = True
+                pending.append(user)
+            elif node.span is Span.ONCE and passes_on and user not in held and successors(user):
+                pending.append(user)  # on its way to the micro-batches, or to what acts
+            else:
+                found[user] = None
+    return list(found) if each else []
+
+
+def _wait_behind(graph: Graph, total: Node) -> None:
+    """Let what reads a running sum wait for what the sum waits for: a micro-batch that follows waits for the sum."""
+    controls = list(total.controls)
+    behind = graph.add("Identity", [total.output()], name=f"{total.name}/behind", origin=total, controls=controls)
+    total.output().replace_all_uses_with(behind.output(), keep={behind})
+    for user in total.control_users:
+        user.add_control(behind)
+    for control in controls:
+        total.remove_control(control)

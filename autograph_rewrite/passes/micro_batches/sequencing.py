@@ -1,0 +1,86 @@
+"""Order micro-batches in time: one begins when the one before it on the same device has been accumulated.
+
+    before   micro_0/x ──► ... ──► micro_0/dw ──┐          micro_1/x ──► ... ──► micro_1/dw     both at once
+    after    micro_0/x ──► ... ──► micro_0/dw ──┴─► gate ─^─► micro_1/x ──► ...                 one after the other
+
+Where all micro-batches meet in the middle of a step (statistics of the whole batch, a loop that they share), those
+after it cannot begin before: there is one order on each side. The edges are found once, on the folded graph. A gate is
+a placeholder with a default: whoever fetches a prediction alone feeds it, and is spared the gradients before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+import numpy as np
+
+from autograph_rewrite.analysis.barriers import barrier_depths, parameter_free_nodes, predecessors, successors
+from autograph_rewrite.ir.control_flow import frames_of, unconditional_nodes
+from autograph_rewrite.ir.graph import Graph, Node, Span
+from autograph_rewrite.ir.op_traits import EXITS
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.passes.base.instance_order import (
+    GATE,
+    NO_ORDER,
+    Gate,
+    HappensAfter,
+    InstanceOrder,
+    is_running_sum,
+)
+from autograph_rewrite.passes.micro_batches.relax_waits import let_actors_wait, relax_waits
+
+FREE = frozenset(("Const", *EXITS))
+"""What costs nothing, or belongs to a loop as far as waiting goes."""
+
+
+def sequence_micro_batches(graph: Graph, micro: int) -> InstanceOrder:
+    """Add the gates to a complete folded graph; return what waits for them.
+
+    Args:
+        graph: the folded graph.
+        micro: how many micro-batches each replica has.
+    """
+    if micro == 1:
+        return NO_ORDER
+    relax_waits(graph)
+    order = let_actors_wait(graph, count_first=True)
+    frames, unconditional, early = frames_of(order), unconditional_nodes(order), parameter_free_nodes(order)
+    levels = barrier_depths(order, frames, early)
+    members: dict[int, list[Node]] = {}
+    for node in order:
+        if node.span is Span.EACH and node.op not in FREE and node not in frames and node not in early:
+            members.setdefault(levels[node], []).append(node)
+    roots: dict[Node, tuple[HappensAfter | None, ...]] = {}
+    sums: dict[Node, tuple[Node, ...]] = {}
+    for nodes in members.values():
+        inside = set(nodes)
+        made = gate(graph, nodes, unconditional)
+        sums[made.gate] = made.sums
+        waits = (None, *(HappensAfter(made.passed, m) for m in range(micro - 1)))
+        roots |= {node: waits for node in nodes if not any(producer in inside for producer in predecessors(node))}
+    meetings = tuple(nodes[0] for level, nodes in sorted(members.items()) if level)
+    return InstanceOrder(roots, sums, meetings)
+
+
+def gate(graph: Graph, nodes: Iterable[Node], unconditional: Collection[Node]) -> Gate:
+    """Add the gate behind some nodes, and what passes it on.
+
+    Args:
+        graph: the folded graph.
+        nodes: those that run for one micro-batch.
+        unconditional: the nodes that run in any case: what is in a branch not taken would never open the gate.
+    """
+    inside = set(nodes)
+    last = [node for node in inside if node in unconditional and not any(user in inside for user in successors(node))]
+    last.sort(key=lambda node: node.name)
+    running = {node: [user for user in successors(node) if is_running_sum(user)] for node in last}
+    attrs = {"value": np.float32(0), "dtype": dtypes.FLOAT}
+    default = graph.add("Const", name=f"{GATE}/default", attrs=attrs).output()
+    attrs = {"dtype": dtypes.FLOAT, "shape": ()}
+    controls = [node for node in last if not running[node]]
+    made = graph.add("PlaceholderWithDefault", [default], name=GATE, attrs=attrs, span=Span.EACH, controls=controls)
+    # Feeding cuts off what a value depends on, but not those that wait for the node: they wait for a reader.
+    # TensorFlow makes a NoOp of most readers without readers of their own, and then lets all wait for the node.
+    attrs = {"message": "gate"}
+    passed = graph.add("CheckNumerics", [made.output()], name=f"{GATE}/passed", attrs=attrs, span=Span.EACH)
+    return Gate(made, passed, tuple(dict.fromkeys(total for totals in running.values() for total in totals)))

@@ -1,0 +1,209 @@
+"""Apply moving-average updates sequentially, one per micro-batch, with the statistics of its examples.
+
+    before   average = mean of all micro-batches' statistics        v += rate * (average - v)       once
+    after    v += rate * (statistic_0 - v);  v += rate * (statistic_1 - v);  ...                    in their order
+
+That is what training on small batches one after another does. Statistics of several replicas are averaged first. Where
+a statistic serves something else than an update, all read the one average.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autograph_rewrite.analysis.rules.base import AVERAGE, OF_BLOCK
+from autograph_rewrite.analysis.rules.nn.normalization import BLOCK_STATISTICS
+from autograph_rewrite.ir.control_flow import unconditional_nodes
+from autograph_rewrite.ir.copying import copy_node
+from autograph_rewrite.ir.graph import Node, Span, Value
+from autograph_rewrite.ir.traversal import ancestors, descendants, topological_order
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.variable_ops import handle_node, is_update
+from autograph_rewrite.passes.base.builder import Builder
+from autograph_rewrite.passes.base.context import Context, Site
+from autograph_rewrite.passes.collectives.block_bounds import Blocks
+from autograph_rewrite.passes.micro_batches.sequential_averages_loop import update_averages_in_loop
+from autograph_rewrite.passes.reshard.insert_reshards import ReshardInserter
+
+
+@dataclass(frozen=True)
+class Update:
+    """How one statistic gets into a variable.
+
+    Attributes:
+        total: what is read for the average statistic.
+        writes: the nodes that write variables.
+        chain: the nodes between the variables' values, the statistic and the writes; in order.
+        reads: those that read the written variables for them.
+    """
+
+    total: Value
+    writes: tuple[Node, ...]
+    chain: tuple[Node, ...]
+    reads: tuple[Node, ...]
+
+
+def batch_statistic_averages(context: Context) -> dict[Node, Value]:
+    """Return the averages of the blocks' own statistics, each with the statistic."""
+    found: dict[Node, Value] = {}
+    for node in context.state.order:
+        if node.attr(OF_BLOCK, b"") == AVERAGE.encode():
+            found[node] = node.inputs[0]
+        elif node.op.startswith("FusedBatchNorm") and node.attr(BLOCK_STATISTICS, False) and "Grad" not in node.op:
+            names = [(index, f"{node.name}/average_{index}") for index in (1, 2)]
+            found |= {context.graph.nodes[name]: node.output(i) for i, name in names if name in context.graph.nodes}
+    return found
+
+
+def update_averages(
+    context: Context,
+    reshard: ReshardInserter,
+    averages: Mapping[Node, Value],
+    outputs: Iterable[Value],
+    named: Collection[str],
+) -> set[Node]:
+    """Rewrite the updates of moving averages; return the reads and updates that micro-batches now do by themselves.
+
+    Args:
+        context: the rewrite.
+        reshard: what has made averages of the statistics.
+        averages: from `batch_statistic_averages`.
+        outputs: values that the outside reads.
+        named: names of nodes that the outside runs.
+    """
+    if context.micro == 1 or context.processes > 1:
+        return set()
+    kept, repeated = {value.node for value in outputs}, set[Node]()
+    unconditional = unconditional_nodes(topological_order(context.graph)) if context.plan.looped else set()
+    for average, statistic in averages.items():
+        made = average.output()
+        update = _update_by(made if average.span is Span.ONCE else reshard.whole(made, average), kept)
+        if update is None:
+            continue
+        repeated.update(update.reads, update.writes)
+        means, filled = _statistics(context, reshard.blocks_at(statistic.node), statistic)
+        if context.plan.looped and _is_certain(update, unconditional):
+            update_averages_in_loop(context.graph, update, context.micro, means, filled, named)
+        else:
+            _unroll(context, update, _unpacked(context, means, filled))
+    return repeated
+
+
+def _update_by(total: Value, kept: set[Node]) -> Update | None:
+    """Return what a statistic updates; None where it serves anything else."""
+    after = descendants([use.node for use in total.uses], controls=False)
+    writes = [node for node in after if is_update(node)]
+    if not writes or any(node.span is Span.EACH or node in kept for node in after):
+        return None
+    before = ancestors(writes, controls=False)
+    if any(node not in before for node in after):
+        return None
+    handles = {handle_node(value) for node in writes for value in node.inputs if value.dtype == dtypes.RESOURCE}
+    reads = [n for n in before if n.op == "ReadVariableOp" and handle_node(n.inputs[0]) in handles]
+    reads.sort(key=lambda node: node.name)  # the same in every process
+    chain = (after | descendants(reads, controls=False)) & before - set(reads)
+    order = _in_order(chain)
+    if any(node.span is Span.EACH for node in order) or len(handles) != len(writes):
+        return None
+    return Update(
+        total, tuple(n for n in order if is_update(n)), tuple(n for n in order if not is_update(n)), tuple(reads)
+    )
+
+
+def _is_certain(update: Update, unconditional: set[Node]) -> bool:
+    """Return whether an update runs in any case: a loop cannot wait for what is in a branch."""
+    own = (*update.reads, *update.chain, *update.writes)
+    needed = [producer for node in own for producer in (*[value.node for value in node.inputs], *node.controls)]
+    return all(node in unconditional or node is update.total.node for node in (*own, *needed))
+
+
+def _in_order(nodes: set[Node]) -> list[Node]:
+    """Return the nodes, producers first, by name where nothing decides."""
+    order: dict[Node, None] = {}
+    stack = sorted(nodes, key=lambda node: node.name, reverse=True)
+    while stack:
+        waiting = [v.node for v in stack[-1].inputs if v.node in nodes and v.node not in order]
+        stack.extend(waiting)
+        if not waiting:
+            order.setdefault(stack.pop())
+    return list(order)
+
+
+def _statistics(context: Context, blocks: Blocks, value: Value) -> tuple[Value, Value | None]:
+    """Return the statistic of each micro-batch, with whether it has examples; None where all certainly have."""
+    build = Builder.of(context, value, f"{value.node.name}/in_turn_{value.index}")
+    replicas, micro = context.local // context.micro, context.micro
+    axis = build.const(0, dtypes.INT32, "axis")
+    is_static = blocks.static is not None
+    if not is_static:
+        own = build.op("Greater", context.bring(blocks.count, value), axis, what="has_examples")
+        value = build.op("SelectV2", own, value, build.op("ZerosLike", value, what="zeros"), what="or_zeros")
+    table = build.gather("Pack", value, what="all", axis=0)
+    shape = build.const([replicas, micro, -1], dtypes.INT32, "shape")
+    sums = build.common("Sum", build.common("Reshape", table, shape, what="by_replica"), axis, what="sums")
+    numbers: Value = build.const(np.full((micro, 1), replicas), value.dtype, "replicas")
+    filled = None
+    if not is_static:
+        one = build.const(1, dtypes.INT32, "one")
+        flags = build.common("Minimum", context.bring(blocks.lengths, value), one, what="filled")
+        flags = build.common(
+            "Reshape", flags, build.const([replicas, micro, 1], dtypes.INT32, "flags"), what="flags_of"
+        )
+        count = build.common("Sum", flags, axis, what="count")
+        filled = build.common("Greater", count, axis, what="is_filled")
+        numbers = build.common("Cast", build.common("Maximum", count, one, what="at_least"), what="n", DstT=value.dtype)
+    means = build.common("RealDiv", sums, numbers, what="means")
+    return means, filled
+
+
+def _unpacked(context: Context, means: Value, filled: Value | None) -> list[tuple[Value, Value | None]]:
+    count, found = context.micro, list[list[Value | None]]()
+    for table, what in ((means, "parts"), (filled, "is_there")):
+        if table is None:
+            found.append([None] * count)
+            continue
+        name = f"{means.node.name.rpartition('/')[0]}/{what}"
+        attrs = {"num": count, "axis": 0}
+        node = context.add("Unpack", [table], Site(name, table.node.span, table.node), attrs=attrs)
+        found.append([node.output(i) for i in range(count)])
+    return [(part, flag) for part, flag in zip(*found, strict=True) if part is not None]
+
+
+def _unroll(context: Context, update: Update, statistics: Sequence[tuple[Value, Value | None]]) -> None:
+    """Copy an update for each micro-batch but the last, which keeps the original's nodes."""
+    before: list[Node] = []
+    for number, (statistic, is_there) in enumerate(statistics):
+        last = number == len(statistics) - 1
+        made: dict[Node, Node] = {}
+        for read in update.reads:
+            controls, name = [*read.controls, *before], f"{read.name}/micro_{number}"
+            made[read] = copy_node(context.graph, read, read.inputs, name=name, controls=controls)
+        if is_there is not None:
+            name = f"{update.total.node.name}/or_old_{number}"
+            old = made[update.reads[0]].output() if update.reads else statistic
+            if old.dtype != statistic.dtype:
+                attrs = {"DstT": statistic.dtype}
+                cast = context.add("Cast", [old], Site(f"{name}/cast", Span.ONCE, update.total.node), attrs=attrs)
+                old = cast.output()
+            inputs = [is_there, statistic, old]
+            statistic = context.add("SelectV2", inputs, Site(name, Span.ONCE, update.total.node)).output()
+        for node in (*update.chain, *update.writes):
+            inputs = [_moved(value, update.total, statistic, made) for value in node.inputs]
+            if last and node in update.writes:
+                node.set_inputs(inputs)
+                for control in before:
+                    node.add_control(control)
+            else:
+                controls = [*node.controls, *(before if is_update(node) else ())]
+                name = f"{node.name}/micro_{number}"
+                made[node] = copy_node(context.graph, node, inputs, name=name, controls=controls)
+        before = [made[node] for node in update.writes if node in made]
+
+
+def _moved(value: Value, total: Value, statistic: Value, made: dict[Node, Node]) -> Value:
+    if value is total:
+        return statistic
+    return made[value.node].output(value.index) if value.node in made else value

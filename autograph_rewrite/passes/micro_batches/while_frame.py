@@ -1,0 +1,328 @@
+"""Build a TensorFlow v1 while-loop frame around nodes that run once per micro-batch.
+
+    number = 0 ─► Enter ─► Merge ─► Switch ─► body ... + 1 ─► NextIteration ─► (Merge)
+                             └─► Less(limit) ─► LoopCond        Exit
+
+Every replica has a frame of its own. Its iterations follow each other: one begins when the one before has ended. Where
+part of the body runs in some iterations only, what the loop carries for that part stays as it is in the others:
+
+    old ─► Switch(runs) ─► grown ──► Merge ─► new          the other side of the Switch goes to the Merge as it is
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from autograph_rewrite.errors import PassError
+from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Span, Value
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.attrs import encode
+
+SCOPE = "autograph_micro/loop"
+UNROLL = "set form to unrolled, in accumulation or in pipeline"
+
+
+class Loop:
+    """Adds a loop to a folded graph, and what passes through it.
+
+    Args:
+        graph: the folded graph.
+        prefixes: of the replicas' names, which tell their frames apart.
+        count: how many iterations there are.
+        scope: begins the names of its nodes.
+        span: ONCE for one loop that all replicas share.
+
+    Attributes:
+        number: of the iteration.
+        end: gives how many iterations there were, once they are over.
+        stages: of the nodes that it has added, which run on each replica.
+    """
+
+    def __init__(
+        self, graph: Graph, prefixes: Sequence[str], count: int, scope: str = SCOPE, *, span: Span = Span.EACH
+    ) -> None:
+        self.stages: dict[Node, int] = {}
+        self._graph = graph
+        self._scope, self._span = scope, span
+        self._stage = 0
+        self._runs: Value | None = None
+        self._turn: Value | None = None
+        self._own: set[Node] = set()
+        self._constants: dict[tuple[Value, int], Value] = {}
+        self._made: dict[tuple[str, Value], Value] = {}
+        self._numbers: dict[tuple[str, str, int], Value] = {}
+        self._ran: dict[Node, Node] = {}
+        self._slots: dict[Value, list[Value]] = {}
+        frames = [encode("string", prefix + scope) for prefix in prefixes]
+        self._frame = PerInstance(tuple(frames)) if len(frames) > 1 else frames[0]
+        self._first = self._enter(self._outside(np.int32(0), "first"), "enter", constant=False)
+        merged = self._merge(self._first.output(), "number")
+        limit = self.constant(self._outside(np.int32(count), "limit"))
+        self._condition = self._add("LoopCond", [self._add("Less", [merged.output(), limit], "less").output()], "cond")
+        gone = self._add("Switch", [merged.output(), self._condition.output()], "switch")
+        self.number = self._add("Identity", [gone.output(1)], "micro_batch").output()
+        self._one = self._outside(np.int32(1), "one")
+        self._increment = self._add("AddV2", [self.number, self.constant(self._one)], "next_number")
+        self._back(merged, self._increment.output())
+        self.end = self._add("Exit", [gone.output(0)], "end")
+
+    @contextmanager
+    def at(self, stage: int, runs: Value | None = None, turn: Value | None = None) -> Iterator[None]:
+        """Add nodes for a part of the body.
+
+        Args:
+            stage: where it is.
+            runs: in which iterations it runs; left out: in all of them.
+            turn: the number of its micro-batch in each iteration, if it is not that of the iteration.
+        """
+        before = self._stage, self._runs, self._turn
+        self._stage, self._runs, self._turn = stage, runs, turn
+        try:
+            yield
+        finally:
+            self._stage, self._runs, self._turn = before
+
+    def has(self, node: Node) -> bool:
+        """Return whether a node belongs to the loop itself."""
+        return node in self._own
+
+    def wait_for(self, node: Node) -> None:
+        """Let the loop begin after a node outside of it."""
+        self._first.add_control(node)
+
+    def finished(self, node: Node) -> Node:
+        """Let a node of the body run in every iteration, whoever reads it; return what to wait for until it has."""
+        self._increment.add_control(node)
+        return self.end
+
+    def ran(self, node: Node) -> Node:
+        """Do the same for a node that does not run in every iteration."""
+        if node not in self._ran:
+            mark = self._add("Identity", [self.constant(self._one)], f"{node.name}/ran")
+            mark.add_control(node)
+            self._ran[node] = self.total(mark.output()).node
+        return self._ran[node]
+
+    def constant(self, value: Value) -> Value:
+        """Return a value from outside as one of every iteration."""
+        key = value, self._stage
+        if key not in self._constants:
+            self._constants[key] = self._enter(value, f"{value.node.name}/enter", constant=True).output()
+        return self._constants[key]
+
+    def turn(self, table: Value, name: str) -> tuple[Value, Value, Value]:
+        """Return what a table has for this iteration, whether that is something, and what only then is there."""
+        found = self.entry(table, name)
+        none = self.constant(self._outside(np.int32(0), "none"))
+        runs = self._add("GreaterEqual", [found, none], f"{name}/runs").output()
+        there = self._add("Switch", [found, runs], f"{name}/there").output(1)
+        return found, runs, self._add("Identity", [there], f"{name}/micro_batch").output()
+
+    def entry(self, table: Value, name: str, at: Value | None = None) -> Value:
+        """Return an entry of a table: that of this iteration, unless a number is given.
+
+        Args:
+            table: [iterations, ...], outside of the loop.
+            name: prefix of the nodes' names.
+            at: scalar int32; None: the number of the iteration.
+        """
+        axis = self.constant(self._outside(np.int32(0), "axis"))
+        inputs = [self.constant(table), self.number if at is None else at, axis]
+        return self._add("GatherV2", inputs, f"{name}/entry").output()
+
+    def chosen(self, condition: Value, value: Value, other: Value, name: str) -> Value:
+        """Return one value where a condition holds, else the other.
+
+        Args:
+            condition: scalar bool.
+            value: taken where it holds.
+            other: taken where it does not; of the same shape and type.
+            name: of the node.
+        """
+        return self._add("SelectV2", [condition, value, other], name).output()
+
+    def cast(self, value: Value, dtype: int, name: str) -> Value:
+        """Return a value as one of another type.
+
+        Args:
+            value: in the loop.
+            dtype: number of TensorFlow's type.
+            name: prefix of the node's name.
+        """
+        return value if value.dtype == dtype else self._add("Cast", [value], f"{name}/cast", {"DstT": dtype}).output()
+
+    def total(self, value: Value) -> Value:
+        """Return the sum of a value over all iterations."""
+        return self._once("total", value, self._zero(value, f"{value.node.name}/zero"))
+
+    def first(self, value: Value) -> Value:
+        """Return a value as it is of the first micro-batch, the last ones of a small batch being empty.
+
+        Raises:
+            PassError: it is a container.
+        """
+        _require_no_container(value)
+        if ("first", value) not in self._made:
+            name = f"{value.node.name}/first"
+            zero = self.constant(self._outside(np.int32(0), "none"))
+            at = self.number if self._turn is None else self._turn
+            is_first = self._add("Equal", [at, zero], f"{name}/is_it").output()
+            taken = self._add("Switch", [value, is_first], f"{name}/taken").output(1)
+            with self.at(self._stage, is_first):
+                empty = self._zero(value, f"{name}/none")
+                self._made["first", value] = self._carry(name, empty, lambda *_: taken)[1]
+        return self._made["first", value]
+
+    def later(self, value: Value, distance: int, step: int = 1) -> Value:
+        """Return what a value was some iterations ago, out of a row of slots that it moves along.
+
+        Args:
+            value: made in the part of the body that nodes are added for now.
+            distance: how many iterations ago.
+            step: each slot is so many stages behind the one before it.
+
+        Raises:
+            PassError: it is a container.
+        """
+        _require_no_container(value)
+        slots, name = self._slots.setdefault(value, []), f"{value.node.name}/slot"
+        while len(slots) < distance:
+            moved = slots[-1] if slots else value
+            runs = None if slots else self._runs
+            with self.at(self._stage + step * (len(slots) + 1), runs):
+                empty = self._zero(value, f"{name}/empty")
+                slots.append(self._carry(name, empty, lambda *_, moved=moved: moved)[0])
+        return slots[distance - 1]
+
+    def kept(self, value: Value) -> Value:
+        """Return the list of the values of all iterations.
+
+        Raises:
+            PassError: it is a container.
+        """
+        _require_no_container(value)
+        return self._list(value)[0]
+
+    def item(self, kept: Value, value: Value, at: Value) -> Value:
+        """Return an entry of a list that another loop has kept of a value.
+
+        Args:
+            kept: handle of the list, outside of this loop.
+            value: whose items they are; it gives type and name.
+            at: scalar int32, the number of the item.
+        """
+        inputs = [self.constant(kept), at, self.constant(self._outside(np.int32(-1), "any_shape"))]
+        attrs = {"element_dtype": value.dtype}
+        return self._add("TensorListGetItem", inputs, f"{value.node.name}/kept", attrs).output()
+
+    def stacked(self, value: Value) -> Value:
+        """Return the values of all iterations along a new first dimension."""
+        handle, shape = self._list(value)
+        attrs = {"element_dtype": value.dtype}
+        return self._behind("TensorListStack", [handle, shape], f"{value.node.name}/stacked", attrs)
+
+    def joined(self, value: Value) -> Value:
+        """Return the values of all iterations, joined along their first dimension."""
+        handle, shape = self._list(value)
+        attrs = {"element_dtype": value.dtype, "value": np.zeros(0, np.int64), "dtype": dtypes.INT64}
+        lengths = {key: attrs.pop(key) for key in ("value", "dtype")}
+        none = self._graph.add("Const", name=self._named("lengths"), attrs=lengths).output()
+        return self._behind("TensorListConcatV2", [handle, shape, none], f"{value.node.name}/joined", attrs)
+
+    def _list(self, value: Value) -> tuple[Value, Value]:
+        shape = self._outside(np.int32(-1), "any_shape")
+        if ("list", value) not in self._made:
+            most = self._outside(np.int32(-1), "any_number")
+            attrs = {"element_dtype": value.dtype, "shape_type": dtypes.INT32}
+            empty = self._behind("EmptyTensorList", [shape, most], f"{value.node.name}/empty", attrs)
+            self._once("list", value, empty)
+        return self._made["list", value], shape
+
+    def _once(self, kind: str, value: Value, first: Value) -> Value:
+        """Carry something from iteration to iteration; return what it is at the end."""
+        if (kind, value) not in self._made:
+            self._made[kind, value] = self._carry(
+                f"{value.node.name}/{kind}", first, lambda old, name: self._grown(kind, old, value, name)
+            )[1]
+        return self._made[kind, value]
+
+    def _grown(self, kind: str, old: Value, value: Value, name: str) -> Value:
+        """Return what one iteration makes of what is carried."""
+        if kind == "total":
+            return self._add("AddV2", [old, value], f"{name}/added").output()
+        if kind == "list":
+            return self._add(
+                "TensorListPushBack", [old, value], f"{name}/pushed", {"element_dtype": value.dtype}
+            ).output()
+        return value
+
+    def _carry(self, name: str, first: Value, grow: Callable[[Value, str], Value]) -> tuple[Value, Value]:
+        """Add a loop variable; return its value in each iteration, and at the end."""
+        merged = self._merge(self._enter(first, f"{name}/enter", constant=False).output(), name)
+        gone = self._add("Switch", [merged.output(), self._condition.output()], f"{name}/switch")
+        old = gone.output(1)
+        if self._runs is None:
+            new = grow(old, name)
+        else:
+            held = self._add("Switch", [old, self._runs], f"{name}/held")
+            new = self._add("Merge", [held.output(0), grow(held.output(1), name)], f"{name}/kept").output()
+        self._back(merged, new)
+        return old, self._add("Exit", [gone.output(0)], f"{name}/exit").output()
+
+    def _enter(self, value: Value, name: str, *, constant: bool) -> Node:
+        attrs = {"is_constant": constant, "parallel_iterations": 1, "frame_name": ""}
+        node = self._add("Enter", [value], name, attrs)
+        node.set_raw_attr("frame_name", self._frame)
+        return node
+
+    def _merge(self, value: Value, name: str) -> Node:
+        return self._add("Merge", [value, value], f"{name}/merge")
+
+    def _back(self, merged: Node, value: Value) -> None:
+        merged.set_input(1, self._add("NextIteration", [value], f"{merged.name}/next").output())
+
+    def _outside(self, content: Any, name: str) -> Value:
+        """Return a constant outside of the loop, one for each stage that needs it."""
+        array = np.asarray(content)
+        key = name, f"{array.dtype.name} {array.tolist()}", self._stage
+        if key not in self._numbers:
+            dtype = dtypes.STRING if array.dtype == object else dtypes.from_numpy(array.dtype)
+            attrs = {"value": array, "dtype": dtype}
+            self._numbers[key] = self._graph.add("Const", name=self._named(name), attrs=attrs).output()
+        return self._numbers[key]
+
+    def _zero(self, value: Value, name: str) -> Value:
+        """Return what a loop variable for a value is at first, outside of the loop."""
+        dtype = dtypes.base(value.dtype)
+        if dtype == dtypes.STRING:
+            return self._outside(np.asarray(b"", object), name)
+        known = dtypes.numpy_dtype(dtype)
+        zero = self._outside(np.zeros((), np.float32 if known is None else known), name)
+        if known is not None:
+            return zero
+        return self._graph.add("Cast", [zero], name=self._named(f"{name}/cast"), attrs={"DstT": dtype}).output()
+
+    def _behind(self, op: str, inputs: list[Value], name: str, attrs: dict[str, Any]) -> Value:
+        """Add a node outside of the loop, one for each replica."""
+        node = self._graph.add(op, inputs, name=self._named(name), attrs=attrs, span=self._span)
+        self.stages[node] = self._stage
+        return node.output()
+
+    def _named(self, name: str) -> str:
+        """Return a name in the loop's scope."""
+        return name if name.startswith(f"{self._scope}/") else f"{self._scope}/{name}"
+
+    def _add(self, op: str, inputs: list[Value], name: str, attrs: dict[str, Any] | None = None) -> Node:
+        node = self._graph.add(op, inputs, name=self._named(name), attrs=attrs, span=self._span)
+        self._own.add(node)
+        self.stages[node] = self._stage
+        return node
+
+
+def _require_no_container(value: Value) -> None:
+    if dtypes.base(value.dtype) in (dtypes.VARIANT, dtypes.RESOURCE):
+        raise PassError(f"'{value.name}' is a container of each micro-batch", node=value.node, hint=UNROLL)

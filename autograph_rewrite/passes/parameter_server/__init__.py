@@ -1,0 +1,1 @@
+"""Parameter servers: what the chief runs for all, and cached reads."""

@@ -1,0 +1,130 @@
+"""Cache a server variable in a process that reads it, refreshed once per step.
+
+    before   w @ ps ──► ReadVariableOp ──► MatMul        ResourceApply(w) ──^──► train
+    after    w/proxy ──► ReadVariableOp ──► MatMul       ResourceApply(w) ──^──► read w ──► assign w/proxy ──^──► train
+
+Whatever waits for the variable to be written, also by an initialiser or a restored checkpoint, waits for its copy, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from autograph_rewrite.ir.control_flow import unconditional_nodes
+from autograph_rewrite.ir.graph import Node, Span, Use
+from autograph_rewrite.ir.op_traits import forwards_handle
+from autograph_rewrite.ir.traversal import dependencies, topological_order
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_update
+from autograph_rewrite.item import GraphItem, Variable
+from autograph_rewrite.passes.base.context import Context, Site
+from autograph_rewrite.passes.collectives.server_stores import ServerBuilder
+from autograph_rewrite.plan.parts.names import proxy_name
+
+
+def cache_reads(context: Context, item: GraphItem) -> None:
+    """Make the copies that the plan asks for; a variable that the process does not read needs none."""
+    servers = {request.name: request.server for request in context.plan.variables if request.server is not None}
+    asked = [name for name, server in servers.items() if server.proxy]
+    if asked and len(asked) == len(servers):
+        asked = list(context.server_region.homes)  # what goes with the variables, too
+    proxies: dict[str, Node] = {}
+    for name in asked:
+        variable = item.variables[name]
+        handle = context.graph.nodes.get(variable.handle)
+        uses = list(_local_uses(context, handle)) if handle is not None and name in context.server_region.homes else []
+        if uses and handle is not None:
+            proxies[name] = _proxy(context, variable, handle)
+            for node, index in uses:
+                node.set_input(index, proxies[name].output())
+                _bring_home(context, node)
+    if proxies:
+        _refresh(context, item, proxies)
+
+
+def _local_uses(context: Context, handle: Node) -> Iterator[Use]:
+    """Yield what reads the variable for something else than its update."""
+    for use in handle.output().uses:
+        if not is_update(use.node) and not _serves(context, use.node):
+            yield use
+
+
+def _serves(context: Context, node: Node) -> bool:
+    """Return whether an update reads a handle, here or behind the nodes that hand it on."""
+    if node in context.server_region.nodes or is_update(node):
+        return True
+    reached = (use.node for use in handle_uses(node)) if forwards_handle(node.op) else ()
+    return any(other in context.server_region.nodes or is_update(other) for other in reached)
+
+
+def _bring_home(context: Context, node: Node) -> None:
+    """Let a reader run where its replica is."""
+    reached = [use.node for use in handle_uses(node)] if forwards_handle(node.op) else []
+    for other in (node, *reached):
+        context.server_region.devices.pop(other, None)
+
+
+def _proxy(context: Context, variable: Variable, handle: Node) -> Node:
+    attrs = {"dtype": dtypes.NUMBERS[variable.dtype], "shape": variable.shape, "container": ""}
+    name = proxy_name(variable)
+    return context.add("VarHandleOp", (), Site(name, Span.ONCE, handle), attrs=attrs | {"shared_name": name})
+
+
+def _refresh(context: Context, item: GraphItem, proxies: dict[str, Node]) -> None:
+    """Refresh copies behind whatever waits for their variables to be written."""
+    order = topological_order(context.graph)
+    unconditional = unconditional_nodes(order)
+    handles = {context.graph.nodes[item.variables[name].handle]: name for name in proxies}
+    names = list(proxies)
+    written: dict[str, int] = dict.fromkeys(names, 0)  # the bits of a variable's writes
+    masks: dict[Node, int] = {}
+    count = 0
+    for node in order:
+        if node not in context.server_region.nodes:
+            continue
+        mask = 0
+        for producer in dependencies(node):
+            mask |= masks.get(producer, 0)
+        name = handles.get(handle_node(node.inputs[0])) if is_update(node) else None
+        if name is not None:
+            mask |= 1 << count
+            written[name] |= 1 << count
+            count += 1
+        masks[node] = mask
+    made: dict[tuple[str, int], Node] = {}
+    for node in order:
+        is_local = node in unconditional and node not in context.server_region.nodes
+        awaited = [control for control in node.controls if masks.get(control)] if is_local else []
+        mask = 0
+        for control in awaited:
+            mask |= masks[control]
+        changed = [(name, mask & written[name]) for name in names if mask & written[name]]
+        if not changed:
+            continue
+        new = [key for key in changed if key not in made]
+        in_branches = any(control not in unconditional for control in awaited)
+        readers = node.control_users if in_branches else (node,)
+        if new:
+            done = node if in_branches else _gathered(context, node, awaited)
+            made |= {key: _copied(context, item.variables[key[0]], proxies[key[0]], done) for key in new}
+        for key in changed:
+            for reader in readers:
+                reader.add_control(made[key])
+
+
+def _gathered(context: Context, node: Node, awaited: Sequence[Node]) -> Node:
+    """Return one node that waits for what `node` waits for, in its place."""
+    done = context.graph.add("NoOp", name=f"{node.name}/written", origin=node, controls=awaited)
+    for control in awaited:
+        node.remove_control(control)
+    node.add_control(done)
+    return done
+
+
+def _copied(context: Context, variable: Variable, proxy: Node, done: Node) -> Node:
+    handle = context.graph.nodes[variable.handle]
+    home = ServerBuilder(context, context.server_region.homes[variable.name], handle, variable.handle)
+    dtype = dtypes.NUMBERS[variable.dtype]
+    value = home.add("ReadVariableOp", (handle.output(),), "fresh", controls=[done], dtype=dtype).output()
+    inputs, name = (proxy.output(), value), f"{variable.handle}/refresh"
+    return context.add("AssignVariableOp", inputs, Site(name, Span.ONCE, handle), attrs={"dtype": dtype})

@@ -1,0 +1,315 @@
+"""Run parameter-server ops on the chief only; send the other workers the values and completion tokens they need.
+
+    before, on all       push ──► take ──► update ──^──► train            norm ──► a local reader
+    after, on worker 0   push ──► take ──► update ──^──► enqueue for each other worker ──^──► train
+    after, on others     push ──^──► dequeue ──^──► train                 dequeue ──► a local reader
+
+A token goes to every worker for each node that waits for server ops, as soon as those are done; a value as soon as it
+is there. Before it waits, a worker sends everything that server ops need of it. Its reads of a variable come
+before it pushes a gradient for it, so that nobody reads half a step's update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from autograph_rewrite.errors import PassError
+from autograph_rewrite.ir.control_flow import unconditional_nodes
+from autograph_rewrite.ir.graph import Graph, Node, Span, Value
+from autograph_rewrite.ir.op_traits import forwards_handle
+from autograph_rewrite.ir.replace_op import take_name
+from autograph_rewrite.ir.traversal import ancestors, dependencies, marks_before, topological_order
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.variable_ops import handle_uses, is_update
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.passes.base.anchors import outputs_of
+from autograph_rewrite.passes.base.context import Context
+from autograph_rewrite.passes.collectives.server_stores import ServerBuilder
+
+SUFFIX = "/served"
+REPORT = "report this, with the graph; strategy AllReduce needs no servers"
+
+
+def name_server_roots(context: Context, item: GraphItem) -> None:
+    """Give each server op that is run or read by name a node of that name in every process."""
+    graph, served = context.graph, context.server_region.nodes
+    served &= set(graph)
+    alone = _initializers(item) if context.workers > 1 else ()
+    for name in dict.fromkeys((*item.targets, *alone)):
+        node = graph.nodes.get(name)
+        if node is not None and node in served:
+            take_name(graph, node, graph.unique_name(name + SUFFIX))
+            graph.add("NoOp", name=name, origin=name, controls=[node])
+    for name in dict.fromkeys(info.tensor.partition(":")[0] for info in item.outputs.values()):
+        node = graph.nodes.get(name)
+        if node is None or node not in served:
+            continue
+        take_name(graph, node, graph.unique_name(name + SUFFIX))
+        outputs = node.outputs
+        op = "Identity" if len(outputs) == 1 else "IdentityN"
+        new = graph.add(op, outputs, name=name, origin=name)
+        moved = {value: new.output(value.index) for value in outputs}
+        for anchor, value in graph.anchors.items():
+            graph.set_anchor(anchor, moved.get(value, value))
+
+
+def _initializers(item: GraphItem) -> Iterator[str]:
+    """Yield the names of what initialises single variables: programs run them one by one, too."""
+    for variable in item.variables.values():
+        if variable.initializer is not None:
+            yield variable.initializer
+
+
+def lock_updates(nodes: Iterable[Node]) -> None:
+    """Let updates that several workers make at once come one after another."""
+    for node in nodes:
+        if is_update(node) and node.attr("use_locking") is not None:
+            node.set_attr("use_locking", True)
+
+
+def delegate_to_chief(context: Context, item: GraphItem) -> None:
+    """Rewrite this process's graph; afterwards only worker 0 has server ops.
+
+    Where workers do not wait for each other, each runs its own updates, and worker 0 the initialisers only.
+
+    Raises:
+        PassError: what a served node needs of every worker is computed in a branch or loop only.
+    """
+    graph = context.graph
+    collective = next((node for node in graph if node.op.startswith("Collective")), None)
+    if collective is not None:
+        raise PassError("a collective cannot run in a job with parameter servers", node=collective, hint=REPORT)
+    context.server_region.nodes &= set(graph)
+    if context.plan.is_asynchronous:
+        context.server_region.nodes -= ancestors(graph.nodes[name] for name in item.targets if name in graph.nodes)
+    served = _with_branches(topological_order(graph), context.server_region.nodes)
+    context.server_region.nodes = served
+    _read_before_pushing(context, item)
+    order = topological_order(graph)
+    needs = _RequiredPushes(context, order, served)
+    values = [value for node in order if node in served for value in node.outputs]
+    exports = [value for value in values if any(reader not in served for reader, _ in value.uses)]
+    waiting = [node for node in order if node not in served and any(c in served for c in node.controls)]
+    own = _own_updates(context, item)
+    exchange = _ChiefSide(context) if context.rank == 0 else _WorkerSide(context, needs)
+    handed = [(value, exchange.value(value)) for value in exports]
+    for value, new in handed:
+        value.replace_all_uses_with(new, keep=served | {new.node, *new.node.controls})  # who sends it
+    unconditional = unconditional_nodes(order)
+    for node in waiting:
+        _wait(context, exchange, node, [control for control in node.controls if control in served], unconditional)
+    if context.rank != 0:
+        _forget(graph, served, item)
+        _require_own_updates(context, item, own)
+
+
+def _wait(
+    context: Context, exchange: _ChiefSide | _WorkerSide, node: Node, awaited: Sequence[Node], unconditional: set[Node]
+) -> None:
+    """Make a node wait for a token instead of server ops."""
+    if node not in unconditional:  # in a branch: what follows it waits
+        if context.rank != 0:
+            for control in awaited:
+                node.remove_control(control)
+        return
+    is_behind_branches = any(control not in unconditional for control in awaited)
+    if context.rank != 0 or not is_behind_branches:
+        for control in awaited:
+            node.remove_control(control)
+        for token in exchange.token(node, awaited, awaited):
+            node.add_control(token)
+        return
+    readers = [*node.control_users, *(use.node for value in node.outputs for use in value.uses)]
+    for token in exchange.token(node, awaited, [node]):  # it runs whichever branch did
+        for reader in readers:
+            reader.add_control(token)
+
+
+def _own_updates(context: Context, item: GraphItem) -> set[str]:
+    """Return the names of the updates that the step makes in every process."""
+    graph = context.graph
+    step = ancestors(graph.nodes[name] for name in item.targets if name in graph.nodes)
+    return {node.name for node in step if is_update(node) and node not in context.server_region.nodes}
+
+
+def _require_own_updates(context: Context, item: GraphItem, own: set[str]) -> None:
+    """Make sure that what every process updates itself does not depend on what only worker 0 runs.
+
+    Raises:
+        PassError: an update would be left out.
+    """
+    lost = sorted(own - _own_updates(context, item))
+    if lost:
+        raise PassError(
+            f"'{lost[0]}' would run on worker 0 only, because a parameter server waits for it",
+            node=context.graph.nodes.get(lost[0]),
+            hint="use strategy AllReduce, or give the variables of this branch synchronizer: all_reduce",
+        )
+
+
+class _ChiefSide:
+    """Sends to all others."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def value(self, value: Value) -> Value:
+        """Return a value as worker 0 itself reads it: once it is sent."""
+        home = _home(self._context, value.node, f"{value.node.name}/handed_{value.index}")
+        sent = []
+        for task in range(1, self._context.workers):
+            queue = home.queue(value.dtype, f"to_{task}")
+            sent.append(home.add("QueueEnqueueV2", (queue, value), f"send_{task}", timeout_ms=-1))
+        return home.add("Identity", (value,), "sent", controls=sent).output()
+
+    def token(self, reader: Node, awaited: Sequence[Node], done: Sequence[Node]) -> list[Node]:
+        """Return what `reader` waits for: tokens that are sent once `done` are."""
+        home = _home(self._context, awaited[0], f"{reader.name}/token")
+        true = home.const(True, dtypes.BOOL, "true")
+        return [
+            home.add(
+                "QueueEnqueueV2",
+                (home.queue(dtypes.BOOL, f"to_{task}"), true),
+                f"send_{task}",
+                controls=done,
+                timeout_ms=-1,
+            )
+            for task in range(1, self._context.workers)
+        ]
+
+
+class _WorkerSide:
+    """Receives from worker 0."""
+
+    def __init__(self, context: Context, needs: _RequiredPushes) -> None:
+        self._context, self._needs = context, needs
+
+    def _receive(self, home: ServerBuilder, dtype: int, needed: Sequence[Node]) -> Node:
+        queue = home.queue(dtype, f"to_{self._context.rank}")
+        name = f"receive_{self._context.rank}"
+        return home.add("QueueDequeueV2", (queue,), name, controls=needed, component_types=[dtype], timeout_ms=-1)
+
+    def value(self, value: Value) -> Value:
+        """Return a value that worker 0 sends."""
+        home = _home(self._context, value.node, f"{value.node.name}/handed_{value.index}")
+        return self._receive(home, value.dtype, self._needs.of([value.node])).output()
+
+    def token(self, reader: Node, awaited: Sequence[Node], done: Sequence[Node]) -> list[Node]:
+        """Return what `reader` waits for: the token that comes once `awaited` are done."""
+        home = _home(self._context, awaited[0], f"{reader.name}/token")
+        return [self._receive(home, dtypes.BOOL, self._needs.of(awaited))]
+
+
+def _home(context: Context, node: Node, name: str) -> ServerBuilder:
+    server = min(context.plan.homes.values())  # of nodes that worker 0 runs itself
+    return ServerBuilder(context, context.server_region.devices.get(node, server), node, name)
+
+
+class _RequiredPushes:
+    """What server ops need of every process: pushes, and the values that it received before.
+
+    Args:
+        context: the rewrite.
+        order: the nodes of the graph.
+        served: those that worker 0 runs.
+    """
+
+    def __init__(self, context: Context, order: Sequence[Node], served: set[Node]) -> None:
+        pushes = {push for several in context.server_region.pushes.values() for push in several}
+        joint = pushes.intersection(order)
+        behind = marks_before(order, dict.fromkeys(joint, 1))
+        unconditional = unconditional_nodes(order)
+        _require_certain(joint, unconditional)
+        self._nodes: list[Node] = []
+        self._masks: dict[Node, int] = {}  # of what is served, and of what runs only sometimes
+        bits: dict[Node, int] = {}
+        for node in order:
+            if node in unconditional and node not in served:
+                continue
+            mask = 0
+            for producer in dependencies(node):
+                if producer in self._masks:
+                    mask |= self._masks[producer]
+                elif producer in joint or behind[producer]:
+                    if producer not in bits:
+                        bits[producer] = 1 << len(self._nodes)
+                        self._nodes.append(producer)
+                    mask |= bits[producer]
+            self._masks[node] = mask
+
+    def of(self, nodes: Iterable[Node]) -> list[Node]:
+        """Return what has to run in every process before these server ops can."""
+        mask = 0
+        for node in nodes:
+            mask |= self._masks[node]
+        return [node for i, node in enumerate(self._nodes) if mask >> i & 1]
+
+
+def _require_certain(pushes: Iterable[Node], unconditional: set[Node]) -> None:
+    sometimes = next((push for push in pushes if push not in unconditional), None)
+    if sometimes is not None:
+        raise PassError(
+            f"'{sometimes.name}' is computed in a branch or loop, so that a server might wait for it in vain",
+            node=sometimes,
+            hint="use strategy AllReduce, which exchanges it where it is",
+        )
+
+
+def _with_branches(order: Sequence[Node], served: set[Node]) -> set[Node]:
+    """Return the server ops, with the readers of those that run conditionally."""
+    unconditional = unconditional_nodes(order)
+    found = set(served)
+    for node in order:
+        if node not in found and any(v.node in found and v.node not in unconditional for v in node.inputs):
+            if node.span is Span.EACH:
+                raise PassError(
+                    f"'{node.name}' runs on every replica, in a loop or branch that needs what all replicas hold",
+                    node=node,
+                    hint="use strategy AllReduce: parameter servers exchange values outside of loops and branches",
+                )
+            if is_update(node):
+                raise PassError(
+                    f"'{node.name}' updates what every worker has, and only if a parameter server decides so",
+                    node=node,
+                    hint="give the variables that are updated in this branch synchronizer: all_reduce",
+                )
+            found.add(node)
+    return found
+
+
+def _read_before_pushing(context: Context, item: GraphItem) -> None:
+    """Let this process's reads of a variable come before its contribution to the next value."""
+    graph, served = context.graph, context.server_region
+    order = topological_order(graph)
+    roots = [graph.nodes[name] for name in item.targets if name in graph.nodes]
+    roots += [value.node for value in outputs_of(graph, item)]
+    step = ancestors(roots)
+    pushes = [push for several in served.pushes.values() for push in several if push in step]
+    if not pushes:
+        return
+    position = {node: i for i, node in enumerate(order)}
+    behind, unconditional = marks_before(order, dict.fromkeys(pushes, 1)), unconditional_nodes(order)
+    for name, variable in item.variables.items():
+        handle = graph.nodes.get(variable.handle)
+        if name not in served.homes or handle is None:
+            continue
+        own = [push for push in served.pushes.get(name, pushes) if push in step]
+        for read in _reads(handle):
+            if read in served.nodes or read not in step or read not in unconditional:
+                continue  # a push waits for what a branch or loop makes of its reads, not for the reads
+            for push in own:
+                if position[read] < position[push] or not behind[read]:
+                    push.add_control(read)
+
+
+def _reads(handle: Node) -> list[Node]:
+    return [node for node, _ in handle_uses(handle) if not forwards_handle(node.op) and not is_update(node)]
+
+
+def _forget(graph: Graph, served: set[Node], item: GraphItem) -> None:
+    """Remove the server ops; initialisers that the outside knows by name stay, and do nothing."""
+    known = {*item.keep, *(variable.initializer for variable in item.variables.values())}
+    for node in [node for node in graph if node in served and node.name in known]:
+        name = node.name
+        take_name(graph, node, graph.unique_name(name + SUFFIX))
+        graph.add("NoOp", name=name, origin=name)

@@ -1,0 +1,1 @@
+"""Pipeline parallelism: stage placement and schedules, unrolled or as a loop."""

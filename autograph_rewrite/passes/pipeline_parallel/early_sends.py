@@ -1,0 +1,184 @@
+"""Prioritise sends between processes: what crosses stages is computed and sent before the rest of its part.
+
+    before   B@1 = dz2, dw2, dx ...  dw1 ─► F@1 ...        dx waits for dw2; it leaves when stage 1 has nothing to do
+    after    B@1 = dz2, dx ─► sent, turn ─^─► dw2, dw1     it leaves at once, and stage 0 goes on meanwhile
+
+    before   stage 0: F0 F1 ...                            stage 1 asks for what F0 makes, and is heard after F1
+    after    stage 1: ready ─^─► stage 0: F0 F1 ...        it has asked by then
+
+TensorFlow's executor runs what is cheap, and one of what is not, in the thread that made it ready; the rest joins a
+queue, last come first served. Sending counts as expensive. A thread that goes from one part of a pipeline to the next
+never comes to its queue, which matters where there is one thread, as on one core. So whatever follows a value that
+another process reads waits for a `turn`, which counts as expensive, too, and joins the queue first. The same queue has
+what other processes ask for, so it has to be empty before the first part begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from autograph_rewrite.analysis.barriers import predecessors
+from autograph_rewrite.ir.graph import Graph, Node, Span, Value
+from autograph_rewrite.ir.op_traits import is_pure
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.device_names import process_of
+from autograph_rewrite.passes.base.instance_order import HappensAfter
+from autograph_rewrite.resolve.stages.assignment import Stages
+
+SCOPE = "autograph_stages"
+_WORK = 8192
+"""Numbers that a turn looks at: some 10,000 cycles, for TensorFlow takes what needs less than 8,000 for cheap."""
+
+Devices = Sequence[Sequence[str]]
+"""Of each replica's stages, in turn."""
+
+
+def are_apart(one: int, other: int, devices: Devices) -> bool:
+    """Return whether two stages are in different processes.
+
+    Args:
+        one: number of a stage.
+        other: number of another.
+        devices: of each replica, the devices of its stages in turn.
+    """
+    return any(process_of(own[one % len(own)]) != process_of(own[other % len(own)]) for own in devices)
+
+
+def send_first(
+    graph: Graph, nodes: Sequence[Node], stages: Stages, devices: Devices, unconditional: Collection[Node]
+) -> list[Node]:
+    """Let what other processes read be sent before the rest of a part is computed; return the nodes that this adds.
+
+    Args:
+        graph: the folded graph.
+        nodes: a part: the forward or backward nodes of one stage, producers first.
+        stages: of the EACH nodes; those of added ones are noted.
+        devices: of each replica's stages, in turn.
+        unconditional: the nodes that run in any case.
+    """
+    stage = stages.of.get(nodes[0], 0)
+    crossing = [
+        value for node in nodes if node in unconditional for value in node.read_outputs if _away(value, stages, devices)
+    ]
+    if not crossing:
+        return []
+    _wait_for_less(nodes, crossing)
+    inside = set(nodes)
+    needed = _before_all({value.node for value in crossing}, inside)
+    rest = inside - needed
+    late = [node for node in nodes if node in rest and not any(producer in rest for producer in predecessors(node))]
+    made = _look(graph, "made", 1, Span.EACH, [value.node for value in crossing])[-1]
+    turn = _look(graph, "turn", _WORK, Span.EACH, [made])[-1]
+    added = [made, turn]
+    for value in crossing:
+        attrs = {"T": value.dtype}
+        name, origin = f"{value.node.name}/sent", value.node
+        sent = graph.add("Identity", [value], name=name, attrs=attrs, span=Span.EACH, origin=origin, controls=[made])
+        for use in list(value.uses):
+            if _is_away(use.node, stage, stages, devices):
+                use.node.set_input(use.index, sent.output())
+        added.append(sent)
+    for node in late:
+        node.add_control(turn)
+    stages.of |= dict.fromkeys(added, stage)
+    if nodes[0] in stages.backward:
+        stages.backward |= set(added)
+    return added
+
+
+def _look(graph: Graph, name: str, numbers: int, span: Span, controls: Iterable[Node]) -> list[Node]:
+    """Add zeros, and what looks at them once others have run, last; TensorFlow would see through anything simpler.
+
+    Args:
+        graph: the folded graph.
+        name: of what looks.
+        numbers: how many zeros.
+        span: how often they are looked at.
+        controls: what has to have run.
+    """
+    attrs: dict[str, Any] = {"value": np.zeros(numbers, np.float32), "dtype": dtypes.FLOAT}
+    zeros = graph.add("Const", name=f"{SCOPE}/{name}/zeros", attrs=attrs)
+    attrs = {"dtype": dtypes.FLOAT, "shape": (numbers,)}
+    some = graph.add("PlaceholderWithDefault", [zeros.output()], name=f"{SCOPE}/{name}/some", attrs=attrs)
+    attrs = {"message": name}
+    looking = graph.add(
+        "CheckNumerics",
+        [some.output()],
+        name=f"{SCOPE}/{name}",
+        attrs=attrs,
+        span=span,
+        controls=dict.fromkeys(controls),
+    )
+    return [zeros, some, looking]
+
+
+def _away(value: Value, stages: Stages, devices: Devices) -> bool:
+    stage = stages.of.get(value.node, 0)
+    return any(_is_away(use.node, stage, stages, devices) for use in value.uses)
+
+
+def _is_away(reader: Node, stage: int, stages: Stages, devices: Devices) -> bool:
+    return reader.span is Span.EACH and are_apart(stage, stages.of.get(reader, stage), devices)
+
+
+def _wait_for_less(nodes: Sequence[Node], crossing: Sequence[Value]) -> None:
+    """Take the waits away that only keep values together; TensorFlow's gradients of an op come out all at once."""
+    for node in _before_all({value.node for value in crossing}, set(nodes)):
+        for control in [one for one in node.controls if node.op == "Identity" and one.op == "NoOp"]:
+            if all(waited.span is Span.EACH and is_pure(waited.op) for waited in predecessors(control)):
+                node.remove_control(control)
+
+
+def _before_all(roots: Collection[Node], inside: Collection[Node]) -> set[Node]:
+    """Return the roots, and what they need of some nodes."""
+    found, pending = set(roots), list(roots)
+    while pending:
+        for producer in predecessors(pending.pop()):
+            if producer in inside and producer not in found:
+                found.add(producer)
+                pending.append(producer)
+    return found
+
+
+def tell_ready(
+    graph: Graph, stages: Stages, roots: Mapping[Node, tuple[HappensAfter | None, ...]], devices: Devices
+) -> None:
+    """Let the forward part of a stage begin once the next stage's process has asked for what it makes.
+
+    Args:
+        graph: the folded graph, placed.
+        stages: of its EACH nodes.
+        roots: what the parts of stages begin with.
+        devices: of each replica's stages, in turn.
+    """
+    begins: dict[int, list[Node]] = {}
+    for node in roots:
+        if node not in stages.backward:
+            begins.setdefault(stages.of.get(node, 0), []).append(node)
+    for stage, nodes in sorted(begins.items()):
+        if stage + 1 >= stages.count or not are_apart(stage, stage + 1, devices):
+            continue
+        ready = _round(graph, stage, devices)
+        for node in nodes:
+            node.add_control(ready)
+
+
+def _round(graph: Graph, stage: int, devices: Devices) -> Node:
+    """Add what goes to the next stage and back: who answers has asked for everything else as well."""
+    here = [own[stage % len(own)] for own in devices]
+    there = [own[(stage + 1) % len(own)] for own in devices]
+    last: list[Node] = []
+    for name, places in (("called", here[:1]), ("answered", there), ("ready", here[:1])):
+        last = [_at(graph, f"{name}_{stage}", place, last) for place in dict.fromkeys(places)]
+    return last[0]
+
+
+def _at(graph: Graph, name: str, device: str, controls: Iterable[Node]) -> Node:
+    """Add something small on a device, which waits for others."""
+    added = _look(graph, name, 1, Span.ONCE, controls)
+    for node in added:
+        node.set_device(device)
+    return added[-1]

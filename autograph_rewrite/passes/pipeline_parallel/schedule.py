@@ -1,0 +1,119 @@
+"""Order the stages of a pipeline: on each device, forwards and backwards follow each other as the schedule says.
+
+    schedule   device 0: F0 F1 B0 F2 B1 B2
+    edges      gate of F1@0 ─^─► what B0@0 begins with ─► ... gate of B0@0 ─^─► what F2@0 begins with
+
+A cluster is the forward or backward part of one stage. Its gate waits for all that it computes; what it begins with
+waits for the gate of the task before it on its device.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Mapping
+
+import networkx as nx
+
+from autograph_rewrite.analysis.barriers import barrier_depths, needed_of_all, parameter_free_nodes, predecessors
+from autograph_rewrite.errors import PassError, PlanError
+from autograph_rewrite.ir.control_flow import frames_of, unconditional_nodes
+from autograph_rewrite.ir.graph import Graph, Node, Span
+from autograph_rewrite.passes.base.instance_order import NO_ORDER, HappensAfter, InstanceOrder
+from autograph_rewrite.passes.micro_batches.relax_waits import let_actors_wait, relax_waits
+from autograph_rewrite.passes.micro_batches.sequencing import FREE, gate
+from autograph_rewrite.passes.pipeline_parallel.early_sends import Devices, send_first
+from autograph_rewrite.plan.parts.pipeline_schedule import BACKWARD, FORWARD, Orders, Task, orders
+from autograph_rewrite.resolve.stages.assignment import Stages
+
+Cluster = tuple[str, int]
+
+
+def schedule_stages(graph: Graph, stages: Stages, schedule: str, devices: Devices, micro: int) -> InstanceOrder:
+    """Add the gates to a complete folded graph; return what waits for them.
+
+    Args:
+        graph: the folded graph.
+        stages: of its EACH nodes.
+        schedule: as in a plan.
+        devices: of each replica's stages, in turn.
+        micro: how many micro-batches there are.
+
+    Raises:
+        PassError: all micro-batches have to meet in the middle of the step.
+        PlanError: the schedule would wait for itself.
+    """
+    if micro == 1:
+        return NO_ORDER
+    relax_waits(graph)
+    order = let_actors_wait(graph, count_first=True)
+    frames, unconditional, early = frames_of(order), unconditional_nodes(order), parameter_free_nodes(order)
+    _refuse_meetings(order, frames, early, stages)
+    clusters: dict[Cluster, list[Node]] = {}
+    for node in order:
+        if node.span is Span.EACH and node.op not in FREE and node not in early:
+            kind = BACKWARD if node in stages.backward else FORWARD
+            clusters.setdefault((kind, stages.of.get(node, 0)), []).append(node)
+    each = len(devices[0])
+    given = orders("1f1b" if schedule == "one_f_one_b" else schedule, each, micro, stages.count // each)
+    given = tuple(tuple(task for task in tasks if (task.kind, task.stage) in clusters) for tasks in given)
+    _require_no_cycle(clusters, given, micro)
+    for nodes in clusters.values():
+        added = send_first(graph, nodes, stages, devices, unconditional)
+        nodes += added
+        unconditional |= set(added)
+    gates = {cluster: gate(graph, nodes, unconditional) for cluster, nodes in clusters.items()}
+    for (_, stage), made in gates.items():
+        stages.of |= dict.fromkeys((made.gate, made.passed), stage)
+    waits: dict[Cluster, list[HappensAfter | None]] = {cluster: [None] * micro for cluster in clusters}
+    for tasks in given:
+        for first, then in itertools.pairwise(tasks):
+            waits[then.kind, then.stage][then.micro] = HappensAfter(gates[first.kind, first.stage].passed, first.micro)
+    roots: dict[Node, tuple[HappensAfter | None, ...]] = {}
+    for cluster, nodes in clusters.items():
+        inside = set(nodes)
+        own = tuple(waits[cluster])
+        roots |= {node: own for node in nodes if not any(producer in inside for producer in predecessors(node))}
+    return InstanceOrder(roots, {made.gate: made.sums for made in gates.values()})
+
+
+def _refuse_meetings(order: list[Node], frames: Mapping[Node, object], early: Collection[Node], stages: Stages) -> None:
+    """Refuse what lets all micro-batches wait for each other between the batch and the gradients.
+
+    Raises:
+        PassError: there is such a node.
+    """
+    levels = barrier_depths(order, frames_of(order), early)
+    for node in order:
+        if node.span is not Span.EACH or node in early or node not in stages.of:
+            continue
+        if node in frames:
+            raise PassError(
+                f"'{node.name}' is in a loop, which all micro-batches run together; a pipeline cannot wait for that",
+                node=node,
+                hint="unroll the loop",
+            )
+        if levels[node]:
+            problem = f"'{node.name}' {needed_of_all(node, levels)}, for which no stage of a pipeline can wait"
+            raise PassError(problem, node=node)
+
+
+def _require_no_cycle(clusters: Mapping[Cluster, list[Node]], given: Orders, micro: int) -> None:
+    """Refuse an order in which devices would wait for each other for ever.
+
+    Raises:
+        PlanError: with the cycle.
+    """
+    of = {node: cluster for cluster, nodes in clusters.items() for node in nodes}
+    reads = {(of[producer], of[node]) for node in of for producer in predecessors(node) if producer in of}
+    waiting: nx.DiGraph[Task] = nx.DiGraph()
+    for (first_kind, first), (kind, stage) in reads:
+        if (first_kind, first) != (kind, stage):
+            waiting.add_edges_from((Task(first_kind, m, first), Task(kind, m, stage)) for m in range(micro))
+    for tasks in given:
+        waiting.add_edges_from(itertools.pairwise(tasks))
+    try:
+        cycle = nx.find_cycle(waiting)
+    except nx.NetworkXNoCycle:
+        return
+    shown = " -> ".join(str(task) for task in [cycle[0][0], *(then for _, then in cycle)])
+    raise PlanError(f"the schedule waits for itself: {shown}", hint="stages must follow each other; see boundaries")

@@ -1,0 +1,50 @@
+"""Preconditions of a rewrite: unsupported combinations, and graphs with nothing to distribute."""
+
+from __future__ import annotations
+
+from autograph_rewrite.analysis.propagate import Propagation
+from autograph_rewrite.errors import GraphError, PlanError
+from autograph_rewrite.ir.graph import Graph
+from autograph_rewrite.ir.traversal import ancestors, depends_on_any
+from autograph_rewrite.ir.variable_ops import is_update
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.plan.plan import Plan
+
+
+def require_no_servers(plan: Plan) -> None:
+    """Refuse stages, and micro-batches in several processes, of variables that are on servers.
+
+    Raises:
+        PlanError: a variable, or a shard of one, lives on one device.
+    """
+    several = plan.microbatches > 1 and len(plan.processes) > 1
+    if plan.homes and (several or plan.pipeline is not None):
+        name, home = next(iter(plan.homes.items()))
+        what = "stages" if plan.pipeline is not None else "micro-batches in several processes"
+        raise PlanError(
+            f"'{name}' lives on {home}, which does not go together with {what} yet",
+            hint="use the strategy AllReduce or PartitionedAR, or leave microbatches and pipeline out",
+        )
+
+
+def require_training(graph: Graph, item: GraphItem, state: Propagation) -> None:
+    """Refuse what would be a silent no-op.
+
+    Args:
+        graph: normalised.
+        item: its signature.
+        state: a propagation.
+    """
+    step = ancestors(graph.nodes[name] for name in item.targets if name in graph.nodes)
+    updates = [node for node in step if is_update(node)]
+    if not updates:
+        raise GraphError(
+            "the train op updates no variable, so there is nothing to distribute",
+            hint="pass the op that applies the gradients as train_op",
+        )
+    if not depends_on_any(updates, {value.node for value in state.whole_inputs}):
+        names = ", ".join(f"'{value.name}'" for value in state.whole_inputs)
+        raise GraphError(
+            f"no variable update depends on the batch ({names}), so there is nothing to distribute",
+            hint="name the inputs that carry examples in batch_inputs",
+        )

@@ -1,0 +1,1 @@
+"""Reshards: conversions on the edges where producer and consumer disagree."""

@@ -1,0 +1,199 @@
+"""Convert local sizes to global ones: each entry `c*b` becomes `c*B`, and `c*b*T` becomes `c*T*B`.
+
+    before   Prod(Shape(%x each)) = 3*b                         before   Prod(Shape(%x each)) = b*T
+    after    Shape(batch)[0] * 3                                after    Shape(batch)[0] * Shape(tokens)[1]
+
+An open dimension T has one size in all blocks, so that it is read where it first shows, if no variable is needed for
+that: then micro-batches do not meet for it. So are the rows that turn up in each block, such as those that a mask
+keeps, and added up. Where one needs a variable, or an entry is no such product, the sizes themselves are added up.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+
+from autograph_rewrite.analysis.facts.placement import Fact
+from autograph_rewrite.analysis.facts.symbolic_dims import BLOCK, COMMON, Dim, Sym, is_local, is_open, segments
+from autograph_rewrite.ir.graph import Node, Span, Value
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.passes.base.context import Context, Site
+from autograph_rewrite.passes.collectives.all_reduce import reduce_between_processes
+from autograph_rewrite.passes.collectives.exchange import Exchange
+from autograph_rewrite.passes.collectives.key_operands import Keys
+from autograph_rewrite.passes.collectives.local_ops import reduce_local
+from autograph_rewrite.plan.parts.messages import EdgePlan
+
+
+def global_size(context: Context, value: Value, fact: Fact, batch: Value, keys: Keys) -> Value:
+    """Return the size over the whole batch.
+
+    Args:
+        context: the rewrite.
+        value: sizes of one block.
+        fact: what is known of it.
+        batch: the number of examples, where `value` is.
+        keys: of collectives.
+    """
+    sizes = _Sizes(context, value, fact)
+    edge = context.edges.get((value.name, "replicated"))
+    crosses = edge is not None and edge.lowered.crosses  # then all processes add up, as the plan says
+    counted = None if crosses else sizes.product(sizes.local, batch)
+    if counted is None:
+        counted = sizes.added_up(edge, keys)
+    return sizes.with_the_rest(counted)
+
+
+def read_early(context: Context, node: Node) -> Value | None:
+    """Return sizes that all blocks share, read before any micro-batch begins; None if that is needless, or impossible.
+
+    Args:
+        context: the rewrite.
+        node: makes them of one block.
+    """
+    if context.micro == 1 or node.span is Span.EACH or len(node.output_dtypes) != 1 or node in context.early:
+        return None
+    if not any(value.node.span is Span.EACH for value in node.inputs):
+        return None
+    fact = context.state.facts[node.output()]
+    if fact.placement.differs or not fact.value or not any(is_open(entry) for entry in fact.value):
+        return None
+    sizes = _Sizes(context, node.output(), fact)
+    return sizes.product([True] * len(fact.value))
+
+
+class _Sizes:
+    """Adds nodes for one tensor of sizes."""
+
+    def __init__(self, context: Context, value: Value, fact: Fact) -> None:
+        self._context = context
+        self._value, self._fact = value, fact
+        self._entries: Sequence[Dim] = fact.value or ()
+        self._shape = [dim for dim in fact.shape or () if isinstance(dim, int)]
+        self.local = [is_local(entry) for entry in self._entries]
+        self._local = np.array(self.local).reshape(self._shape)
+
+    def product(self, chosen: Sequence[bool], batch: Value | None = None, name: str = "per_example") -> Value | None:
+        """Return chosen entries, computed anew, with zeros in the place of others; None where one is not known so well.
+
+        Args:
+            chosen: for each entry.
+            batch: the number of examples, if the chosen ones are multiples of it.
+            name: of what is multiplied.
+        """
+        products: dict[tuple[str, ...], list[int]] = {}
+        for i, entry in enumerate(self._entries):
+            if not chosen[i]:
+                continue
+            if entry is None:
+                return None
+            coef, rest = (entry, []) if isinstance(entry, int) else (entry.coef, [*entry.factors])
+            if batch is not None and segments(entry):
+                coef, rest = sum(segments(entry)), [BLOCK]
+            products.setdefault(tuple(rest), [0] * len(self._entries))[i] = coef
+        factors_of_all = {factor for factors in products for factor in factors}
+        sources = {factor: self._source(factor) for factor in factors_of_all - {BLOCK}}
+        if not products or None in sources.values() or (batch is None and BLOCK in factors_of_all):
+            return None
+        read = {factor: self._read(*source) for factor, source in sources.items() if source is not None}
+        if batch is not None and BLOCK in factors_of_all:
+            read[BLOCK] = self._as_number(batch, "batch")
+        terms = [
+            self._multiplied(
+                name, units, [read[factor] for factor in sorted(factors, key=lambda factor: factor != BLOCK)]
+            )
+            for factors, units in products.items()
+        ]
+        return functools.reduce(lambda one, other: self._add("AddV2", [one, other], "counted"), terms)
+
+    def _multiplied(self, name: str, units: Sequence[int], factors: Sequence[Value]) -> Value:
+        product = self._const(np.array(units).reshape(self._shape), name)
+        for factor in factors:
+            product = self._add("Mul", [factor, product], "counted")
+        return product
+
+    def _source(self, factor: str) -> tuple[Value, int] | None:
+        """Return where an open dimension, or how many rows turn up, can be read before any variable is."""
+        context = self._context
+        if context.frames.get(self._value.node):
+            return None
+        if factor.startswith(f"{BLOCK}#") and context.micro > 1 and context.processes == 1:
+            name, axis = factor.removeprefix(f"{BLOCK}#"), ""
+        elif factor.startswith(f"{COMMON}:"):
+            name, _, axis = factor.removeprefix(f"{COMMON}:").rpartition("/")
+        else:
+            return None
+        if name.partition(":")[0] not in context.graph.nodes:
+            return None
+        source = context.graph.value(name)
+        fact = context.state.facts.get(source)
+        if fact is None or fact.shape is None or source.node not in context.early:
+            return None
+        at = int(axis) if axis else fact.placement.dim
+        is_there = len(fact.shape) > at and fact.shape[at] == Sym(1, (factor,))
+        return (source, at) if is_there else None
+
+    def _read(self, source: Value, axis: int) -> Value:
+        """Return the size of a dimension of the whole: that of any block, or all rows that turn up in one."""
+        context, name = self._context, f"{source.node.name}/size_{axis}"
+        counts = is_local((context.state.facts[source].shape or ())[axis])
+        if (source, axis) not in context.open_sizes:
+            span = source.node.span
+            shape = context.add("Shape", [source], Site(f"{name}/shape", span, source.node))
+            ends = [self._const([at], "at", np.int32) for at in (axis, axis + 1, 1)]
+            attrs = {"shrink_axis_mask": 1}
+            size = context.add(
+                "StridedSlice", [shape.output(), *ends], Site(name, span, source.node), attrs=attrs
+            ).output()
+            if span is Span.EACH:  # where all are equal, the largest of all can be had before any of them begins
+                size = reduce_local(context, size, "sum" if counts else "max", name)
+            context.open_sizes[source, axis] = size
+        return self._as_number(context.open_sizes[source, axis], "size")
+
+    def added_up(self, edge: EdgePlan | None, keys: Keys) -> Value:
+        """Return the local entries, added up over all blocks, and zeros in the place of others."""
+        context, value, name = self._context, self._value, self._value.node.name
+        dtype = dtypes.numpy_dtype(self._fact.dtype)
+        mine = context.add(
+            "Mul",
+            [value, context.const(self._local, dtype, name=f"{name}/is_local", near=value)],
+            Site(f"{name}/mine", Span.EACH, value.node),
+        )
+        counted = context.add(
+            "AddN",
+            [mine.output()],
+            Site(f"{name}/counted", Span.ONCE, value.node),
+            gather=(0,),
+            attrs={"N": context.local},
+        ).output()
+        if edge is not None and edge.lowered.crosses:
+            counted = reduce_between_processes(Exchange(context, keys, edge), counted, "sum", changing=False)
+        return counted
+
+    def with_the_rest(self, counted: Value) -> Value:
+        """Return counted entries together with those that are the same in all blocks."""
+        if self._local.all():
+            return counted
+        rest = self.product([not local for local in self.local], name="fixed")
+        if rest is None:
+            rest = self._add("Mul", [self._value, self._const(~self._local, "is_common")], "common")
+        return self._add("AddV2", [counted, rest], "global_size")
+
+    def _as_number(self, value: Value, what: str) -> Value:
+        """Return an int32 as a number of the type that the sizes have."""
+        if self._fact.dtype == dtypes.INT32:
+            return value
+        return self._add("Cast", [value], what, DstT=self._fact.dtype)
+
+    def _add(self, op: str, inputs: list[Value], what: str, **attrs: object) -> Value:
+        name = f"{self._value.node.name}/{what}"
+        return self._context.add(op, inputs, Site(name, Span.ONCE, self._value.node), attrs=attrs or None).output()
+
+    def _const(self, content: object, what: str, dtype: object = None) -> Value:
+        name = f"{self._value.node.name}/{what}"
+        kind = dtypes.numpy_dtype(self._fact.dtype) if dtype is None else dtype
+        made = self._context.const(content, kind, name=name, near=self._value)
+        made.node.set_span(Span.ONCE)
+        return made

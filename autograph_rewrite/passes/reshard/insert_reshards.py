@@ -1,0 +1,359 @@
+"""Insert a reshard on every edge whose producer and consumer disagree on the placement.
+
+    before   %dw: partial(sum) ──► ResourceApplyAdam
+    after    %dw ──► AddN(all) ──► ResourceApplyAdam             (shared)
+             %dw ──► CollectiveReduceV2 ──► ResourceApplyAdam    (mirrored)
+
+Each value is converted once, whoever reads it. Relies on `assign_spans` having marked what each replica runs.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from autograph_rewrite.analysis.batch_groups import batch_groups
+from autograph_rewrite.analysis.empty_lists import future_splits
+from autograph_rewrite.analysis.facts.placement import PARTIAL, REPLICATED, Fact, split
+from autograph_rewrite.analysis.facts.symbolic_dims import rows_per_example, segments
+from autograph_rewrite.analysis.propagate import is_pinned
+from autograph_rewrite.analysis.rules.base import LocalEntry, Reshard, Slice
+from autograph_rewrite.errors import PassError
+from autograph_rewrite.ir.graph import Node, Select, Span, Value
+from autograph_rewrite.ir.op_traits import BACK_EDGES, ENTERS
+from autograph_rewrite.ir.traversal import ancestors
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.passes.base.builder import Builder
+from autograph_rewrite.passes.base.context import Context, Site
+from autograph_rewrite.passes.collectives.all_gather import Blocked, all_gather, gather_between_processes
+from autograph_rewrite.passes.collectives.all_reduce import all_reduce, reduce_between_processes
+from autograph_rewrite.passes.collectives.block_bounds import Blocks
+from autograph_rewrite.passes.collectives.exchange import Exchange
+from autograph_rewrite.passes.collectives.key_operands import Keys
+from autograph_rewrite.passes.collectives.rows import rows_at, rows_between
+from autograph_rewrite.passes.collectives.wire_values import refuse_container
+from autograph_rewrite.passes.compression import compress
+from autograph_rewrite.passes.reshard.bucketing import reduce_bucket
+from autograph_rewrite.passes.reshard.constant_sizes import constant_size
+from autograph_rewrite.passes.reshard.global_sizes import global_size, read_early
+from autograph_rewrite.passes.reshard.segments import in_order, piece_with_segments
+from autograph_rewrite.passes.reshard.shared_predicates import common_predicate
+from autograph_rewrite.plan.parts.messages import EdgePlan
+from autograph_rewrite.resolve.batch_inputs import inputs_behind
+from autograph_rewrite.resolve.spans import differs_by_replica
+
+
+def assign_spans(context: Context) -> None:
+    """Mark each node with how often it runs: once, or on every replica."""
+    context.future_splits = future_splits(context.state)
+    order = context.state.order
+    for node in order:
+        node.set_span(_span(context, node))
+    for node in (*order, *reversed(order)):
+        if node.op == "NoOp" and _stands_between_instances(node):
+            node.set_span(Span.EACH)
+
+
+def _stands_between_instances(node: Node) -> bool:
+    """Return whether a NoOp lets nodes that every replica runs wait for some: once, it would make the replicas wait."""
+    users, each = node.control_users, Span.EACH
+    return bool(users) and all(n.span is each for n in users) and any(n.span is each for n in node.controls)
+
+
+def _span(context: Context, node: Node) -> Span:
+    state = context.state
+    if node in context.server_region.nodes:
+        return Span.ONCE
+    if node.op == "LoopCond":
+        return Span.ONCE  # one condition for all replicas
+    if differs_by_replica(state, node, context.future_splits):
+        return Span.EACH
+    if not context.mirrored or is_pinned(node) or node in context.server_region.devices:
+        return Span.ONCE
+    is_input = node.op in ("Placeholder", "PlaceholderWithDefault") and node.name not in context.variables
+    return Span.ONCE if is_input else Span.EACH
+
+
+def _carries(carrier: Node, merge: Node) -> bool:
+    """Return whether a node brings a loop variable to its Merge, and nothing else."""
+    if carrier.op in BACK_EDGES:
+        return True
+    enters = carrier.op in ("Enter", "RefEnter") and not carrier.attr("is_constant")
+    return enters and merge.span is Span.ONCE and all(reader is merge for reader, _ in carrier.output().uses)
+
+
+class ReshardInserter:
+    """Converts values on demand and remembers what it made.
+
+    Args:
+        context: the rewrite, whose graph is edited.
+        blocks: limits of the replicas' blocks.
+        keys: makes the keys of collectives.
+    """
+
+    def __init__(self, context: Context, blocks: Blocks, keys: Keys) -> None:
+        self._context = context
+        self._blocks = blocks
+        self._blocks_of: dict[Value, Blocks] = {blocks.source: blocks}
+        self._keys = keys
+        self._whole: dict[Value, Value] = {}
+        self._pieces: dict[tuple[Value, Slice, Value], Value] = {}
+        self._terms: dict[Value, Value] = {}
+        self._predicates: dict[Value, Value] = {}
+        self._carried: dict[Node, Reshard | None] = {}  # what brings values to the Merge of a loop
+        self._brought: dict[Value, Value] = {}  # by what is converted for it, the value that has the plan's edge
+        state = context.state
+        self._entered = {node: node.inputs[0] for node in state.order if node.op in ENTERS}
+        matters = context.processes == 1 and blocks.static is None and len(state.whole_inputs) > 1
+        self._behind = inputs_behind(state) if matters else {}
+        self.groups = batch_groups(state) if matters else None
+
+    def run(self) -> None:
+        """Convert every edge of the original graph."""
+        self._share_draws()
+        self._before_back_edges()
+        for node in self._context.state.order:
+            transferred = self._context.state.transfers[node]
+            if transferred.constant:
+                constant_size(self._context, node, self._read)
+                continue
+            self._connect(node)
+            if (early := read_early(self._context, node)) is not None:
+                self._read_instead(node.output(), early)
+
+    def _read_instead(self, value: Value, new: Value) -> None:
+        """Let those that read a value as it is read another one."""
+        for user, position in value.uses:
+            transferred = self._context.state.transfers.get(user)
+            if transferred is None or position not in transferred.operand_reshards:
+                self._read(user, position, new)
+
+    def _share_draws(self) -> None:
+        """Let all processes use what the first one drew: others draw zeros, and all is added up."""
+        context = self._context
+        for edge in [edge for edge in context.edges.values() if edge.from_ == "single"]:
+            value = context.graph.value(edge.value)
+            drawn = context.of_worker_0(value)
+            shared = reduce_between_processes(Exchange(context, self._keys, edge), drawn, "sum", changing=True)
+            value.replace_all_uses_with(shared, keep=set(ancestors([shared.node])))
+            context.take_place(value, shared)
+
+    def _before_back_edges(self) -> None:
+        """Let what brings a loop variable to its Merge carry the converted value, and run where the Merge does.
+
+        Nothing may stand between NextIteration and its Merge; and what only enters a loop is there in the first
+        iteration only, while TensorFlow would wait in each for what comes from another device.
+        """
+        state = self._context.state
+        for node in state.order:
+            if node.op not in ("Merge", "RefMerge"):
+                continue
+            for index, value in enumerate(node.inputs):
+                reshard = state.transfers[node].operand_reshards.get(
+                    index, REPLICATED if value in state.reduced else None
+                )
+                if _carries(value.node, node) and (reshard is not None or node.span is Span.ONCE):
+                    self._carry(value, node, reshard)
+
+    def _carry(self, value: Value, merge: Node, reshard: Reshard | None) -> None:
+        carrier, devices = value.node, self._context.server_region.devices
+        self._brought[carrier.inputs[0]] = value
+        self._carried[carrier] = reshard
+        carrier.set_span(merge.span)
+        if merge in devices:
+            devices[carrier] = devices[merge]
+
+    def _connect(self, node: Node) -> None:
+        state = self._context.state
+        operand_reshards = state.transfers[node].operand_reshards
+        if (carried := self._carried.get(node)) is not None:
+            operand_reshards = {0: carried}
+        for index, value in enumerate(node.inputs):
+            reshard = operand_reshards.get(index)
+            if value.node in self._carried:
+                reshard = None
+            elif reshard is None and value in state.whole_inputs:
+                reshard = Slice(state.whole_inputs[value], 1)
+            elif reshard is None and value in state.reduced:
+                reshard = REPLICATED
+            new = value if reshard is None else self.convert(value, reshard, node)
+            if index == 1 and node.op in ("Switch", "RefSwitch"):
+                new = self._common_predicate(new)
+            self._read(node, index, new)
+
+    def _common_predicate(self, value: Value) -> Value:
+        """Return one predicate for all replicas."""
+        if value.node.span is Span.ONCE:
+            return value
+        if value not in self._predicates:
+            self._predicates[value] = common_predicate(self._context, value)
+        return self._predicates[value]
+
+    def _read(self, node: Node, index: int, value: Value) -> None:
+        crosses = node.span is Span.ONCE and value.node.span is Span.EACH
+        if not crosses and node._inputs[index] is value and not node.selects:
+            return
+        node.set_input(index, value, Select.FIRST if crosses else None)
+        if crosses and self._context.mirrored:
+            node.add_control(value.node)  # fetching replica 0's value alone would leave its collectives waiting
+
+    def convert(self, value: Value, reshard: Reshard, reader: Node) -> Value:
+        """Return `value` as `reader` wants it.
+
+        Args:
+            value: as it was before any conversion.
+            reshard: the placement that is wanted, or the block.
+            reader: for messages, and for the loop that it is in.
+        """
+        if isinstance(reshard, LocalEntry):
+            return self._local_entry(value, reshard, reader)
+        if isinstance(reshard, Slice):
+            return self.piece(value, reshard, reader)
+        if reshard == PARTIAL:
+            return self._term(self.whole(value, reader))
+        if reshard == REPLICATED:
+            return self.whole(value, reader)
+        raise PassError(f"no conversion of '{value.name}' to {reshard}", node=reader)
+
+    def whole(self, value: Value, reader: Node) -> Value:
+        """Return the whole, global value."""
+        if value not in self._whole:
+            self._whole[value] = self._make_whole(value, reader)
+        return self._whole[value]
+
+    def _make_whole(self, value: Value, reader: Node) -> Value:
+        context = self._context
+        fact = context.fact(value)
+        if value in context.state.whole_inputs:
+            return self._whole_input(value, fact)
+        if not fact.placement.differs:
+            return value
+        refuse_container(value, fact, reader)
+        if value.node in self._entered:
+            return self._enter(value.node, self.whole(self._entered[value.node], reader))
+        if fact.is_local:
+            batch = context.bring(self.blocks_at(value.node).batch, value)
+            return global_size(context, value, fact, batch, self._keys)
+        edge = context.edges.get((value.name, "replicated"))
+        if edge is None and value in self._brought:
+            edge = context.edges.get((self._brought[value].name, "replicated"))
+        with context.at(self._home(edge)):
+            return self._combined(value, fact, edge)
+
+    def _enter(self, enter: Node, value: Value) -> Value:
+        """Return a value in the loop that `enter` leads into: exchanged before it, not by a collective in it."""
+        context, name = self._context, f"{enter.name}/whole"
+        attrs = {key: enter.attr(key) for key in ("frame_name", "is_constant", "parallel_iterations")}
+        # A Merge on another device would wait for the value in every iteration, so each has an Enter of its own.
+        span = Span.EACH if value.node.span is Span.EACH else context.common_span
+        node = context.add("Enter", [value], Site(name, span, enter), attrs=attrs, controls=enter.controls)
+        context.frames[node] = context.frames[enter]
+        return node.output()
+
+    def _home(self, edge: EdgePlan | None) -> str | None:
+        """Return where what the replicas of the only process hold is combined, if its owner lives somewhere."""
+        served = edge is not None and self._context.processes == 1
+        return self._context.server_region.homes.get(edge.owner) if served and edge is not None else None
+
+    def _combined(self, value: Value, fact: Fact, edge: EdgePlan | None) -> Value:
+        context = self._context
+        exchange = Exchange(context, self._keys, edge)
+        original, value = value, context.current(value)
+        if fact.placement.is_partial:
+            if edge is not None and edge.bucket:
+                return self._from_bucket(original, edge.bucket)
+            if edge is not None and edge.compressor != "none":
+                return compress.reduce(exchange, value, fact)
+            return all_reduce(exchange, value, fact)
+        rows, blocks = rows_per_example(fact.split_size), self.blocks_at(original.node)
+        joined = all_gather(exchange, value, Blocked(fact, blocks, rows))
+        parts = segments(fact.split_size)
+        return in_order(context, joined, parts, fact.placement.dim, blocks) if parts else joined
+
+    def _whole_input(self, value: Value, fact: Fact) -> Value:
+        """Return a whole batch input, of which several processes hold a part each."""
+        context = self._context
+        if context.processes == 1:
+            return value
+        edge = context.edges[value.name, "replicated"]
+        part = fact._replace(placement=split(context.state.whole_inputs[value]))
+        return gather_between_processes(Exchange(context, self._keys, edge), value, Blocked(part, self._blocks, 1))
+
+    def _from_bucket(self, value: Value, bucket: int) -> Value:
+        """Reduce a whole bucket, and return the sum of one of its members."""
+        context = self._context
+        members = [(context.graph.value(edge.value), edge) for edge in context.edges.values() if edge.bucket == bucket]
+        self._whole.update(reduce_bucket(context, members, self._keys))
+        return self._whole[value]
+
+    def piece(self, value: Value, reshard: Slice, reader: Node) -> Value:
+        """Return this replica's block of the whole value.
+
+        Args:
+            value: replicated, or a batch input.
+            reshard: dimension, rows per example and segments.
+            reader: for messages, and for the loop that it is in.
+        """
+        dim, rows, parts = reshard
+        is_input = self._context.state.whole_inputs.get(value) == dim and not parts
+        blocks = self._measured_on(value) if is_input else self.blocks_at(reader)
+        key = (value, reshard, blocks.source)
+        if key not in self._pieces:
+            fact = self._context.fact(value)
+            refuse_container(value, fact, reader)
+            whole, part = (value, "part_") if is_input else (self.whole(value, reader), "")
+            if blocks.interleaved:
+                which = blocks.all_rows("examples" if is_input else "whole_examples", rows)
+                self._pieces[key] = rows_at(self._context, whole, which, dim, "block", Span.EACH)
+            elif parts:
+                self._pieces[key] = piece_with_segments(self._context, whole, parts, dim, blocks)
+            else:
+                limits = blocks.rows(f"{part}begin", rows), blocks.rows(f"{part}end", rows)
+                self._pieces[key] = rows_between(self._context, whole, value.node.name, dim, limits)
+            self._context.slices[self._pieces[key]] = whole
+        return self._pieces[key]
+
+    def blocks_at(self, node: Node) -> Blocks:
+        """Return the blocks by which a node goes: those of a batch input that it depends on, and whose size it has."""
+        behind = self._behind.get(node, ())
+        alike = self.groups.of(node) if self.groups is not None else ()
+        if alike:
+            behind = tuple(value for value in behind if value in alike) or alike
+        return self._blocks if not behind or self._blocks.source in behind else self._measured_on(behind[0])
+
+    def _measured_on(self, value: Value) -> Blocks:
+        """Return the blocks to cut `value` by: a batch input is measured itself, so that it can be fed alone."""
+        axis = self._context.state.whole_inputs.get(value)
+        if axis is None:
+            return self._blocks
+        if value not in self._blocks_of:
+            self._blocks_of[value] = Blocks(self._context, value, axis, self._keys)
+        return self._blocks_of[value]
+
+    def _term(self, source: Value) -> Value:
+        """Return the value on replica 0 and zeros elsewhere: a sum of one term."""
+        if source not in self._terms:
+            context, build = self._context, Builder.of(self._context, source, span=Span.EACH)
+            first = [index == 0 for index in range(context.replicas)]
+            mine = context.const_each(first, np.bool_, name=f"{build.name}/is_first", near=source)
+            zeros = build.op("ZerosLike", source, what="zeros")
+            self._terms[source] = build.op("SelectV2", mine, source, zeros, what="term")
+        return self._terms[source]
+
+    def _local_entry(self, value: Value, reshard: LocalEntry, reader: Node) -> Value:
+        """Return a shape vector whose entry is this replica's size instead of the whole size."""
+        build, fact, rows = (
+            Builder.of(self._context, value, span=Span.EACH),
+            self._context.fact(value),
+            rows_per_example(reshard.size),
+        )
+        (length,) = (dim if isinstance(dim, int) else 0 for dim in fact.shape or ())
+        if rows is None:
+            raise PassError(f"the size {reshard.size} of one block is not known", node=value.node)
+        at = np.zeros(length, np.int64)
+        at[reshard.position] = 1
+        mine = self._context.bring(self.blocks_at(reader).rows("count", rows), value)
+        if fact.dtype != dtypes.INT32:
+            mine = build.op("Cast", mine, what="rows", DstT=fact.dtype)
+        placed = build.op("Mul", mine, build.const(at, fact.dtype, "entry"), what="placed")
+        others = build.op("Mul", value, build.const(1 - at, fact.dtype, "others"), what="kept")
+        return build.op("AddV2", placed, others, what="local_size")

@@ -1,0 +1,338 @@
+"""Configured settings that nothing reads: each gets a note with its line and the reason.
+
+    strategy: {variables: shared, hint: nccl}      in one process there is no collective that could follow the hint
+    variables: [{match: w, sync: false}]           one process has nobody that it could run ahead of
+
+`READERS` has an entry for every key of a configuration. A setting counts where it differs from its default; whether it
+is read follows from the resolved plan, so it does not matter why: the mode, the strategy, an override or the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from pydantic import BaseModel
+
+from autograph_rewrite.analysis.rules.arrays import random
+from autograph_rewrite.config.config import Config
+from autograph_rewrite.diagnostics.located_yaml import KeyPath, dotted
+from autograph_rewrite.diagnostics.user_warning import warn_user
+from autograph_rewrite.ir.types.device_names import parse
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.passes.base.report import Report
+from autograph_rewrite.passes.configured_setting import Setting
+from autograph_rewrite.plan.parts.messages import STEP, EdgePlan
+from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.resolve.compression import SIXTEEN_BIT
+
+SHOWN = 5
+PLACING = frozenset(
+    (
+        "PS", "PSLoadBalancing", "PartitionedPS", "UnevenPartitionedPS", "PartitionedAR", "RandomAxisPartitionAR",
+        "Parallax", "FSDP",
+    )
+)  # fmt: skip
+"""Builders that are chosen for where they place or split variables."""
+
+Reader = Callable[[Setting], str]
+"""Returns why nothing reads a setting; nothing where something does."""
+
+
+def read(setting: Setting) -> str:
+    """Something reads it, whatever the plan is, or it is checked."""
+    return ""
+
+
+def _needs_a_job(setting: Setting) -> str:
+    return "there is one process" if len(setting.plan.processes) == 1 and not setting.plan.stage_hosts else ""
+
+
+def _workers(setting: Setting) -> str:
+    alone = setting.config.workers == 1 and not (setting.config.cluster is not None and setting.config.cluster.ps)
+    return "one worker alone joins nobody, so its address is not used" if alone else ""
+
+
+def _servers(setting: Setting) -> str:
+    used = {device for device in setting.plan.homes.values() if parse(device).job == "ps"}
+    return "" if used else f"{setting.plan.strategy} puts no variable on a parameter server"
+
+
+def _network(setting: Setting) -> str:
+    return "there is one process, so nothing crosses the network" if _workers(setting) else ""
+
+
+def _name(setting: Setting) -> str:
+    plan = setting.plan
+    places = plan.homes or any(request.sizes for request in plan.variables) or plan.pipeline is not None
+    if places or setting.value not in PLACING:
+        return ""
+    return "it finds no variable to place or split, so the plan is that of AllReduce"
+
+
+def _mode(setting: Setting) -> str:
+    return "there is one replica" if setting.plan.replicas == 1 and setting.value == "mirrored" else ""
+
+
+def _hint(setting: Setting) -> str:
+    collectives = [edge for edge in setting.edges if edge.is_collective]
+    if not collectives:
+        return _no_collective(setting)
+    if setting.value == "nccl" and all(parse(device).kind == "CPU" for device in setting.plan.devices):
+        return "NCCL is for GPUs, and the replicas run on CPUs"
+    return ""
+
+
+def _buckets(setting: Setting) -> str:
+    summed = [edge for edge in setting.edges if edge.owner != STEP and _is_summed(edge)]
+    if not summed:
+        return _no_collective(setting)
+    return ""
+
+
+def _is_summed(edge: EdgePlan) -> bool:
+    return edge.is_collective and edge.from_ == "partial(sum)" and edge.compressor in ("none", *SIXTEEN_BIT)
+
+
+def _no_collective(setting: Setting) -> str:
+    plan = setting.plan
+    if plan.replicas == 1:
+        return "there is one replica, so nothing is exchanged"
+    if plan.mode == "shared":
+        return "shared variables are updated from plain sums; collectives come with strategy.variables: mirrored"
+    return "no gradient that it is for is reduced by a collective"
+
+
+def _compressor(setting: Setting) -> str:
+    if setting.config.strategy.name == "Auto" and setting.path[0] == "strategy":
+        return ""  # it is one more choice that may be made
+    if any(edge.compressor != "none" for edge in setting.edges):
+        return ""
+    if setting.plan.replicas == 1:
+        return "there is one replica, so nothing is sent"
+    return "no gradient that it is for is sent in a way that it could make smaller"
+
+
+def _match(setting: Setting) -> str:
+    if not setting.owners:
+        return "an earlier entry matches every trained variable that it matches, or none of them is trained"
+    override = setting.config.variables[int(setting.path[1])]
+    return "" if len(override.model_fields_set) > 1 else "the entry says nothing but which variables it is for"
+
+
+def _synchronizer(setting: Setting) -> str:
+    return "" if setting.requests else "none of the variables that it is for is trained"
+
+
+def _partition(setting: Setting) -> str:
+    if any(request.sizes for request in setting.requests):
+        return ""
+    one = setting.plan.replicas == 1 and "there is one replica"
+    return one or "the variables stay whole: too small, inside a loop or branch, or shards of other processes"
+
+
+def _server_setting(setting: Setting) -> str:
+    if len(setting.plan.processes) > 1:
+        return ""
+    return "there is one process, and each update takes what all of its replicas have made of the step"
+
+
+def _proxy(setting: Setting) -> str:
+    if len(setting.plan.processes) > 1:
+        return ""
+    return "the one process has the variable itself, so that a copy of it saves no way"
+
+
+def _with_micro(setting: Setting) -> str:
+    if setting.plan.pipeline is not None:
+        return "micro-batches of a pipeline are cut as the section `pipeline` says"
+    return "" if setting.plan.microbatches > 1 else "there are no micro-batches"
+
+
+def _microbatches(setting: Setting) -> str:
+    pipeline = setting.config.pipeline
+    given = pipeline is not None and (pipeline.microbatches or pipeline.microbatch_size)
+    return "the section `pipeline` says how many there are" if given else ""
+
+
+def _stages(setting: Setting) -> str:
+    return "" if setting.value > 1 or setting.config.pipeline is None else "one stage is the whole model"
+
+
+def _schedule(setting: Setting) -> str:
+    if setting.plan.pipeline is not None and setting.plan.pipeline.stages == 1:
+        return "there is one stage"
+    return "" if setting.plan.microbatches > 1 else "there is one micro-batch"
+
+
+def _assign(setting: Setting) -> str:
+    pipeline = setting.config.pipeline
+    said = pipeline is not None and (pipeline.boundaries is not None or pipeline.names is not None)
+    return "boundaries or names say where stages begin" if said else ""
+
+
+def _layout(setting: Setting) -> str:
+    return "" if setting.plan.microbatches > 1 else "there is one micro-batch"
+
+
+def _random(setting: Setting) -> str:
+    if not any(node.op in random.RULES for node in setting.step):
+        return "the step draws no random numbers"
+    return "there is one replica" if setting.plan.instances == 1 else ""
+
+
+def _batch_norm(setting: Setting) -> str:
+    if setting.value != "local":
+        return ""
+    if setting.plan.instances == 1:
+        return "there is one replica"
+    if setting.report is None or setting.report.inexact:
+        return ""
+    return "nothing in this graph is a batch normalisation to which that applies"
+
+
+def _timeout(setting: Setting) -> str:
+    plan = setting.plan
+    waits = plan.mode == "mirrored" and plan.replicas > 1
+    if waits or plan.workers > 1 or (plan.homes and setting.config.cluster is not None):
+        return ""
+    return "there is one process, whose replicas share their variables: nothing waits for another"
+
+
+READERS: Mapping[str, Reader] = MappingProxyType(
+    {
+        "devices": read,
+        "cluster": read,
+        "cluster.workers": _workers,
+        "cluster.ps": _servers,
+        "cluster.network": read,
+        "cluster.network.bandwidth_gbps": _network,
+        "cluster.network.latency_us": _network,
+        "strategy": read,
+        "strategy.name": _name,
+        "strategy.variables": _mode,
+        "strategy.bucket_bytes": _buckets,
+        "strategy.compressor": _compressor,
+        "strategy.hint": _hint,
+        "variables": read,
+        "variables.match": _match,
+        "variables.synchronizer": _synchronizer,
+        "variables.partition": _partition,
+        "variables.partition.axis": read,
+        "variables.partition.shards": read,
+        "variables.partition.over": read,
+        "variables.partition.stage": read,
+        "variables.sync": _server_setting,
+        "variables.staleness": _server_setting,
+        "variables.proxy": _proxy,
+        "variables.bucket_bytes": _buckets,
+        "variables.compressor": _compressor,
+        "variables.hint": _hint,
+        "pipeline": read,
+        "pipeline.stages": _stages,
+        "pipeline.microbatches": read,
+        "pipeline.microbatch_size": read,
+        "pipeline.schedule": _schedule,
+        "pipeline.form": _schedule,
+        "pipeline.circular_repeat": read,
+        "pipeline.boundaries": read,
+        "pipeline.names": read,
+        "pipeline.assign": _assign,
+        "pipeline.devices": read,
+        "pipeline.layout": _layout,
+        "microbatches": _microbatches,
+        "accumulation": read,
+        "accumulation.form": _with_micro,
+        "accumulation.layout": _with_micro,
+        "accumulation.uneven": _with_micro,
+        **dict.fromkeys(("remat", "remat.policy", "remat.names", "remat.scopes"), read),  # the pass notes what it left
+        **dict.fromkeys(("passes", "passes.file", "passes.after"), read),
+        "mesh": read,
+        "mesh.data": read,  # it must be what the devices make of it
+        "mesh.model": read,
+        **dict.fromkeys(("sharding", "sharding.match", "sharding.split"), read),
+        **dict.fromkeys(("sharding.replicate", "sharding.assign"), read),
+        "steps_per_run": read,
+        "semantics": read,
+        "semantics.batch_norm": _batch_norm,
+        "semantics.random": _random,
+        "semantics.strict": read,
+        "semantics.min_coverage": read,
+        "input": _needs_a_job,
+        "timeout_seconds": _timeout,
+    }
+)
+
+
+def written(section: BaseModel, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """Yield the keys that a configuration sets to something else than their defaults, sections before their keys."""
+    for name in type(section).model_fields:
+        if name not in section.model_fields_set:
+            continue
+        value, here = getattr(section, name), (*path, name)
+        if value == type(section).model_fields[name].get_default(call_default_factory=True):
+            continue
+        yield here, value
+        if isinstance(value, BaseModel):
+            yield from written(value, here)
+        for i, part in enumerate(value if isinstance(value, tuple) else ()):
+            if isinstance(part, BaseModel):
+                yield from written(part, (*here, i))
+
+
+def unused_settings(config: Config, plan: Plan, item: GraphItem, report: Report | None = None) -> list[str]:
+    """The settings that nothing reads, as notes.
+
+    Args:
+        config: the configuration.
+        plan: resolved from it for a training step.
+        item: normalised; only its ops are looked at.
+        report: of the rewrite, if it has been made.
+    """
+    notes = []
+    for path, value in written(config):
+        setting = Setting(config, plan, item, path, value, report)
+        if setting.is_shadowed and path[2:] != ("match",):
+            continue
+        reason = READERS[setting.key](setting)
+        if reason:
+            notes.append(f"{config.where(*path)}: {dotted(path)}{_shown(value)} does nothing here: {reason}")
+    return notes
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, BaseModel | tuple):
+        return ""
+    return f": {str(value).lower() if isinstance(value, bool) else value}"
+
+
+def with_unused_settings(item: GraphItem, config: Config, original: GraphItem) -> GraphItem:
+    """A rewritten training step whose plan notes the settings that do nothing; there is one warning for all of them.
+
+    Args:
+        item: rewritten.
+        config: the user's.
+        original: what was rewritten.
+    """
+    plan = noted(item.report.plan, config, original, item.report)
+    return item.with_(report=replace(item.report, plan=plan)) if plan is not item.report.plan else item
+
+
+def noted(plan: Plan, config: Config, item: GraphItem, report: Report | None = None) -> Plan:
+    """The resolved plan of a training step with a note for each setting that does nothing, and one warning for all.
+
+    Args:
+        plan: resolved.
+        config: the user's.
+        item: the original.
+        report: of the rewrite; None: there was none.
+    """
+    notes = [note for note in unused_settings(config, plan, item, report) if note not in plan.notes]
+    if not notes:
+        return plan
+    more = f"\n  ... and {len(notes) - SHOWN} more" if len(notes) > SHOWN else ""
+    listed = "".join(f"\n  {note}" for note in notes[:SHOWN])
+    warn_user(f"settings without an effect:{listed}{more}")
+    return replace(plan, notes=(*plan.notes, *notes))

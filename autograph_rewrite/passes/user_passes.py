@@ -1,0 +1,52 @@
+"""User passes in the pipeline: each runs after the pass that it names, and is verified like the built-in ones.
+
+    propagate ► decompose ► ...     with fold-bias after propagate:     propagate ► fold-bias ► decompose ► ...
+
+Behind one that edits the graph, what nobody needs any more is dropped, and placements are propagated again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autograph_rewrite.analysis.propagate import Propagation, revise
+from autograph_rewrite.errors import PassError, RewriteError
+from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
+from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.plan.user_passes import PassFunction, function_of
+
+
+def with_user_passes(passes: Sequence[Pass], plan: Plan) -> tuple[Pass, ...]:
+    """Return passes with those of the user's own that a plan names; where the pass before one is left out, it is first.
+
+    Raises:
+        PlanError: one is not registered in this program.
+    """
+    if not plan.passes:
+        return tuple(passes)
+    names = {one.name for one in passes}
+    behind: dict[str, list[Pass]] = {}
+    for own in plan.passes:
+        made = Pass(own.name, _guarded(own.name, function_of(own)))
+        behind.setdefault(own.after if own.after in names else "", []).append(made)
+    return (*behind.get("", ()), *(each for one in passes for each in (one, *behind.get(one.name, ()))))
+
+
+def _guarded(name: str, function: PassFunction) -> PassFunction:
+    def run(rewrite: Rewrite) -> None:
+        edits = rewrite.graph.edits
+        try:
+            function(rewrite)
+        except RewriteError:
+            raise
+        except Exception as error:
+            raise PassError(f"the pass '{name}' of your own has failed: {type(error).__name__}: {error}") from error
+        if rewrite.graph.edits != edits:
+            eliminate_dead_code(rewrite.graph, rewrite.roots)
+            if rewrite.has(Propagation):
+                rewrite.put(revise(rewrite.get(Propagation)))
+
+    run.__doc__ = function.__doc__
+    return run

@@ -1,0 +1,1 @@
+"""Variable sharding: handles, updates, lookups, optimizer slots."""

@@ -1,0 +1,212 @@
+"""Rewrite each use of a variable's handle when the variable is sharded.
+
+    ReadVariableOp       a read per shard; whoever needs the whole reads one ConcatV2 of them
+    ResourceGather       rows from the shard that holds them, or columns from all
+    an update            one per shard, of its part of the gradient
+    VarIsInitializedOp   whether all shards are
+
+A use that none of these is, is refused by name before anything is edited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from autograph_rewrite.analysis.facts.symbolic_dims import unit
+from autograph_rewrite.analysis.variables.shardable import obstacle
+from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.copying import Variant, copy_node
+from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.op_traits import writes_variable
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.opdefs import get_op
+from autograph_rewrite.ir.variable_ops import ANONYMOUS, dense_inputs, is_handle, updates_rows
+from autograph_rewrite.passes.variable_sharding.emitter import Emitter
+from autograph_rewrite.passes.variable_sharding.shard_propagation import ShardedVariable, ShardPlacements
+from autograph_rewrite.passes.variable_sharding.sharded_lookup import Rows
+from autograph_rewrite.plan.parts.residence import Sharded, shard_name
+
+
+def require_cuttable(name: str, handle: Node, cut: set[Node]) -> None:
+    """Refuse a variable that is used in a way that no shard of it could be.
+
+    Args:
+        name: of the variable.
+        handle: the node that gives its handle.
+        cut: the handles of all variables that are cut the same way.
+
+    Raises:
+        GraphError: a loop captures it, or an op reads or writes it that works on whole variables only.
+    """
+    found = obstacle(handle, cut)
+    if found is not None:
+        raise GraphError(f"'{name}' cannot be cut into shards: {found.reason}", node=found.node, hint="leave it whole")
+
+
+class Uses:
+    """Rewrites the uses of the handles of variables that are cut into shards of the same sizes.
+
+    Args:
+        graph: the graph that is edited.
+        shares: what is cut.
+        sizes: of the shards.
+        names: of the variables, by the node that gives the handle.
+
+    Attributes:
+        handles: of the shards of each variable.
+    """
+
+    def __init__(
+        self, graph: Graph, shares: ShardPlacements, sizes: tuple[int, ...], names: Mapping[Node, str]
+    ) -> None:
+        self._graph, self._shares, self._sizes = graph, shares, sizes
+        self._emit = Emitter(graph, shares, sizes)
+        self._rows = Rows(graph, sizes)
+        self._reads: dict[tuple[Value, frozenset[Node]], Node] = {}
+        self.handles = {handle: self._cut_handle(handle, name) for handle, name in names.items()}
+
+    def run(self) -> None:
+        """Rewrite the graph."""
+        emit, shares = self._emit, self._shares
+        for node in shares.state.order:
+            if (member := shares.member(node)) is not None:
+                self._use(node, member)
+            elif node in shares.transfers:
+                emit.clone(node)
+            elif node.op == "GatherV2":
+                self._gather(node)
+        emit.finish()
+
+    def _cut_handle(self, handle: Node, name: str) -> tuple[Node, ...]:
+        """Add the handles of the shards."""
+        member = self._shares.members[handle]
+        cut = Sharded(member.axis, self._sizes)
+        made = []
+        for k in self._emit.shards:
+            without = ("_class", "_output_shapes")
+            new = copy_node(self._graph, handle, (), name=shard_name(handle.name, k), variant=Variant(without=without))
+            if handle.op == "VarHandleOp":
+                new.set_attr("shape", cut.shape(member.shape, k))
+                if handle.attr("shared_name") != ANONYMOUS:
+                    new.set_attr("shared_name", shard_name(name, k).encode())
+            made.append(new)
+        self._emit.clones[handle] = tuple(made)
+        self._emit.parts[handle.output()] = tuple(node.output() for node in made)
+        return tuple(made)
+
+    def _use(self, node: Node, member: ShardedVariable) -> None:
+        emit = self._emit
+        handles = emit.parts[node.inputs[0]]
+        if writes_variable(node.op):
+            (self._update_rows if updates_rows(node) else self._update)(node, member)
+        elif node.op == "ReadVariableOp":
+            self._read(node, handles)
+        elif node.op == "ResourceGather":
+            self._lookup(node, member, handles)
+        elif node.op == "ResourceGatherNd":
+            whole = self._whole(node, member, handles)
+            emit.instead[node.output()] = emit.add("GatherNd", [whole, node.inputs[1]], node, "elements")
+        elif node.op == "VariableShape":
+            shape = emit.const(member.shape, dtypes.numpy_dtype(node.output_dtypes[0]), node, "shape")
+            emit.instead[node.output()], emit.clones[node] = shape, (shape.node,)
+        else:  # a carrier, or an op that is asked of each shard
+            emit.keep(node, [self._copy(node, k) for k in emit.shards])
+            if node.op == "VarIsInitializedOp":
+                emit.instead[node.output()] = self._all(node)
+
+    def _copy(self, node: Node, shard: int) -> Node:
+        handle, *others = node.inputs
+        return self._emit.copy(node, shard, [self._emit.parts[handle][shard], *others])
+
+    def _all(self, node: Node) -> Value:
+        """Return whether something holds of all shards."""
+        holds, *others = [clone.output() for clone in self._emit.clones[node]]
+        for other in others:
+            holds = self._emit.add("LogicalAnd", [holds, other], node, "all")
+        return holds
+
+    def _read(self, node: Node, handles: tuple[Value, ...]) -> None:
+        """Read the shards; reads that happen at the same time are one."""
+        emit = self._emit
+        key = handles[0], frozenset(node.controls)
+        first = self._reads.setdefault(key, node)
+        if first is node:
+            emit.keep(node, [self._copy(node, k) for k in emit.shards])
+            return
+        emit.clones[node] = emit.clones[first]
+        emit.parts[node.output()] = emit.parts[first.output()]
+        emit.same[node.output()] = first.output()
+
+    def _whole(self, node: Node, member: ShardedVariable, handles: tuple[Value, ...]) -> Value:
+        """Return the whole variable, as it is when `node` reads it."""
+        emit = self._emit
+        dtype = node.output_dtypes[0]
+        reads = [emit.add("ReadVariableOp", [h], node, f"part_{k}/read", dtype=dtype) for k, h in enumerate(handles)]
+        emit.clones[node] = tuple(read.node for read in reads)
+        return emit.concat(reads, member.axis, node)
+
+    def _lookup(self, node: Node, member: ShardedVariable, handles: tuple[Value, ...]) -> None:
+        emit, ids = self._emit, node.inputs[1]
+        if node.attr("batch_dims", 0):
+            whole, first = self._whole(node, member, handles), emit.const(0, np.int32, node, "first")
+            made = emit.add("GatherV2", [whole, ids, first], node, "rows", batch_dims=node.attr("batch_dims"))
+        elif member.axis == 0:
+            made, emit.clones[node] = self._rows.lookup(node, handles, emit.whole(ids), member.shape[1:])
+        else:
+            columns = [self._emit.copy(node, k, [handle, emit.whole(ids)]) for k, handle in enumerate(handles)]
+            emit.clones[node] = tuple(columns)
+            made = emit.concat([each.output() for each in columns], member.axis - len(member.shape), node)
+        emit.instead[node.output()] = made
+
+    def _gather(self, node: Node) -> None:
+        """Look rows of a value up in the shards of it."""
+        emit, shares = self._emit, self._shares
+        table, ids, axis = node.inputs
+        fact, at = shares.facts.get(table), shares.state.facts[axis].value
+        if fact is None or table not in emit.parts or fact.placement.dim or not fact.placement.is_split:
+            return
+        shape = shares.state.facts[table].shape
+        if at != (0,) or node.attr("batch_dims", 0) or shape is None or unit(fact.split_size) != 1:
+            return
+        row = tuple(dim for dim in shape[1:] if isinstance(dim, int))
+        if len(row) == len(shape) - 1:
+            found, emit.clones[node] = self._rows.lookup(node, emit.parts[table], emit.whole(ids), row)
+            emit.instead[node.output()] = found
+
+    def _update(self, node: Node, member: ShardedVariable) -> None:
+        """Update each shard with its part of what has the variable's shape."""
+        emit, dense = self._emit, dense_inputs(node)
+        taken = []
+        for i, value in enumerate(node.inputs):
+            if is_handle(value):
+                taken.append(emit.parts[value])
+            elif i in dense:
+                taken.append(emit.along(value, member.axis))
+            else:
+                taken.append((emit.whole(value),) * len(self._sizes))
+        emit.keep(node, [emit.copy(node, k, [values[k] for values in taken]) for k in emit.shards])
+
+    def _update_rows(self, node: Node, member: ShardedVariable) -> None:
+        """Update in each shard the rows that it holds; of columns, each shard holds some of all rows."""
+        emit = self._emit
+        names = [arg.name for arg in get_op(node.op).inputs]
+        ids = emit.whole(node.inputs[names.index("indices")])
+        copies = []
+        for k in emit.shards:
+            places, local = self._rows.of(ids)[k] if member.axis == 0 else (None, ids)
+            inputs = []
+            for name, value in zip(names, node.inputs, strict=True):
+                if is_handle(value):
+                    inputs.append(emit.parts[value][k])
+                elif name == "indices":
+                    inputs.append(local)
+                elif name not in ("grad", "updates") or self._shares.state.facts[value].shape == ():
+                    inputs.append(emit.whole(value))
+                elif places is None:
+                    inputs.append(emit.pieces(emit.whole(value), member.axis - len(member.shape))[k])
+                else:
+                    inputs.append(self._rows.select(emit.whole(value), member.shape[1:], places, k))
+            copies.append(emit.copy(node, k, inputs))
+        emit.keep(node, copies)

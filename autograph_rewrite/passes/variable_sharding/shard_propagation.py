@@ -1,0 +1,184 @@
+"""Propagation on the shard axis: which values of an update are sharded like the variable that they update.
+
+    w, m: read in shards    dw: whole, cut where it arises
+    m' = b m + dw           split      cloned for each shard
+    n  = sum(m' * m')       partial    added up over the shards
+    w - rate / n * m'       split      rate and n are common to all shards
+
+The rules are those of the batch; here a block is a shard, and its size is known. What comes before the gradient (the
+forward and the backward pass) reads whole values and is left alone, as is whatever no rule can cut.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from autograph_rewrite.analysis.facts.placement import LOCAL, Fact, split
+from autograph_rewrite.analysis.facts.symbolic_dims import local_symbol, unit
+from autograph_rewrite.analysis.propagate import Propagation
+from autograph_rewrite.analysis.rule_table import TABLE, families
+from autograph_rewrite.analysis.rules.base import WHOLE, LocalEntry, Reshard, Semantics, Slice
+from autograph_rewrite.analysis.transfer import NodeTransfer
+from autograph_rewrite.analysis.transfer import transferred as answer_of
+from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.op_traits import writes_variable
+from autograph_rewrite.ir.traversal import ancestors
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.variable_ops import dense_inputs, handle_node, is_handle
+
+ELEMENTWISE = families("elementwise")
+FAMILIES = families("elementwise", "layout", "reduce")
+"""The families of rules whose ops are worth cutting in an update."""
+_MEANS = frozenset((dtypes.FLOAT, dtypes.DOUBLE))
+
+
+class ShardedVariable(NamedTuple):
+    """A variable that is cut: its whole shape, and along which axis."""
+
+    shape: tuple[int, ...]
+    axis: int
+
+
+@dataclass
+class ShardPlacements:
+    """The placements that follow for one set of variables that are cut into shards of the same sizes.
+
+    Attributes:
+        state: of the whole graph, where nothing is cut.
+        extent: the size of the axis that is cut.
+        members: the variables, by the node that gives the handle.
+        facts: what readers in the update see of each value that is cut, or a sum over the shards.
+        answers: of the nodes that run for each shard.
+        gradients: whole values that are cut for their readers in the update, with the axis.
+    """
+
+    state: Propagation
+    extent: int
+    members: Mapping[Node, ShardedVariable]
+    facts: dict[Value, Fact] = field(default_factory=dict)
+    transfers: dict[Node, NodeTransfer] = field(default_factory=dict)
+    gradients: dict[Value, int] = field(default_factory=dict)
+
+    def fact(self, value: Value) -> Fact:
+        """Return what a reader in the update sees of a value."""
+        return self.facts.get(value) or self.state.facts[value]
+
+    def member(self, node: Node) -> ShardedVariable | None:
+        """Return the variable that a node reads or writes, None where that is none of them."""
+        return self.members.get(handle_node(node.inputs[0])) if node.inputs and is_handle(node.inputs[0]) else None
+
+
+def place(
+    state: Propagation, members: Mapping[Node, ShardedVariable], step: set[Node], looped: set[Node]
+) -> ShardPlacements:
+    """Find what can be cut with the variables.
+
+    Args:
+        state: placements of the graph in which nothing is cut.
+        members: the variables, cut into shards of the same sizes.
+        step: the nodes that one step runs.
+        looped: the nodes inside loops, which are left alone.
+    """
+    shape, axis = next(iter(members.values()))
+    shares = ShardPlacements(state, shape[axis], members)
+    for node in state.order:
+        if node in step and writes_variable(node.op) and (member := shares.member(node)) is not None:
+            for value in gradients_of(state, node, member.shape):
+                shares.gradients.setdefault(value, member.axis)
+    before = ancestors(value.node for value in shares.gradients)
+    behind = ancestors(node for node in state.order if node in step and writes_variable(node.op))
+    for node in state.order:
+        if node.op == "ReadVariableOp" and (member := shares.member(node)) is not None:
+            shares.facts[node.output()] = _cut(node.output(), member)
+        elif node in behind and node not in before and node not in looped and _is_local(node):
+            _visit(shares, node)
+        for value in node.read_outputs:
+            if value in shares.gradients:
+                shares.facts[value] = _cut(value, ShardedVariable(_shape(state, value), shares.gradients[value]))
+    return shares
+
+
+def _cut(value: Value, member: ShardedVariable) -> Fact:
+    shape, axis = member
+    return Fact(split(axis), value.dtype, (*shape[:axis], local_symbol(), *shape[axis + 1 :]))
+
+
+def _shape(state: Propagation, value: Value) -> tuple[int, ...]:
+    return tuple(dim for dim in state.facts[value].shape or () if isinstance(dim, int))
+
+
+def gradients_of(state: Propagation, update: Node, shape: tuple[int, ...]) -> list[Value]:
+    """Return the values of the variable's shape from which an update is computed element by element.
+
+    They are found from the update backwards; what is read from variables is none of them.
+
+    Args:
+        state: a propagation.
+        update: an op that updates the variable.
+        shape: static, of the variable.
+    """
+    found: dict[Value, None] = {}
+    pending = [update.inputs[i] for i in dense_inputs(update)]
+    seen = set(pending)
+    while pending:
+        value = pending.pop()
+        node = value.node
+        if node.op in ("ReadVariableOp", "Const") or state.facts[value].shape != shape:
+            continue
+        rule = TABLE.get(node.op)
+        if rule is None or rule.family not in ELEMENTWISE:
+            found[value] = None
+            continue
+        new = [other for other in node.inputs if other not in seen]
+        seen.update(new)
+        pending += new
+    return list(found)
+
+
+def _is_local(node: Node) -> bool:
+    rule = TABLE.get(node.op)
+    return rule is not None and rule.family in FAMILIES and not node.attr(WHOLE, False)
+
+
+def _visit(shares: ShardPlacements, node: Node) -> None:
+    """Keep the answer for a node if it runs for each shard."""
+    inputs = tuple([shares.fact(value) for value in node.inputs])
+    if not any(fact.placement.differs for fact in inputs) or any(is_handle(value) for value in node.inputs):
+        return
+    transferred = answer_of(node, inputs, {}, Semantics(batch=shares.extent))
+    if not _is_usable(shares, node, transferred):
+        return
+    shares.transfers[node] = transferred
+    for index, fact in enumerate(transferred.outputs):
+        if fact.placement.differs:
+            shares.facts[node.output(index)] = fact
+
+
+def _is_usable(shares: ShardPlacements, node: Node, transferred: NodeTransfer) -> bool:
+    """Return whether a node differs between shards, and can be cloned for them."""
+    placements = [fact.placement for fact in transferred.outputs]
+    if not any(placement.differs for placement in placements) or LOCAL in placements:
+        return False
+    if any(fact.placement.is_split and unit(fact.split_size) is None for fact in transferred.outputs):
+        return False
+    if transferred.decompose:
+        return node.op == "Mean" and node.output_dtypes[0] in _MEANS and elements_per_mean(shares.state, node) > 0
+    return all(_can_give(shares.fact(node.inputs[i]), reshard) for i, reshard in transferred.operand_reshards.items())
+
+
+def _can_give(fact: Fact, reshard: Reshard) -> bool:
+    if isinstance(reshard, LocalEntry):  # a constant takes its place
+        return all(isinstance(entry, int) for entry in fact.value or (None,))
+    return isinstance(reshard, Slice) or not reshard.is_split
+
+
+def elements_per_mean(state: Propagation, node: Node) -> int:
+    """Return over how many elements of the whole value each mean is taken, 0 where that is not known."""
+    read, made = state.facts[node.inputs[0]].shape, state.facts[node.output()].shape
+    if read is None or made is None or not all(isinstance(dim, int) for dim in (*read, *made)):
+        return 0
+    total, results = (math.prod(dim for dim in shape if isinstance(dim, int)) for shape in (read, made))
+    return total // results if results else 0

@@ -1,0 +1,146 @@
+"""Shard variables, before the graph is analysed.
+
+    before   w: split(0), sizes 3 2     read(w) ──► MatMul      ResourceApplyAdam(w, m, v, dw)
+    after    w/part_0: 3 rows           concat(reads) ──► MatMul
+             w/part_1: 2 rows           ResourceApplyAdam(w/part_k, m/part_k, v/part_k, dw/shards:k)
+
+What comes behind sees ordinary variables: their gradients are reduced, compressed and placed one by one. A variable's
+slots are cut with it. Initial values are made once and cut; a checkpoint holds the whole, since what saves reads the
+whole, and what restores is an update of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+
+from autograph_rewrite.analysis.propagate import Propagation, propagate, revise
+from autograph_rewrite.analysis.rules.base import Semantics
+from autograph_rewrite.analysis.variables.uses import variable_uses
+from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.control_flow import frames_of
+from autograph_rewrite.ir.graph import PASS_ATTR, Graph, Node, Value
+from autograph_rewrite.ir.traversal import ancestors
+from autograph_rewrite.item import GraphItem, Shards, Variable
+from autograph_rewrite.passes.variable_sharding.handle_uses import Uses, require_cuttable
+from autograph_rewrite.passes.variable_sharding.regather import gather_on_use
+from autograph_rewrite.passes.variable_sharding.shard_propagation import ShardedVariable, place
+from autograph_rewrite.plan.parts.residence import Sharded, placed, shard_name
+from autograph_rewrite.plan.plan import Plan
+
+PASS = "shard-variables"
+
+
+def shard_variables_of(graph: Graph, item: GraphItem, plan: Plan) -> tuple[GraphItem, Plan]:
+    """Cut the variables of which the plan wants it; return the item and the request with shards instead of them.
+
+    Args:
+        graph: a flat graph, which is edited; the outputs of the item are its anchors.
+        item: the item; its variables say what was cut, in `shards`.
+        plan: the request.
+
+    Raises:
+        GraphError: a variable cannot be cut.
+    """
+    cuts = {name: one for name, one in plan.residences.items() if isinstance(one, Sharded)}
+    if not cuts:
+        return item, plan
+    state = propagate(graph, {}, Semantics())
+    step = _step(graph, item)
+    owners = _owners(item, state, step, cuts)
+    cuts = {name: cuts[owner] for name, owner in owners.items()}
+    shards: dict[str, Shards] = {}
+    for sizes, names in _by_sizes(cuts).items():
+        members = {
+            graph.nodes[item.variables[name].handle]: _member(item.variables[name], cuts[name]) for name in names
+        }
+        for name in names:
+            require_cuttable(name, graph.nodes[item.variables[name].handle], set(members))
+        if state.edits != graph.edits:
+            state = revise(state)
+            step = _step(graph, item)
+        looped = set(frames_of(state.order))
+        by_handle = {graph.nodes[item.variables[name].handle]: name for name in names}
+        uses = Uses(graph, place(state, members, step, looped), sizes, by_handle)
+        uses.run()
+        for handle, made in uses.handles.items():
+            name = by_handle[handle]
+            shards[name] = Shards(cuts[name].axis, sizes, tuple(node.name for node in made), cuts[name].servers)
+    again = [shards[name].handles[0] for name in owners if cuts[name].stage == 3]
+    gather_on_use(graph, [graph.nodes[handle] for handle in again])
+    variables = {
+        name: replace(variable, handle=shards[name].handles[0], shards=shards[name]) if name in shards else variable
+        for name, variable in item.variables.items()
+    }
+    return item.with_(graph=graph, variables=variables), _with_shards(plan, cuts, owners)
+
+
+def shard_variables(variables: Mapping[str, Variable]) -> dict[str, Variable]:
+    """Return the variables that the graph really has: the shards of those that were cut, and the others."""
+    found: dict[str, Variable] = {}
+    for name, variable in variables.items():
+        if variable.shards is None:
+            found[name] = variable
+            continue
+        cut = Sharded(variable.shards.axis, variable.shards.sizes)
+        for k, handle in enumerate(variable.shards.handles):
+            shape = cut.shape(variable.shape or (), k)
+            shard = replace(variable, name=shard_name(name, k), handle=handle, shape=shape, shards=None)
+            found[shard.name] = shard
+    return found
+
+
+def by_shards(reduced: Iterable[Value], outputs: Collection[Value]) -> set[Value]:
+    """Return the values to reduce with gradients that are only cut into shards replaced by the pieces.
+
+    Each piece can then go where its shard lives, and no further.
+    """
+    found: set[Value] = set()
+    for value in reduced:
+        readers = {node for node, _ in value.uses}
+        made_here = all(node.op == "SplitV" and node.attr(PASS_ATTR) == PASS.encode() for node in readers)
+        if readers and made_here and value not in outputs:
+            found.update(piece for node in readers for piece in node.outputs)
+        else:
+            found.add(value)
+    return found
+
+
+def _step(graph: Graph, item: GraphItem) -> set[Node]:
+    roots = [graph.nodes[name] for name in item.targets if name in graph.nodes]
+    return ancestors([*roots, *(value.node for value in graph.anchors.values())])
+
+
+def _owners(item: GraphItem, state: Propagation, step: set[Node], asked: Collection[str]) -> dict[str, str]:
+    """Return for each variable that is cut the one whose request says how: itself, or the one that it is a slot of."""
+    found = {name: name for name in asked}
+    for name, use in variable_uses(state, item.variables, step=step, owners=asked).items():
+        if use.owner is not None:
+            found[name] = use.owner
+    return {name: found[name] for name in item.variables if name in found}
+
+
+def _by_sizes(cuts: Mapping[str, Sharded]) -> dict[tuple[int, ...], list[str]]:
+    found: dict[tuple[int, ...], list[str]] = {}
+    for name, cut in cuts.items():
+        found.setdefault(cut.sizes, []).append(name)
+    return found
+
+
+def _member(variable: Variable, cut: Sharded) -> ShardedVariable:
+    shape = variable.shape
+    if shape is None or None in shape:
+        problem = f"'{variable.name}' cannot be cut into shards: its shape is not known"
+        raise GraphError(problem, hint="leave it whole")
+    return ShardedVariable(tuple(dim for dim in shape if dim is not None), cut.axis)
+
+
+def _with_shards(plan: Plan, cuts: Mapping[str, Sharded], owners: Mapping[str, str]) -> Plan:
+    """Return the plan with a request for each shard instead of those for variables that are cut."""
+    requests = [request for request in plan.variables if request.name not in owners]
+    known = {request.name: request for request in plan.variables}
+    for name, owner in owners.items():
+        base = known.get(name, known[owner])
+        for k in range(len(cuts[name].sizes)):
+            requests.append(placed(replace(base, name=shard_name(name, k)), cuts[name].of_shard(k)))
+    return replace(plan, variables=tuple(requests))

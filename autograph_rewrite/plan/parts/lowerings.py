@@ -1,0 +1,201 @@
+"""Lowerings: how a value of one placement becomes one of another. A plan names one for each edge; the rest follows.
+
+A lowering is a row of data: the hops that a value takes, each an operation over some axes of instances by one medium.
+
+    add_n               reduce over the replicas of a process by ops
+    host_reduce         reduce over the replicas of a process by ops, then over the processes by a collective
+    collective_reduce   reduce over all replicas of all processes by a collective
+
+Passes emit hop by hop (`passes.collectives`), the simulator prices hop by hop (`cost.tasks.communication`), and which
+edges wait for each other, share keys or may be bucketed is read off the hops. Processes share nothing, so between them
+there are only collectives and stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+
+from autograph_rewrite.ir.replication import Axis
+
+IN_PROCESS = frozenset((Axis.REPLICA, Axis.MICRO))
+"""The instances of one process."""
+ACROSS = frozenset((Axis.PROCESS,))
+"""One member per process: what it has made of all its instances."""
+EVERYWHERE = IN_PROCESS | ACROSS
+"""All instances of all processes."""
+
+
+class Operation(Enum):
+    """What members make of what each holds."""
+
+    REDUCE = "reduce"
+    GATHER = "gather"
+
+
+class Medium(Enum):
+    """What carries values between members.
+
+    OPS are ordinary ops on the first device. COLLECTIVE: members wait for each other, found by keys. In a job with
+    servers everything crosses through stores, of which worker 0 takes for all: an ACCUMULATOR adds what is pushed to
+    it, a QUEUE per process keeps it as it is. (The steps of collectives have one number in all processes, and
+    TensorFlow ends all calls of that number once one process is done.)
+    """
+
+    OPS = "ops"
+    COLLECTIVE = "collective"
+    ACCUMULATOR = "accumulator"
+    QUEUE = "queue"
+
+
+STORES = frozenset((Medium.ACCUMULATOR, Medium.QUEUE))
+
+
+@dataclass(frozen=True)
+class Hop:
+    """One step of an exchange.
+
+    Attributes:
+        operation: reduce or gather.
+        over: the axes along which its members lie.
+        medium: what carries it.
+        algorithm: which of the ways of the medium, where there are several; "": the usual one.
+    """
+
+    operation: Operation
+    over: frozenset[Axis]
+    medium: Medium
+    algorithm: str = ""
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """How an edge is lowered.
+
+    Attributes:
+        name: as plans write it.
+        text: what it is, in a sentence.
+        hops: in order; none where each instance converts what it has.
+        is_bucketed: values of several edges may travel as one.
+        instead_of: the lowerings in whose place a user may write this one, where one process has all replicas.
+        sums: True: it makes sums only; False: everything but sums; None: either.
+    """
+
+    name: str
+    text: str
+    hops: tuple[Hop, ...] = ()
+    is_bucketed: bool = False
+    instead_of: tuple[str, ...] = ()
+    sums: bool | None = None
+
+    def does(self, operation: Operation) -> bool:
+        """Return whether members reduce, or gather, what they hold."""
+        return bool(self.hops) and all(hop.operation is operation for hop in self.hops)
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether members find each other by keys and wait for each other."""
+        return any(hop.medium is Medium.COLLECTIVE for hop in self.hops)
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether every process pushes to stores on a server, and worker 0 takes for all."""
+        return any(hop.medium in STORES for hop in self.hops)
+
+    @property
+    def crosses(self) -> bool:
+        """Whether what one process has made of all its replicas crosses to the others."""
+        return any(hop.over == ACROSS for hop in self.hops)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether ordinary ops on the first device do all of it."""
+        return bool(self.hops) and all(hop.medium is Medium.OPS for hop in self.hops)
+
+    @property
+    def is_everywhere(self) -> bool:
+        """Whether every replica gets the result, and not only the first device of each process."""
+        return any(hop.over == EVERYWHERE for hop in self.hops)
+
+
+def _table(rows: Iterable[Lowering]) -> Mapping[str, Lowering]:
+    return MappingProxyType({row.name: row for row in rows})
+
+
+_REDUCE_IN_PROCESS = Hop(Operation.REDUCE, IN_PROCESS, Medium.OPS)
+_GATHER_IN_PROCESS = Hop(Operation.GATHER, IN_PROCESS, Medium.OPS)
+
+LOWERINGS = _table(
+    (
+        Lowering(
+            "add_n",
+            "the sum of the replicas' values, made on the first device",
+            (_REDUCE_IN_PROCESS,),
+            is_bucketed=True,
+            instead_of=("collective_reduce",),
+            sums=True,
+        ),
+        Lowering(
+            "fold",
+            "the maximum, minimum or product of the replicas' values, made on the first device",
+            (_REDUCE_IN_PROCESS,),
+            instead_of=("collective_reduce",),
+            sums=False,
+        ),
+        Lowering(
+            "concat",
+            "the replicas' blocks in replica order, made on the first device",
+            (_GATHER_IN_PROCESS,),
+            instead_of=("collective_gather",),
+        ),
+        Lowering("slice", "each replica's own block of a value that it holds"),
+        Lowering("zeros", "the value on the first replica, zeros elsewhere: a sum of one term"),
+        Lowering("local_size", "the size of the block instead of the size of the whole"),
+        Lowering("global_size", "the size of the whole instead of the size of the block"),
+        Lowering(
+            "host_reduce",
+            "combined on each process's first device, then by one CollectiveReduceV2 among the processes",
+            (_REDUCE_IN_PROCESS, Hop(Operation.REDUCE, ACROSS, Medium.COLLECTIVE)),
+        ),
+        Lowering(
+            "host_gather",
+            "joined on each process's first device, then by one CollectiveGatherV2 among the processes",
+            (_GATHER_IN_PROCESS, Hop(Operation.GATHER, ACROSS, Medium.COLLECTIVE)),
+        ),
+        Lowering(
+            "accumulator",
+            "pushed to an accumulator on a server; worker 0 takes the sum once all have pushed",
+            (_REDUCE_IN_PROCESS, Hop(Operation.REDUCE, ACROSS, Medium.ACCUMULATOR)),
+        ),
+        Lowering(
+            "server_reduce",
+            "pushed to queues on a server; worker 0 takes and combines what all have pushed",
+            (_REDUCE_IN_PROCESS, Hop(Operation.REDUCE, ACROSS, Medium.QUEUE)),
+        ),
+        Lowering(
+            "server_gather",
+            "pushed to queues on a server; worker 0 takes and joins the parts in worker order",
+            (_GATHER_IN_PROCESS, Hop(Operation.GATHER, ACROSS, Medium.QUEUE)),
+        ),
+        Lowering(
+            "collective_reduce",
+            "CollectiveReduceV2: every device gets the reduced value",
+            (Hop(Operation.REDUCE, EVERYWHERE, Medium.COLLECTIVE),),
+            is_bucketed=True,
+        ),
+        Lowering(
+            "collective_gather",
+            "CollectiveGatherV2: every device gets all blocks, in replica order",
+            (Hop(Operation.GATHER, EVERYWHERE, Medium.COLLECTIVE),),
+            is_bucketed=True,
+        ),
+    )
+)
+UNKNOWN = Lowering("", "none that this version knows")
+
+
+def lowering(name: str) -> Lowering:
+    """Return a lowering by name; one without hops for a name that is none, which the verification of plans refuses."""
+    return LOWERINGS.get(name, UNKNOWN)

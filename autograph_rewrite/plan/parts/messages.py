@@ -1,0 +1,211 @@
+"""The parts of a plan: the messages of plan.proto as frozen dataclasses, field by field."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from autograph_rewrite.plan.parts.lowerings import Lowering, lowering
+
+# The owner of an edge that serves no single variable: losses, norms, metrics, forward gathers.
+STEP = "step"
+
+# What the edge of a value turns into that tells all processes how long each one's part is.
+SIZES = "sizes"
+
+# The placement of a variable that lives on one device.
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A device axis: `data` (replicas) or `model` (devices of a replica)."""
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Semantics:
+    """What must come out exactly as on one device."""
+
+    batch_norm: str = "sync"
+    random: str = "exact"
+    strict: bool = False
+    min_coverage: float = 0.0
+
+
+@dataclass(frozen=True)
+class Micro:
+    """How each replica's block is cut into micro-batches, which run one after another on its device.
+
+    Attributes:
+        count: how many.
+        layout: "contiguous" (a part of the rows each) or "interleaved" (every count-th row).
+        uneven: whether they may differ in size, by one example.
+        loop: whether one loop in the graph runs them, instead of a copy of each.
+    """
+
+    count: int = 1
+    layout: str = "contiguous"
+    uneven: bool = True
+    loop: bool = False
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """How the model is cut into stages, which work on different micro-batches at the same time.
+
+    Attributes:
+        stages: of the model; of D devices, device d has the stages d, d + D, d + 2D, ...
+        devices: those of the first replica, then of the second, ...
+        schedule: "gpipe", "one_f_one_b", "interleaved" or "circular".
+        boundaries: tensors behind which a new stage begins.
+        names: patterns of the names of each stage's nodes.
+        assign: where neither says it: "auto" (balanced by cost) or "device" (as the devices in the graph say).
+    """
+
+    stages: int = 1
+    devices: tuple[str, ...] = ()
+    schedule: str = "one_f_one_b"
+    boundaries: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    assign: str = "auto"
+
+
+@dataclass(frozen=True)
+class Remat:
+    """What is computed again for the gradients, instead of being kept from the forward.
+
+    Attributes:
+        policy: "sqrt", "every:N", "names", "scopes" or "save_matmuls".
+        names: patterns of what is kept (names).
+        scopes: patterns of name scopes, each of which is a segment (scopes).
+    """
+
+    policy: str
+    names: tuple[str, ...] = ()
+    scopes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class OwnPass:
+    """A pass of the user's own.
+
+    Attributes:
+        name: what it is registered as.
+        after: the pass behind which it runs.
+        code: digest of its code.
+    """
+
+    name: str
+    after: str
+    code: str = ""
+
+
+@dataclass(frozen=True)
+class BatchInput:
+    """An input of the step and the axis of it that counts examples.
+
+    Attributes:
+        name: in `item.inputs`.
+        axis: counted from the front.
+        whole: every process makes the whole batch itself, and takes its part; else each is given its part.
+    """
+
+    name: str
+    axis: int = 0
+    whole: bool = False
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a reduction is carried out."""
+
+    synchronizer: str = "all_reduce"
+    hint: str = "auto"
+    compressor: str = "none"
+    bucket_bytes: int = 4 * 1024**2
+
+
+@dataclass(frozen=True)
+class Server:
+    """How workers share a variable that lives on one device."""
+
+    sync: bool = True
+    staleness: int = 0
+    proxy: bool = False
+
+
+@dataclass(frozen=True)
+class VariableRequest:
+    """What is asked for one variable.
+
+    Attributes:
+        name: in `item.variables`.
+        placement: "replicated", "single" or "split(axis)".
+        options: of the reduction of its gradient.
+        servers: the device that holds it (single), or those of its shards (split); empty: every replica's own.
+        sizes: of the shards along the axis (split).
+        server: how workers share it, where its options say ps.
+        stage: of a variable that is split over the replicas (each holds the shard on its own device): 1 splits the
+            optimizer's state, 2 its gradient too, 3 the variable too. 0: it is not.
+    """
+
+    name: str
+    placement: str = "replicated"
+    options: Options = field(default_factory=Options)
+    servers: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
+    server: Server | None = None
+    stage: int = 0
+
+
+@dataclass(frozen=True)
+class EdgePlan:
+    """An edge where producer and consumer disagree about a placement, and what is done about it.
+
+    Attributes:
+        value: the converted value, `node` or `node:1`.
+        from_: its placement, as in "partial(sum)".
+        to: the placement that its readers need.
+        owner: the variable whose update it serves, or `STEP`.
+        role: tells edges of one value and target apart: "factor" is the second collective of powersgd.
+        lowering: a name of `plan.parts.lowerings`.
+        dtype: TensorFlow's name of the element type.
+        bytes: what one replica hands over per step, as far as shapes are known.
+        group_key: of the collective; 0 where there is none.
+        instance_key: of the collective; the edges of a bucket share one.
+        order: place of the collective in the one total order; shared in a bucket.
+        bucket: edges with one number are reduced together; 0 alone.
+        reason: why the edge is there, for people.
+        compressor: what makes the value smaller on its way, "none" where nothing does.
+    """
+
+    value: str
+    from_: str
+    to: str
+    owner: str = STEP
+    role: str = ""
+    lowering: str = ""
+    dtype: str = ""
+    bytes: int = 0
+    group_key: int = 0
+    instance_key: int = 0
+    order: int | None = None
+    bucket: int = 0
+    reason: str = ""
+    compressor: str = "none"
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether its members wait for each other."""
+        return self.lowered.is_collective
+
+    @property
+    def lowered(self) -> Lowering:
+        """How the edge is lowered: the hops that the value takes."""
+        return lowering(self.lowering)
+
+    @property
+    def node(self) -> str:
+        """The name of the node that makes the value."""
+        return self.value.partition(":")[0]

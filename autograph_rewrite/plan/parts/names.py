@@ -1,0 +1,18 @@
+"""Names in rewritten graphs that the runtime relies on."""
+
+from __future__ import annotations
+
+from autograph_rewrite.item import Variable
+
+ROLE_ATTR = "_autograph_role"
+"""Attribute that tells the merging nodes of one value apart, as the role of an edge does."""
+
+
+def proxy_name(variable: Variable) -> str:
+    """Return the name of the node that gives the handle of a variable's copy."""
+    return proxy_of(variable.handle)
+
+
+def proxy_of(handle: str) -> str:
+    """Return the name of the node that gives the handle of a copy, by that of the variable."""
+    return f"{handle}/proxy"

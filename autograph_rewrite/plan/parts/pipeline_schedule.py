@@ -1,0 +1,242 @@
+"""Schedules: in which order each device of a pipeline runs the forward and backward parts of its micro-batches.
+
+    gpipe         F0 F1 F2 F3 ........... B0 B1 B2 B3     all activations are kept
+    1f1b          F0 F1 B0 F2 B1 F3 B2 B3                 at most as many as there are stages behind
+    interleaved   each device has several chunks, of stages that lie S apart: a shorter bubble
+    circular      the same, all forwards before all backwards
+
+A stage of the model is a *chunk* on a device: of S devices, device d has the stages d, d + S, d + 2S, ...
+
+gpipe: Huang et al., GPipe (2019). 1f1b: Narayanan et al., PipeDream (2019), with the flush of their Memory-Efficient
+Pipeline-Parallel DNN Training (2021). interleaved: Narayanan et al., Efficient Large-Scale Language Model Training on
+GPU Clusters Using Megatron-LM (2021). circular: Lamy-Poirier, Breadth-First Pipeline Parallelism (2023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+from autograph_rewrite.errors import PlanError
+
+FORWARD, BACKWARD = "F", "B"
+
+
+class Task(NamedTuple):
+    """The forward or backward part of one micro-batch in one stage."""
+
+    kind: str
+    micro: int
+    stage: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}{self.micro}@{self.stage}"
+
+
+Orders = tuple[tuple[Task, ...], ...]
+"""What each device runs, in order."""
+
+
+def orders(schedule: str, devices: int, micro: int, chunks: int = 1) -> Orders:
+    """Return what each device runs, in order.
+
+    Args:
+        schedule: gpipe, 1f1b, interleaved or circular.
+        devices: how many there are.
+        micro: how many micro-batches.
+        chunks: how many stages each device has.
+
+    Raises:
+        PlanError: there is no such schedule, or it cannot be had with these numbers.
+    """
+    if schedule == "1f1b" and chunks > 1:
+        raise PlanError(
+            f"the schedule 1f1b has one stage per device, not {chunks}", hint="use interleaved, or circular_repeat: 1"
+        )
+    if schedule == "interleaved" and micro % devices:
+        raise PlanError(
+            f"the interleaved schedule works in rounds of {devices} micro-batches, and there are {micro}",
+            hint="make pipeline.microbatches a multiple of pipeline.stages",
+        )
+    of_device = {"gpipe": _all_forwards, "circular": _all_forwards, "1f1b": _alternating, "interleaved": _interleaved}
+    if schedule not in of_device:
+        raise PlanError(f"there is no schedule '{schedule}'", hint=f"known ones: {', '.join(of_device)}")
+    return tuple(tuple(of_device[schedule](device, devices, micro, chunks)) for device in range(devices))
+
+
+def _all_forwards(device: int, devices: int, micro: int, chunks: int) -> Iterator[Task]:
+    """All forwards, then all backwards; of several chunks in rounds of as many micro-batches as there are devices."""
+    for kind in (FORWARD, BACKWARD):
+        for first in range(0, micro, devices if chunks > 1 else micro):
+            for chunk in range(chunks) if kind == FORWARD else reversed(range(chunks)):
+                for m in range(first, min(first + devices, micro) if chunks > 1 else micro):
+                    yield Task(kind, m, chunk * devices + device)
+
+
+def _alternating(device: int, devices: int, micro: int, chunks: int) -> Iterator[Task]:
+    warm = min(micro, devices - 1 - device)
+    yield from (Task(FORWARD, m, device) for m in range(warm))
+    for m in range(warm, micro):
+        yield Task(FORWARD, m, device)
+        yield Task(BACKWARD, m - warm, device)
+    yield from (Task(BACKWARD, m, device) for m in range(micro - warm, micro))
+
+
+def _interleaved(device: int, devices: int, micro: int, chunks: int) -> Iterator[Task]:
+    total, turn = micro * chunks, devices * chunks
+    warm = min(total, (devices - device - 1) * 2 + (chunks - 1) * devices)
+
+    def task(kind: str, k: int) -> Task:
+        chunk = k % turn // devices
+        chunk = chunk if kind == FORWARD else chunks - 1 - chunk
+        return Task(kind, k // turn * devices + k % devices, chunk * devices + device)
+
+    yield from (task(FORWARD, k) for k in range(warm))
+    for k in range(warm, total):
+        yield task(FORWARD, k)
+        yield task(BACKWARD, k - warm)
+    yield from (task(BACKWARD, k) for k in range(total - warm, total))
+
+
+class Simulated(NamedTuple):
+    """How a schedule comes out.
+
+    Attributes:
+        makespan: when the last task ends.
+        in_flight: by device, how many of its forwards at most wait for their backwards at one time.
+        busy: by device, how long it works.
+    """
+
+    makespan: Fraction
+    in_flight: tuple[int, ...]
+    busy: tuple[Fraction, ...]
+
+    @property
+    def bubble(self) -> Fraction:
+        """The share of all devices' time in which they wait."""
+        return 1 - sum(self.busy, Fraction(0)) / (self.makespan * len(self.busy))
+
+
+def simulate(given: Orders, forward: Sequence[Fraction | int], backward: Sequence[Fraction | int]) -> Simulated:
+    """Run a schedule on paper.
+
+    Args:
+        given: what each device runs.
+        forward: how long the forward part of one micro-batch takes, by stage.
+        backward: the same of its backward part.
+
+    Raises:
+        PlanError: the devices wait for each other; the message shows the cycle.
+    """
+    stages, ends = len(forward), dict[Task, Fraction]()
+    clocks, next_up = [Fraction(0)] * len(given), [0] * len(given)
+    costs = {FORWARD: forward, BACKWARD: backward}
+    left = sum(map(len, given))
+    while left:
+        before = left
+        for device, tasks in enumerate(given):
+            while next_up[device] < len(tasks):
+                task = tasks[next_up[device]]
+                needed = _needs(task, stages)
+                if needed is not None and needed not in ends:
+                    break
+                ready = ends[needed] if needed is not None else Fraction(0)
+                clocks[device] = max(clocks[device], ready) + costs[task.kind][task.stage]
+                ends[task] = clocks[device]
+                next_up[device] += 1
+                left -= 1
+        if left == before:
+            raise PlanError(f"the schedule waits for itself: {_deadlock(given, next_up, stages)}")
+    busy = tuple(sum((Fraction(costs[t.kind][t.stage]) for t in tasks), Fraction(0)) for tasks in given)
+    return Simulated(max(clocks), tuple(in_flight(tasks) for tasks in given), busy)
+
+
+def _needs(task: Task, stages: int) -> Task | None:
+    """Return the task of another stage, or of the same one, whose result a task works on."""
+    if task.kind == FORWARD:
+        return task._replace(stage=task.stage - 1) if task.stage else None
+    last = task.stage == stages - 1
+    return task._replace(kind=FORWARD) if last else task._replace(stage=task.stage + 1)
+
+
+def _deadlock(given: Orders, next_up: Sequence[int], stages: int) -> str:
+    place = {task: (device, i) for device, tasks in enumerate(given) for i, task in enumerate(tasks)}
+    stuck = next(tasks[at] for tasks, at in zip(given, next_up, strict=True) if at < len(tasks))
+    path: list[Task] = []
+    while stuck not in path:
+        path.append(stuck)
+        needed = _needs(stuck, stages)
+        if needed is None or needed not in place:
+            return f"{stuck} needs {needed}, which nobody runs"
+        device, at = place[needed]
+        stuck = given[device][next_up[device]] if at >= next_up[device] else needed
+    return " waits for ".join(str(task) for task in [*path[path.index(stuck) :], stuck])
+
+
+def in_flight(tasks: Sequence[Task]) -> int:
+    """Return how many forwards at most wait for their backwards at one time."""
+    most = now = 0
+    for task in tasks:
+        now += 1 if task.kind == FORWARD else -1
+        most = max(most, now)
+    return most
+
+
+def iterations(micro: int, stages: int, repeat: int = 1) -> int:
+    """Return how many times the loop of a shifting buffer turns.
+
+    Args:
+        micro: number of micro-batches.
+        stages: devices of the pipeline.
+        repeat: chunks per device.
+    """
+    if repeat == 1:
+        return micro + stages - 1
+    return -(-micro // stages) * stages * repeat + stages - 1
+
+
+def turns(micro: int, devices: int, repeat: int = 1) -> tuple[tuple[int | None, ...], ...]:
+    """Return, by stage, which micro-batch goes through it in each iteration of the loop of a shifting buffer.
+
+    Micro-batches enter in rounds of as many as there are devices, and move on by one stage in each iteration, so that
+    a device never has two of its stages at work at once.
+
+    Args:
+        micro: how many micro-batches there are.
+        devices: how many there are.
+        repeat: how many stages each device has.
+    """
+    count, found = iterations(micro, devices, repeat), []
+    for stage in range(devices * repeat):
+        row: list[int | None] = [None] * count
+        for m in range(micro):
+            row[m // devices * devices * repeat + m % devices + stage if repeat > 1 else m + stage] = m
+        found.append(tuple(row))
+    return tuple(found)
+
+
+def ideal_bubble(schedule: str, devices: int, micro: int, chunks: int = 1) -> Fraction:
+    """Return the share of time in which devices wait where all stages take equally long.
+
+    Args:
+        schedule: gpipe, 1f1b, interleaved or circular.
+        devices: of the pipeline.
+        micro: number of micro-batches.
+        chunks: per device.
+    """
+    if schedule in ("interleaved", "circular") and micro % devices:
+        return 1 - Fraction(micro * devices * chunks, iterations(micro, devices, chunks) * devices)
+    return Fraction(devices - 1, chunks * micro + devices - 1)
+
+
+def ideal_in_flight(schedule: str, stage: int, stages: int, micro: int) -> int:
+    """Return how many micro-batches a stage holds at most, where each device has one.
+
+    Args:
+        schedule: gpipe or 1f1b.
+        stage: which one, from 0.
+        stages: how many.
+        micro: number of micro-batches.
+    """
+    return min(micro, stages - stage) if schedule == "1f1b" else micro

@@ -1,0 +1,46 @@
+"""Devices of replicas: those that a process of a plan runs on, and those that must exist."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autograph_rewrite.ir.types.device_names import parse, process_of
+from autograph_rewrite.plan.parts.messages import VariableRequest
+from autograph_rewrite.plan.parts.residence import OnServer, residence_of
+from autograph_rewrite.plan.plan import Plan
+
+HOST = "/device:CPU:0"
+
+
+def run_devices(plan: Plan, task: int = 0) -> tuple[str, ...]:
+    """Return the devices that the replicas of one process really run on; with stages, those of the first one first."""
+    devices = plan.devices_of(task)
+    if plan.pipeline is not None:
+        return plan.pipeline.devices
+    if plan.mode == "shared" and all(parse(device).kind == "CPU" for device in devices):
+        return (devices[0],) * len(devices)
+    return devices
+
+
+def needed_devices(plan: Plan, task: int = 0) -> tuple[str, ...]:
+    """Return the devices of one process that its replicas run on, or that hold variables."""
+    devices = run_devices(plan, task)
+    if plan.stage_hosts:
+        return tuple(dict.fromkeys(device for device in devices if process_of(device) == plan.stage_hosts[task]))
+    own = process_of(devices[0]) if devices else ""
+    return tuple(dict.fromkeys((*devices, *(home for home in plan.homes.values() if process_of(home) == own))))
+
+
+def within_reach(plan: Plan, task: int = 0) -> Plan:
+    """Return the plan for a function: its variables are where its user made them, shards where a replica runs.
+
+    What a function captures is in this process; a device that no replica runs on may not even be there.
+    """
+    devices = run_devices(plan, task)
+
+    def near(request: VariableRequest) -> tuple[str, ...]:
+        if isinstance(residence_of(request), OnServer):
+            return devices[:1]
+        return tuple(server if server in devices else devices[0] for server in request.servers)
+
+    return replace(plan, variables=tuple(replace(request, servers=near(request)) for request in plan.variables))

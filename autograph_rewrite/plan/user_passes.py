@@ -1,0 +1,120 @@
+"""User passes: registered in the program, or named by a configuration as `file.py:function`.
+
+    register_pass("fold-bias", fold_bias, after="propagate")
+    passes: [{file: my_pass.py:fold_bias, after: propagate}]          runs only where that is allowed
+    (`config.user_code`)
+
+A plan names them, with a digest of their code. It never runs code: who rewrites with it has registered them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any
+
+from autograph_rewrite.config.config import Config
+from autograph_rewrite.config.sections import AFTER
+from autograph_rewrite.config.user_code import find_file, load_module, require_allowed
+from autograph_rewrite.diagnostics.faults import did_you_mean, either
+from autograph_rewrite.errors import ConfigError, PlanError
+from autograph_rewrite.plan.parts.messages import OwnPass
+
+PassFunction = Callable[[Any], None]
+"""What a pass calls with the `passes.base.rewriting.Rewrite` under way."""
+_NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+_REGISTERED: dict[str, tuple[PassFunction, str]] = {}
+_LOADED: dict[str, PassFunction] = {}
+"""What configurations have named: plans that do not name it do not run it."""
+
+
+def register_pass(name: str, function: PassFunction, *, after: str) -> None:
+    """Run a function as a pass in every rewrite of this process from now on; one of the same name takes its place.
+
+    Args:
+        name: in words with hyphens, as in `fold-bias`.
+        function: is called with the rewrite under way, and edits its graph.
+        after: the pass behind which it runs.
+
+    Raises:
+        ConfigError: the name is no name of a pass, or nothing can run behind that pass.
+    """
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"'{name}' is no name of a pass", hint="write words with hyphens, as in fold-bias")
+    if after not in AFTER:
+        raise ConfigError(f"nothing of one's own runs after '{after}'", hint=did_you_mean(after, AFTER, noun="choose"))
+    if not callable(function):
+        raise ConfigError(f"the pass '{name}' is {type(function).__name__}, which cannot be called")
+    _REGISTERED[name] = function, after
+
+
+def unregister_pass(name: str) -> None:
+    """Run a pass no more; nothing happens if there is none of this name."""
+    _REGISTERED.pop(name, None)
+    _LOADED.pop(name, None)
+
+
+def registered() -> tuple[str, ...]:
+    """Return the names of the passes that this process knows: registered, or named by a configuration."""
+    return tuple({**_REGISTERED, **_LOADED})
+
+
+def own_passes(config: Config) -> tuple[OwnPass, ...]:
+    """Return the passes that are registered, those that a configuration names among them from now on.
+
+    Raises:
+        ConfigError: a file or function is not there, or may not run.
+    """
+    named = [(_load(config, i, one.file), one.after) for i, one in enumerate(config.passes)]
+    own = [OwnPass(name, after, code_of(_LOADED[name])) for name, after in named]
+    others = [(name, *one) for name, one in _REGISTERED.items() if name not in dict(named)]
+    return (*(OwnPass(name, after, code_of(function)) for name, function, after in others), *own)
+
+
+def function_of(one: OwnPass) -> PassFunction:
+    """Return what a pass of a plan runs.
+
+    Raises:
+        PlanError: nothing of this name is registered, or its code is another one than when the plan was made.
+    """
+    known = [_LOADED.get(one.name), _REGISTERED.get(one.name, (None, ""))[0]]
+    functions = [function for function in known if function is not None]
+    if not functions:
+        raise PlanError(
+            f"the plan has the pass '{one.name}', which is not registered in this program",
+            hint=f"call ar.register_pass({one.name!r}, function, after={one.after!r}) first: plans run no code",
+        )
+    same = [function for function in functions if one.code in ("", code_of(function))]
+    if not same:
+        raise PlanError(
+            f"the pass '{one.name}' has other code than when the plan was made",
+            hint="make the plan again: its edges are those of the graph that the pass left",
+        )
+    return same[0]
+
+
+def code_of(function: PassFunction) -> str:
+    """Return a digest of a function's code: workers with other code would make another graph."""
+    try:
+        text = inspect.getsource(function)
+    except (OSError, TypeError):
+        text = repr(getattr(getattr(function, "__code__", None), "co_code", type(function).__name__))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _load(config: Config, i: int, named: str) -> str:
+    """Keep the function that a configuration names; return the name of its pass."""
+    where = config.where("passes", i, "file")
+    file, _, function = named.rpartition(":")
+    path = find_file(file, where)
+    require_allowed(path, where)
+    found = getattr(load_module(path, where), function, None)
+    if not callable(found):
+        raise ConfigError(f"{where}: '{path}' has no function '{function}'", hint="it is called with the rewrite")
+    name = function.strip("_").lower().replace("_", "-")
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"{where}: '{function}' makes no name of a pass", hint=either(["fold_bias", "fold"]))
+    _LOADED[name] = found
+    return name

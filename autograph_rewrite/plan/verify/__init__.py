@@ -1,0 +1,1 @@
+"""Plan verification, before anything is edited."""

@@ -1,0 +1,188 @@
+"""Check a plan against its graph and devices: every problem together, before anything is edited."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from autograph_rewrite.diagnostics.faults import Fault, did_you_mean, raise_if_any
+from autograph_rewrite.errors import PlanError
+from autograph_rewrite.ir.types import device_names
+from autograph_rewrite.ir.types.device_names import DeviceNameError
+from autograph_rewrite.plan.parts.graph_digest import ItemLike
+from autograph_rewrite.plan.plan import VERSION, Plan
+from autograph_rewrite.plan.verify.edges import EDGE_CHECKS, Finding
+from autograph_rewrite.plan.verify.variables import VARIABLE_CHECKS
+
+Problem = Fault
+
+
+def check(plan: Plan, item: ItemLike, available_devices: Sequence[str] | None = None) -> list[Problem]:
+    """Everything that is wrong with `plan` for `item`.
+
+    Args:
+        plan: a request or a resolved plan.
+        item: the graph item that it shall be applied to.
+        available_devices: the logical devices that there are; None when that is not known.
+    """
+    setting = Setting(plan, item, available_devices)
+    findings = chain(
+        chain.from_iterable(check(setting) for check in CHECKS),
+        chain.from_iterable(check(plan, item) for check in (*VARIABLE_CHECKS, *EDGE_CHECKS)),
+    )
+    return [plan.source.fault(*finding) for finding in findings]
+
+
+def require(plan: Plan, item: ItemLike, available_devices: Sequence[str] | None = None) -> None:
+    """Refuse a plan that does not fit.
+
+    Args:
+        plan: a request or a resolved plan.
+        item: what it is for.
+        available_devices: canonical names of what there is; None: not checked.
+
+    Raises:
+        PlanError: with every problem that `check` finds.
+    """
+    raise_if_any(check(plan, item, available_devices), error=PlanError, title=plan.source.name)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a check looks at."""
+
+    plan: Plan
+    item: ItemLike
+    available: Sequence[str] | None
+
+
+def header_is_complete(setting: Setting) -> Iterator[Finding]:
+    """The version, the mode and the timeout mean something."""
+    plan = setting.plan
+    if plan.version != VERSION:
+        yield Finding(("version",), f"version is {plan.version}; only {VERSION} is known", "build the plan anew")
+    if plan.mode not in ("shared", "mirrored"):
+        yield Finding(("mode",), f"mode must be shared or mirrored, not '{plan.mode}'")
+    if not plan.timeout_seconds > 0:
+        message = f"timeout_seconds is {plan.timeout_seconds:g}: a collective whose peer is gone would hang"
+        yield Finding(("timeout_seconds",), message, "set it above 0")
+
+
+def devices_are_named_canonically(setting: Setting) -> Iterator[Finding]:
+    """There is a replica, and each device is spelt in the one way that keys are made from."""
+    if not setting.plan.devices:
+        yield Finding(("devices",), "devices is empty: there must be a replica")
+    for i, name in enumerate(setting.plan.devices):
+        try:
+            canonical = device_names.canonical(name)
+        except DeviceNameError as error:
+            yield Finding(("devices", i), error.problem, error.hint)
+            continue
+        if canonical != name:
+            yield Finding(("devices", i), f"'{name}' is not the canonical name", f"write {canonical}")
+
+
+def devices_exist(setting: Setting) -> Iterator[Finding]:
+    """Every device is one of those that there are."""
+    if setting.available is None:
+        return
+    there = [device_names.parse(name) for name in setting.available]
+    names = {str(device) for device in there} | {f"/device:{device.short}" for device in there}
+    for i, name in enumerate(setting.plan.devices):
+        if name not in names:
+            known = ", ".join(dict.fromkeys(device.short for device in there)) or "none"
+            message = f"there is no device {_short(name)}; there are: {known}"
+            yield Finding(("devices", i), message, "create more virtual devices, or change devices")
+
+
+def processes_are_alike(setting: Setting) -> Iterator[Finding]:
+    """The replicas of a process stand together, and each process has as many; each has a stage if they share them."""
+    plan = setting.plan
+    if plan.pipeline is not None:
+        wanted = tuple(f"/job:worker/replica:0/task:{task}" for task in range(len(plan.stage_hosts)))
+        if plan.stage_hosts != wanted:
+            message = f"the stages are on {', '.join(plan.stage_hosts)}; workers count from 0, and each has a stage"
+            yield Finding(("pipeline", "devices"), message, "name a device of each worker")
+        return
+    parts = [plan.devices_of(task) for task in range(len(plan.processes))]
+    for process, part in zip(plan.processes, parts, strict=True):
+        if any(device_names.process_of(device) != process for device in part) or sum(map(len, parts)) != plan.replicas:
+            message = f"{process or 'this process'} does not have {plan.replicas_each} replicas in a row"
+            yield Finding(("devices",), message, "list the devices of each process together, equally many of each")
+            return
+
+
+def mirrored_devices_are_distinct(setting: Setting) -> Iterator[Finding]:
+    """A collective with two members on one device never ends."""
+    if setting.plan.mode != "mirrored":
+        return
+    for name in device_names.repeated(setting.plan.devices):
+        second = setting.plan.devices.index(name, setting.plan.devices.index(name) + 1)
+        message = f"mirrored replicas share {_short(name)}: a collective with two members on one device never ends"
+        yield Finding(("devices", second), message, "name distinct devices, or set mode to shared")
+
+
+def mesh_covers_the_devices(setting: Setting) -> Iterator[Finding]:
+    """The axes are known ones, and multiply to the number of devices."""
+    size = 1
+    for i, axis in enumerate(setting.plan.mesh):
+        size *= axis.size
+        if axis.name not in ("data", "model"):
+            hint = did_you_mean(axis.name, ("data", "model"), noun="known axes")
+            yield Finding(("mesh", i), f"the mesh has no axis '{axis.name}'", hint)
+        elif axis.size < 1:
+            yield Finding(("mesh", i), f"the axis {axis.name} has size {axis.size}; it must be at least 1")
+        elif axis.name == "model" and axis.size > 1:
+            yield Finding(("mesh", i), "a model axis above 1 is not available yet in this version")
+    for name in device_names.repeated([axis.name for axis in setting.plan.mesh]):
+        yield Finding(("mesh",), f"the axis '{name}' stands twice in mesh")
+    if setting.plan.mesh and size != setting.plan.replicas:
+        message = f"the axes of mesh multiply to {size}, but there are {setting.plan.replicas} devices"
+        yield Finding(("mesh",), message)
+
+
+def batch_inputs_fit(setting: Setting) -> Iterator[Finding]:
+    """Every batch input is an input of the item, once, and has the axis."""
+    inputs = setting.item.inputs
+    for i, batch in enumerate(setting.plan.batch_inputs):
+        path = ("batch_inputs", i)
+        tensor = inputs.get(batch.name)
+        if tensor is None:
+            hint = did_you_mean(batch.name, list(inputs), noun="known inputs")
+            yield Finding(path, f"the graph has no input '{batch.name}'", hint)
+        elif batch.axis < 0:
+            yield Finding(path, f"the batch axis of '{batch.name}' is {batch.axis}; count it from the front")
+        elif tensor.shape is not None and batch.axis >= len(tensor.shape):
+            message = f"the input '{batch.name}' has {len(tensor.shape)} axes, so no axis {batch.axis}"
+            yield Finding(path, message)
+    for name in device_names.repeated([batch.name for batch in setting.plan.batch_inputs]):
+        yield Finding(("batch_inputs",), f"the input '{name}' stands twice in batch_inputs")
+
+
+def variables_exist_once(setting: Setting) -> Iterator[Finding]:
+    """Every request is for a variable of the item, and no variable has two."""
+    known = list(setting.item.variables)
+    for i, request in enumerate(setting.plan.variables):
+        if request.name not in setting.item.variables:
+            hint = did_you_mean(request.name, known, noun="known variables")
+            yield Finding(("variables", i), f"the graph has no variable '{request.name}'", hint)
+    for name in device_names.repeated([request.name for request in setting.plan.variables]):
+        yield Finding(("variables",), f"the variable '{name}' stands twice in variables")
+
+
+CHECKS: tuple[Callable[[Setting], Iterator[Finding]], ...] = (
+    header_is_complete,
+    devices_are_named_canonically,
+    devices_exist,
+    processes_are_alike,
+    mirrored_devices_are_distinct,
+    mesh_covers_the_devices,
+    batch_inputs_fit,
+    variables_exist_once,
+)
+
+
+def _short(name: str) -> str:
+    return re.sub(r"^/device:", "", name)

@@ -1,0 +1,112 @@
+"""Accept the edges of a user-edited plan, or reject them with file:line.
+
+    edges of another graph                          refused
+    collective_reduce ──edited──► add_n             honoured
+    bucket of sums that are ready together          honoured
+    concat of columns ──edited──► collective_gather refused: it joins rows only
+
+What is refused is refused before the graph is edited, all of it at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from autograph_rewrite.analysis.facts.placement import PARTIAL
+from autograph_rewrite.analysis.propagate import Propagation
+from autograph_rewrite.diagnostics.faults import either, raise_if_any
+from autograph_rewrite.errors import PlanError
+from autograph_rewrite.ir.control_flow import unconditional_nodes
+from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.ir.traversal import marks_before
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.plan.parts.lowerings import LOWERINGS
+from autograph_rewrite.plan.parts.messages import EdgePlan
+from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.plan.verify import check_plan
+from autograph_rewrite.plan.verify.edges import Finding
+from autograph_rewrite.resolve.wire_types import may_change
+
+
+def accept_user_edges(given: Plan, resolved: Plan, state: Propagation, item: GraphItem) -> Plan:
+    """Return the given plan if it has edges, and they can be carried out on this graph; else the one just resolved.
+
+    Args:
+        given: by the caller, perhaps edited.
+        resolved: the same request, with the edges of this graph.
+        state: the placements.
+        item: the graph, for `plan.verify.check_plan`.
+
+    Raises:
+        PlanError: the plan was resolved on another graph or under other choices, or an edge cannot be what it says.
+    """
+    if not given.edges:
+        return resolved
+    _require_the_same_edges(given, resolved)
+    check_plan.require(replace(given, graph_digest=""), item)
+    faults = [given.source.fault(*finding) for finding in (*_lowerings(given, resolved), *_buckets(given, state))]
+    raise_if_any(faults, error=PlanError, title=given.source.name)
+    return given
+
+
+def _require_the_same_edges(given: Plan, resolved: Plan) -> None:
+    wanted = {(edge.value, edge.from_, edge.to, edge.role) for edge in resolved.edges}
+    found = {(edge.value, edge.from_, edge.to, edge.role) for edge in given.edges}
+    if wanted != found:
+        odd = sorted(wanted ^ found)[0]
+        missing = "lacks" if odd in wanted else "has"
+        raise PlanError(
+            f"the plan {missing} the edge '{odd[0]}' from {odd[1]} to {odd[2]}: its edges are not those of this graph",
+            where=given.source.name,
+            hint="build it anew with build_plan, or remove its edges",
+        )
+
+
+def _lowerings(given: Plan, resolved: Plan) -> Iterator[Finding]:
+    """Each edge is lowered as planned, or in the plainer way that serves it as well."""
+    planned = {(edge.value, edge.to, edge.role): edge for edge in resolved.edges}
+    for i, edge in enumerate(given.edges):
+        choices = _choices(planned[edge.value, edge.to, edge.role], given)
+        if edge.lowering not in choices:
+            message = f"'{edge.value}' from {edge.from_} to {edge.to} cannot be lowered as {edge.lowering}"
+            yield Finding(("edges", i, "lowering"), message, f"write {either(choices)}")
+
+
+def _choices(edge: EdgePlan, plan: Plan) -> tuple[str, ...]:
+    """Return the ways to lower an edge; where one process has all replicas, one device can do it for all of them."""
+    if edge.compressor != "none" or len(plan.processes) > 1:
+        return (edge.lowering,)
+    adds = edge.from_ == repr(PARTIAL)
+    others = [row.name for row in LOWERINGS.values() if edge.lowering in row.instead_of and row.sums in (adds, None)]
+    return (edge.lowering, *others)
+
+
+def _buckets(given: Plan, state: Propagation) -> Iterator[Finding]:
+    """The members of a bucket are sums of fixed shape that are ready together."""
+    members = [(i, edge) for i, edge in enumerate(given.edges) if edge.bucket and edge.to == "replicated"]
+    sizes = [edge.bucket for _, edge in members]
+    bits = {bucket: 1 << bit for bit, bucket in enumerate(dict.fromkeys(sizes))}
+    readers: dict[Node, int] = {}
+    for _, edge in members:
+        for reader, _ in state.graph.value(edge.value).uses:
+            readers[reader] = readers.get(reader, 0) | bits[edge.bucket]
+    before = marks_before(state.order, readers) if members else {}
+    unconditional = unconditional_nodes(state.order) if members else set()
+    for i, edge in members:
+        value = state.graph.value(edge.value)
+        fact = state.source(value)
+        if fact.placement != PARTIAL:
+            reason = "only sums can"
+        elif may_change(fact):
+            reason = "its shape may change from step to step"
+        elif value.node not in unconditional:
+            reason = "it is in a loop or a branch"
+        elif (before[value.node] | readers.get(value.node, 0)) & bits[edge.bucket]:
+            reason = "it waits for the sum of another member"
+        elif sizes.count(edge.bucket) == 1:
+            reason = "it would be alone"
+        else:
+            continue
+        message = f"'{edge.value}' cannot be in bucket {edge.bucket}: {reason}"
+        yield Finding(("edges", i, "bucket"), message, "leave bucket out")

@@ -1,0 +1,1 @@
+"""Rematerialisation: which activations are recomputed in the backward pass, and in which segments."""

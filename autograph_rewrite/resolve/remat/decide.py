@@ -1,0 +1,86 @@
+"""From a policy's segment numbers to segments: the minimal subgraph between checkpoints that gradients need.
+
+numbers    x ─► [ a ─► b ─► c ]₀ ─► [ d ─► e ]₁ ─► loss       gradients read a, b, d
+segment 0  a, b again, from x                                 c is read by segment 1: kept
+segment 1  d again, from c                                    e is read by no gradient
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.resolve.remat.activations import MEASURES, Activations, root_of
+from autograph_rewrite.resolve.remat.decision import Left, Segment
+from autograph_rewrite.resolve.remat.policies import Parts
+from autograph_rewrite.resolve.stages.flops import cost_of
+
+SAVES_NOTHING = "computing it again would keep as much as it saves"
+
+
+def segments_of(acts: Activations, parts: Parts, *, only_saving: bool) -> tuple[list[Segment], list[Left]]:
+    """Return the segments of a policy, those of later parts of the forward last, and what it had better keep.
+
+    Args:
+        acts: what may be computed again.
+        parts: what the policy says.
+        only_saving: leave out the segments without which less would be kept.
+    """
+    parts = _without_draws(acts, parts)
+    kept = _kept_between(acts, parts)
+    members: dict[int, list[Node]] = {}
+    for node in acts.forward:
+        if node in parts and node not in kept:
+            members.setdefault(parts[node], []).append(node)
+    found = [segment for nodes in members.values() if (segment := _segment(acts, nodes)) is not None]
+    wasted = [segment for segment in found if only_saving and segment.saved_bytes <= 0]
+    return [one for one in found if one not in wasted], [Left(one.nodes[0], SAVES_NOTHING) for one in wasted]
+
+
+def _without_draws(acts: Activations, parts: Parts) -> Parts:
+    """Return the numbers without what is made of kept draws alone: a mask has fewer bytes than what was drawn."""
+    made: set[Node] = set()
+    for node in acts.state.order:
+        if "Random" in node.op and node not in parts:
+            made.add(node)
+            continue
+        sources = [v.node for v in node.inputs if v.node in made or acts.state.source(v).placement.differs]
+        if made.intersection(sources) and all(one in made or one.op in MEASURES for one in sources):
+            made.add(node)
+    return {node: part for node, part in parts.items() if node not in made}
+
+
+def _kept_between(acts: Activations, parts: Parts) -> set[Node]:
+    """Return the nodes that another segment reads; of a view, what it is a view of, too."""
+    kept: set[Node] = set()
+    for node in acts.forward:
+        if node not in parts:
+            continue
+        for value in node.inputs:
+            if value.node in parts and parts[value.node] != parts[node]:
+                kept |= {value.node, root_of(value.node)}
+    return kept
+
+
+def _segment(acts: Activations, nodes: Iterable[Node]) -> Segment | None:
+    """Return the part of some nodes that gradients need; None where they need none of them."""
+    inside = dict.fromkeys(nodes)
+    needed: set[Node] = set()
+    for node in reversed(inside):
+        if node in needed or acts.is_kept_today(node):
+            needed |= {node, *(value.node for value in node.inputs if value.node in inside)}
+    chosen = [node for node in inside if node in needed]
+    if not chosen:
+        return None
+    read = dict.fromkeys(value for node in chosen for value in node.inputs if value.node not in needed)
+    kept = [value for value in read if acts.state.source(value).placement.differs]
+    own = {root_of(node) for node in chosen if acts.is_kept_today(node)} & needed
+    more = {root for value in kept if not _is_held(acts, root := root_of(value.node))}
+    saved = sum(acts.nbytes(root) for root in own) - sum(acts.nbytes(root) for root in more)
+    flops = sum(cost_of(acts.state, node) for node in chosen)
+    return Segment(tuple(n.name for n in chosen), tuple(v.name for v in kept), float(saved), flops)
+
+
+def _is_held(acts: Activations, root: Node) -> bool:
+    """Return whether the memory of a node is kept in any case: a gradient reads it, or it is an input."""
+    return acts.is_kept_today(root) or not root.inputs

@@ -1,0 +1,65 @@
+"""The decision: which nodes are recomputed, in which segments; plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Nodes that are computed again together, for the gradients that read them.
+
+    Attributes:
+        nodes: by name, producers first.
+        kept: values that they read, and that are kept for them.
+        saved_bytes: how much less is kept, of one example.
+        added_flops: what computing them again costs, of one example.
+    """
+
+    nodes: tuple[str, ...]
+    kept: tuple[str, ...]
+    saved_bytes: float
+    added_flops: float
+
+
+@dataclass(frozen=True)
+class Left:
+    """Nodes that a policy would compute again, and that are kept all the same.
+
+    Attributes:
+        node: the first of them.
+        reason: why, for people.
+    """
+
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is computed again in one graph.
+
+    Attributes:
+        segments: in the order of the forward.
+        left: what is kept all the same.
+    """
+
+    segments: tuple[Segment, ...] = ()
+    left: tuple[Left, ...] = ()
+
+    @property
+    def notes(self) -> list[tuple[str, str, str]]:
+        """Of what is left, the node, what the note is about, and the reason."""
+        return [(one.node, "remat", one.reason) for one in self.left]
+
+    def lines(self) -> list[str]:
+        """Say it in a line; nothing if nothing is computed again."""
+        if not self.segments:
+            return []
+        nodes = sum(len(segment.nodes) for segment in self.segments)
+        saved = sum(segment.saved_bytes for segment in self.segments)
+        flops = sum(segment.added_flops for segment in self.segments)
+        return [
+            f"recomputed: {nodes} nodes in {len(self.segments)} segments; of one example {saved:,.0f} B less are kept, "
+            f"for {flops:,.0f} FLOPs more"
+        ]

@@ -1,0 +1,150 @@
+"""Rematerialisation policies: which recomputable nodes are recomputed, and in which segments.
+
+    every:N, sqrt     the forward is cut; what crosses a cut is kept, and everything else computed again
+    save_matmuls      products and convolutions are kept as well, and the single values between layers
+    scopes            each name scope that a pattern matches is a segment
+    names             what the patterns name is kept, and everything else computed again
+
+Each policy is a function from activations to numbers of segments; a node without one is kept.
+
+sqrt: T. Chen et al., Training Deep Nets with Sublinear Memory Cost (2016). Choosing what to keep under a budget by an
+integer program (Jain et al., Checkmate, 2020) would be one more policy. save_matmuls is the policy of that kind in JAX
+(`jax.checkpoint_policies.dots_saveable`).
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from autograph_rewrite.diagnostics.faults import did_you_mean
+from autograph_rewrite.errors import PlanError
+from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.plan.parts.messages import Remat
+from autograph_rewrite.resolve.remat.activations import Activations, root_of
+from autograph_rewrite.resolve.remat.cuts import balanced_cuts, chain_of, single_cuts
+
+CONTRACTIONS = frozenset(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "SparseMatMul", "Einsum"))
+CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2dNative")
+NAMED = "checkpoint_name/"
+"""The scope in which `ar.checkpoint_name(x, name)` puts what it names."""
+Parts = Mapping[Node, int]
+"""By node that is to be computed again, the number of its segment."""
+
+
+def parts_of(acts: Activations, remat: Remat) -> Parts:
+    """Return what a policy computes again.
+
+    Raises:
+        PlanError: it names what the graph does not have.
+    """
+    policy, _, number = remat.policy.partition(":")
+    if policy == "every":
+        return _every(acts, int(number))
+    return POLICIES[policy](acts, remat)
+
+
+def _every(acts: Activations, number: int) -> Parts:
+    places = single_cuts(chain_of(acts))
+    return _between(acts, [place.at for place in places[number - 1 :: number]])
+
+
+def _sqrt(acts: Activations, remat: Remat) -> Parts:
+    return _between(acts, balanced_cuts(chain_of(acts)))
+
+
+def _save_matmuls(acts: Activations, remat: Remat) -> Parts:
+    parts = _between(acts, [place.at for place in single_cuts(chain_of(acts))])
+    return {node: part for node, part in parts.items() if not _is_contraction(node)}
+
+
+def _is_contraction(node: Node) -> bool:
+    return node.op in CONTRACTIONS or node.op in CONVOLUTIONS
+
+
+def _between(acts: Activations, cuts: Sequence[int]) -> Parts:
+    """Make a segment of what is between two cuts."""
+    return {node: bisect_right(cuts, i) for i, node in enumerate(acts.forward) if node in acts.repeatable}
+
+
+def _scopes(acts: Activations, remat: Remat) -> Parts:
+    """Make a segment of each scope that a pattern matches; of nested ones, the outermost."""
+    patterns = [re.compile(pattern) for pattern in remat.scopes]
+    numbers: dict[str, int] = {}
+    parts: dict[Node, int] = {}
+    matched: set[int] = set()
+    for node in acts.forward:
+        scope, i = _scope_of(node.name, patterns)
+        if scope is not None:
+            matched.add(i)
+            if node in acts.repeatable:
+                parts[node] = numbers.setdefault(scope, len(numbers))
+    _require_matches(acts, remat.scopes, matched, "scope")
+    return parts
+
+
+def _scope_of(name: str, patterns: Sequence[re.Pattern[str]]) -> tuple[str | None, int]:
+    ends = [i for i, letter in enumerate(name) if letter == "/"]
+    for end in ends:
+        for i, pattern in enumerate(patterns):
+            if pattern.fullmatch(name, 0, end):
+                return name[:end], i
+    return None, -1
+
+
+def _names(acts: Activations, remat: Remat) -> Parts:
+    """Make a segment of each connected part of what is left when the named nodes are kept."""
+    patterns = [re.compile(pattern) for pattern in remat.names]
+    kept: set[Node] = set()
+    matched: set[int] = set()
+    for node in acts.forward:
+        named = node.name[node.name.rfind(NAMED) + len(NAMED) :] if NAMED in node.name else None
+        hits = {i for i, p in enumerate(patterns) if p.fullmatch(node.name) or (named and p.fullmatch(named))}
+        if hits:
+            matched |= hits
+            kept |= {node, root_of(node)}
+    _require_matches(acts, remat.names, matched, "tensor")
+    return _connected(acts, kept)
+
+
+def _require_matches(acts: Activations, patterns: Sequence[str], matched: Collection[int], what: str) -> None:
+    for i, pattern in enumerate(patterns):
+        if i not in matched:
+            names = [node.name for node in acts.forward]
+            names = names if what == "tensor" else sorted({name.rpartition("/")[0] for name in names} - {""})
+            key = "names" if what == "tensor" else "scopes"
+            raise PlanError(
+                f"remat.{key}: no {what} on the way to the loss has a name that '{pattern}' matches as a whole",
+                hint=did_you_mean(pattern, names, noun=f"{what}s") if len(names) < 5000 else None,
+            )
+
+
+def _connected(acts: Activations, kept: Collection[Node]) -> Parts:
+    """Return the connected parts of the nodes that may be computed again, without those that are kept."""
+    leader: dict[Node, Node] = {}
+
+    def find(node: Node) -> Node:
+        while leader[node] is not node:
+            leader[node] = leader[leader[node]]
+            node = leader[node]
+        return node
+
+    for node in acts.forward:
+        if node not in acts.repeatable or node in kept:
+            continue
+        leader[node] = node
+        for value in node.inputs:
+            if value.node in leader:
+                first, second = find(value.node), find(node)
+                leader[second] = first
+    numbers: dict[Node, int] = {}
+    return {node: numbers.setdefault(find(node), len(numbers)) for node in leader}
+
+
+POLICIES: Mapping[str, Callable[[Activations, Remat], Parts]] = {
+    "sqrt": _sqrt,
+    "save_matmuls": _save_matmuls,
+    "scopes": _scopes,
+    "names": _names,
+}

@@ -1,0 +1,330 @@
+"""Resolve a plan: list every edge where placements disagree, with owner, lowering, bytes and reason.
+
+An edge belongs to the variable whose update it reaches along values of that variable's shape; every other edge (losses,
+norms, batch statistics) belongs to the step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from autograph_rewrite.analysis.facts.concrete_sizes import static_bytes
+from autograph_rewrite.analysis.facts.placement import PARTIAL, REPLICATED, Fact, Shape
+from autograph_rewrite.analysis.facts.symbolic_dims import is_local, rows_per_example
+from autograph_rewrite.analysis.propagate import Propagation, is_pinned
+from autograph_rewrite.analysis.rule_table import TABLE, families
+from autograph_rewrite.analysis.rules.arrays import random
+from autograph_rewrite.analysis.rules.base import LocalEntry, Slice
+from autograph_rewrite.ir.control_flow import before_loops
+from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.op_traits import ENTERS
+from autograph_rewrite.ir.traversal import descendants
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_update
+from autograph_rewrite.item import Variable
+from autograph_rewrite.plan.parts import collective_keys
+from autograph_rewrite.plan.parts.batch_split import DIGEST
+from autograph_rewrite.plan.parts.messages import SIZES, STEP, EdgePlan
+from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.resolve import compression, wire_types
+from autograph_rewrite.resolve.batch_inputs import measured_input
+from autograph_rewrite.resolve.buckets import assign_buckets
+from autograph_rewrite.resolve.wire_types import can_gather_collectively
+
+MEASURES = frozenset(("Shape", "ShapeN", "Size", "Rank"))  # how many rows there are is not the rows
+MIXES_ROWS = families("contraction", "layers", "normalization", "pooling", "recurrent", "reduce")
+"""Families of rules that the rows of a sparse gradient never pass: what does was gathered in the forward pass."""
+ACCUMULATED = frozenset((dtypes.HALF, dtypes.FLOAT, dtypes.DOUBLE))
+"""The types of conditional accumulators: TensorFlow has no kernel of one for others."""
+MAX_REACH = 400
+"""How many nodes to look at for the owner of an edge."""
+
+
+def resolve_edges(plan: Plan, state: Propagation, outputs: Iterable[Value], variables: Mapping[str, Variable]) -> Plan:
+    """Return the plan with every reshard edge of the graph.
+
+    Args:
+        plan: the request.
+        state: the placements.
+        outputs: values that the outside reads whole.
+        variables: of the item.
+    """
+    edges = _Edges(plan, state, Owners(state, variables))
+    if len(plan.processes) > 1:
+        edges.add_of_job()
+    for node in state.order:
+        edges.add_of_node(node)
+    for value in outputs:
+        if edges.is_spread(value):
+            edges.add(value, "replicated", "it is an output")
+    found = _homed(plan, state, _without_statistics(state, edges.found))
+    found = compression.choose(plan, state, found, variables)
+    listed = compression.with_factors(assign_buckets(plan, state, found), state, variables)
+    return plan.with_edges(collective_keys.with_keys(listed, plan.devices, plan.hosts))
+
+
+@dataclass
+class _Edges:
+    """The edges found so far, by value and target."""
+
+    plan: Plan
+    state: Propagation
+    owners: Owners
+    found: dict[tuple[str, str], EdgePlan] = field(default_factory=dict)
+
+    def is_spread(self, value: Value) -> bool:
+        """Return whether no replica holds the whole value; each process is given a part of the batch only."""
+        if value in self.state.whole_inputs:
+            return len(self.plan.processes) > 1
+        return self.state.source(value).placement.differs
+
+    def add(self, value: Value, target: str, reason: str) -> None:
+        """Add the edge that gives a value in another placement, and those that it needs itself."""
+        state = self.state
+        if target == repr(REPLICATED) and value.node.op in ENTERS and self.is_spread(value):
+            value = before_loops(value)
+            if not self.is_spread(value):
+                return
+        if (value.name, target) in self.found:
+            return
+        is_cut = value in state.whole_inputs and target == f"split({state.whole_inputs[value]})"
+        if target != "replicated" and self.is_spread(value) and not is_cut:
+            self.add(value, "replicated", reason)
+        edge = _edge(self.plan, state, self.owners, value, target, reason)
+        if edge.lowering == "host_gather" and not self.plan.homes and not _knows_rows(state, value):
+            self.found[value.name, SIZES] = _sizes_edge(value, "the rows of each process are counted")
+        self.found[value.name, target] = edge
+
+    def add_of_job(self) -> None:
+        """Add what several processes tell each other in any step: how many examples each has, and unseeded draws."""
+        measured = measured_input(self.state)
+        is_open = self.state.semantics.batch is None
+        reason = "each process is given a part of any size" if is_open else "what all are given is compared"
+        self.found[measured.name, SIZES] = _sizes_edge(measured, reason, 1 + DIGEST)
+        for value in fresh_draws(self.state):
+            self.found[value.name, "replicated"] = _draw_edge(value)
+
+    def add_of_node(self, node: Node) -> None:
+        """Add the edges of what a node reads."""
+        state = self.state
+        operand_reshards = state.transfers[node].operand_reshards
+        for index, value in enumerate(node.inputs):
+            reshard = operand_reshards.get(index)
+            reason = f"{node.op} '{node.name}' reads it"
+            if reshard is None:
+                if value in state.whole_inputs:
+                    self.add(value, f"split({state.whole_inputs[value]})", reason)
+                elif value in state.reduced and state.source(value).placement.differs:
+                    self.add(value, "replicated", reason)
+            elif isinstance(reshard, LocalEntry):
+                self.add(value, "local", reason)
+            elif isinstance(reshard, Slice):
+                self.add(value, f"split({reshard.dim})", reason)
+            elif reshard == PARTIAL:
+                self.add(value, "partial(sum)", reason)
+            elif self.is_spread(value):
+                self.add(value, "replicated", reason)
+
+
+def fresh_draws(state: Propagation) -> list[Value]:
+    """Return the random values that differ from process to process: those drawn whole, without any seed."""
+    nodes = (node for node in state.order if node.op in random.RULES and is_pinned(node))
+    unseeded = [node for node in nodes if node.attr("seed", None) == 0 == node.attr("seed2", None)]
+    values = [node.output(i) for node in unseeded for i in range(len(state.transfers[node].outputs))]
+    return [value for value in values if not state.source(value).placement.differs]
+
+
+def _draw_edge(value: Value) -> EdgePlan:
+    reason = "drawn without a seed: all processes take what the first one drew"
+    dtype = dtypes.dtype_name(value.dtype)
+    return EdgePlan(value.name, "single", "replicated", lowering="host_reduce", dtype=dtype, reason=reason)
+
+
+def _sizes_edge(value: Value, reason: str, numbers: int = 1) -> EdgePlan:
+    return EdgePlan(value.name, "local", SIZES, lowering="host_reduce", dtype="int32", bytes=4 * numbers, reason=reason)
+
+
+def _knows_rows(state: Propagation, value: Value) -> bool:
+    """Return whether the rows of a split value follow from the number of examples."""
+    return value in state.whole_inputs or rows_per_example(state.source(value).split_size) is not None
+
+
+def _without_statistics(state: Propagation, found: dict[tuple[str, str], EdgePlan]) -> dict[tuple[str, str], EdgePlan]:
+    """Give the step what is no gradient: a variable's gradient may depend on a statistic of the same shape.
+
+    The mean of a batch normalisation reaches the update of its scale, but through the gradient of the scale.
+    """
+    by_owner: dict[str, list[tuple[str, str]]] = {}
+    for key, edge in found.items():
+        if edge.owner != STEP and edge.from_.startswith("partial"):
+            by_owner.setdefault(edge.owner, []).append(key)
+    result = dict(found)
+    for several in by_owner.values():
+        nodes = {key: state.graph.value(key[0]).node for key in several}
+        for key in several if len(several) > 1 else ():
+            made = descendants([nodes[key]], controls=False)
+            if any(nodes[other] in made for other in several if other != key):
+                result[key] = replace(found[key], owner=STEP)
+    return result
+
+
+def _edge(plan: Plan, state: Propagation, owners: Owners, value: Value, target: str, reason: str) -> EdgePlan:
+    fact = state.source(value)
+    owner = owners.of(value) if target == "replicated" and not fact.is_local else STEP
+    placement = "replicated" if value in state.whole_inputs else repr(fact.placement)
+    lowering = _lowering(plan, fact, target)
+    if value in state.whole_inputs and len(plan.processes) > 1:
+        placement = f"split({state.whole_inputs[value]})"
+        lowering = "host_gather" if target == "replicated" else lowering
+    return EdgePlan(
+        value=value.name,
+        from_=placement,
+        to=target,
+        owner=owner,
+        lowering=lowering,
+        dtype=dtypes.dtype_name(fact.dtype),
+        bytes=static_bytes(_as_sent(fact)),
+        reason=reason,
+    )
+
+
+def _homed(
+    plan: Plan, state: Propagation, found: Mapping[tuple[str, str], EdgePlan]
+) -> dict[tuple[str, str], EdgePlan]:
+    """Return the edges as they are lowered where variables live on single devices."""
+    if not plan.homes:
+        return dict(found)
+    lower = _at_home if len(plan.processes) == 1 else _through_servers
+    return {key: replace(edge, lowering=lower(plan, state, edge)) for key, edge in found.items()}
+
+
+def _at_home(plan: Plan, state: Propagation, edge: EdgePlan) -> str:
+    """Return how values meet on the device of their owner, where one process has all replicas."""
+    placement = state.source(state.graph.value(edge.value)).placement
+    if edge.owner not in plan.homes or edge.to != repr(REPLICATED):
+        return edge.lowering
+    if placement.is_split:
+        return "concat"
+    return ("add_n" if placement == PARTIAL else "fold") if placement.is_partial else edge.lowering
+
+
+def _through_servers(plan: Plan, state: Propagation, edge: EdgePlan) -> str:
+    """Return how a value crosses between the processes of a job with servers: none of them by a collective."""
+    fact = state.source(state.graph.value(edge.value))
+    if edge.lowering in ("collective_gather", "host_gather"):
+        return "server_gather"
+    if edge.lowering not in ("collective_reduce", "host_reduce"):
+        return edge.lowering
+    return "accumulator" if fact.placement == PARTIAL and _as_sent(fact).dtype in ACCUMULATED else "server_reduce"
+
+
+def _as_sent(fact: Fact) -> Fact:
+    """Return the fact in the type that travels."""
+    placement = fact.placement
+    return fact._replace(dtype=wire_types.wire_type(fact.dtype, placement.op)) if placement.is_partial else fact
+
+
+def _lowering(plan: Plan, fact: Fact, target: str) -> str:
+    if target.startswith("split"):
+        return "slice"
+    if target.startswith("partial"):
+        return "zeros"
+    if target == "local":
+        return "local_size"
+    crosses = len(plan.processes) > 1
+    if fact.is_local:
+        counted = any(rows_per_example(entry) is None for entry in fact.value or () if is_local(entry))
+        return "host_reduce" if crosses and counted else "global_size"
+    mirrored = plan.mode == "mirrored" and plan.replicas > 1
+    if fact.placement.is_partial:
+        wire = wire_types.wire_type(fact.dtype, fact.placement.op)
+        if mirrored and wire in wire_types.COLLECTIVE_TYPES:
+            return "collective_reduce"
+        if crosses:
+            return "host_reduce"
+        return "add_n" if fact.placement == PARTIAL else "fold"
+    if mirrored and can_gather_collectively(fact, rows_per_example(fact.split_size), plan.devices):
+        return "collective_gather"
+    return "host_gather" if crosses else "concat"
+
+
+class Owners:
+    """Finds the variable that an edge serves."""
+
+    def __init__(self, state: Propagation, variables: Mapping[str, Variable]) -> None:
+        self._state = state
+        self._by_handle = {variable.handle: variable for variable in variables.values()}
+        self._knows_trained = any(variable.trainable for variable in variables.values())
+
+    def of(self, value: Value) -> str:
+        """Return the owner of the reduction or gather of `value`."""
+        fact = self._state.source(value)
+        sparse = fact.placement.is_split
+        if not sparse and not fact.shape:
+            return STEP if fact.shape == () and not self._scalar_variables() else self._search(value, fact.shape, False)
+        return self._search(value, fact.shape, sparse)
+
+    def _scalar_variables(self) -> bool:
+        return any(variable.shape == () and variable.trainable is not False for variable in self._by_handle.values())
+
+    def _search(self, value: Value, shape: Shape | None, sparse: bool) -> str:
+        reached: list[Variable] = []
+        seen = {value}
+        pending = deque([value])
+        visited = 0
+        while pending and visited < MAX_REACH:
+            current = pending.popleft()
+            for node, index in current._uses:
+                visited += 1
+                variable = self._updated_by(node)
+                if variable is not None:
+                    reached.append(variable)
+                    # A slot is written first, then read again for the update of its variable.
+                    pending.extend(read for read in self._reads(node.inputs[0]) if read not in seen)
+                    seen.update(self._reads(node.inputs[0]))
+                    continue
+                if sparse and (_mixes_rows(node) or node.op in MEASURES):
+                    continue
+                for other in [node.output(index)] if node.op == "IdentityN" else self._made(node):
+                    if other not in seen and self._follows(other, shape, sparse):
+                        seen.add(other)
+                        pending.append(other)
+        alike = [v for v in reached if v.shape == shape] or reached
+        owners = [v for v in alike if v.trainable] if self._knows_trained else alike
+        return next((v.name for v in owners), STEP)
+
+    def _updated_by(self, node: Node) -> Variable | None:
+        if not is_update(node):
+            return None
+        return self._by_handle.get(handle_node(node.inputs[0]).name)
+
+    def _reads(self, handle: Value) -> list[Value]:
+        """Return what is read from a variable, also inside branches and loops."""
+        uses = handle_uses(handle_node(handle))
+        return [node.output() for node, _ in uses if node.op == "ReadVariableOp"]
+
+    def _made(self, node: Node) -> list[Value]:
+        transferred = self._state.transfers.get(node)
+        return [] if transferred is None else [node.output(i) for i in range(len(transferred.outputs))]
+
+    def _follows(self, value: Value, shape: Shape | None, sparse: bool) -> bool:
+        fact = self._state.facts[value]
+        if sparse:  # rows: their number changes when duplicates are merged
+            return fact.shape is None or len(fact.shape) >= 1
+        if fact.shape is None or shape is None:
+            return True
+        return fact.shape == shape or _elements(fact.shape) == _elements(shape)
+
+
+def _mixes_rows(node: Node) -> bool:
+    rule = TABLE.get(node.op)
+    return rule is not None and rule.family in MIXES_ROWS
+
+
+def _elements(shape: Shape) -> int | None:
+    if any(not isinstance(dim, int) or is_local(dim) for dim in shape):
+        return None
+    return math.prod(dim for dim in shape if isinstance(dim, int))

@@ -1,0 +1,163 @@
+"""The server region: optimizer updates, and what leads from the reduced gradient to them; run once per job.
+
+    w on /job:ps    dw: partial ──► accumulator ──► dw * dw ──► ResourceApplyAdam(w, m, v)
+    served                                          ^^^^^^^     ^^^^^^^^^^^^^^^^^^^^^^^^^^, m and v beside w
+    not served      the forward and backward pass, the step counter, the learning rate, losses
+
+The slots that an optimizer keeps for a variable live where it lives (analysis.variables.uses).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from autograph_rewrite.analysis.empty_lists import future_splits
+from autograph_rewrite.analysis.facts.concrete_sizes import static_bytes
+from autograph_rewrite.analysis.facts.placement import REPLICATED
+from autograph_rewrite.analysis.propagate import Propagation
+from autograph_rewrite.analysis.variables.uses import converted_uses, variable_uses
+from autograph_rewrite.ir.control_flow import frames_of, unconditional_nodes
+from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.op_traits import SWITCHES
+from autograph_rewrite.ir.traversal import ancestors
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.variable_ops import handle_node, is_update
+from autograph_rewrite.item import Variable
+from autograph_rewrite.plan.parts.messages import EdgePlan
+from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.resolve.server_nodes import ServerRegion
+from autograph_rewrite.resolve.spans import differs_by_replica
+
+
+def find_server_region(plan: Plan, state: Propagation, variables: Mapping[str, Variable]) -> ServerRegion:
+    """Return what the servers of a resolved plan run.
+
+    Args:
+        plan: with its edges.
+        state: the placements.
+        variables: of the item.
+    """
+    if not plan.homes:
+        return ServerRegion()
+    taken = {state.graph.value(edge.value): edge.owner for edge in plan.edges if is_taken(plan, edge)}
+    homes = dict(plan.homes)
+    uses = variable_uses(state, variables, owners=plan.homes, gradients=taken)
+    homes |= {name: homes[use.owner] for name, use in uses.items() if use.owner is not None}
+    if plan.is_asynchronous:
+        homes |= dict.fromkeys(_stepped(state, variables) - homes.keys(), min(homes.values()))
+    dependent, differing = _dependents(state, taken), _differing(state)
+    known = {variable.handle: name for name, variable in variables.items()}
+    while True:
+        handles = {state.graph.nodes[variables[name].handle]: home for name, home in homes.items()}
+        writes = [node for node in state.order if is_update(node) and handle_node(node.inputs[0]) in handles]
+        needed = ancestors(writes, controls=False)
+        nodes = {node for node in state.order if node in dependent and node in needed and node not in differing}
+        region = ServerRegion(homes, handles, nodes | set(writes))
+        _keep_branches_together(state, region.nodes, differing)
+        written = {handle_node(node.inputs[0]) for node in region.nodes if is_update(node)} - handles.keys()
+        if not written:  # else what a served branch writes is served as well
+            break
+        homes |= {known[handle.name]: min(homes.values()) for handle in written}
+    _keep_reads_together(state, region, differing)
+    _place(state, region, {value: homes[owner] for value, owner in taken.items()})
+    return region
+
+
+def _stepped(state: Propagation, variables: Mapping[str, Variable]) -> set[str]:
+    """Return the variables that something other than their initialiser writes."""
+    names = {variable.handle: name for name, variable in variables.items()}
+    initial = {variable.initializer for variable in variables.values()}
+    writes = [node for node in state.order if is_update(node) and node.name not in initial]
+    handles = {handle_node(value).name for node in writes for value in node.inputs if value.dtype == dtypes.RESOURCE}
+    return {names[handle] for handle in handles if handle in names}
+
+
+def is_taken(plan: Plan, edge: EdgePlan) -> bool:
+    """Return whether an edge ends where its owner lives."""
+    if edge.owner not in plan.homes or edge.to != repr(REPLICATED):
+        return False
+    return edge.lowered.is_stored or edge.lowered.is_local
+
+
+def _dependents(state: Propagation, taken: Collection[Value]) -> set[Node]:
+    """Return what is computed from the whole of a taken value.
+
+    A Switch of something else, of which only the predicate is region, is no part of it: other branches use it, too.
+    """
+    sources = {node for value in taken for node in converted_uses(state, value)}
+    found: set[Node] = set()
+    for node in state.order:
+        if node.op in SWITCHES:
+            data, predicate = node.inputs[:2]
+            depends = data is not predicate and (data in taken or data.node in found)
+        else:
+            depends = node in sources or any(value.node in found for value in node.inputs)
+        if depends:
+            found.add(node)
+    return found
+
+
+def _differing(state: Propagation) -> set[Node]:
+    """Return what every replica has to run: of that, nothing can be served."""
+    lists = future_splits(state)
+    return {node for node in state.order if differs_by_replica(state, node, lists)}
+
+
+def _keep_branches_together(state: Propagation, nodes: set[Node], differing: Collection[Node]) -> None:
+    """Serve what reads a served value that is there only sometimes: in a branch, or in the iterations of a loop."""
+    unconditional = unconditional_nodes(state.order)
+    if len(unconditional) == len(state.order):
+        return
+    grown = True
+    while grown:
+        before = len(nodes)
+        for node in state.order:
+            if node not in nodes and node not in differing:
+                producers = (value.node for value in node.inputs)
+                if any(producer in nodes and producer not in unconditional for producer in producers):
+                    nodes.add(node)
+        grown = len(nodes) > before
+
+
+def _keep_reads_together(state: Propagation, region: ServerRegion, differing: Collection[Node]) -> None:
+    """Serve the reads that only served nodes use: they are part of the update."""
+    for node in reversed(state.order):
+        if node in differing:
+            continue
+        readers = [use.node for value in node.outputs for use in value.uses]
+        reads = any(handle_node(value) in region.handles for value in node.inputs)
+        if reads and readers and all(reader in region.nodes for reader in readers) and not node.control_users:
+            region.nodes.add(node)
+
+
+def _place(state: Propagation, region: ServerRegion, taken: Mapping[Value, str]) -> None:
+    """Put each served node where most of what it reads is; what handles a variable is where the variable is."""
+    devices = region.devices
+    devices.update(region.handles)
+    for node in state.order:
+        beside = [region.handles[handle_node(v)] for v in node.inputs if handle_node(v) in region.handles]
+        if beside:
+            devices[node] = beside[0]
+        elif node in region.nodes:
+            heaviest = 0
+            for value in node.inputs:
+                home = taken.get(value) or devices.get(value.node)
+                weight = 1 + static_bytes(state.facts[value])
+                if home is not None and weight > heaviest:
+                    heaviest, devices[node] = weight, home
+    _keep_loops_together(state, region)
+
+
+def _keep_loops_together(state: Propagation, region: ServerRegion) -> None:
+    """Put what is served of a loop on one device, but for what handles a variable.
+
+    TensorFlow would wait in each iteration for what comes from another device, also for what enters the loop only.
+    """
+    homes: dict[str, str] = {}
+    inside = [(node, frame[0]) for node, frame in frames_of(state.order).items() if node in region.nodes]
+    for node, loop in inside:
+        if node in region.devices:
+            homes.setdefault(loop, region.devices[node])
+    for node, loop in inside:
+        if loop in homes and not any(handle_node(value) in region.handles for value in node.inputs):
+            region.devices[node] = homes[loop]

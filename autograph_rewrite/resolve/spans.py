@@ -1,0 +1,48 @@
+"""Which nodes must run on every replica: those that read or produce values that differ between replicas.
+
+    dw: partial on each ──► AddN(all) ──► dw * dw ──► update          once, where the variable lives
+    rows: split on each ──► Shape ──► [3, 4]: the same everywhere     each; a constant takes its place
+
+Everything else may run once: servers run a part of it, and mirrored replicas repeat it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from autograph_rewrite.analysis.propagate import Propagation
+from autograph_rewrite.ir.graph import Node, Value
+
+_SIZES = frozenset(("Shape", "ShapeN", "Size", "Rank"))
+
+
+def differs_by_replica(state: Propagation, node: Node, future_splits: Container[Value] = ()) -> bool:
+    """Return whether the instances of a node read or give different values, so that it cannot run once.
+
+    Args:
+        state: the placements.
+        node: an original node.
+        future_splits: empty lists that will hold blocks.
+    """
+    transferred = state.transfers[node]
+    if transferred.constant:  # it stays only where something waits for it
+        return True
+    made = [node.output(i) for i in range(len(transferred.outputs))]
+    for value in made:  # of every node of the graph: a generator would cost as much again
+        if state.source(value).placement.differs or value in future_splits:
+            return True
+    for index, value in enumerate(node.inputs):
+        fact = state.facts[value]
+        if fact.cell and state.cells.get(fact.cell, fact).placement.differs:
+            return True
+        if (
+            index not in transferred.operand_reshards
+            and fact.placement.differs
+            and transferred.outputs
+            and node.op not in _SIZES
+        ):
+            return True
+    if not state.cells:
+        return False
+    cells = [state.facts[value].cell for value in made]
+    return any(cell in state.cells and state.cells[cell].placement.differs for cell in cells)

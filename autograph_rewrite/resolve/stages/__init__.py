@@ -1,0 +1,1 @@
+"""Which pipeline stage each node belongs to."""

@@ -1,0 +1,251 @@
+"""Stage assignment: the pipeline stage of each node.
+
+    x ─► [ layer_1 ] ─► h ─► [ layer_2 ] ─► loss          boundary h: stages 0 and 1
+    w1 ◄─[ dw1 ◄─── ] ◄─ dh ◄─[ dw2 ◄── ]                 gradients and updates follow
+
+Stages of forward nodes come from boundaries, patterns of names, the user's devices, or a balance of costs. A forward
+edge never leads back to an earlier stage. A backward node is where the node is whose gradient it computes, but never
+behind what it reads; a variable is where it is first read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from autograph_rewrite.analysis.facts.placement import REPLICATED
+from autograph_rewrite.analysis.propagate import Propagation
+from autograph_rewrite.analysis.variables.uses import variable_uses
+from autograph_rewrite.diagnostics.faults import did_you_mean
+from autograph_rewrite.errors import PlanError
+from autograph_rewrite.ir.graph import Graph, Node, Span, Value
+from autograph_rewrite.ir.traversal import ancestors, descendants
+from autograph_rewrite.ir.types.device_specs import canonical
+from autograph_rewrite.ir.variable_ops import variable_dependent_nodes
+from autograph_rewrite.item import Variable
+from autograph_rewrite.plan.parts.messages import Pipeline
+from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.resolve.stages.balanced_cut import balanced_cut
+from autograph_rewrite.resolve.stages.flops import cost_of, value_bytes
+from autograph_rewrite.resolve.stages.forward_backward import differentiated, forward_nodes
+from autograph_rewrite.resolve.stages.isomorphism import require_isomorphic_stages
+from autograph_rewrite.resolve.stages.repeated_layers import repeated_layers
+
+
+@dataclass
+class Stages:
+    """Where the nodes of a folded graph belong.
+
+    Attributes:
+        count: how many stages there are.
+        of: the stage of each node that runs for each block.
+        backward: those of them that compute gradients.
+        owners: for which variable another is kept, as the nodes that give their handles.
+    """
+
+    count: int
+    of: dict[Node, int]
+    backward: set[Node]
+    owners: Mapping[Node, Node] = field(default_factory=dict)
+
+
+def assign_stages(
+    plan: Plan, state: Propagation, outputs: Iterable[Value], variables: Mapping[str, Variable]
+) -> Stages | None:
+    """Divide the nodes of the original graph; None where the plan has no stages.
+
+    Args:
+        plan: resolved.
+        state: the placements.
+        outputs: the declared outputs.
+        variables: those whose optimizer slots follow them, by name.
+
+    Raises:
+        PlanError: the division that the plan asks for is impossible on this graph.
+    """
+    pipeline, graph = plan.pipeline, state.graph
+    if pipeline is None:
+        return None
+    forward = forward_nodes(plan, state, outputs)
+    each = [node for node in state.order if node.span is Span.EACH and node.op != "Const"]
+    work = [node for node in each if node in forward]
+    chosen = _forward_stages(graph, state, work, pipeline, alike=plan.looped)
+    _late_as_possible(work, chosen, state)
+    _require_every_stage(chosen, pipeline.stages)
+    if plan.looped:
+        require_isomorphic_stages(state, work, chosen, pipeline.stages)
+    needed = ancestors((graph.value(edge.value).node for edge in plan.edges), controls=False)
+    backward = {node for node in each if node not in forward and node in needed}
+    _backward_stages([node for node in each if node not in forward], chosen, backward, pipeline.stages)
+    return Stages(pipeline.stages, chosen, backward, _owners(plan, state, variables))
+
+
+def _owners(plan: Plan, state: Propagation, variables: Mapping[str, Variable]) -> dict[Node, Node]:
+    """Return for which variable the state of an optimizer is kept."""
+    graph = state.graph
+    edges = [edge for edge in plan.edges if edge.owner in variables and edge.to == repr(REPLICATED)]
+    taken = {graph.value(edge.value): edge.owner for edge in edges}
+    uses = variable_uses(state, variables, owners=set(taken.values()), gradients=taken)
+    return {use.handle: uses[use.owner].handle for use in uses.values() if use.owner in uses}
+
+
+def _forward_stages(
+    graph: Graph, state: Propagation, work: Sequence[Node], pipeline: Pipeline, *, alike: bool
+) -> dict[Node, int]:
+    if pipeline.stages == 1:
+        return dict.fromkeys(work, 0)
+    if pipeline.boundaries:
+        return _behind(graph, work, pipeline.boundaries)
+    if pipeline.names:
+        return _following(
+            work, {node: i for node in work if (i := _first_match(node.name, pipeline.names)) is not None}
+        )
+    if pipeline.assign == "device":
+        return _following(work, _by_device(work, variable_dependent_nodes(state.order), pipeline.stages))
+    return _balanced(state, work, pipeline.stages, alike=alike)
+
+
+def _behind(graph: Graph, work: Sequence[Node], boundaries: Sequence[str]) -> dict[Node, int]:
+    """Begin a new stage behind each boundary."""
+    cuts = [_boundary(graph, name) for name in boundaries]
+    inside = set(work)
+    stages = dict.fromkeys(work, 0)
+    for i, (name, cut) in enumerate(zip(boundaries, cuts, strict=True)):
+        if cut not in inside:
+            raise PlanError(
+                f"the boundary '{name}' is not on the way from the batch to the loss",
+                hint="name a tensor that the loss is computed from",
+            )
+        for earlier, other in zip(boundaries[:i], cuts[:i], strict=True):
+            if cut is other or cut in ancestors([other], controls=False):
+                raise PlanError(
+                    f"the boundary '{name}' (stage {i + 1} begins there) lies before '{earlier}' (stage "
+                    f"{boundaries.index(earlier) + 1}): an edge would lead back",
+                    hint="list boundaries in the order from the batch to the loss",
+                )
+        for node in descendants([cut], controls=False):
+            if node in inside and node is not cut:
+                stages[node] = max(stages[node], i + 1)
+    return _following(work, stages, strict=False)
+
+
+def _boundary(graph: Graph, name: str) -> Node:
+    node = graph.nodes.get(name.partition(":")[0])
+    if node is None:
+        hint = did_you_mean(name, list(graph.nodes)) if len(graph.nodes) < 5000 else None
+        raise PlanError(f"the graph has no tensor '{name}' to begin a stage behind", hint=hint)
+    return node
+
+
+def _first_match(name: str, patterns: Sequence[str]) -> int | None:
+    return next((i for i, pattern in enumerate(patterns) if re.fullmatch(pattern, name)), None)
+
+
+def _by_device(work: Sequence[Node], learnt: Collection[Node], stages: int) -> dict[Node, int]:
+    """Return the stages of the nodes that the user put on a device, in the order of the devices' first nodes."""
+    found = {node: canonical(node.device) for node in work if node.device and node in learnt}
+    order = {device: i for i, device in enumerate(dict.fromkeys(found.values()))}
+    if len(order) != stages:
+        listed = ", ".join(order) or "none"
+        raise PlanError(
+            f"the graph names {len(order)} devices on the way to the loss ({listed}), and there are {stages} stages",
+            hint="build each stage under tf.device, or choose another way: boundaries, names, or assign: auto",
+        )
+    return {node: order[device] for node, device in found.items()}
+
+
+def _following(work: Sequence[Node], said: Mapping[Node, int], *, strict: bool = True) -> dict[Node, int]:
+    """Give nodes of which nothing is said the latest stage that they read from.
+
+    Raises:
+        PlanError: an edge leads back.
+    """
+    stages: dict[Node, int] = {}
+    for node in work:
+        before = [producer for producer in _producers(node) if producer in stages]
+        at_least = max([stages[producer] for producer in before], default=0)
+        stage = said.get(node, at_least)
+        if stage < at_least and strict:
+            source = next(producer for producer in before if stages[producer] == at_least)
+            raise PlanError(
+                f"an edge leads back: '{node.name}' is in stage {stage} and reads '{source.name}' in stage {at_least}",
+                hint="let stages follow each other from the batch to the loss",
+            )
+        stages[node] = max(stage, at_least)
+    return stages
+
+
+def _balanced(state: Propagation, work: Sequence[Node], stages: int, *, alike: bool) -> dict[Node, int]:
+    """Cut the forward nodes, in order, where the heaviest stage is lightest and the fewest bytes cross.
+
+    Where stages have to be alike, they are made of what the nodes do again and again, if that is found.
+    """
+    learnt = variable_dependent_nodes(state.order)
+    units = [node for node in work if node in learnt]
+    place = {node: i for i, node in enumerate(units)}
+    crossing = [0.0] * (len(units) + 1)
+    for node, at in place.items():
+        for value in node.read_outputs:
+            last = max([place[use.node] for use in value.uses if use.node in place], default=at)
+            size = value_bytes(state, value)
+            crossing[at + 1] += size
+            crossing[last + 1] -= size
+    for i in range(1, len(crossing)):
+        crossing[i] += crossing[i - 1]
+    begins = repeated_layers([_sign(state, node) for node in units], crossing, stages) if alike else None
+    begins = begins or balanced_cut([cost_of(state, node) for node in units], crossing, stages)
+    said = {node: sum(at >= begin for begin in begins) for node, at in place.items()}
+    return _following(work, said)
+
+
+def _sign(state: Propagation, node: Node) -> tuple[object, ...]:
+    """Return what a node does, as far as it can be compared at a glance."""
+    fact = state.facts.get(node.output())
+    sizes = () if fact is None or fact.shape is None else fact.shape
+    return node.op, node.output_dtypes, tuple(size if isinstance(size, int) else None for size in sizes)
+
+
+def _late_as_possible(work: Sequence[Node], stages: dict[Node, int], state: Propagation) -> None:
+    """Move what needs no variable (labels, masks) to the stage that reads it first."""
+    learnt, inside = variable_dependent_nodes(state.order), set(work)
+    for node in reversed(work):
+        readers = [stages[user] for user in _users(node) if user in inside]
+        if node not in learnt and readers:
+            stages[node] = min(readers)
+
+
+def _require_every_stage(stages: Mapping[Node, int], count: int) -> None:
+    empty = sorted(set(range(count)) - set(stages.values()))
+    if empty:
+        listed = ", ".join(map(str, empty))
+        raise PlanError(
+            f"no node of the model is in stage {listed} of {count}",
+            hint="use fewer stages, or change pipeline.boundaries or pipeline.names",
+        )
+
+
+def _backward_stages(rest: Sequence[Node], stages: dict[Node, int], backward: set[Node], count: int) -> None:
+    """Place the gradients, and whatever else runs for each block: outputs beside the loss, and what reads gradients."""
+    named = {node.name: stage for node, stage in stages.items()}
+    for node in rest:
+        known = [producer for producer in _producers(node) if producer in stages]
+        upstream = min([stages[producer] for producer in known if producer in backward], default=None)
+        consumed = max([stages[producer] for producer in known if producer not in backward], default=None)
+        if node not in backward and upstream is None:
+            stages[node] = consumed if consumed is not None else 0
+            continue
+        backward.add(node)
+        latest = count - 1 if upstream is None else upstream
+        hint = differentiated(node.name, named)
+        if hint is None:
+            hint = consumed if consumed is not None else latest
+        stages[node] = min(hint, latest)
+
+
+def _producers(node: Node) -> list[Node]:
+    return [*[value.node for value in node.inputs], *node.controls]
+
+
+def _users(node: Node) -> list[Node]:
+    return [use.node for value in node.read_outputs for use in value.uses]

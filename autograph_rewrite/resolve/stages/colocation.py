@@ -1,0 +1,88 @@
+"""Colocation: a variable and all that reads or writes it share a device, per instance; slots are with their update.
+
+w @ CPU:1, m @ CPU:1 ──► ResourceApplyMomentum(w, m) @ CPU:1        right
+w @ CPU:1, m @ CPU:0 ──► ResourceApplyMomentum(w, m)                TensorFlow could place it nowhere
+
+A table is there once, on the host, and so are all lookups in it.
+
+It is checked once everything has its device: TensorFlow would say so in its own words, in the first step.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+
+from autograph_rewrite.analysis.rules.state.tables import LOOKUPS
+from autograph_rewrite.errors import VerifyError
+from autograph_rewrite.ir.graph import Graph, Node, Span
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.device_specs import canonical
+from autograph_rewrite.ir.variable_ops import handle_uses
+
+REPORT = "report this, with the graph; strategy AllReduce puts no variable elsewhere"
+
+
+def require_beside(
+    graph: Graph, handles: Iterable[str], devices: Sequence[str], pinned_devices: Mapping[Node, str]
+) -> None:
+    """Refuse a placement that no session could run.
+
+    Args:
+        graph: the folded graph; what runs once has its device.
+        handles: the names of the nodes that give the variables' handles.
+        devices: of the instances of a node that every replica runs.
+        pinned_devices: the devices of nodes that are not where their replica is.
+
+    Raises:
+        VerifyError: a node is on another device than a variable that it reads or writes.
+    """
+    of_each, known = [canonical(place) for place in devices], functools.cache(canonical)
+
+    def places(node: Node) -> list[str]:
+        if node.span is Span.ONCE:
+            return [known(node.device)]
+        return [known(pinned_devices[node])] if node in pinned_devices else of_each
+
+    for name in handles:
+        handle = graph.nodes.get(name)
+        home = places(handle) if handle is not None else []
+        for node, _ in handle_uses(handle) if handle is not None else ():
+            mine = places(node)
+            if not _meet(mine, home):
+                problem = f"'{node.name}' runs on {mine[0]}, but '{name}', which it reads or writes, is on {home[0]}"
+                raise VerifyError(problem, node=node, hint=REPORT)
+
+
+def follow(graph: Graph, pinned_devices: dict[Node, str]) -> None:
+    """Put what brings a handle into a loop of micro-batches where the variable is."""
+    for node in graph:
+        if node.op == "Enter" and node not in pinned_devices:
+            source = node.inputs[0]
+            if source.dtype == dtypes.RESOURCE and source.node in pinned_devices:
+                pinned_devices[node] = pinned_devices[source.node]
+
+
+def stay_at_tables(graph: Graph, pinned_devices: dict[Node, str], home: str) -> None:
+    """Put lookups, and what hands them a table, where the one table is, whichever replica's keys are looked up.
+
+    Args:
+        graph: the folded graph.
+        pinned_devices: the devices of nodes that are not where their replica is; to be added to.
+        home: where tables are.
+    """
+    for node in graph:
+        if node.op not in LOOKUPS:
+            continue
+        while node.span is Span.EACH and node not in pinned_devices:
+            pinned_devices[node] = home
+            if not node.inputs:
+                break
+            node = node.inputs[0].node
+
+
+def _meet(mine: list[str], home: list[str]) -> bool:
+    """Return whether each instance finds its variable on its own device."""
+    if len(home) == 1 or len(mine) == 1:  # one variable for all, or one reader of the first replica's
+        return all(place == home[0] for place in mine)
+    return mine == home

@@ -1,0 +1,52 @@
+"""Wire types: the element type in which a value is sent, and whether its shape can change between steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autograph_rewrite.analysis.facts.placement import Fact
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.device_names import parse
+
+NARROW = frozenset((dtypes.HALF, dtypes.BFLOAT16))
+COLLECTIVE_TYPES = frozenset((dtypes.FLOAT, dtypes.DOUBLE, dtypes.HALF, dtypes.INT32, dtypes.INT64, dtypes.BFLOAT16))
+GATHER_TYPES = frozenset((dtypes.FLOAT, dtypes.DOUBLE, dtypes.HALF, dtypes.INT32, dtypes.INT64))
+REAL_PARTS = {dtypes.COMPLEX64: dtypes.FLOAT, dtypes.COMPLEX128: dtypes.DOUBLE}
+WIDER = {
+    **dict.fromkeys((dtypes.BOOL, dtypes.INT8, dtypes.UINT8, dtypes.INT16, dtypes.UINT16), dtypes.INT32),
+    **dict.fromkeys((dtypes.UINT32, dtypes.UINT64), dtypes.INT64),
+}
+"""A type that collectives know, of which each number stands for one of the type; 64 bits wrap around alike."""
+
+
+def wire_type(dtype: int, op: str) -> int:
+    """Return the type in which a value is combined."""
+    if op in ("all", "any"):
+        return dtypes.INT32
+    return dtypes.FLOAT if dtype in NARROW else dtype
+
+
+def may_change_inside(fact: Fact) -> bool:
+    """Return whether another dimension than the split one may differ between steps."""
+    dims = fact.shape or (None,)
+    return not all(isinstance(dim, int) for i, dim in enumerate(dims) if i != fact.placement.dim)
+
+
+def may_change(fact: Fact) -> bool:
+    """Return whether the shape of one instance may differ between steps."""
+    return fact.shape is None or not all(isinstance(dim, int) for dim in fact.shape)
+
+
+def can_gather_collectively(fact: Fact, per_example: int | None, devices: Sequence[str]) -> bool:
+    """Return whether CollectiveGatherV2 can carry the value; it puts its members in the order of the devices.
+
+    Args:
+        fact: of the value that is gathered.
+        per_example: rows for each example, where that is known.
+        devices: of the members, in the order of replicas.
+    """
+    parsed = [parse(device) for device in devices]
+    ordered = [(d.job or "", d.task, d.kind, d.index) for d in parsed]
+    if ordered != sorted(ordered):
+        return False
+    return fact.dtype in GATHER_TYPES and fact.placement.dim == 0 and per_example is not None and fact.rank is not None

@@ -1,0 +1,87 @@
+"""Rendezvous: small exchanges between workers outside of any step, with timeouts that name missing workers.
+
+    compare what all are about to run  ──  adopt the chief's variables  ──  agree on a seed
+
+They run in a session of their own, so that they work before the first step in every mode, and a failure does not spoil
+the collectives of the steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from autograph_rewrite.cluster.membership import Membership
+from autograph_rewrite.runtime.consensus.all_reduce_session import Array, Exchange
+from autograph_rewrite.runtime.job import tf_server
+
+FIRST_KEY = 2**29
+"""Group and instance keys of rendezvous; those of steps are spread over all numbers below 2^30 and above."""
+
+PIECE = 2**24
+"""How many numbers travel at once: a message of gRPC cannot hold two gigabytes."""
+
+
+class Rendezvous:
+    """Exchanges of one job. All workers must make the same ones in the same order.
+
+    Args:
+        member: this process.
+        seconds: how long to wait for the others.
+    """
+
+    def __init__(self, member: Membership, seconds: float) -> None:
+        self._member = member
+        self._seconds = seconds
+
+    def add_up(self, value: Array, what: str) -> Array:
+        """Return the sum of the workers' arrays, of equal shape; int32, int64, float32 or float64.
+
+        Args:
+            value: this worker's.
+            what: what it is for, for messages.
+
+        Raises:
+            ClusterError: somebody is missing.
+        """
+        key = FIRST_KEY + tf_server.next_exchange()
+        with Exchange(self._member, self._seconds, value, FIRST_KEY, key) as exchange:
+            return exchange.add_up(value, what)
+
+    def rows(self, value: Array, what: str) -> Array:
+        """Return the workers' arrays, of equal shape, stacked in their order."""
+        mine = np.zeros((len(self._member.workers), *value.shape), value.dtype)
+        mine[self._member.task] = value
+        return self.add_up(mine, what)
+
+    def texts(self, text: str, what: str) -> list[str]:
+        """Return the texts of all workers."""
+        data = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+        longest = int(self.rows(np.array(data.size, np.int32), what).max())
+        padded = np.zeros(longest + 1, np.int32)
+        padded[: data.size] = data
+        padded[-1] = data.size
+        return [bytes(row[: row[-1]].astype(np.uint8)).decode() for row in self.rows(padded, what)]
+
+    def of_chief(self, values: Sequence[Array], what: str) -> list[Array]:
+        """Return the arrays that worker 0 has; all workers give arrays of the same types and shapes."""
+        result: list[Array] = [np.asarray(value) for value in values]
+        by_type: dict[np.dtype[Any], list[int]] = {}
+        for position, value in enumerate(result):
+            if value.size and value.dtype != object:
+                by_type.setdefault(value.dtype, []).append(position)
+        for positions in by_type.values():
+            flat = np.concatenate([result[i].reshape(-1) for i in positions])
+            words = flat.view(np.uint8)
+            words = np.pad(words, (0, -words.size % 4)).view(np.int32)  # bits travel unchanged as integers
+            chosen = words if self._member.is_chief else np.zeros_like(words)
+            pieces = [self.add_up(chosen[i : i + PIECE], what) for i in range(0, chosen.size, PIECE)]
+            shared = np.concatenate(pieces).view(np.uint8)[: flat.nbytes].view(flat.dtype)
+            at = 0
+            for i in positions:
+                size = result[i].size
+                result[i] = shared[at : at + size].reshape(result[i].shape)
+                at += size
+        return result

@@ -1,0 +1,1 @@
+"""tf.data pipelines, sharded between workers."""

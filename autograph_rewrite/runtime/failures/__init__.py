@@ -1,0 +1,1 @@
+"""Failure detection: peers that failed are found and named within a timeout."""

@@ -1,0 +1,38 @@
+"""A periodic background thread that has left TensorFlow and gRPC before the interpreter exits.
+
+A thread that Python still finds in C++ code when it ends takes the whole process down with it, with SIGABRT.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections.abc import Callable
+
+_PATIENCE = 10.0
+"""Seconds that the end of the program waits for the thread."""
+
+
+def repeat(act: Callable[[], bool], period: float) -> threading.Thread:
+    """Call `act` again and again in a thread of its own, until it returns False or the program ends.
+
+    Args:
+        act: what to do.
+        period: seconds to wait before each call.
+    """
+    ends = threading.Event()
+
+    def run() -> None:
+        while not ends.wait(period) and act():
+            pass
+        if not ends.is_set():
+            atexit.unregister(finish)
+
+    def finish() -> None:
+        ends.set()
+        thread.join(_PATIENCE)
+
+    thread = threading.Thread(target=run, daemon=True)
+    atexit.register(finish)
+    thread.start()
+    return thread

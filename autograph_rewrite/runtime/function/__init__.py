@@ -1,0 +1,1 @@
+"""Function mode: a tf.function whose steps run on all replicas."""

@@ -1,0 +1,213 @@
+"""Function mode: a training function that runs on many devices, called as before.
+
+Every new structure of arguments is traced, distributed and kept. The batch may have any size; where another axis
+changes too, the function is traced once more with that size unknown, as `reduce_retracing` does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from autograph_rewrite.errors import GraphError
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.load.signature.nested_specs import output_leaves
+from autograph_rewrite.load.sources.functions import from_function
+from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime.consensus.divergence import Telling, nothing
+from autograph_rewrite.runtime.function.arguments import Arguments, Flat, Leaf, accepts, common
+from autograph_rewrite.runtime.function.compressor_state import track, trackable
+from autograph_rewrite.runtime.function.mirrored_variables import Mirrors
+from autograph_rewrite.runtime.function.session_step import ServedStep
+from autograph_rewrite.runtime.function.step import Step
+from autograph_rewrite.runtime.session.first_batch import FirstBatch
+
+Rewrite = Callable[[GraphItem], GraphItem]
+Trace = Callable[..., GraphItem]
+
+
+class _Traced(NamedTuple):
+    """One trace: what it accepts, and how to run it."""
+
+    structure: Hashable
+    leaves: list[Leaf]
+    step: Step | ServedStep
+    pack: Callable[[list[Any]], Any]
+    first: FirstBatch
+
+
+class DistributedFunction:
+    """A function that runs one training step over all replicas. It takes and returns what the original does.
+
+    Args:
+        function: a tf.function, or a plain function that uses tf.Variables.
+        rewrite: distributes one traced item.
+        specs: of the arguments; None to trace for what the function is called with.
+        named_specs: of keyword arguments.
+        batch_inputs: axis by argument path.
+        mirrors: where copies of variables are kept; shared by functions of the same variables.
+        trace: makes an item of the function and specs.
+        telling: gives what else all workers have to be given alike in a step.
+        tells: say at the first call how much of the step is divided.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> DistributedFunction:
+        """Make an object that `tf.train.Checkpoint` takes."""
+        return object.__new__(trackable(cls) if cls is DistributedFunction else cls)
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        rewrite: Rewrite,
+        specs: Sequence[Any] | None = None,
+        named_specs: Mapping[str, Any] | None = None,
+        *,
+        batch_inputs: Mapping[str, int | None] | None = None,
+        mirrors: Mirrors | None = None,
+        trace: Trace = from_function,
+        telling: Telling = nothing,
+        tells: bool = True,
+    ) -> None:
+        functools.update_wrapper(self, getattr(function, "python_function", function), updated=())
+        self._tf = tensorflow()
+        self._function = function
+        self._rewrite = rewrite
+        self._batch_inputs = batch_inputs
+        self._mirrors = mirrors if mirrors is not None else Mirrors()
+        self._trace, self._telling, self._tells = trace, telling, tells
+        track(self, "state", self.state)
+        self._arguments = Arguments(function, batch_inputs)
+        self._run_unconverted = self._tf.autograph.experimental.do_not_convert(self._run)
+        self._traces: list[_Traced] = []
+        self._known: dict[Hashable, _Traced] = {}
+        self._specs: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+        self._fixed = bool(specs or named_specs) or hasattr(function, "structured_input_signature")
+        if hasattr(function, "structured_input_signature"):
+            self._specs = function.structured_input_signature
+        elif self._fixed:
+            self._specs = self._arguments.bind(tuple(specs or ()), dict(named_specs or {}))
+        if self._specs is not None:
+            self._add(*self._specs)
+
+    @property
+    def items(self) -> tuple[GraphItem, ...]:
+        """The rewritten items, one per trace, for `ar.dump` and `ar.explain`."""
+        return tuple(traced.step.item for traced in self._traces)
+
+    @property
+    def state(self) -> Any:
+        """A tf.Module of what rewriting added, such as the residuals of compressors: one variable per replica."""
+        return self._mirrors.extra.module
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run one step."""
+        if self._tf.executing_eagerly():
+            return self._run(args, kwargs)
+        return self._run_unconverted(args, kwargs)  # autograph is not to look into this code
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        args, kwargs = self._arguments.bind(args, kwargs)
+        if self._specs is not None:
+            args, kwargs = self._cast(args, kwargs, *self._specs)
+        flat = self._arguments.flatten(args, kwargs)
+        key = (flat.structure, *flat.leaves)
+        traced = self._known.get(key)
+        if traced is None:
+            traced = self._known[key] = self._find(flat, args, kwargs)
+        tensors = self._tensors(flat)
+        if not traced.first.is_done:
+            traced.first(traced.step.examples(tensors))
+        return traced.pack(traced.step(tensors))
+
+    def _cast(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], specs: tuple[Any, ...], named: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments as the one trace that there is takes them."""
+        if len(args) != len(specs) or kwargs.keys() != named.keys():
+            return args, kwargs
+        cast = self._arguments.cast
+        positional = tuple(cast(given, spec) for given, spec in zip(args, specs, strict=True))
+        return positional, {name: cast(kwargs[name], named[name]) for name in kwargs}
+
+    def _tensors(self, flat: Flat) -> list[Any]:
+        """Return the values with iterators, sparse and ragged tensors as their parts."""
+        if all(leaf.dtype is not None for leaf in flat.leaves):
+            return flat.values
+        parts: list[Any] = self._tf.nest.flatten(flat.values, expand_composites=True)
+        return parts
+
+    def _find(self, flat: Flat, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Traced:
+        """Return a trace for arguments that have not been seen like this before."""
+        similar = [traced for traced in self._traces if traced.structure == flat.structure]
+        for traced in similar:
+            if accepts(traced.leaves, flat.leaves):
+                return traced
+        if self._fixed:
+            raise GraphError(
+                f"the step was made for ({_listed(self._traces[0].leaves)}), not for ({_listed(flat.leaves)})",
+                hint="leave the specs out of ar.distribute to have it traced for whatever it is called with",
+            )
+        leaves = self._arguments.relaxed(flat.leaves, self._arguments.paths(args, kwargs))
+        for traced in similar:
+            leaves = common(traced.leaves, leaves) or leaves
+        specs, named = self._arguments.specs(args, kwargs, leaves)
+        return self._add(tuple(specs), named)
+
+    def _step(self, item: GraphItem) -> Step | ServedStep:
+        """Return what runs a rewritten item."""
+        report = item.report
+        is_on_server = report is not None and report.member is not None and (report.homes or report.plan.stage_hosts)
+        what = f"'{getattr(self, '__name__', 'step')}'"
+        return ServedStep(item, self._mirrors) if is_on_server else Step(item, self._mirrors, what, self._telling)
+
+    def _outside(self) -> Any:
+        """Return a context outside of any function that is being traced: captures have to be eager tensors."""
+        if self._tf.executing_eagerly():
+            return contextlib.nullcontext()
+        return self._tf.__internal__.eager_context.eager_mode()
+
+    def _add(self, specs: Sequence[Any], named: Mapping[str, Any]) -> _Traced:
+        """Trace, distribute and keep the function for specs."""
+        with self._outside():
+            item = self._trace(self._function, *specs, batch_inputs=self._batch_inputs, **named)
+            step = self._step(self._rewrite(item))
+        flat = self._arguments.flatten(specs, named)
+        first = FirstBatch(step.item)
+        if not self._tells:
+            first.done()
+        traced = _Traced(flat.structure, flat.leaves, step, _packer(self._tf, step), first)
+        self._traces.append(traced)
+        return traced
+
+
+def _listed(leaves: Sequence[Leaf]) -> str:
+    return ", ".join(
+        f"{leaf.dtype.name}{list(leaf.shape) if leaf.shape is not None else ''}" if leaf.dtype else str(leaf.static)
+        for leaf in leaves
+    )
+
+
+def _packer(tf: Any, step: Step | ServedStep) -> Callable[[list[Any]], Any]:
+    """Return how to nest flat results as the function returned them."""
+    structure = step.binding.structured_outputs
+    if structure is None:
+        return lambda flat: None
+    leaves = tf.nest.flatten(structure, expand_composites=True)
+    if len(leaves) == 1 and leaves[0] is structure:
+        return lambda flat: flat[0]
+    positions = [at for at, leaf in enumerate(leaves) if isinstance(leaf, tf.Tensor)]
+    assert len(positions) == len(list(output_leaves(structure)))
+    if isinstance(structure, dict) and len(positions) == len(structure) == len(leaves):
+        position = {key: at for at, key in enumerate(sorted(structure))}
+        order = [(key, position[key]) for key in structure]
+        return lambda flat: {key: flat[at] for key, at in order}
+
+    def pack(flat: list[Any]) -> Any:
+        filled = list(leaves)
+        for at, value in zip(positions, flat, strict=True):
+            filled[at] = value
+        return tf.nest.pack_sequence_as(structure, filled, expand_composites=True)
+
+    return pack

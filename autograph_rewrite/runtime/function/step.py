@@ -1,0 +1,270 @@
+"""One rewritten step of a traced function, callable with flat tensors.
+
+What the function captured is bound once, copies of variables on other devices included; a call fills in the arguments.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from autograph_rewrite.errors import ClusterError, GraphError
+from autograph_rewrite.ir.format import serde
+from autograph_rewrite.ir.types.dtypes import NUMBERS
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.load.signature.captures import FunctionBinding
+from autograph_rewrite.plan.parts.batch_split import DIGEST
+from autograph_rewrite.plan.replica_devices import run_devices
+from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime.consensus.agreement import CARRY_ON, COMPARE, adopt_from_chief, require_consensus
+from autograph_rewrite.runtime.consensus.divergence import Account, Telling, difference, disagreement, nothing
+from autograph_rewrite.runtime.consensus.step_digest import Inputs, agree, described, digest_of, written_between
+from autograph_rewrite.runtime.failures.failure_messages import is_of_the_job, missing
+from autograph_rewrite.runtime.failures.liveness import PeerMonitor
+from autograph_rewrite.runtime.failures.watchdog import Watchdog, may_wait
+from autograph_rewrite.runtime.function.bound_captures import BoundCaptures, instances_of
+from autograph_rewrite.runtime.function.mirrored_variables import Mirrors
+from autograph_rewrite.runtime.job import tf_server
+from autograph_rewrite.runtime.native import call_by_name, function_def
+from autograph_rewrite.runtime.session.batch_sizes import check_batch_sizes
+
+
+class Step:
+    """A rewritten item (or an original one, which runs as it is) as a function of its flat arguments.
+
+    Args:
+        item: made from a function; its binding holds what the function captured.
+        mirrors: where copies of variables are kept.
+        what: the function, for messages.
+        telling: gives what else all workers have to be given alike in a step.
+    """
+
+    def __init__(
+        self, item: GraphItem, mirrors: Mirrors, what: str = "the function", telling: Telling = nothing
+    ) -> None:
+        self._what, self._telling = what, telling
+        self._tf = tensorflow()
+        self.item = item
+        self.binding = _binding(item)
+        self._member = item.report.member if item.report is not None else None
+        self._failed = False
+        self._number = 0
+        self._plan = item.report.plan if item.report is not None else None
+        self._batches = batch_axes(item, self.binding)
+        self._digests = item.report.digests if self._member is not None else None
+        self._shared = Inputs(item, {f"{node}:0": i for i, node in enumerate(self.binding.inputs)}.get)
+        self._account = Account("")
+        self._told: tuple[dict[str, str], Any] = {}, None
+        self._captures = BoundCaptures(item, self.binding, mirrors, self._is_compared)
+        self._guard = self._captures.guard
+        function = self._make_function()
+        devices = run_devices(self._plan, item.report.task) if self._plan is not None else ()
+        self._call = call_by_name.Call(function, on_cpu=call_by_name.on_cpu(devices))
+        self._fixed = self._captures.values(function.arguments, devices)
+        if self._digests is not None:
+            self._digest_at = function.arguments.index(self._digests[0].partition(":")[0])
+            self._fixed[self._digest_at] = self._tf.zeros([DIGEST], self._tf.int32)
+        position = {name: i for i, node in enumerate(self.binding.inputs) for name in instances_of(item, node)}
+        self._inputs = [(at, position[name]) for at, name in enumerate(function.arguments) if name in position]
+        self._watchdog = self._make_watchdog(function)
+        if self._member is not None:
+            self._agree()
+
+    def _make_function(self) -> function_def.Function:
+        item, binding = self.item, self.binding
+        own, everyones = self._digests or ("", "")
+        signature = function_def.FunctionSignature(
+            arguments=[
+                *(name for node in binding.inputs for name in instances_of(item, node)),
+                *self._captures.nodes,
+                *([own.partition(":")[0]] if own else []),
+            ],
+            outputs=[*binding.outputs, everyones] if everyones else binding.outputs,
+            targets=item.targets,
+            read_after=self._captures.watched,
+        )
+        data = serde.to_bytes(item.graph) if item.report is None else item.graph_bytes
+        is_alone = self._plan is None or len(self._plan.processes) == 1
+        return function_def.build(data, call_by_name.new_name("step"), signature, separate=is_alone)
+
+    def _agree(self) -> None:
+        """Make sure that all workers are about to run the same, on the same values of variables.
+
+        Raises:
+            ClusterError: they are not, or somebody is missing.
+        """
+        assert self._member is not None
+        assert self._plan is not None
+        constants = [c.value for c in self.binding.captures if c.name is None]
+        numbers = [np.asarray(value) for value in constants if value.dtype.name in NUMBERS]
+        what = CARRY_ON if self._failed else COMPARE
+        require_consensus(self._member, self._plan, self.item.report.contents, numbers, what=what)
+        new = [variable for variable in self._captures.variables if variable.adopts or self._failed]
+        values = [np.asarray(variable.value()) for variable in new]
+        for variable, value in zip(
+            new, adopt_from_chief(self._member, self._plan.timeout_seconds, values), strict=True
+        ):
+            variable.write(value)
+            variable.adopts = False
+
+    @property
+    def _seconds(self) -> float:
+        return self._plan.timeout_seconds if self._plan is not None else 0.0
+
+    def _is_compared(self, name: str) -> bool:
+        """Return whether it is noticed if only some workers write a variable from Python."""
+        variable = self.item.variables[name]
+        return self._digests is not None and variable.dtype in NUMBERS and variable.shards is None
+
+    def _make_watchdog(self, function: function_def.Function) -> Watchdog | None:
+        """Return what watches replicas that wait for each other; None where one process may wait for input, too."""
+        if self._plan is None:
+            return None
+        waits = may_wait(function.definition)
+        if self._member is not None:
+            lookout = functools.partial(PeerMonitor, self._member, self._plan.timeout_seconds)
+            return Watchdog(self._plan.timeout_seconds, lookout, may_idle=waits)
+        if waits or len(set(self._plan.devices)) == 1 or self._plan.mode != "mirrored":
+            return None
+        return Watchdog(self._plan.timeout_seconds)
+
+    def __call__(self, flat: Sequence[Any]) -> list[Any]:
+        """Run the step.
+
+        Args:
+            flat: one tensor per flat argument.
+
+        Returns:
+            One tensor per flat result.
+
+        Raises:
+            GraphError: batch inputs hold different numbers of examples.
+            ClusterError: replicas wait for each other for ever.
+        """
+        if len(self._batches) > 1:
+            self._check_batch(flat)
+        args = self._fixed.copy()
+        for at, index in self._inputs:
+            args[at] = flat[index]
+        self._number += 1
+        if self._failed:  # the program goes on after an error: so must all, and nobody knows what each had updated
+            self._agree()
+            self._failed = False
+        if self._member is not None and self._plan is not None and not self._tf.executing_eagerly():
+            tf_server.abort_when_lost(self._member, self._plan.timeout_seconds)  # nobody sees that function run
+        if not self._tf.executing_eagerly():
+            return self._run_in_graph(args)
+        written = self._guard.before() if self._guard is not None else []
+        if self._digests is not None:
+            self._tell(args, flat, written)
+        results = self._run(args)
+        count = len(self.binding.outputs)
+        if self._guard is not None:
+            self._guard.after(results[count + (self._digests is not None) :])
+        digests = results[count].numpy() if self._digests is not None else None
+        if digests is not None and not agree(digests):
+            assert self._member is not None
+            self._failed = True
+            raise disagreement(self._member, self._account, self._seconds, digests[:, 1:])
+        return results[:count]
+
+    def _run_in_graph(self, args: list[Any]) -> list[Any]:
+        """Call the function from one that is being traced."""
+        count = len(self.binding.outputs)
+        if self._guard is None:
+            return self._call(args)[:count]
+        with self._tf.control_dependencies(self._guard.in_graph()):
+            results = self._call(args)
+        self._guard.after(results[count + (self._digests is not None) :])
+        return results[:count]
+
+    def _tell(self, args: list[Any], flat: Sequence[Any], written: Iterable[tuple[Any, Any]]) -> None:
+        """Send, with the step, the digest of what all workers have to be given alike."""
+        given = self._shared.given(flat)
+        for variable, value in written:
+            given[written_between(str(self._captures.names[id(variable.handle)]))] = described(value)
+        told = self._telling() or Account("")
+        given |= told.given
+        self._account = Account(f"step {self._number} of {self._what}", given, hint=told.hint)
+        if given and given != self._told[0]:
+            self._told = given, self._tf.constant(digest_of(given))
+        if given:
+            args[self._digest_at] = self._told[1]
+
+    def _run(self, args: list[Any]) -> list[Any]:
+        """Run the function; if it fails, the mirrors are refreshed before the next step, as they may differ."""
+        watchdog = self._watchdog
+        if watchdog is None or not self._tf.executing_eagerly():
+            return self._call(args)
+        failed = True
+        try:
+            results = self._call(args, watchdog.start())
+            failed = False
+        except self._tf.errors.OpError as error:
+            self._failed = self._member is not None
+            translated = self._translate(error, watchdog)
+            if translated is None:
+                raise
+            raise translated from error
+        finally:
+            watchdog.stop(failed=failed)
+        return results
+
+    def _translate(self, error: Any, watchdog: Watchdog) -> ClusterError | None:
+        """Return what a failure of a collective means, None for an error of the user's own computation."""
+        if self._member is not None and (watchdog.expired or is_of_the_job(error)):
+            differs = functools.partial(difference, self._member, self._account)
+            what = f"finish step {self._number}"
+            return missing(self._member, what, watchdog.seconds, error, watchdog.lost, differs)
+        return _translate(error, watchdog)
+
+    def examples(self, flat: Sequence[Any]) -> int | None:
+        """Return how many examples flat arguments hold, where that is known."""
+        return most_examples(self._batches, flat)
+
+    def _check_batch(self, flat: Sequence[Any]) -> None:
+        sizes = {name: flat[index].shape[axis] for name, index, axis in self._batches}
+        known = {name: size for name, size in sizes.items() if size is not None}
+        if len(set(known.values())) > 1 or (self._plan is not None and self._plan.micro is not None):
+            check_batch_sizes(known, self._plan, self.item.report.batches if self.item.report is not None else ())
+
+
+def _binding(item: GraphItem) -> FunctionBinding:
+    if not isinstance(item.binding, FunctionBinding):
+        raise GraphError("this item was not made from a function, so it has no arguments to call it with")
+    return item.binding
+
+
+def batch_axes(item: GraphItem, binding: FunctionBinding) -> list[tuple[str, int, int]]:
+    """Return name, position and axis of the flat arguments that count examples."""
+    position = {f"{node}:0": index for index, node in enumerate(binding.inputs)}
+    return [
+        (info.name, position[info.tensor], info.batch_axis)
+        for info in item.inputs.values()
+        if info.batch_axis is not None and info.tensor in position
+    ]
+
+
+def most_examples(batches: Iterable[tuple[str, int, int]], flat: Sequence[Any]) -> int | None:
+    """Return the size of the largest batch among flat arguments; None where there is none, or it is not known."""
+    return max((size for _, index, axis in batches if (size := flat[index].shape[axis]) is not None), default=None)
+
+
+def _translate(error: Any, watchdog: Watchdog) -> ClusterError | None:
+    """Return what a failure of a collective means, None for an error of the user's own computation."""
+    if watchdog.expired:
+        return ClusterError(
+            f"the step stood still for {watchdog.seconds:g} s: a replica waits for another in a collective",
+            hint="report this, with the plan: the order of collectives should have been proved; "
+            "variables: shared needs none",
+        )
+    if "Collective ops is aborted" in str(error.message):
+        return ClusterError(
+            "a collective was aborted, and TensorFlow refuses all later ones of this process",
+            where=str(error.message).strip().splitlines()[0][:300],
+            hint="restart the program; variables: shared needs no collectives",
+        )
+    return None

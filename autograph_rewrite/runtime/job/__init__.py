@@ -1,0 +1,1 @@
+"""Joining a job: TensorFlow's server, its address, its devices."""

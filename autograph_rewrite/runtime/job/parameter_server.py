@@ -1,0 +1,61 @@
+"""A parameter-server process: TensorFlow's server, which serves workers until all of them have ended.
+
+ps 0   ar.distribute(...)      does not return: it serves, and then ends the program with exit code 0
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import NoReturn
+
+from autograph_rewrite.cluster.membership import Membership
+from autograph_rewrite.errors import ClusterError
+from autograph_rewrite.plan import selected
+from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime.failures.liveness import Presence, listed
+from autograph_rewrite.runtime.job.bind_address import confine
+from autograph_rewrite.runtime.job.tf_server import require_free
+
+LOOK = 1.0
+"""Seconds between two looks at the workers."""
+LATEST = 600.0
+"""Seconds within which the first worker must have started."""
+
+
+def serve(member: Membership, seconds: float) -> NoReturn:
+    """Serve the workers of a job; end the program once they have ended.
+
+    Args:
+        member: this process.
+        seconds: how long all workers that are there may stay silent.
+
+    Raises:
+        ClusterError: this process's port is taken, no worker ever came, or none answers any more.
+        SystemExit: the workers have ended.
+    """
+    selected.answered()
+    tf = tensorflow()
+    require_free(member)
+    try:
+        tf.distribute.Server(member.cluster, job_name="ps", task_index=member.task)
+    except tf.errors.OpError as error:
+        problem = f"{member.name} cannot serve at {member.address}: {str(error).splitlines()[0]}"
+        raise ClusterError(problem, hint="is it running already? Each process needs a port of its own") from None
+    confine(member.address)
+    print(f"{member.name} serves {len(member.workers)} workers at {member.address}", file=sys.stderr, flush=True)
+    began, presence, seen = time.monotonic(), Presence(member.workers), set[str]()
+    while True:
+        there = presence.there()
+        seen |= there
+        if seen and not there and not presence.there():
+            raise SystemExit(0)
+        silent = time.monotonic() - presence.answered
+        if there and silent > max(seconds, LOOK):
+            names = listed(f"worker {task} ({a})" for task, a in enumerate(member.workers) if a in there)
+            problem = f"{member.name} has waited {silent:.0f} s for {names}: no answer"
+            raise ClusterError(problem, hint="are they stopped? Look at what they printed last; start the job again")
+        if not seen and time.monotonic() - began > LATEST:
+            problem = f"{member.name} has served for {LATEST:.0f} s, and no worker came: {listed(member.workers)}"
+            raise ClusterError(problem, hint="look at what the workers printed last")
+        time.sleep(LOOK)

@@ -1,0 +1,1 @@
+"""Keras mode: a model whose steps run on all replicas."""

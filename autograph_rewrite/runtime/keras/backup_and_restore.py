@@ -1,0 +1,138 @@
+"""BackupAndRestore in a job: the chief writes backups atomically, and all workers restore from them.
+
+    save      new weights ─► weights     killed before: the old epoch
+              new epoch   ─► epoch       killed between the two: the new epoch is found, and known to be the weights'
+    restore   worker 0's weights and epoch go to all, who may not see its files
+
+Keras writes one file over the old one, and then the other. When any process dies, the launcher ends worker 0, too,
+wherever it is just then.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import os
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from autograph_rewrite.cluster.membership import Membership
+from autograph_rewrite.runtime.consensus.agreement import adopt_from_chief
+from autograph_rewrite.runtime.consensus.rendezvous import Rendezvous
+
+
+class Backups:
+    """What one worker does differently with the callbacks of a model's `fit`.
+
+    Args:
+        member: which worker it is.
+        seconds: how long to wait for the others.
+        model: the model.
+    """
+
+    def __init__(self, member: Membership, seconds: float, model: Any) -> None:
+        self._member = member
+        self._seconds = seconds
+        self._model = model
+
+    def fitting(self, fit: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the model's `fit` with its callbacks changed."""
+
+        @functools.wraps(fit)
+        def fitted(*args: Any, **kwargs: Any) -> Any:
+            import keras
+
+            for callback in _callbacks(inspect.signature(fit).bind(*args, **kwargs).arguments.get("callbacks")):
+                if isinstance(callback, keras.callbacks.BackupAndRestore):
+                    self._change(callback)
+                if isinstance(callback, keras.callbacks.CSVLogger) and not self._member.is_chief:
+                    callback.filename = os.devnull
+            return fit(*args, **kwargs)
+
+        return fitted
+
+    def _change(self, callback: Any) -> None:
+        callback._load_model = functools.partial(self._load, callback)
+        if self._member.is_chief:
+            callback._save_model = functools.partial(_save, callback)
+        else:
+            callback._save_model = lambda: None
+            callback.delete_checkpoint = False
+
+    def _load(self, callback: Any) -> None:
+        """Begin where worker 0 does.
+
+        Raises:
+            ClusterError: somebody is missing.
+        """
+        model = self._model
+        if self._member.is_chief:
+            _finish_saving(callback)
+            type(callback)._load_model(callback)
+        mine = [os.path.exists(callback._weights_path), model._initial_epoch or 0]
+        job = Rendezvous(self._member, self._seconds)
+        restored, epoch = (int(number) for number in job.rows(np.array(mine, np.int64), "restore a backup")[0])
+        if not restored:
+            return
+        if not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+        variables = list({id(v): v for v in (*model.variables, *model.optimizer.variables)}.values())
+        values = adopt_from_chief(self._member, self._seconds, [np.asarray(v.value) for v in variables])
+        if not self._member.is_chief:
+            for variable, value in zip(variables, values, strict=True):
+                variable.assign(value)
+            model._initial_epoch = epoch
+
+
+def _callbacks(given: Any) -> Iterable[Any]:
+    """Return the callbacks that `fit` was given: none, one, several or a CallbackList."""
+    given = getattr(given, "callbacks", given)
+    if given is None:
+        return ()
+    return given if isinstance(given, list | tuple) else (given,)
+
+
+def _save(callback: Any) -> None:
+    """Write weights and epoch beside the old ones, then put them in their place."""
+    if "://" in callback.backup_dir:  # a store of objects, which are written whole, and cannot be renamed
+        type(callback)._save_model(callback)
+        return
+    weights, metadata = callback._weights_path, callback._training_metadata_path
+    new_weights, new_metadata = _new(weights), _new(metadata)
+    callback._weights_path, callback._training_metadata_path = new_weights, new_metadata
+    try:
+        type(callback)._save_model(callback)
+    finally:
+        callback._weights_path, callback._training_metadata_path = weights, metadata
+    with open(new_metadata, encoding="utf-8") as file:
+        said = json.load(file)
+    with open(new_metadata, "w", encoding="utf-8") as file:
+        json.dump({**said, "weights": _stamp(new_weights)}, file)  # Keras reads what it knows
+    os.replace(new_weights, weights)
+    os.replace(new_metadata, metadata)
+
+
+def _finish_saving(callback: Any) -> None:
+    """Put the epoch in its place if the process was killed when only the weights had been."""
+    new_metadata = _new(callback._training_metadata_path)
+    with suppress(OSError, ValueError, KeyError):
+        with open(new_metadata, encoding="utf-8") as file:
+            said = json.load(file)
+        if said["weights"] == _stamp(callback._weights_path):
+            os.replace(new_metadata, callback._training_metadata_path)
+
+
+def _stamp(path: str) -> list[int]:
+    """Return what a file keeps when it is renamed, and no other has."""
+    found = os.stat(path)
+    return [found.st_size, found.st_mtime_ns]
+
+
+def _new(path: str) -> str:
+    """Return `backup/new.latest.weights.h5` for `backup/latest.weights.h5`."""
+    folder, name = os.path.split(path)
+    return os.path.join(folder, f"new.{name}")

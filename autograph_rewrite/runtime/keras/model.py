@@ -1,0 +1,339 @@
+"""Keras mode: the same model object, whose steps run on all replicas.
+
+Keras asks its model for a function before it trains, tests or predicts, and calls that for every batch. The model gets
+functions that run the rewritten `train_step`, `test_step` or `predict_step` instead; everything around them, from
+data handling to callbacks and saving, stays Keras' own. The methods that make these functions are set on the instance,
+past Keras' attribute tracking, so they survive `compile` and are no part of what is saved or copied.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from autograph_rewrite.errors import ClusterError, GraphError, RewriteError
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.load.sources.functions import from_concrete, trace
+from autograph_rewrite.load.sources.keras_models import step_function
+from autograph_rewrite.plan.parts.notes import Note
+from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime.consensus.divergence import is_told, nothing
+from autograph_rewrite.runtime.function.function import DistributedFunction
+from autograph_rewrite.runtime.function.mirrored_variables import Mirrors
+from autograph_rewrite.runtime.keras.multi_worker import KerasJob
+
+Rewrite = Callable[..., GraphItem]
+_MADE_BY = {"train": "make_train_function", "test": "make_test_function", "predict": "make_predict_function"}
+
+
+def distribute_keras(
+    model: Any, rewrite: Rewrite, batch_inputs: Mapping[str, int | None] | None = None, job: KerasJob | None = None
+) -> Any:
+    """Make a compiled model train, test and predict over all replicas.
+
+    Args:
+        model: a compiled Keras 3 model on the TensorFlow backend; it is changed and returned.
+        rewrite: distributes one traced item; takes `training`.
+        batch_inputs: axis by argument path ("x/image").
+        job: of several processes, this one's part.
+
+    Raises:
+        GraphError: the model cannot be distributed.
+    """
+    _check(model)
+    _ModelSteps(model, rewrite, batch_inputs, job).install()
+    if job is not None:
+        job.install(model)
+    return model
+
+
+def _check(model: Any) -> None:
+    import keras
+
+    if keras.config.backend() != "tensorflow":
+        raise GraphError(
+            f"Keras runs on {keras.config.backend()} here; its steps are not TensorFlow graphs",
+            hint="set KERAS_BACKEND=tensorflow before importing keras",
+        )
+    if getattr(vars(model).get("make_train_function"), "__module__", None) == __name__:
+        raise GraphError(
+            f"the model '{model.name}' is already distributed",
+            hint="it stays so when it is compiled anew; for another configuration make the model anew",
+        )
+    if not model.compiled and getattr(model, "optimizer", None) is None:
+        raise GraphError(f"the model '{model.name}' is not compiled", hint="call model.compile(...) first")
+    if model._distribute_strategy is not None:
+        raise GraphError(
+            f"the model '{model.name}' was made in the scope of a tf.distribute strategy",
+            hint="make it outside of the scope: the rewrite distributes single-device models",
+        )
+
+
+class _ModelSteps:
+    """Makes the functions of one model; they share the mirrors of its variables."""
+
+    def __init__(
+        self, model: Any, rewrite: Rewrite, batch_inputs: Mapping[str, int | None] | None, job: KerasJob | None
+    ) -> None:
+        self._model = model
+        self._job = job
+        self._rewrite = rewrite
+        self._batch_inputs = batch_inputs
+        self._mirrors = Mirrors()
+        self._optimizer = model.optimizer
+
+    def install(self) -> None:
+        """Give the model its new methods, and let it ask for new functions."""
+        for kind, method in _MADE_BY.items():
+            object.__setattr__(self._model, method, self._maker(kind))
+            setattr(self._model, f"{kind}_function", None)
+
+    def _maker(self, kind: str) -> Callable[..., Any]:
+        """Return a replacement for `make_train_function` and the like."""
+
+        def make(force: bool = False) -> Any:
+            model, attribute = self._model, f"{kind}_function"
+            if getattr(model, attribute) is None or force:
+                setattr(model, attribute, self._function(kind))
+            return getattr(model, attribute)
+
+        make.__name__ = make.__qualname__ = _MADE_BY[kind]
+        return make
+
+    def _function(self, kind: str) -> Any:
+        if self._model.run_eagerly:
+            raise GraphError(
+                f"the model '{self._model.name}' is compiled with run_eagerly=True, so it has no graph to distribute",
+                hint="compile it with run_eagerly=False, or debug it before it is distributed",
+            )
+        if self._model.optimizer is not self._optimizer:  # compiled anew: the old copies are of no use
+            self._mirrors, self._optimizer = Mirrors(), self._model.optimizer
+        run = _StepOnData(self._model, kind, self._rewrite, self._mirrors, self._batch_inputs, self._job)
+        return PredictFunction(self._model, run) if kind == "predict" else IteratorFunction(self._model, run, kind)
+
+
+class _StepOnData:
+    """Runs one step of a model on one batch, as Keras nests it: `(x,)`, `(x, y)`, `(x, y, sample_weight)`."""
+
+    def __init__(
+        self,
+        model: Any,
+        kind: str,
+        rewrite: Rewrite,
+        mirrors: Mirrors,
+        batch_inputs: Mapping[str, int | None] | None,
+        job: KerasJob | None,
+    ) -> None:
+        self._tf = tensorflow()
+        self._model = model
+        self._kind = kind
+        self._job = job
+        self._step = f"{kind}_step"
+        self._training = kind == "train"
+        self._rewrite = rewrite
+        self._mirrors = mirrors
+        self._batch_inputs = batch_inputs
+        self._by_form: dict[int, DistributedFunction] = {}
+
+    @property
+    def items(self) -> tuple[GraphItem, ...]:
+        """The rewritten items, one per trace."""
+        return tuple(item for function in self._by_form.values() for item in function.items)
+
+    @property
+    def state(self) -> Any:
+        """A tf.Module of what rewriting added."""
+        return self._mirrors.extra.module
+
+    def __call__(self, data: Any) -> Any:
+        """Run the step."""
+        data = self._without_optionals(data)
+        if self._job is None:
+            return self._run(data)
+        part = self._job.part(data, self._kind)
+        try:
+            result = self._run(part)
+        except Exception as error:
+            problem = self._job.problem(failed=True) if not is_told(error) else None
+            if problem is not None:
+                raise problem from error
+            raise
+        problem = self._job.problem()
+        if problem is not None:
+            raise problem
+        return result
+
+    def _run(self, data: Any) -> Any:
+        parts = data if isinstance(data, tuple) and 1 <= len(data) <= 3 else None
+        form = len(parts) if parts is not None else 0
+        function = self._by_form.get(form)
+        if function is None:
+            function = self._by_form[form] = self._distributed(form)
+        return function(*parts) if parts is not None else function(data)
+
+    def _distributed(self, form: int) -> DistributedFunction:
+        function = step_function(self._model, self._step, form) if form else self._on_data()
+        function.__name__ = self._step  # for messages
+
+        def traced(function: Any, *specs: Any, batch_inputs: Any = None) -> GraphItem:
+            # As Keras does, without autograph; and without XLA, which compiles for one device.
+            concrete = trace(self._tf.function(function, autograph=False), specs, {})
+            return from_concrete(concrete, batch_inputs=batch_inputs, search=(self._model,), owner=self._model)
+
+        return DistributedFunction(
+            function,
+            self._rewritten,
+            batch_inputs=self._batch_inputs_of(function),
+            mirrors=self._mirrors,
+            trace=traced,
+            telling=self._job.tell if self._job is not None else nothing,
+            tells=self._training,
+        )
+
+    def _rewritten(self, item: GraphItem) -> GraphItem:
+        new = self._rewrite(item, training=self._training)
+        if not self._model.jit_compile or new.report is None:
+            return new
+        note = Note(self._step, "jit_compile", "runs without XLA, which compiles a step for one device")
+        return new.with_(report=replace(new.report, notes=(*new.report.notes, note)))
+
+    def _batch_inputs_of(self, function: Callable[..., Any]) -> dict[str, int | None] | None:
+        """Return what was said of this step's arguments: prediction has no y."""
+        if self._batch_inputs is None:
+            return None
+        names = inspect.signature(function).parameters
+        return {path: axis for path, axis in self._batch_inputs.items() if path.partition("/")[0] in names}
+
+    def _on_data(self) -> Callable[[Any], Any]:
+        """Return the step for batches that are nested in another way, which a model's own step may take."""
+        run = getattr(self._model, self._step)
+
+        def step(data: Any) -> Any:
+            return run(data)
+
+        return step
+
+    def _without_optionals(self, data: Any) -> Any:
+        """Return a batch with None where Keras put an Optional: a part of a nested input that is left out."""
+        optional = self._tf.experimental.Optional
+        if not any(isinstance(leaf, optional) for leaf in self._tf.nest.flatten(data)):
+            return data
+        return self._tf.nest.map_structure(lambda leaf: None if isinstance(leaf, optional) else leaf, data)
+
+
+class IteratorFunction:
+    """A model's `train_function` or `test_function`: runs the step on the next batches of an iterator.
+
+    Attributes:
+        items: the rewritten items, for `ar.dump` and `ar.explain`.
+
+    Args:
+        model: the user's model.
+        run: the step on one batch.
+        kind: "train" or "test".
+    """
+
+    def __init__(self, model: Any, run: _StepOnData, kind: str) -> None:
+        self._model = model
+        self._run = run
+        self._fall_back = _FallBack(model, kind) if kind != "train" else None
+
+    @property
+    def items(self) -> tuple[GraphItem, ...]:
+        """The rewritten items, one per trace."""
+        return self._run.items
+
+    @property
+    def state(self) -> Any:
+        """A tf.Module of what rewriting added, such as the residuals of compressors, for `tf.train.Checkpoint`."""
+        return self._run.state
+
+    def __call__(self, iterator: Iterator[Any]) -> Any:
+        """Run `steps_per_execution` steps, fewer at the end of the data; return the last results.
+
+        Raises:
+            StopIteration: there was no batch left.
+        """
+        outputs = None
+        for data in _take(iterator, self._model.steps_per_execution):
+            outputs = self._one(data)
+        if outputs is None:
+            raise StopIteration
+        return outputs
+
+    def _one(self, data: Any) -> Any:
+        if self._fall_back is None:
+            return self._run(data)
+        if self._fall_back.function is None:
+            try:
+                return self._run(data)
+            except ClusterError:
+                raise
+            except RewriteError as error:
+                self._fall_back.use(error)
+        return self._fall_back.function(iter([data]))
+
+
+class PredictFunction:
+    """A model's `predict_function`: runs the step on a list of batches and joins the results.
+
+    Attributes:
+        items: the rewritten items, for `ar.dump` and `ar.explain`.
+    """
+
+    def __init__(self, model: Any, run: _StepOnData) -> None:
+        self._tf = tensorflow()
+        self._run = run
+        self._fall_back = _FallBack(model, "predict")
+
+    @property
+    def items(self) -> tuple[GraphItem, ...]:
+        """The rewritten items, one per trace."""
+        return self._run.items
+
+    def __call__(self, batches: Sequence[Any]) -> Any:
+        """Return the predictions for all batches, in order."""
+        if self._fall_back.function is None:
+            try:
+                return self._join([self._run(data) for data in batches])
+            except ClusterError:
+                raise
+            except RewriteError as error:
+                self._fall_back.use(error)
+        return self._fall_back.function(batches)
+
+    def _join(self, outputs: list[Any]) -> Any:
+        if len(outputs) == 1:
+            return outputs[0]
+        return self._tf.nest.map_structure(lambda *parts: self._tf.concat(parts, 0), *outputs)
+
+
+class _FallBack:
+    """Keras' own function, for what cannot be distributed although training can."""
+
+    def __init__(self, model: Any, kind: str) -> None:
+        self._model = model
+        self._kind = kind
+        self.function: Any = None
+
+    def use(self, error: RewriteError) -> None:
+        """Take Keras' function from now on, saying why."""
+        verb = {"test": "evaluate", "predict": "predict"}[self._kind]
+        warnings.warn(f"{verb} runs on one device: {error}", stacklevel=6)
+        attribute = f"{self._kind}_function"
+        ours = getattr(self._model, attribute)
+        getattr(type(self._model), _MADE_BY[self._kind])(self._model, force=True)
+        self.function = getattr(self._model, attribute)
+        setattr(self._model, attribute, ours)
+
+
+def _take(iterator: Iterator[Any], count: int) -> Iterable[Any]:
+    """Yield up to `count` batches."""
+    for _ in range(count):
+        try:
+            yield next(iterator)
+        except StopIteration:
+            return

@@ -1,0 +1,197 @@
+"""A Keras model in a job of several workers: each takes its slice of every batch, and the chief saves.
+
+    worker 0    batch[0:16]  ──┐
+    worker 1    batch[16:32] ──┴──► one step on the whole batch, the same logs and weights everywhere
+
+With `input: per_worker` the data is split already, and the batch of a step is what all workers hold together.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from autograph_rewrite.cluster.membership import Membership
+from autograph_rewrite.errors import ClusterError
+from autograph_rewrite.plan.parts.batch_split import bounds
+from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime.consensus.agreement import common_seed
+from autograph_rewrite.runtime.consensus.background_digest import Beside
+from autograph_rewrite.runtime.consensus.divergence import Account, difference
+from autograph_rewrite.runtime.consensus.step_digest import described
+from autograph_rewrite.runtime.function.arguments import leaf_paths
+from autograph_rewrite.runtime.keras.backup_and_restore import Backups
+
+_HINT = "give all workers the same data in the same order, or set input: per_worker"
+_SMALL = 2**22
+"""Bytes of a batch up to which its digest is made before the step, and travels with it."""
+WRITES = ("save", "save_weights", "export")
+
+
+class KerasJob:
+    """What one worker does differently with a model.
+
+    Args:
+        member: which worker it is.
+        seconds: how long to wait for the others.
+        splits: whether all workers are given the same data.
+        batch_inputs: axis by argument path, as in `ar.distribute`.
+        whole: the kinds of steps that every worker gives the whole batch, because workers hold stages.
+    """
+
+    def __init__(
+        self,
+        member: Membership,
+        seconds: float,
+        *,
+        splits: bool,
+        batch_inputs: Mapping[str, int | None] | None,
+        whole: Collection[str] = (),
+    ) -> None:
+        self._tf = tensorflow()
+        self._member = member
+        self._seconds = seconds
+        self._splits, self._whole = splits, frozenset(whole)
+        self._axes = dict(batch_inputs or {})
+        self._batches: Counter[str] = Counter()
+        self._beside = Beside(member, seconds) if splits else None
+        self._pending: tuple[Callable[[], Account], str] | None = None
+        self._untold: set[str] = set()  # kinds whose steps have no digest for others to travel with
+
+    def install(self, model: Any) -> None:
+        """Let all workers shuffle alike, and only worker 0 write files.
+
+        Raises:
+            ClusterError: the workers have set different seeds, or somebody is missing.
+        """
+        if self._splits:
+            seed = common_seed(self._member, self._seconds, _seed())
+            if _seed() is None:
+                self._tf.random.set_seed(seed)
+        if not self._member.is_chief:
+            for name in WRITES:
+                object.__setattr__(model, name, _nothing(getattr(model, name)))
+        backups = Backups(self._member, self._seconds, model)
+        object.__setattr__(model, "fit", backups.fitting(model.fit))
+
+    def part(self, data: Any, kind: str) -> Any:
+        """Return this worker's part of a batch that all workers are given; of a step in stages, all of it.
+
+        The whole batch is compared with what the others were given, by the step itself (see `tell`) or, if it is
+        large, while the step runs: see `problem`.
+        """
+        if self._beside is None:
+            return data
+        if kind not in self._whole:  # else all of it is fed, and compared there
+            self._batches[kind] += 1
+            account = functools.partial(_account, self._tf, data, f"batch {self._batches[kind]} to {kind} on")
+            if kind not in self._untold and _size(self._tf, data) <= _SMALL:
+                self._pending = account, kind
+            else:
+                self._beside.start(account)
+        if kind in self._whole:
+            return data
+        axes = iter([self._axis(path) for path in _paths(data)] if self._axes else ())
+        return self._tf.nest.map_structure(lambda leaf: self._cut(leaf, next(axes, 0)), data)
+
+    def problem(self, *, failed: bool = False) -> ClusterError | None:
+        """Return the error of a step whose batch was not the same everywhere.
+
+        Args:
+            failed: the step has failed.
+
+        Raises:
+            ClusterError: somebody is missing.
+        """
+        if self._beside is None:
+            return None
+        pending, self._pending = self._pending, None
+        if pending is not None and failed:  # it has not begun: do the others do something else?
+            return difference(self._member, pending[0]())
+        if pending is not None:  # the step has no digest to travel with
+            self._untold.add(pending[1])
+            self._beside.start(pending[0])
+        return self._beside.problem(failed=failed)
+
+    def tell(self) -> Account | None:
+        """Return what is compared of a batch by the step that is given a part of it."""
+        pending, self._pending = self._pending, None
+        return pending[0]() if pending is not None else None
+
+    def _axis(self, path: str) -> int | None:
+        """Return the batch axis of a leaf of (x, y, sample_weight): by default the first."""
+        return self._axes.get(_named(path), 0)
+
+    def _cut(self, leaf: Any, axis: int | None) -> Any:
+        if axis is None or leaf is None:
+            return leaf
+        if isinstance(leaf, self._tf.RaggedTensor | self._tf.SparseTensor):
+            size = int(leaf.shape[0] if leaf.shape[0] is not None else self._tf.shape(leaf)[0])
+            begin, end = self._limits(size)
+            if isinstance(leaf, self._tf.RaggedTensor):
+                return leaf[begin:end]
+            start = [begin] + [0] * (len(leaf.shape) - 1)
+            extent = [end - begin, *leaf.shape[1:]]
+            return self._tf.sparse.slice(leaf, start, extent)
+        if not hasattr(leaf, "shape") or len(leaf.shape) <= axis:
+            return leaf
+        begin, end = self._limits(int(leaf.shape[axis]))
+        return leaf[(slice(None),) * axis + (slice(begin, end),)]
+
+    def _limits(self, size: int) -> tuple[int, int]:
+        ends = bounds(size, len(self._member.workers))
+        return ends[self._member.task], ends[self._member.task + 1]
+
+
+def _seed() -> int | None:
+    """Return the random seed that the program has set."""
+    from tensorflow.python.eager import context
+
+    seed = context.global_seed()
+    return None if seed is None else int(seed)
+
+
+def _account(tf: Any, data: Any, what: str) -> Account:
+    """Return what a worker tells of a batch: a digest of all that there is of each of its parts."""
+    given = {}
+    for path, leaf in zip(_paths(data), tf.nest.flatten(data), strict=True):
+        for number, part in enumerate(tf.nest.flatten(leaf, expand_composites=True)):
+            if part is not None:
+                given[f"'{_named(path)}'{f' ({number})' if number else ''}"] = described(part)
+    return Account(what, given, hint=_HINT)
+
+
+def _size(tf: Any, data: Any) -> int:
+    """Return how many bytes a batch has."""
+    parts = tf.nest.flatten(data, expand_composites=True)
+    return sum(
+        int(np.prod(part.shape)) * np.dtype(tf.as_dtype(part.dtype).as_numpy_dtype).itemsize
+        for part in parts
+        if hasattr(part, "dtype")
+    )
+
+
+def _paths(data: Any) -> list[str]:
+    """Return the paths of the leaves of a batch: "0/image", "1"."""
+    return [path.lstrip("/") for path in leaf_paths(data, "")]
+
+
+def _named(path: str) -> str:
+    """Return what messages call a part of (x, y, sample_weight)."""
+    position, _, rest = path.partition("/")
+    name = dict(zip("012", ("x", "y", "sample_weight"), strict=True)).get(position, position)
+    return f"{name}/{rest}" if rest else name
+
+
+def _nothing(method: Callable[..., Any]) -> Callable[..., None]:
+    """Return what stands for a method that only worker 0 shall run."""
+
+    @functools.wraps(method)
+    def left_to_the_chief(*_: Any, **__: Any) -> None:
+        return None
+
+    return left_to_the_chief

@@ -1,0 +1,1 @@
+"""Graphs as functions that TensorFlow calls by name, without tracing."""

@@ -1,0 +1,136 @@
+"""Call a function that was not traced: register its FunctionDef with TensorFlow, then run it by name.
+
+Executing by name is how TensorFlow calls its own functions, at half the start-up cost of the public call op; the
+modules for it are private, so where they are gone or different, the public way is taken.
+
+Grappler is switched off for functions on CPUs: it took up to three quarters of the first step and never made a later
+one faster. On accelerators it chooses layouts and stays on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from autograph_rewrite.ir.attr_inference import OWN_FUNCTIONS
+from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime.native.function_def import Function, function_name
+
+
+def new_name(base: str) -> str:
+    """Return a function name that nothing else has."""
+    return f"{OWN_FUNCTIONS}{base}_{uuid.uuid4().hex[:12]}"
+
+
+class Call:
+    """A registered function. Call it with flat tensors, eagerly or while another function is traced.
+
+    Args:
+        function: the function; it stays registered as long as this object lives.
+        on_cpu: whether all of it runs on CPUs.
+    """
+
+    def __init__(self, function: Function, *, on_cpu: bool = True) -> None:
+        self._tf = tensorflow()
+        self._name = function.name
+        self._types = [self._tf.as_dtype(t) for t in function.output_types]
+        self._private = _private_modules()
+        self._config = _config(self._tf, self._private, on_cpu)
+        self._keep = _register(self._tf, self._private, function)
+
+    def __call__(self, inputs: Sequence[Any], cancellation: Any = None) -> list[Any]:
+        """Run the function and return its results.
+
+        Args:
+            inputs: one tensor per argument.
+            cancellation: what `cancellation_manager` gave; cancelling it ends the call.
+        """
+        if self._private is None or not self._tf.executing_eagerly():
+            return self._call_op(inputs)
+        context, execute = self._private
+        attrs = ("executor_type", "", "config_proto", self._config)
+        count = len(self._types)
+        if cancellation is None:
+            results: list[Any] = execute.execute(self._name, count, list(inputs), attrs, context.context())
+        else:
+            results = execute.execute_with_cancellation(
+                self._name, count, list(inputs), attrs, context.context(), cancellation
+            )
+        return results
+
+    def _call_op(self, inputs: Sequence[Any]) -> list[Any]:
+        results = self._tf.raw_ops.StatefulPartitionedCall(
+            args=list(inputs), Tout=self._types, f=self._name, config_proto=self._config
+        )
+        return list(results) if self._types else []
+
+
+def cancellation_manager() -> Any:
+    """Return a new cancellation manager, None where TensorFlow has none."""
+    try:
+        from tensorflow.python.eager import cancellation
+
+        return cancellation.CancellationManager()
+    except (ImportError, AttributeError):
+        return None
+
+
+def _private_modules() -> tuple[Any, Any] | None:
+    """Return TensorFlow's eager `context` and `execute`, None where they are not as expected."""
+    try:
+        from tensorflow.python.eager import context, execute
+    except ImportError:
+        return None
+    wanted = ("add_function_def", "has_function", "remove_function", "function_call_options")
+    functions = ("execute", "execute_with_cancellation")
+    known = all(hasattr(context.Context, name) for name in wanted) and all(hasattr(execute, n) for n in functions)
+    return (context, execute) if known else None
+
+
+def _config(tf: Any, private: tuple[Any, Any] | None, on_cpu: bool) -> bytes:
+    """Return the encoded ConfigProto of the calls: the process's own, with or without Grappler."""
+    config = tf.compat.v1.ConfigProto()
+    if private is not None:
+        config.ParseFromString(private[0].context().function_call_options.config_proto_serialized)
+    if on_cpu:
+        config.graph_options.rewrite_options.disable_meta_optimizer = True
+    encoded: bytes = config.SerializeToString()
+    return encoded
+
+
+def _register(tf: Any, private: tuple[Any, Any] | None, function: Function) -> Any:
+    """Make TensorFlow know a function and what it refers to; return what must be kept for that."""
+    from tensorflow.core.framework import function_pb2, graph_pb2
+
+    if private is None:
+        graph = graph_pb2.GraphDef()
+        for definition in (*function.library, function.definition):
+            graph.library.function.append(function_pb2.FunctionDef.FromString(definition))
+        # Wrapping an imported graph registers the functions in its library.
+        return tf.compat.v1.wrap_function(lambda: tf.graph_util.import_graph_def(graph, name=""), [])
+    context = private[0].context()
+    context.ensure_initialized()
+    for definition in function.library:  # usually traced in this process, so known
+        if not context.has_function(function_name(definition)):
+            context.add_function_def(function_pb2.FunctionDef.FromString(definition))
+    context.add_function_def(function_pb2.FunctionDef.FromString(function.definition))
+    return _Registration(context, function.name)
+
+
+class _Registration:
+    """Removes a function when nobody can call it any more."""
+
+    def __init__(self, context: Any, name: str) -> None:
+        self._remove: Callable[[str], None] = context.remove_function
+        self._name = name
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # when the interpreter exits, TensorFlow may be gone already
+            self._remove(self._name)
+
+
+def on_cpu(devices: Iterable[str]) -> bool:
+    """Return whether all of the devices are CPUs."""
+    return all("CPU" in device.upper() for device in devices)

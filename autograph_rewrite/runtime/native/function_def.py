@@ -1,0 +1,331 @@
+"""One function made of a whole graph: GraphDef bytes in, FunctionDef bytes out.
+
+    graph     x = Placeholder      loss = Mean(x)         train = NoOp(^assign)
+    function  x: an argument       returns loss:output:0  must run: train
+
+TensorFlow traces nothing here, and so adds nothing: the control dependencies that tf.function makes up for stateful
+ops would chain the collectives of different devices, and tie together nodes of different loop frames.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.gc_pause import no_garbage_collection
+from autograph_rewrite.ir.types import wire
+from autograph_rewrite.ir.types.attrs import decode, encode
+from autograph_rewrite.ir.types.dtypes import RESOURCE
+from autograph_rewrite.ir.types.opdefs import get_op, signature
+from autograph_rewrite.ir.types.wire import delimited, varint
+
+_SIGNATURE, _NODE_DEF, _RET, _ATTR, _CONTROL_RET = 1, 3, 4, 5, 6  # FunctionDef
+_NAME, _INPUT_ARG, _OUTPUT_ARG, _IS_STATEFUL, _CONTROL_OUTPUT = 1, 2, 3, 17, 20  # OpDef
+_ARG_NAME, _ARG_TYPE = 1, 3  # OpDef.ArgDef
+_TRUE = b"\x28\x01"  # AttrValue{b: true}
+_DONE = "autograph_rewrite/done"
+_COLLECTIVES = frozenset(("CollectiveReduceV2", "CollectiveGatherV2"))
+_GROUP_KEY = 2  # its place among their inputs
+_OWN_GROUP = "_autograph_own_group"  # marks a key that was changed already
+
+
+@dataclass(frozen=True)
+class Function:
+    """An encoded function.
+
+    Attributes:
+        name: what it is called by.
+        definition: an encoded FunctionDef.
+        library: encoded FunctionDefs that it refers to.
+        arguments: the placeholders that became arguments, in order.
+        output_types: of the results, as TensorFlow's enum.
+    """
+
+    name: str
+    definition: bytes
+    library: tuple[bytes, ...]
+    arguments: tuple[str, ...]
+    output_types: tuple[int, ...]
+
+
+class _Node(NamedTuple):
+    """A NodeDef; `rest` holds its encoded device and attributes, which are copied as they are."""
+
+    name: str
+    op: str
+    inputs: list[str]
+    rest: bytes
+
+    @property
+    def attrs(self) -> dict[str, bytes]:
+        """The attributes, by name."""
+        return wire.read_node(self.rest).attrs
+
+
+@dataclass(frozen=True)
+class FunctionSignature:
+    """What a function takes, returns and runs.
+
+    Attributes:
+        arguments: placeholders to turn into arguments; those that the graph lacks, or does not need, are dropped.
+        outputs: tensors to return, as `node:index`.
+        targets: nodes that have to run.
+        read_after: arguments that are handles of variables, with the variables' types: the values that these have
+            when all else has run are returned as well, after the outputs.
+    """
+
+    arguments: Sequence[str] = ()
+    outputs: Sequence[str] = ()
+    targets: Sequence[str] = ()
+    read_after: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+
+def build(data: bytes, name: str, signature: FunctionSignature, *, separate: bool = True) -> Function:
+    """Make a function of a graph; nodes that nothing returned or run depends on are left out.
+
+    Args:
+        data: an encoded GraphDef, as `ir.format.serde` writes it: the fields of each node in order.
+        name: of the function.
+        signature: what it takes, returns and runs.
+        separate: give its collectives group keys that no other function of this process has; those of a job of
+            several processes are separate already, and must stay equal in all of them.
+
+    Raises:
+        GraphError: an output or target does not exist.
+    """
+    with no_garbage_collection():
+        return _build(data, name, signature, separate)
+
+
+def _build(data: bytes, name: str, signature: FunctionSignature, separate: bool) -> Function:
+    targets, read_after = list(dict.fromkeys(signature.targets)), signature.read_after
+    nodes, library = _read(data)
+    if separate:
+        _separate_groups(nodes, data)
+    returned = [_split(output) for output in signature.outputs]
+    roots = [*(node for node, _ in returned), *targets]
+    for node in roots:
+        if node not in nodes:
+            raise GraphError(f"the graph has no node '{node}', which the function is to return or to run")
+    needed = _needed(nodes, [*roots, *(node for node in read_after if node in nodes)])
+    taken = {argument: f"a{i}" for i, argument in enumerate(a for a in signature.arguments if a in needed)}
+    writer = _Writer(nodes, taken)
+    watched = {node: taken[node] for node in read_after if node in taken}
+    types = [writer.dtype(node, index) for node, index in returned] + [read_after[node] for node in watched]
+    rets = [writer.slot(node, index) for node, index in returned]
+    rets += [f"{_read_name(i)}:value:0" for i in range(len(watched))]
+    parts = [delimited(_SIGNATURE, _op_def(name, [writer.dtype(a, 0) for a in taken], types, targets))]
+    parts += [writer.node(node) for node in nodes.values() if node.name in needed]
+    parts += _reads(watched, read_after, [node for node in roots if node not in taken])
+    parts += [_entry(_RET, f"o{i}", ret.encode()) for i, ret in enumerate(rets)]
+    parts += [_entry(_CONTROL_RET, target, target.encode()) for target in targets]
+    # Inlined into its caller, the function would lose what runs only for its effect.
+    parts.append(_entry(_ATTR, "_noinline", _TRUE))
+    return Function(name, b"".join(parts), library, tuple(taken), tuple(types))
+
+
+def reader(name: str, dtypes: Sequence[int]) -> Function:
+    """Make a function that takes handles of variables and returns their values."""
+    parts = [delimited(_SIGNATURE, _op_def(name, [RESOURCE] * len(dtypes), dtypes, ()))]
+    parts += [_read_variable(f"read{i}", f"a{i}", dtype, ()) for i, dtype in enumerate(dtypes)]
+    parts += [_entry(_RET, f"o{i}", f"read{i}:value:0".encode()) for i in range(len(dtypes))]
+    return Function(name, b"".join(parts), (), tuple(f"a{i}" for i in range(len(dtypes))), tuple(dtypes))
+
+
+def function_name(definition: bytes) -> str:
+    """Return the name of an encoded FunctionDef."""
+    for field, _, _, start, stop in wire.fields(definition):
+        if field == _SIGNATURE:
+            for inner, _, _, at, end in wire.fields(definition, start, stop):
+                if inner == _NAME:
+                    return str(definition[at:end], "utf-8")
+    raise GraphError("a function of the library has no name")
+
+
+def _read(data: bytes) -> tuple[dict[str, _Node], tuple[bytes, ...]]:
+    """Return the nodes by name, and the functions of the library."""
+    nodes: dict[str, _Node] = {}
+    functions: list[bytes] = []
+    for field, _, _, start, stop in wire.fields(data):
+        if field == wire.NODE:
+            node = _read_node(data, start, stop)
+            nodes[node.name] = node
+        elif field == wire.LIBRARY:
+            functions += [data[a:b] for inner, _, _, a, b in wire.fields(data, start, stop) if inner == 1]
+    return nodes, tuple(functions)
+
+
+def _read_node(data: bytes, at: int, stop: int) -> _Node:
+    """Read name, op and inputs, which come first."""
+    name = op = ""
+    inputs: list[str] = []
+    while at < stop:
+        field = data[at] >> 3
+        if field > wire.INPUT:
+            break
+        size, begin = wire.read_varint(data, at + 1)
+        at = begin + size
+        text = str(data[begin:at], "utf-8")
+        if field == wire.INPUT:
+            inputs.append(text)
+        elif field == wire.OP:
+            op = text
+        else:
+            name = text
+    return _Node(name, op, inputs, data[at:stop])
+
+
+def _separate_groups(nodes: dict[str, _Node], data: bytes) -> None:
+    """Give the collectives of this graph a group key that no other graph has.
+
+    All functions of a process share one table of collectives, in which TensorFlow remembers type and shape of each
+    instance of a group; another function's collective with the same keys would be refused, and with it all later ones.
+    """
+    salt = hashlib.sha256(data).digest()
+    for node in list(nodes.values()):
+        if node.op not in _COLLECTIVES:
+            continue
+        key = nodes[node.inputs[_GROUP_KEY]]
+        attrs = key.attrs
+        if key.op == "Const" and _OWN_GROUP not in attrs:
+            old = int(decode(attrs["value"]))
+            digest = hashlib.sha256(salt + old.to_bytes(8, "big", signed=True)).digest()
+            value = encode("tensor", np.array(int.from_bytes(digest[:4], "big") % 2**30 + 1, np.int32))
+            read = wire.read_node(key.rest)
+            device = delimited(wire.DEVICE, read.device.encode()) if read.device else b""
+            rest = device + wire.write_attrs({**attrs, "value": value, _OWN_GROUP: _TRUE}) + read.rest
+            nodes[key.name] = key._replace(rest=rest)
+
+
+def _split(tensor: str) -> tuple[str, int]:
+    node, _, index = tensor.partition(":")
+    return node, int(index or 0)
+
+
+def _needed(nodes: Mapping[str, _Node], roots: Iterable[str]) -> set[str]:
+    """Return the names of the roots and of all they depend on."""
+    found: set[str] = set()
+    pending = list(roots)
+    while pending:
+        name = pending.pop()
+        if name in found:
+            continue
+        found.add(name)
+        for text in nodes[name].inputs:
+            producer = text[1:] if text[0] == "^" else text.partition(":")[0]
+            if producer not in found:
+                pending.append(producer)
+    return found
+
+
+class _Writer:
+    """Translates nodes and references: `x:1` of a graph is `x:output_name:1` in a function."""
+
+    def __init__(self, nodes: Mapping[str, _Node], arguments: Mapping[str, str]) -> None:
+        self._nodes = nodes
+        self._arguments = arguments
+        self._references: dict[str, bytes] = {}
+        self._slots: dict[str, list[str]] = {}  # by op; by op and node where the number of outputs varies
+
+    def node(self, node: _Node) -> bytes:
+        """Encode a node as a field of FunctionDef; an argument becomes nothing."""
+        if node.name in self._arguments:
+            return b""
+        known = self._references
+        inputs = []
+        for text in node.inputs:
+            reference = known.get(text)
+            if reference is None:
+                reference = known[text] = self._reference(text)
+            if reference:
+                inputs.append(reference)
+        return _as_node_def(wire.write_node(node.name.encode(), node.op.encode(), inputs, b"", node.rest))
+
+    def _reference(self, text: str) -> bytes:
+        """Return an input in the syntax of functions; nobody needs to wait for an argument."""
+        if text[0] == "^":
+            return b"" if text[1:] in self._arguments else text.encode()
+        return self.slot(*_split(text)).encode()
+
+    def slot(self, name: str, index: int) -> str:
+        """Return the reference to one output of a node."""
+        if name in self._arguments:
+            return self._arguments[name]
+        node = self._nodes[name]
+        slots = self._slots.get(node.op) or self._slots.get(f"{node.op} {name}")
+        if slots is None:
+            slots = _slots(node)
+            varies = any(arg.number_attr or arg.type_list_attr for arg in get_op(node.op).outputs)
+            self._slots[f"{node.op} {name}" if varies else node.op] = slots
+        try:
+            return f"{name}:{slots[index]}"
+        except IndexError:
+            raise GraphError(f"'{name}' ({node.op}) has no output {index}") from None
+
+    def dtype(self, name: str, index: int) -> int:
+        """Return the element type of one output of a node."""
+        node = self._nodes[name]
+        return signature(node.op, node.attrs)[1][index]
+
+
+def _slots(node: _Node) -> list[str]:
+    """Return `argument:position` for each output."""
+    found: list[str] = []
+    for arg in get_op(node.op).outputs:
+        count = 1
+        if arg.type_list_attr:
+            count = len(decode(node.attrs[arg.type_list_attr]) or ())
+        elif arg.number_attr:
+            count = decode(node.attrs[arg.number_attr])
+        found += [f"{arg.name}:{i}" for i in range(count)]
+    return found
+
+
+def _reads(variables: Mapping[str, str], dtypes: Mapping[str, int], last: Iterable[str]) -> list[bytes]:
+    """Return nodes that read variables (arguments by placeholder) when the nodes in `last` have run."""
+    done = wire.write_node(_DONE.encode(), b"NoOp", [f"^{name}".encode() for name in dict.fromkeys(last)], b"", b"")
+    reads = [
+        _read_variable(_read_name(i), argument, dtypes[node], [f"^{_DONE}"])
+        for i, (node, argument) in enumerate(variables.items())
+    ]
+    return [_as_node_def(done), *reads]
+
+
+def _read_name(index: int) -> str:
+    return f"{_DONE}/{index}"
+
+
+def _read_variable(name: str, argument: str, dtype: int, controls: Iterable[str]) -> bytes:
+    inputs = [argument.encode(), *(control.encode() for control in controls)]
+    tail = wire.write_attrs({"dtype": encode("type", dtype)})
+    return _as_node_def(wire.write_node(name.encode(), b"ReadVariableOp", inputs, b"", tail))
+
+
+def _as_node_def(encoded: bytes) -> bytes:
+    """Turn a `node` field of GraphDef into a `node_def` field of FunctionDef."""
+    return bytes(((_NODE_DEF << 3) | wire.LENGTH_DELIMITED,)) + encoded[1:]
+
+
+def _op_def(name: str, inputs: Iterable[int], outputs: Iterable[int], targets: Iterable[str]) -> bytes:
+    """Encode the OpDef of a function."""
+    parts = [delimited(_NAME, name.encode())]
+    parts += [delimited(_INPUT_ARG, _arg(f"a{i}", dtype)) for i, dtype in enumerate(inputs)]
+    parts += [delimited(_OUTPUT_ARG, _arg(f"o{i}", dtype)) for i, dtype in enumerate(outputs)]
+    parts.append(varint(_IS_STATEFUL << 3) + b"\x01")
+    parts += [delimited(_CONTROL_OUTPUT, target.encode()) for target in targets]
+    return b"".join(parts)
+
+
+def _arg(name: str, dtype: int) -> bytes:
+    return delimited(_ARG_NAME, name.encode()) + varint(_ARG_TYPE << 3) + varint(dtype)
+
+
+def _entry(field: int, key: str, value: bytes) -> bytes:
+    """Encode one entry of a map."""
+    return delimited(field, delimited(1, key.encode()) + delimited(2, value))

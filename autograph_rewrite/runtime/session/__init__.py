@@ -1,0 +1,1 @@
+"""Graph mode: a session that takes the names of the original graph."""

@@ -1,0 +1,63 @@
+"""Drain server-side stores after a failed step: contributions of that step must not enter the next.
+
+    step 7   worker 0 pushes its gradients ──► accumulators = 1      worker 1 fails before it pushes
+    after    worker 0 takes what is left                             all go on with empty stores
+
+Otherwise the next step would add what the failed one left to its own gradients.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autograph_rewrite.ir.graph import PASS_ATTR
+from autograph_rewrite.requires import tensorflow
+
+_QUEUE, _ACCUMULATOR = "FIFOQueueV2", "ResourceConditionalAccumulator"
+
+
+class StoreDrain:
+    """What the stores of one session's graph hold between two steps.
+
+    Args:
+        session: a tf.compat.v1.Session that reaches the servers.
+    """
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+        self._counts: list[Any] = []
+        self._takes: list[Any] = []
+        raw = tensorflow().raw_ops
+        graph = session.graph
+        operations = [op for op in graph.get_operations() if op.type in (_QUEUE, _ACCUMULATOR) and _is_ours(op)]
+        with graph.as_default():
+            for op in operations:
+                handle = op.outputs[0]
+                with graph.device(handle.device):
+                    if op.type == _QUEUE:
+                        self._counts.append(raw.QueueSizeV2(handle=handle))
+                        types = op.get_attr("component_types")
+                        self._takes.append(raw.QueueDequeueV2(handle=handle, component_types=types))
+                    else:
+                        self._counts.append(raw.ResourceAccumulatorNumAccumulated(handle=handle))
+                        dtype = op.get_attr("dtype")
+                        take = raw.ResourceAccumulatorTakeGradient(handle=handle, num_required=1, dtype=dtype)
+                        self._takes.append(take.op)
+
+    def counts(self) -> dict[str, int]:
+        """Return how much each store that is not empty holds."""
+        found = zip(self._counts, self._session.run(self._counts), strict=True)
+        return {count.op.inputs[0].op.name: int(held) for count, held in found if held}
+
+    def remove(self) -> None:
+        """Take out all that there is."""
+        while True:
+            held = self._session.run(self._counts)
+            takes = [take for take, count in zip(self._takes, held, strict=True) if count]
+            if not takes:
+                return
+            self._session.run(takes)
+
+
+def _is_ours(operation: Any) -> bool:
+    return PASS_ATTR in operation.node_def.attr

@@ -1,0 +1,106 @@
+"""Fetches by original name: assembled from instances, or a variable read before or after the run.
+
+    blocks ─► concatenated     contributions ─► added     variable ─► read before the run, a reference behind it
+
+A v1 Session hands out a resource variable's value from a read that nothing orders; it has no inputs, so it comes before
+the updates of the step. Of a reference variable it hands out the buffer itself, which holds what the run left there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from autograph_rewrite.analysis.facts.placement import Placement
+from autograph_rewrite.errors import RewriteError
+from autograph_rewrite.item import TensorInfo, Variable
+
+_COMBINE = {
+    "sum": np.add,
+    "max": np.maximum,
+    "min": np.minimum,
+    "prod": np.multiply,
+    "all": np.logical_and,
+    "any": np.logical_or,
+}
+
+
+class Fetch(NamedTuple):
+    """How one original fetch is put together.
+
+    Attributes:
+        elements: tensors or operations to run.
+        placement: how the values of the tensors combine; None for operations, which have no value.
+        segments: of blocks, if they have some (`passes.emit.tensor_map.View`).
+        variable: the variable whose value it is, read on its own; empty where the elements give the value.
+        late: the variable is read after the run, else before it.
+    """
+
+    elements: tuple[Any, ...]
+    placement: Placement | None
+    segments: tuple[int, ...] = ()
+    variable: str = ""
+    late: bool = False
+
+
+def name_of(thing: Any) -> str:
+    """Return the name of what is fetched or fed; a variable stands for its value, an assignment for the value after it.
+
+    Raises:
+        RewriteError: it has no name.
+    """
+    if isinstance(thing, str):
+        return thing
+    if isinstance(thing, TensorInfo):
+        return thing.tensor
+    handle = getattr(thing, "handle", None)
+    if handle is not None and hasattr(handle, "op") and thing.op is not handle.op:
+        thing = thing.graph.as_graph_element(thing)
+    name = getattr(thing, "name", None)
+    if not isinstance(name, str):
+        raise RewriteError(
+            f"cannot fetch or feed a {type(thing).__name__}", hint="use a name, a tf.Tensor or a tf.Operation"
+        )
+    return name
+
+
+def variable_of(variables: Mapping[str, Variable], tensor: str) -> tuple[str, bool]:
+    """Return the variable whose value an original tensor is, empty if there is none, and whether it is read late."""
+    node, _, output = tensor.partition(":")
+    if output not in ("", "0"):
+        return "", False
+    for name, variable in variables.items():
+        if node in variable.aliases:
+            return name, True
+        if not (variable.aliases or variable.captured) and node in (
+            name,
+            variable.handle,
+            f"{name}/Read/ReadVariableOp",
+        ):
+            return name, False
+    return "", False
+
+
+def assemble(fetch: Fetch, got: Sequence[Any]) -> Any:
+    """Return the value of a fetch from those of its elements."""
+    if fetch.placement is None:
+        return None
+    if len(got) == 1 or not fetch.placement.differs:
+        return got[0]
+    if fetch.segments:
+        return _in_order(got, fetch.placement.dim, fetch.segments)
+    if fetch.placement.is_split:
+        return np.concatenate(got, axis=fetch.placement.dim)
+    result = got[0]
+    for part in got[1:]:
+        result = _COMBINE[fetch.placement.op](result, part)
+    return result
+
+
+def _in_order(blocks: Sequence[Any], dim: int, segments: Sequence[int]) -> Any:
+    """Return the rows of all blocks, those of the first segment of each before those of the second."""
+    ends = np.cumsum(segments)[:-1]
+    parts = [np.split(block, ends * (block.shape[dim] // sum(segments)), dim) for block in blocks]
+    return np.concatenate([part for segment in zip(*parts, strict=True) for part in segment], axis=dim)

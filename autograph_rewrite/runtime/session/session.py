@@ -1,0 +1,359 @@
+"""Graph mode: a Session that takes the original names of feeds, fetches and variables.
+
+A tensor that was split is fetched as its blocks and concatenated, a partial one is added up; variables are read and
+written whole, in all their copies.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from autograph_rewrite.analysis.facts.placement import REPLICATED
+from autograph_rewrite.errors import ClusterError, GraphError
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.passes.emit.tensor_map import View
+from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime.consensus.agreement import CARRY_ON, common_name, require_consensus
+from autograph_rewrite.runtime.consensus.broadcast_queue import abandon
+from autograph_rewrite.runtime.consensus.divergence import difference, disagreement
+from autograph_rewrite.runtime.consensus.session_digest import SessionDigest
+from autograph_rewrite.runtime.consensus.step_digest import agree
+from autograph_rewrite.runtime.failures.failure_messages import is_of_the_job, missing
+from autograph_rewrite.runtime.session.batch_sizes import check_batch_sizes
+from autograph_rewrite.runtime.session.chief_driven import ChiefDrivenSession
+from autograph_rewrite.runtime.session.connect import connected, graph_of, joined, require_devices, watchdog_of
+from autograph_rewrite.runtime.session.drain_stores import StoreDrain
+from autograph_rewrite.runtime.session.fetches import Fetch, assemble, name_of, variable_of
+from autograph_rewrite.runtime.session.first_batch import FirstBatch
+from autograph_rewrite.runtime.session.gate_feeds import GateFeeds
+from autograph_rewrite.runtime.session.staleness_clock import StalenessBound
+from autograph_rewrite.runtime.session.whole_variables import WholeVariables
+
+
+def open_session(item: GraphItem, *, config: Any = None, target: str = "") -> DistributedSession:
+    """Return a session that holds the item's graph.
+
+    Args:
+        item: an original or rewritten item.
+        config: a tf.compat.v1.ConfigProto to start from.
+        target: a server of the caller's own that has the devices.
+    """
+    return DistributedSession(item, config, target)
+
+
+class DistributedSession:
+    """A tf.compat.v1.Session behind the original names. Use it as a context manager.
+
+    Args:
+        item: rewritten, or an original to run as it is.
+        config: a `ConfigProto`, or None.
+        target: address of a server; "": this process, or its job.
+    """
+
+    def __init__(self, item: GraphItem, config: Any = None, target: str = "") -> None:
+        tf = tensorflow()
+        self._tf = tf
+        self._member = joined(item)
+        require_devices(tf, item)
+        self.item = item
+        self._steps = 0
+        self.graph = tf.Graph()
+        plan = item.report.plan if item.report is not None else None
+        opened = graph_of(item, self._member)
+        with self.graph.as_default():
+            tf.graph_util.import_graph_def(opened.graph, name="")
+        self._session = connected(tf, item, self.graph, config, target)
+        self._targets: set[Any] = set()
+        self.first = FirstBatch(item, warned=True)
+        self._gates = GateFeeds(self.graph, item.targets)
+        self._fetches: dict[str, Fetch] = {}
+        self._variables = WholeVariables(item, self.graph)
+        limit = plan.timeout_seconds if plan is not None and (plan.mode == "mirrored" or self._member) else 0.0
+        self._watchdog = watchdog_of(self._member, item, self._session, limit)
+        self._timeout_ms = int(limit * 1e3) if self._watchdog is None else 0
+        self._digest = SessionDigest(item, self.graph) if self._member is not None and item.report.digests else None
+        self._problem: ClusterError | None = None
+        self._failed = False
+        self._clock: StalenessBound | None = None
+        if self._member is not None and plan is not None and plan.is_asynchronous and plan.staleness:
+            self._clock = StalenessBound(self._session, self.run_ops, plan, self._member, opened.container)
+            self._targets = {self.graph.get_operation_by_name(name) for name in item.targets}
+        added = [v.initializer for v in item.state.values() if v.initializer is not None]
+        if added:  # restoring a checkpoint of the original would leave these without a value
+            self.run_ops([self.graph.get_operation_by_name(name) for name in added])
+        self._batches = [(info, i.batch_axis) for i in item.inputs.values() if (info := i) and i.batch_axis is not None]
+
+    def __enter__(self) -> DistributedSession:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and isinstance(self._session, ChiefDrivenSession):
+            self._session.leave()
+        else:
+            self.close()
+
+    def close(self) -> None:
+        """Release the session's resources."""
+        if self._clock is not None and self._problem is None:
+            self._clock.close()
+        self._session.close()
+
+    def run(
+        self,
+        fetches: Any,
+        feed_dict: Mapping[Any, Any] | None = None,
+        *,
+        timeout_ms: int | None = None,
+        changed: Mapping[str, str] | None = None,
+    ) -> Any:
+        """Run one step.
+
+        Args:
+            fetches: an original name, tensor or operation, or a nest of them; None for nothing.
+            feed_dict: values by original name or tensor.
+            timeout_ms: give up after this long; by default after `timeout_seconds` where replicas wait for each other:
+                of mirrored variables in any case, of several processes only if nothing is computed meanwhile.
+            changed: what else has to be equal in all workers, by name.
+
+        Raises:
+            GraphError: a name is unknown or was pruned, or batch sizes differ.
+            ClusterError: the step did not finish in time, or the workers were not given the same.
+        """
+        names = [name_of(fetch) for fetch in self._tf.nest.flatten(fetches)]
+        found = [self._resolve(name) for name in names]
+        wanted = [element for fetch in found for element in fetch.elements]
+        given = {self._feed_key(key): value for key, value in (feed_dict or {}).items()}
+        feeds = {key: value for key, value in given.items() if key is not None}
+        self.first.of_run(self._check_batch(feeds), names)
+        feeds |= self._gates.feeds(wanted)
+        limit = self._timeout_ms if timeout_ms is None else timeout_ms
+        options = self._tf.compat.v1.RunOptions(timeout_in_ms=limit)
+        known = self.read_variables(fetch.variable for fetch in found if fetch.variable and not fetch.late)
+        self._steps += 1
+        counts = self._clock is not None and not self._targets.isdisjoint(wanted)
+        if self._clock is not None and counts:
+            self._clock.wait()
+        try:
+            got = iter(self._run(wanted, feeds, options, changed or {}) if wanted or not found else ())
+            if self._clock is not None and counts:
+                self._clock.step()
+        except self._tf.errors.OpError as error:
+            if not isinstance(error, self._tf.errors.DeadlineExceededError):
+                raise
+            raise ClusterError(
+                f"the step did not finish within {limit / 1e3:.0f} s",
+                hint="a replica is missing or stuck; if a step really takes longer, raise timeout_seconds",
+            ) from error
+        parts = [[next(got) for _ in fetch.elements] for fetch in found]
+        known |= self.read_variables(fetch.variable for fetch in found if fetch.late)
+        values = [
+            known[fetch.variable] if fetch.variable else assemble(fetch, part)
+            for fetch, part in zip(found, parts, strict=True)
+        ]
+        return self._tf.nest.pack_sequence_as(fetches, values)
+
+    def _run(self, wanted: list[Any], feeds: Mapping[str, Any], options: Any, changed: Mapping[str, str]) -> Any:
+        """Run the step.
+
+        Raises:
+            ClusterError: somebody is missing, or was in an earlier run, or the workers were not given the same.
+        """
+        if self._failed and self._member is not None:
+            # The program goes on after an error: so must all, and each may have updated something else.
+            values = list(self.read_variables().values())
+            require_consensus(self._member, self.item.report.plan, captured=values, what=CARRY_ON)
+            self._clear_servers()
+            self._failed = False
+        try:
+            return self._compared(wanted, feeds, options, changed)
+        except self._tf.errors.OpError:
+            plan = self.item.report.plan if self._member is not None else None
+            self._failed = plan is not None and not plan.is_asynchronous and not plan.stage_hosts
+            raise
+
+    def _compared(self, wanted: list[Any], feeds: Mapping[str, Any], options: Any, changed: Mapping[str, str]) -> Any:
+        """Run the step, and compare what it was given with what the other workers' was."""
+        if isinstance(self._session, ChiefDrivenSession):
+            self._session.changed = changed
+        digest = self._digest.before(wanted, feeds, changed) if self._digest is not None else None
+        if self._digest is None or digest is None:
+            return self.run_ops(wanted, feeds, options)
+        fed = {**feeds, self._digest.feed: digest}
+        *got, table = self.run_ops([*wanted, self._digest.fetch], fed, options)
+        if not agree(table):
+            assert self._member is not None
+            self._failed = True
+            seconds = self.item.report.plan.timeout_seconds
+            raise disagreement(self._member, self._digest.account, seconds, table[:, 1:])
+        return got
+
+    def run_ops(
+        self, fetches: Any, feeds: Mapping[Any, Any] | None = None, options: Any = None, *, alone: bool = False
+    ) -> Any:
+        """Run something of the graph; of several processes, watch the others meanwhile.
+
+        Args:
+            fetches: tensors and operations of `graph`, as for a tf.compat.v1.Session.
+            feeds: values by tensor.
+            options: a RunOptions.
+            alone: this is worker 0, and others that it drives do not call this.
+
+        Raises:
+            ClusterError: somebody is missing, or was in an earlier run.
+        """
+        watchdog = self._watchdog
+        if watchdog is None or self._member is None:
+            return self._session.run(fetches, feeds, options=options)
+        if self._problem is not None:
+            raise self._problem
+        session = self.tf_session if alone else self._session
+        try:
+            wanted = tuple(getattr(fetch, "name", "") for fetch in self._tf.nest.flatten(fetches))
+            return watchdog.run(lambda: session.run(fetches, feeds, options=options), wanted)
+        except self._tf.errors.OpError as error:
+            if not watchdog.expired and not is_of_the_job(error):
+                raise
+            what = f"finish run {self._steps} of the session"
+            differs = functools.partial(difference, self._member, self._digest.account) if self._digest else None
+            self._problem = missing(self._member, what, watchdog.seconds, error, watchdog.lost, differs)
+            self._session.abandon() if isinstance(self._session, ChiefDrivenSession) else abandon(self._session)
+            raise self._problem from error
+
+    def _clear_servers(self) -> None:
+        """Let all workers go on with empty servers; all have come here."""
+        plan = self.item.report.plan
+        if self._member is None or not plan.homes or plan.is_asynchronous:
+            return
+        if self._member.is_chief:
+            StoreDrain(self._session).remove()
+        common_name(self._member, plan.timeout_seconds)  # nobody begins before worker 0 is done
+
+    def _resolve(self, name: str) -> Fetch:
+        if name not in self._fetches:
+            self._fetches[name] = self._find(name)
+        return self._fetches[name]
+
+    def _find(self, name: str) -> Fetch:
+        output = self.item.outputs.get(name)
+        name = output.tensor if output is not None else name
+        variable, late = variable_of(self.item.variables, name)
+        if not variable or (not late and self._is_value(name)):
+            return self._instances(name)
+        own = name.partition(":")[0] in (variable, f"{variable}/read")
+        is_there = late and (not own or self._has(name.partition(":")[0]))
+        elements = self._instances(name).elements if is_there else ()  # it may wait for updates, which have to run
+        return Fetch(elements, REPLICATED, variable=variable, late=late)
+
+    def _instances(self, name: str) -> Fetch:
+        """Return the instances of an original tensor or operation.
+
+        Raises:
+            GraphError: the rewritten graph does not have them.
+        """
+        layout = self.item.layout
+        is_tensor = ":" in name
+        node = name.partition(":")[0]
+        try:
+            if is_tensor or (self._has_value(node) and node not in self.item.targets and node != self.item.init_op):
+                view = layout.find(name) if layout is not None else None
+                view = view or View((name if is_tensor else f"{name}:0",), REPLICATED)
+                return Fetch(
+                    tuple(self.graph.get_tensor_by_name(t) for t in view.tensors), view.placement, view.segments
+                )
+            names = (layout.instances(node) if layout is not None else ()) or (node,)
+            return Fetch(tuple(self.graph.get_operation_by_name(n) for n in names), None)
+        except (KeyError, ValueError):
+            raise GraphError(
+                f"'{name}' is not in the rewritten graph: no declared output or target needs it",
+                hint=f"declare it: outputs=[..., '{node}']",
+            ) from None
+
+    def _is_value(self, name: str) -> bool:
+        """Return whether the graph has a tensor of this name that is no handle."""
+        try:
+            found = self.graph.get_tensor_by_name(name if ":" in name else f"{name}:0")
+        except (KeyError, ValueError):
+            return False
+        return bool(found.dtype != self._tf.resource)
+
+    def _has_value(self, node: str) -> bool:
+        layout = self.item.layout
+        names = (layout.instances(node) if layout is not None else ()) or (node,)
+        try:
+            return bool(self.graph.get_operation_by_name(names[0]).outputs)
+        except KeyError:
+            return False
+
+    def _feed_key(self, key: Any) -> str | None:
+        """Return the tensor to feed; None for a placeholder of the original graph that no step needs."""
+        name = name_of(key)
+        info = self.item.inputs.get(name)
+        if info is not None:
+            return info.tensor
+        tensor = name if ":" in name else f"{name}:0"
+        try:
+            self.graph.get_tensor_by_name(tensor)
+        except (KeyError, ValueError):
+            if self.item.layout is not None and name.partition(":")[0] in self.item.layout.feeds:
+                return None
+            known = ", ".join(self.item.inputs)
+            raise GraphError(f"there is no '{name}' to feed", hint=f"the inputs are: {known}") from None
+        return tensor
+
+    def _check_batch(self, feeds: Mapping[str, Any]) -> dict[str, int]:
+        sizes = {
+            info.name: np.shape(feeds[info.tensor])[axis]
+            for info, axis in self._batches
+            if info.tensor in feeds and np.ndim(feeds[info.tensor]) > axis
+        }
+        report = self.item.report
+        check_batch_sizes(sizes, *((report.plan, report.batches) if report is not None else ()))
+        return sizes
+
+    def _has(self, name: str) -> bool:
+        try:
+            return bool(self.graph.get_operation_by_name(name))
+        except KeyError:
+            return False
+
+    def read_variable(self, name: str) -> np.ndarray[Any, Any]:
+        """Return the value of a variable by its original name; of one in `item.state`, one row per replica.
+
+        Raises:
+            GraphError: there is no such variable.
+        """
+        return self.read_variables([name])[name]
+
+    def read_variables(self, names: Iterable[str] | None = None) -> dict[str, np.ndarray[Any, Any]]:
+        """Return the values of many variables in one run, by original name; None for all of the original graph."""
+        reads = {name: self._variables.reads(name) for name in (self.item.variables if names is None else names)}
+        values = dict(zip(reads, self.run_ops(list(reads.values())), strict=True)) if reads else {}
+        return {name: np.stack(rows) if name in self.item.state else rows[0] for name, rows in values.items()}
+
+    def write_variable(self, name: str, value: Any) -> None:
+        """Set a variable, in all its copies; one in `item.state` takes one row per replica.
+
+        Raises:
+            GraphError: there is no such variable, or not one row per replica.
+        """
+        self.run_ops(*self._variables.writes(name, value))
+        if self._digest is not None and name not in self.item.state:
+            self._digest.wrote(name, value)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What `tf.compat.v1.train.Saver` takes to save and restore what the rewrite added, by name and replica."""
+        return {
+            f"{name}/replica_{replica}": read
+            for name in self.item.state
+            for replica, read in enumerate(self._variables.reads(name), self.item.report.first_replica)
+        }
+
+    @property
+    def tf_session(self) -> Any:
+        """The tf.compat.v1.Session that runs the graph, for what insists on one, as a Saver does."""
+        return self._session.session if isinstance(self._session, ChiefDrivenSession) else self._session

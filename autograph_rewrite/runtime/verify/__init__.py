@@ -1,0 +1,1 @@
+"""The numeric check: original and rewritten graph side by side."""

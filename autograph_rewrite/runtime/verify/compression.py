@@ -1,0 +1,224 @@
+"""`ar.verify` for compressed gradients: what is sent plus the new residual must equal gradient plus old residual.
+
+    w/o error feedback    sum that the update gets  ==  sum of the 16-bit numbers that were sent
+    with error feedback   sum that the update gets + residuals after the step  ==  gradients + residuals before it
+
+A compressor is lossy because the user asked for it, so its graph cannot be compared with the original. These equations
+hold in every step all the same, and a compressor that keeps back more than it may is wrong, too. The rest of the graph
+is compared with the original as ever, without the compressors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from autograph_rewrite.ir.types.dtypes import HALF
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.passes.base.compression_record import Compressed
+from autograph_rewrite.passes.compression.cast16 import largest_of_sum
+from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.resolve.compression import FEEDBACK, SIXTEEN_BIT, kept
+from autograph_rewrite.runtime.verify.error_norm import Array, Deviation, deviation, epsilon
+from autograph_rewrite.runtime.verify.report import Row, VerifyReport
+from autograph_rewrite.runtime.verify.side_by_side import Tolerance, Training, first_line, invent
+from autograph_rewrite.runtime.verify.trained_graph import TrainedGraph
+
+KIND = "compressed"
+_BITS = {"fp16": 11, "fp16_ef": 11, "bf16": 8, "bf16_ef": 8}
+_SLACK = 1 + 1e-3
+_TINY = 2.0**-24  # the least fp16 above zero; far below what matters in bf16
+
+
+def without(plan: Plan) -> Plan:
+    """Return the plan without compressors; the plan itself if it has none."""
+    if not plan.compresses and all(edge.compressor == "none" for edge in plan.edges):
+        return plan
+    requests = (replace(one, options=replace(one.options, compressor="none")) for one in plan.variables)
+    default = replace(plan.default, compressor="none")
+    return replace(plan, default=default, variables=tuple(requests), edges=())
+
+
+def with_compressed(report: VerifyReport, rows: Sequence[Row], plan: Plan) -> VerifyReport:
+    """Return the report of the graph without compressors, with what was found about them.
+
+    Args:
+        report: of the graph without compressors.
+        rows: one for each compressed gradient.
+        plan: which names the compressors.
+    """
+    names = list(dict.fromkeys(o.compressor for o in (plan.default, *(r.options for r in plan.variables))))
+    asked = ", ".join(name for name in names if name != "none")
+    if rows:
+        said = "so the graph was compared without it, and every compressed sum was checked against what it is made of"
+    else:
+        said = "but no gradient is compressed"
+    every = tuple(sorted((*report.rows, *rows), key=lambda row: (row.ok, -row.error)))
+    return replace(
+        report,
+        ok=report.ok and all(row.ok for row in rows),
+        max_error=max((row.error for row in every), default=0.0),
+        rows=every,
+        notes=(f"{asked} is lossy by choice, {said}", *report.notes),
+    )
+
+
+def compressed_rows(item: GraphItem, training: Training, allowed: Tolerance) -> list[Row]:
+    """Train a rewritten item whose gradients are compressed; return one row per compressed sum.
+
+    Args:
+        item: rewritten, with compressors.
+        training: feeds, number of steps, initial values and seed.
+        allowed: relative and absolute tolerance of each sum.
+    """
+    sums: tuple[Compressed, ...] = item.report.compressed
+    if not sums:
+        return []
+    plan: Plan = item.report.plan
+    checks = [_Sum(item, one, allowed.rtol, allowed.atol) for one in sums]
+    with TrainedGraph(item, plan.timeout_seconds) as trainee:
+        try:
+            trainee.initialise()
+            rng = np.random.default_rng([training.seed, 1])
+            missing = sorted(trainee.unset - set(training.values))
+            trainee.write({**training.values, **{name: invent(item.variables[name], rng) for name in missing}})
+            for step in range(training.steps):
+                tensors = [tensor for check in checks for tensor in check.tensors]
+                seen = iter(trainee.observe(training.feeds_of(step), tensors))
+                for check in checks:
+                    check.see(f"step {step + 1}", [next(seen) for _ in check.tensors])
+            copies = _copies(trainee, allowed.rtol, allowed.atol)
+        except trainee.failures as error:
+            return [Row("(step)", KIND, float("inf"), 0.0, first_line(error), ok=False)]
+    rows = [check.row() for check in checks]
+    return rows + [Row(name, KIND, one.error, one.max_abs, one.where, ok=False) for name, one in copies.items()]
+
+
+def _copies(trainee: TrainedGraph, rtol: float, atol: float | None) -> dict[str, Deviation]:
+    """Return the variables whose copies differ: all replicas must have applied the same sum."""
+    found = {}
+    for name, (first, *others) in trainee.read():
+        for replica, other in enumerate(others, 1):
+            each = deviation(other, first, rtol, atol)
+            if each.error > rtol:
+                found[name] = each._replace(where=f"the copies of replicas 0 and {replica}, {each.where}")
+    return found
+
+
+class _Sum:
+    """One compressed sum, and the worst that was seen of it."""
+
+    def __init__(self, item: GraphItem, one: Compressed, rtol: float, atol: float | None) -> None:
+        self._one, self._rtol, self._atol = one, rtol, atol
+        self._groups = [self._instances(item, name) for name in (one.gradient, one.before, one.after, one.result)]
+        self._last: Sequence[Array] = ()
+        self._worst = Deviation(0.0, 0.0, "")
+
+    @staticmethod
+    def _instances(item: GraphItem, name: str) -> tuple[str, ...]:
+        view = item.layout.find(name) if name else None
+        return view.tensors if view is not None else ()
+
+    @property
+    def tensors(self) -> list[str]:
+        """What to look at in each step."""
+        return [tensor for group in self._groups for tensor in group]
+
+    def see(self, place: str, values: Sequence[Array]) -> None:
+        """Check the values of one step."""
+        rest = iter(values)
+        gradients, before, after, (result, *_) = [[next(rest) for _ in group] for group in self._groups]
+        found = self._missed(before) or self._error([g.astype(np.float64) for g in gradients], before, after, result)
+        self._last = after
+        if found.error > self._worst.error or not self._worst.max_abs:
+            self._worst = found._replace(where=", ".join(filter(None, (place, found.where))) if found.error else "")
+
+    def row(self) -> Row:
+        """Return the verdict."""
+        one, worst = self._one, self._worst
+        name = f"{one.owner} by {one.compressor}"
+        return Row(name, KIND, worst.error, worst.max_abs, worst.where, worst.error <= self._rtol)
+
+    def _missed(self, before: Sequence[Array]) -> Deviation | None:
+        """Say whether a step began with other residuals than the last one left, which is nothing at first."""
+        left = self._last or [np.zeros_like(residual) for residual in before]
+        for replica, (has, had) in enumerate(zip(before, left, strict=True)):
+            if not np.array_equal(has, had):
+                return Deviation(float("inf"), _largest(had), f"the residual of replica {replica} was not kept")
+        return None
+
+    def _error(
+        self, gradients: Sequence[Array], before: Sequence[Array], after: Sequence[Array], result: Array
+    ) -> Deviation:
+        one = self._one
+        if one.compressor not in FEEDBACK:
+            sent = [_sent(gradient, one.compressor, len(gradients)) for gradient in gradients]
+            return self._compared(result, sent, result)
+        total = [gradient + residual for gradient, residual in zip(gradients, before, strict=True)]
+        for replica, (had, back) in enumerate(zip(total, after, strict=True)):
+            if not np.isfinite(back).all():
+                return Deviation(float("inf"), 0.0, f"the residual of replica {replica} is not finite")
+            if np.isfinite(had).all() and not _norm(back) <= _most_kept(one, had, len(total)) * _SLACK + 1e-30:
+                return Deviation(float("inf"), _largest(had), f"replica {replica} keeps too much back")
+        finite = np.isfinite(sum(gradients))
+        if not finite.all():
+            if np.isfinite(result).all():
+                return Deviation(float("inf"), 0.0, "a gradient that is not finite has become finite")
+            finite &= one.compressor != "powersgd"  # there it spreads over the whole matrix
+        got = np.where(finite, result + sum(residual.astype(np.float64) for residual in after), 0.0)
+        return self._compared(got, [np.where(finite, term, 0.0) for term in total], result)
+
+    def _compared(self, got: Array, terms: Sequence[Array], result: Array) -> Deviation:
+        """Compare with the sum of terms; differences count in units of the terms, which may cancel out in the sum."""
+        expected = np.asarray(sum(terms))
+        kind = np.float64 if result.dtype == np.float64 else np.float32
+        with np.errstate(all="ignore"):
+            near = np.abs(got - expected) <= _rounding(self._one, terms, result)
+            got = np.where(near, expected, got).astype(kind)
+            found = deviation(got, expected.astype(kind), self._rtol, self._atol)
+        size = max(_largest(term) for term in terms)
+        return found._replace(error=found.error * found.max_abs / size) if size > found.max_abs > 0 else found
+
+
+def _largest(array: Array) -> float:
+    return float(np.abs(array[np.isfinite(array)]).max(initial=0.0))
+
+
+def _norm(array: Array) -> float:
+    return float(np.linalg.norm(array.ravel()))
+
+
+def _sent(gradient: Array, compressor: str, replicas: int) -> Array:
+    """Return what a 16-bit number makes of a gradient, as the passes send it."""
+    scale = 2.0 ** math.ceil(math.log2(replicas)) if SIXTEEN_BIT[compressor] == HALF else 1.0
+    kind = np.float16 if SIXTEEN_BIT[compressor] == HALF else tensorflow().bfloat16.as_numpy_dtype
+    with np.errstate(over="ignore"):
+        return (gradient / scale).astype(np.float32).astype(kind).astype(np.float64) * scale
+
+
+def _rounding(one: Compressed, terms: Sequence[Array], result: Array) -> Array:
+    """Return what adding the terms in their type may round away, and the type of the result."""
+    allowed: Array = np.zeros(terms[0].shape)
+    if one.compressor in SIXTEEN_BIT and one.lowering != "collective_gather" and not _is_exact(one):
+        size = np.sum(np.abs(np.asarray(terms)), axis=0)
+        allowed = (len(terms) - 1) * (2.0 ** -_BITS[one.compressor] * size + _TINY * len(terms))
+    return allowed + (epsilon(result) * np.abs(result.astype(np.float64)) if epsilon(result) > 1e-4 else 0.0)
+
+
+def _is_exact(one: Compressed) -> bool:
+    """Tell whether 16-bit numbers are added in a wider type."""
+    return one.compressor in FEEDBACK and one.lowering == "add_n"
+
+
+def _most_kept(one: Compressed, total: Array, replicas: int) -> float:
+    """Return the largest norm that a residual may have after a step that began with `total`."""
+    if one.compressor == "topk":
+        return _norm(total) * math.sqrt(1 - kept(total.size) / total.size)
+    if one.compressor == "powersgd":
+        return _norm(total)
+    over = np.maximum(np.abs(total) - largest_of_sum(SIXTEEN_BIT[one.compressor], replicas), 0)
+    return _norm(2.0 ** -_BITS[one.compressor] * np.abs(total) + _TINY + over)

@@ -1,0 +1,144 @@
+"""Random batches that a graph can train on: right types and shapes, labels and ids within their limits.
+
+The batch is uneven by default (a prime), so that replicas get parts of different sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from autograph_rewrite.errors import GraphError
+from autograph_rewrite.item import GraphItem, TensorInfo
+from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime.verify.index_ranges import index_limit, is_distribution
+
+Array = np.ndarray[Any, Any]
+_PASS_FEEDS = "pass real ones: feeds=[{'x': array, ...}, ...], one dict per step"
+_FED = frozenset(("Placeholder", "PlaceholderV2", "PlaceholderWithDefault"))
+_UNKNOWN, _UNKNOWN_PIXELS = 8, 32  # what stands for unknown dimensions other than the batch; rank 4 means images
+_SCALAR = 0.1  # a learning rate and a dropout rate that both make sense
+
+
+def batch_size(item: GraphItem, replicas: int, wanted: int | None = None) -> int:
+    """Return the number of examples: what the inputs fix, or `wanted`, or the smallest prime above twice `replicas`.
+
+    Args:
+        item: the original.
+        replicas: how many share the batch.
+        wanted: examples that the user asks for.
+
+    Raises:
+        GraphError: the inputs fix another size than is wanted, or different ones.
+    """
+    fixed = {
+        info.name: info.shape[info.batch_axis]
+        for info in item.inputs.values()
+        if info.batch_axis is not None and info.shape is not None and info.shape[info.batch_axis] is not None
+    }
+    sizes = {size for size in fixed.values() if size is not None} | ({wanted} if wanted is not None else set())
+    if len(sizes) > 1:
+        listed = ", ".join(f"{name}: {size}" for name, size in fixed.items())
+        asked = f", but {wanted} are wanted" if wanted is not None else ""
+        raise GraphError(f"the inputs fix the number of examples ({listed}){asked}", hint="leave out batch")
+    return next(iter(sizes), None) or _prime_from(2 * replicas + 1)
+
+
+def _prime_from(number: int) -> int:
+    while any(number % divisor == 0 for divisor in range(2, int(number**0.5) + 1)):
+        number += 1
+    return number
+
+
+def random_feeds(item: GraphItem, *, steps: int, batch: int, seed: int) -> list[dict[str, Array]]:
+    """Return one feed dict, by public input name, for each step.
+
+    Args:
+        item: in normal form, so that no use of an input is hidden in a function.
+        steps: how many to make.
+        batch: examples per step.
+        seed: equal seeds give equal feeds.
+
+    Raises:
+        GraphError: an input is of a kind that cannot be made up.
+    """
+    fed = [info for info in item.inputs.values() if _is_fed(item, info)]
+    draws = _draws(item, fed, batch)
+    feeds = []
+    for step in range(steps):
+        rng = np.random.default_rng([seed, step])
+        feeds.append({name: draw(rng) for name, draw in draws.items()})
+    return feeds
+
+
+def _is_fed(item: GraphItem, info: TensorInfo) -> bool:
+    """Whether the input has no value of its own: iterators have, and so have defaults that are no batches."""
+    op = item.graph.node(info.tensor.partition(":")[0]).op
+    return op in _FED and (op != "PlaceholderWithDefault" or info.batch_axis is not None)
+
+
+def _draws(item: GraphItem, infos: Sequence[TensorInfo], batch: int) -> Mapping[str, Any]:
+    tf = tensorflow()
+    graph = None
+    draws = {}
+    for info in infos:
+        dtype = tf.as_dtype(info.dtype)
+        shape = _shape(info, batch)
+        limit, rows = None, False
+        if (dtype.is_integer or dtype.is_floating) and shape:
+            graph = graph or _import(tf, item)
+            tensor = graph.get_tensor_by_name(info.tensor)
+            limit = index_limit(tensor)
+            rows = dtype.is_floating and is_distribution(tensor)
+        draws[info.name] = _Draw(info, dtype, shape, limit, rows)
+    return draws
+
+
+def _import(tf: Any, item: GraphItem) -> Any:
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.graph_util.import_graph_def(item.graph_def, name="")
+    return graph
+
+
+def _shape(info: TensorInfo, batch: int) -> tuple[int, ...]:
+    if info.shape is None:
+        raise GraphError(f"the rank of input '{info.name}' is unknown, so no values can be made up", hint=_PASS_FEEDS)
+    unknown = _UNKNOWN_PIXELS if len(info.shape) == 4 else _UNKNOWN
+    return tuple(
+        batch if axis == info.batch_axis else unknown if size is None else size for axis, size in enumerate(info.shape)
+    )
+
+
+class _Draw:
+    """Draws one input."""
+
+    def __init__(self, info: TensorInfo, dtype: Any, shape: tuple[int, ...], limit: int | None, rows: bool) -> None:
+        if not (dtype.is_numpy_compatible and dtype.name not in ("resource", "variant")):
+            raise GraphError(f"values of type {info.dtype} cannot be made up for input '{info.name}'", hint=_PASS_FEEDS)
+        self._dtype, self._shape, self._limit, self._rows = dtype, shape, limit, rows
+
+    def __call__(self, rng: np.random.Generator) -> Array:
+        """Return the values of one step."""
+        made = np.asarray(self._values(rng))
+        return made if made.dtype == object else made.astype(self._dtype.as_numpy_dtype)
+
+    def _values(self, rng: np.random.Generator) -> Any:
+        dtype, shape = self._dtype, self._shape
+        if dtype.is_bool:
+            return rng.random(shape) < 0.75 if shape else True
+        if dtype.name == "string":
+            return rng.integers(0, 10, shape).astype(str).astype(object)
+        if dtype.is_integer or self._limit is not None:
+            return rng.integers(0, self._limit or 2, shape)
+        if dtype.is_complex:
+            return rng.standard_normal(shape) + 1j * rng.standard_normal(shape)
+        if not shape:
+            return _SCALAR
+        if self._rows:
+            weights = rng.random(shape) + 0.01
+            return weights / weights.sum(axis=-1, keepdims=True)
+        # One number per example is often a weight or a label: positive ones suit both.
+        return rng.uniform(0.1, 1.0, shape) if len(shape) == 1 else rng.standard_normal(shape)

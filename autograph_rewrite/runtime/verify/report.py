@@ -1,0 +1,177 @@
+"""VerifyReport: what a numeric comparison found, worst first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autograph_rewrite.item import Variable
+from autograph_rewrite.resolve.coverage import Coverage
+from autograph_rewrite.runtime.verify.error_norm import Deviation
+
+NOISE_FACTOR = 16.0
+"""How far an error may be above what rounding does to a tensor and still count as rounding."""
+SHOWN = 20
+NAME_WIDTH = 60
+
+
+@dataclass(frozen=True)
+class Row:
+    """One compared tensor.
+
+    Attributes:
+        name: of the variable or output.
+        kind: "variable", "slot" or "output".
+        error: largest difference over the steps, relative to the tensor's largest value; inf where integers, shapes
+            or types differ.
+        max_abs: largest value of the original.
+        where: step and element (and copy of the variable) of the largest difference.
+        ok: whether the error is within the tolerance, or is what rounding alone does to this tensor.
+        noise: how far the original is from itself when its variables are changed in the last bit; only measured if
+            something was over the tolerance.
+    """
+
+    name: str
+    kind: str
+    error: float
+    max_abs: float
+    where: str
+    ok: bool = True
+    noise: float = 0.0
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """The verdict. `ok` is the answer, `str()` shows it, `data()` is for programs.
+
+    Attributes:
+        ok: whether the rewritten graph computes what the original does.
+        max_error: the largest relative error of all rows.
+        rows: worst first.
+        config: what was compared: strategy, mode, devices and semantics.
+        steps: training steps that were run.
+        batch: examples per step; None for feeds of the caller's.
+        rtol: the tolerance.
+        notes: what to know about this comparison.
+        seconds: it took.
+        covered: how much of the rewritten step is divided; None where a graph was compared that was rewritten before.
+    """
+
+    ok: bool
+    max_error: float
+    rows: tuple[Row, ...]
+    config: Mapping[str, Any]
+    steps: int
+    batch: int | None
+    rtol: float
+    notes: tuple[str, ...]
+    seconds: float
+    covered: Coverage | None = None
+
+    @property
+    def wrong(self) -> tuple[Row, ...]:
+        """The rows that differ."""
+        return tuple(row for row in self.rows if not row.ok)
+
+    def __str__(self) -> str:
+        shown = self.rows[: max(SHOWN, len(self.wrong[: 2 * SHOWN]))]
+        lines = [self._verdict(), "", *_table(shown)]
+        rest = self.rows[len(shown) :]
+        if rest:
+            lines.append(f"... and {len(rest)} more, errors up to {rest[0].error:.1e}")
+        if self.covered is not None and self.covered.parts > 1:
+            lines += [str(self.covered), *(f"whole: {line}" for line in self.covered.lines())]
+        lines += [f"note: {note}" for note in self.notes]
+        return "\n".join(lines)
+
+    def _verdict(self) -> str:
+        config = self.config
+        devices = ", ".join(device.removeprefix("/device:") for device in config["devices"])
+        kept = (
+            f"{len(self.wrong)} of {len(self.rows)} values differ" if self.wrong else f"{len(self.rows)} values agree"
+        )
+        examples = f" of {self.batch} examples" if self.batch is not None else ""
+        worst = f"worst error {self.max_error:.1e}, allowed {self.rtol:.0e}; {self.seconds:.1f} s"
+        return (
+            f"{'ok' if self.ok else 'MISMATCH'}: {kept} after {self.steps} steps{examples}; "
+            f"{config['strategy']}, {config['mode']}, {devices}; {worst}"
+        )
+
+    def data(self) -> dict[str, Any]:
+        """Return the report as plain data; an infinite error is the string "inf", which JSON has no number for."""
+        return {
+            "ok": self.ok,
+            "max_error": _number(self.max_error),
+            "rtol": self.rtol,
+            "steps": self.steps,
+            "batch": self.batch,
+            "coverage": self.covered.share if self.covered is not None else None,
+            "seconds": self.seconds,
+            "config": dict(self.config),
+            "notes": list(self.notes),
+            "rows": [
+                {
+                    "name": row.name,
+                    "kind": row.kind,
+                    "ok": row.ok,
+                    "error": _number(row.error),
+                    "max_abs": _number(row.max_abs),
+                    "noise": _number(row.noise),
+                    "where": row.where,
+                }
+                for row in self.rows
+            ],
+        }
+
+
+def _number(value: float) -> float | str:
+    return value if abs(value) < float("inf") else str(value)
+
+
+def _table(rows: tuple[Row, ...]) -> list[str]:
+    """Return aligned lines: error, verdict, kind, name, size of the values, place."""
+    cells = [("error", "", "kind", "name", "max |value|", "where")]
+    for row in rows:
+        verdict = "" if row.ok and not row.noise else "rounding" if row.ok else "DIFFERS"
+        name = row.name if len(row.name) <= NAME_WIDTH else f"...{row.name[3 - NAME_WIDTH :]}"
+        cells.append((f"{row.error:.1e}", verdict, row.kind, name, f"{row.max_abs:.3g}", row.where))
+    widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
+    used = [column for column, width in enumerate(widths) if width]
+    return ["  ".join(line[column].ljust(widths[column]) for column in used).rstrip() for line in cells]
+
+
+def rows_of(
+    variables: Mapping[str, Variable],
+    worst: Mapping[str, Deviation],
+    rtol: float,
+    noise: Mapping[str, float],
+    broken: str = "",
+) -> tuple[Row, ...]:
+    """Return the rows, worst first: what differs before what does not.
+
+    Args:
+        variables: of the item, by name.
+        worst: deviations by "variable NAME" or "output NAME".
+        rtol: the tolerance.
+        noise: by the same keys, what rounding alone does; empty if nothing is over the tolerance.
+        broken: how the rewritten graph failed, if it did.
+    """
+    trained = [name for name, variable in variables.items() if variable.trainable]
+    rows = [Row("(step)", "output", float("inf"), 0.0, broken, ok=False)] if broken else []
+    for key, found in worst.items():
+        kind, _, name = key.partition(" ")
+        if kind == "variable" and _is_slot(variables[name], trained):
+            kind = "slot"
+        jitter = noise.get(key, 0.0) if found.error > rtol else 0.0
+        ok = found.error <= max(rtol, NOISE_FACTOR * jitter)
+        rows.append(Row(name, kind, found.error, found.max_abs, found.where, ok, jitter))
+    return tuple(sorted(rows, key=lambda row: (row.ok, -row.error)))
+
+
+def _is_slot(variable: Variable, trained: Sequence[str]) -> bool:
+    """Tell an optimizer's variable by its name: `w/Adam` (TensorFlow) or `adam/layer_w_momentum` (Keras)."""
+    if variable.trainable:
+        return False
+    name = variable.name
+    return any(name.startswith(f"{each}/") or f"/{each.replace('/', '_')}_" in name for each in trained)

@@ -1,0 +1,172 @@
+"""verify: train the original and the rewritten graph side by side, and compare every variable and output.
+
+item ─┬─ original ──► session ─┐   same initial values, same feeds, same seeds
+      └─ rewritten ─► session ─┴─► error of each variable (all copies), slot and output after every step
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+from autograph_rewrite.certify.certificate import Certificate
+from autograph_rewrite.compile import Instrumentation, compile_task, request, with_processes
+from autograph_rewrite.config.config import Config, ConfigLike
+from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.verify.expanded import check_expanded
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.normalize.normalize import normalise_original
+from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.resolve import coverage
+from autograph_rewrite.runtime.function.lift_captures import unbind
+from autograph_rewrite.runtime.verify.cluster import fit_together, in_one_process
+from autograph_rewrite.runtime.verify.compression import compressed_rows, with_compressed, without
+from autograph_rewrite.runtime.verify.fixed_seeds import pin, unseeded
+from autograph_rewrite.runtime.verify.random_feeds import batch_size, random_feeds
+from autograph_rewrite.runtime.verify.report import VerifyReport, rows_of
+from autograph_rewrite.runtime.verify.side_by_side import Comparison, Feeds, Tolerance, Training
+
+
+def verify(
+    item: GraphItem,
+    config_or_plan: ConfigLike | Plan,
+    *,
+    steps: int = 3,
+    feeds: Feeds | None = None,
+    rtol: float = 1e-5,
+    atol: float | None = None,
+    seed: int = 0,
+    batch: int | None = None,
+) -> VerifyReport:
+    """Rewrite an item, train it and the original on the same feeds from the same values, and compare.
+
+    Captured variables are copied: those of the user do not change. For several processes the graphs of all of them are
+    first shown to fit together, without being run; what is trained then has all replicas in this process.
+
+    Args:
+        item: a training graph.
+        config_or_plan: as for `rewrite`.
+        steps: how many to train.
+        feeds: one dict of values by input name per step (used in turn), or one for all; None makes random ones.
+        rtol: allowed error, relative to the largest value of each tensor.
+        atol: allowed error of tensors that are all but zero; by default `rtol` times 0.01, for float64 times 1e-6.
+        seed: of random feeds, and of random ops that have none.
+        batch: examples per step of random feeds; by default an odd prime, so that replicas get uneven parts. The
+            coverage is that of this batch, by default of a usual one.
+
+    Returns:
+        The report; a mismatch is `ok == False`, no exception.
+
+    Raises:
+        RewriteError: the item cannot be rewritten, as for `rewrite`.
+        VerifyError: the rewritten graph breaks an invariant; nothing was run.
+        GraphError: the original itself cannot be trained on these feeds.
+        ClusterError: a step hangs.
+    """
+    began = time.perf_counter()
+    if steps < 1:
+        raise GraphError(f"there is nothing to compare after {steps} steps", hint="steps has to be at least 1")
+    single, values = unbind(item)
+    flat = normalise_original(single)
+    given = config_or_plan if isinstance(config_or_plan, Plan) else with_processes(Config.of(config_or_plan))
+    asked = request(flat, given)
+    fitting, plan = _fitting(flat, asked), in_one_process(asked)
+    original, seeded = _with_seeds(single, flat, seed)
+    certificate, exact = Certificate(), without(plan)
+    rewritten = _checked(flat, exact, certificate, batch)
+    covered = replace(rewritten.report.covered, place=given.where("semantics", "min_coverage"))
+    coverage.require(covered)
+    compressed = _checked(flat, plan, certificate, batch) if exact is not plan else None
+    size = None
+    if feeds is None:
+        feeds = random_feeds(flat, steps=steps, batch=(size := batch_size(flat, plan.instances, batch)), seed=seed)
+    training, allowed = Training(feeds, steps, values, seed), Tolerance(rtol, atol)
+    report = compare(original, rewritten, training, allowed)
+    if compressed is not None:
+        report = with_compressed(report, compressed_rows(compressed, training, allowed), plan)
+    notes = (*fitting, *_semantics_notes(plan), *seeded, *_uncertain(certificate), *report.notes)
+    report = replace(report, config=_described(asked), batch=size, notes=notes, covered=covered)
+    return replace(report, seconds=time.perf_counter() - began)
+
+
+def _uncertain(certificate: Certificate) -> list[str]:
+    return [f"not covered by the certificate: {what}" for what in certificate.not_covered]
+
+
+def _fitting(flat: GraphItem, plan: Plan) -> list[str]:
+    """Show that the graphs of several processes fit together; return what there is to say of it."""
+    told = [fit_together(flat, plan)] if len(plan.processes) > 1 else []
+    return told + ([f"the stages of {plan.workers} processes were run in one"] if plan.stage_hosts else [])
+
+
+def _checked(flat: GraphItem, plan: Plan, certificate: Certificate, batch: int | None) -> GraphItem:
+    """Return the rewrite of a normalised item, whose every pass and result has been checked."""
+    looking = Instrumentation(certificate=certificate)
+    rewritten = compile_task(flat, plan, batch=batch, instrumentation=looking)
+    check_expanded(rewritten.graph_bytes, flat, plan.all_devices, micro=plan.microbatches)
+    return rewritten
+
+
+def compare(original: GraphItem, rewritten: GraphItem, training: Training, allowed: Tolerance) -> VerifyReport:
+    """Train two items side by side; see `verify`.
+
+    Args:
+        original: an item without captures.
+        rewritten: what `rewrite` made of it.
+        training: what both are trained on.
+        allowed: which error is none.
+    """
+    began = time.perf_counter()
+    plan: Plan = rewritten.report.plan
+    comparison = Comparison(original, training, allowed, plan.timeout_seconds)
+    worst = comparison.against(rewritten)
+    over = any(found.error > allowed.rtol for found in worst.values())
+    rows = rows_of(original.variables, worst, allowed.rtol, comparison.noise() if over else {}, comparison.broken)
+    return VerifyReport(
+        ok=all(row.ok for row in rows) and not comparison.is_meaningless,
+        max_error=max((row.error for row in rows), default=0.0),
+        rows=rows,
+        config=_described(plan),
+        steps=training.steps,
+        batch=None,
+        rtol=allowed.rtol,
+        notes=tuple(comparison.notes(rows)),
+        seconds=time.perf_counter() - began,
+    )
+
+
+def _with_seeds(single: GraphItem, flat: GraphItem, seed: int) -> tuple[GraphItem, list[str]]:
+    """Seed the random ops of `flat`, in place; return the original with the same seeds, and what to say about it."""
+    hidden = set(unseeded(flat.graph)) - set(unseeded(single.graph))
+    pinned = pin(flat.graph, seed)
+    notes = []
+    if pinned:
+        ops = "1 random op without a seed was" if len(pinned) == 1 else f"{len(pinned)} random ops without a seed were"
+        notes.append(f"{ops} given one in both graphs ('{pinned[0]}')")
+    if hidden:
+        notes.append("random ops stand in functions, so the original was run with its functions inlined")
+        return flat, notes
+    graph = single.graph.clone()
+    pin(graph, seed)
+    return single.with_(graph=graph), notes
+
+
+def _semantics_notes(plan: Plan) -> list[str]:
+    """Say what the plan wants to be different from one device."""
+    notes = []
+    if plan.semantics.random == "independent":
+        notes.append("semantics.random is independent: replicas draw their own numbers, so results differ by design")
+    if plan.semantics.batch_norm == "local":
+        notes.append("semantics.batch_norm is local: replicas have their own statistics, so results differ by design")
+    return notes
+
+
+def _described(plan: Plan) -> dict[str, Any]:
+    return {
+        "strategy": plan.strategy or "plan",
+        "mode": plan.mode,
+        "devices": list(plan.devices),
+        "batch_norm": plan.semantics.batch_norm,
+        "random": plan.semantics.random,
+    }

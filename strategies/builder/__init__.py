@@ -1,0 +1,1 @@
+"""What strategy builders share: choices per variable, shards, servers, overrides."""

@@ -1,0 +1,79 @@
+"""Builders that choose for each trained variable by itself, one row each; what all of them share is in `assemble`.
+
+AllReduce               every variable replicated, as one copy or as one per device; each gradient all-reduced
+PS                      all on the first parameter server, or on the first worker's CPU:0 where the cluster has none
+PSLoadBalancing         each on the server that holds least so far
+PartitionedPS           as many shards as the smallest divisor of the first axis says, taking turns on the servers
+UnevenPartitionedPS     as many as the smallest number that does not divide it: sizes differ by one row
+PartitionedAR           shards as of PartitionedPS, each replicated, and its gradient all-reduced by itself
+RandomAxisPartitionAR   ... along an axis that looks random and is the same in every process
+Parallax                what is only looked up by row lives on the servers, balanced by size; all others are replicated
+FSDP                    each replica holds one shard of a variable, of its gradient and of its slots (stage 3)
+
+PS: Li et al., Scaling Distributed Machine Learning with the Parameter Server (2014). Parallax: Kim et al. (2019).
+FSDP: Zhao et al., PyTorch FSDP (2023), the third stage of Rajbhandari et al., ZeRO (2020).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from autograph_rewrite.config.config import Config
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.plan.request import job_devices
+from autograph_rewrite.strategies.assemble import assemble
+from autograph_rewrite.strategies.builder.choice import Choice, TrainedVariable
+from autograph_rewrite.strategies.builder.over_replicas import over_replicas
+from autograph_rewrite.strategies.builder.servers import first_server
+from autograph_rewrite.strategies.builder.shard_counts import smallest_divisor, smallest_non_divisor
+from autograph_rewrite.strategies.builder.splittable import along
+
+
+@dataclass(frozen=True)
+class PerVariable:
+    """A builder that chooses for each trained variable by itself.
+
+    Attributes:
+        name: of the strategy.
+        choose: where a variable lives, if there are so many replicas.
+        pool: the devices of variables that are not split; None: all servers.
+    """
+
+    name: str
+    choose: Callable[[TrainedVariable, int], Choice]
+    pool: Callable[[Config], tuple[str, ...]] | None = None
+
+    def build(self, item: GraphItem, config: Config) -> Plan:
+        """Return the request in which every trained variable lives where it is chosen to.
+
+        Raises:
+            ConfigError: with every setting that this item does not have, or that its variables cannot follow.
+        """
+        replicas = len(job_devices(config))
+        pool = self.pool(config) if self.pool is not None else None
+        return assemble(item, config, lambda one: self.choose(one, replicas), strategy=self.name, pool=pool)
+
+
+def _along_some_axis(trained: TrainedVariable, replicas: int) -> Choice:
+    """Split along an axis drawn from the graph's digest and the variable's name; 0 where its gradient is of rows."""
+    axes = [0] if trained.role.sparse else [axis for axis, size in enumerate(trained.shape) if (size or 0) > 1]
+    if not axes:
+        return Choice()
+    drawn = int.from_bytes(hashlib.sha256(f"{trained.digest}/{trained.name}".encode()).digest()[:8], "big")
+    return Choice(parts=along(trained, axes[drawn % len(axes)], smallest_divisor))
+
+
+BUILDERS: tuple[PerVariable, ...] = (
+    PerVariable("AllReduce", lambda one, replicas: Choice()),
+    PerVariable("PS", lambda one, replicas: Choice("ps"), pool=first_server),
+    PerVariable("PSLoadBalancing", lambda one, replicas: Choice("ps")),
+    PerVariable("PartitionedPS", lambda one, replicas: Choice("ps", along(one, 0, smallest_divisor))),
+    PerVariable("UnevenPartitionedPS", lambda one, replicas: Choice("ps", along(one, 0, smallest_non_divisor))),
+    PerVariable("PartitionedAR", lambda one, replicas: Choice(parts=along(one, 0, smallest_divisor))),
+    PerVariable("RandomAxisPartitionAR", _along_some_axis),
+    PerVariable("Parallax", lambda one, replicas: Choice("ps" if one.role.sparse else "all_reduce")),
+    PerVariable("FSDP", lambda one, replicas: over_replicas(one, replicas, stage=3)),
+)

@@ -1,0 +1,177 @@
+"""No setting is ignored in silence: it changes what is made, is read when that runs, or a note says that it is idle."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+import autograph_rewrite as ar
+from autograph_rewrite.config import presets
+from autograph_rewrite.config.config import Config
+from autograph_rewrite.passes.unused_settings import READERS, written
+
+TWO = {"devices": ["CPU:0", "CPU:1"]}
+WORKERS = {"workers": ["127.0.0.1:4001", "127.0.0.1:4002"]}
+SERVER = {"ps": ["127.0.0.1:4003"]}
+BASES: dict[str, dict[str, Any]] = {
+    "shared": {**TWO, "strategy": {"variables": "shared"}},
+    "mirrored": {**TWO, "strategy": {"variables": "mirrored"}},
+    "one replica": {"devices": ["CPU:0"]},
+    "PS": {**TWO, "strategy": {"name": "PS"}},
+    "FSDP": {**TWO, "strategy": {"name": "FSDP"}},
+    "PartitionedAR": {**TWO, "strategy": {"name": "PartitionedAR", "variables": "mirrored"}},
+    "micro-batches": {**TWO, "microbatches": 2},
+    "stages": {"devices": ["CPU:0"], "pipeline": {"stages": 2, "microbatches": 2}},
+    "job": {"devices": ["CPU:0"], "cluster": WORKERS},
+    "job with a server": {"devices": ["CPU:0"], "cluster": {**WORKERS, **SERVER}, "strategy": {"name": "PS"}},
+}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "strategy.hint": {"strategy": {"hint": "ring"}},
+    "strategy.bucket_bytes": {"strategy": {"bucket_bytes": 1}},
+    "strategy.compressor": {"strategy": {"compressor": "fp16"}},
+    "variables[0].sync": {"variables": [{"match": "w", "sync": False}]},
+    "variables[0].staleness": {"variables": [{"match": "w", "staleness": 3}]},
+    "variables[0].proxy": {"variables": [{"match": "w", "proxy": True}]},
+    "variables[0].hint": {"variables": [{"match": "w", "hint": "ring"}]},
+    "variables[0].bucket_bytes": {"variables": [{"match": "w", "bucket_bytes": 1}]},
+    "variables[0].compressor": {"variables": [{"match": "w", "compressor": "bf16"}]},
+    "variables[0].match": {"variables": [{"match": "w"}]},
+    "variables[0].partition": {"variables": [{"match": "w", "partition": {"over": "data", "stage": 1}}]},
+    "variables[1].match": {"variables": [{"match": ".*", "hint": "nccl"}, {"match": "w", "hint": "ring"}]},
+    "accumulation.form": {"accumulation": {"form": "loop"}},
+    "accumulation.layout": {"accumulation": {"layout": "interleaved"}},
+    "accumulation.uneven": {"accumulation": {"uneven": "error"}},
+    "semantics.random": {"semantics": {"random": "independent"}},
+    "semantics.batch_norm": {"semantics": {"batch_norm": "local"}},
+    "input": {"input": "per_worker"},
+    "timeout_seconds": {"timeout_seconds": 5.0},
+}
+# Read by what runs the graph, so that the graph is the same.
+AT_RUN_TIME = {
+    ("timeout_seconds", "mirrored"), ("timeout_seconds", "PartitionedAR"), ("timeout_seconds", "job"),
+    ("timeout_seconds", "job with a server"), ("input", "job"), ("input", "job with a server"),
+    ("accumulation.uneven", "micro-batches"),
+}  # fmt: skip
+
+
+@functools.cache
+def layer() -> ar.GraphItem:
+    """A dense layer, trained with momentum: two gradients that can travel together."""
+    import tensorflow as tf
+
+    v1 = tf.compat.v1
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [None, 6], "x")
+        w, b = (v1.get_variable(name, shape, use_resource=True) for name, shape in (("w", [6, 4]), ("b", [4])))
+        loss = tf.reduce_mean(tf.square(x @ w + b))
+        v1.train.MomentumOptimizer(0.1, 0.9).minimize(loss, name="train")
+        v1.group(v1.global_variables_initializer(), name="init")
+    return ar.GraphItem.from_graph(graph, train_op="train", outputs=[loss], init_op="init")
+
+
+def merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    both = {**base, **more}
+    return {
+        key: merged(base[key], more[key]) if isinstance(value, dict) and key in base and key in more else value
+        for key, value in both.items()
+    }
+
+
+def keys(section: type[BaseModel], path: str = "") -> Iterator[str]:
+    """Yield every key of a configuration."""
+    for name, field in section.model_fields.items():
+        here = f"{path}.{name}" if path else name
+        yield here
+        parts = [field.annotation, *getattr(field.annotation, "__args__", ())]
+        inner = [one for part in parts for one in getattr(part, "__args__", ())]
+        for part in [*parts, *inner]:
+            if isinstance(part, type) and issubclass(part, BaseModel):
+                yield from keys(part, here)
+
+
+def rewritten(config: dict[str, Any]) -> Any:
+    return ar.rewrite(layer(), config, task=0)
+
+
+def test_every_key_of_a_configuration_has_a_reader() -> None:
+    assert set(keys(Config)) == set(READERS)
+
+
+@pytest.mark.filterwarnings("ignore:autograph_rewrite")
+@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("key", SETTINGS)
+def test_a_setting_changes_the_rewrite_or_is_read_at_run_time_or_is_noted(key: str, base: str) -> None:
+    try:
+        new = rewritten(merged(BASES[base], SETTINGS[key]))
+    except ar.RewriteError:
+        return  # a refusal is no silence
+    noted = [note for note in new.report.plan.notes if f": {key}" in note and "does nothing here" in note]
+    if (key, base) in AT_RUN_TIME or new.graph_bytes != rewritten(BASES[base]).graph_bytes:
+        return
+    assert len(noted) == 1
+    assert noted[0] in str(new.report)
+    assert noted[0] in ar.explain(new)
+
+
+@pytest.mark.parametrize(
+    ("config", "key", "reason"),
+    [
+        (merged(BASES["PS"], SETTINGS["variables[0].sync"]), "variables[0].sync: false", "there is one process"),
+        (merged(BASES["PS"], SETTINGS["variables[0].staleness"]), "variables[0].staleness: 3", "there is one process"),
+        (merged(BASES["PS"], SETTINGS["variables[0].proxy"]), "variables[0].proxy: true", "has the variable itself"),
+        (merged(BASES["mirrored"], {"strategy": {"hint": "nccl"}}), "strategy.hint: nccl", "NCCL is for GPUs"),
+        (merged(BASES["job"], {"cluster": SERVER}), "cluster.ps", "puts no variable on a parameter server"),
+        (merged(BASES["stages"], {"microbatches": 4}), "microbatches: 4", "the section `pipeline` says how many"),
+        ({**TWO, "strategy": {"name": "Parallax"}}, "strategy.name: Parallax", "no variable to place or split"),
+        ({**TWO, "variables": [{"match": "w/.*", "compressor": "fp16"}]}, "variables[0].compressor: fp16", "no grad"),
+        ({"devices": ["CPU:0"], "strategy": {"variables": "mirrored"}}, "strategy.variables", "there is one replica"),
+    ],
+)
+def test_a_note_says_why_nothing_reads_a_setting(config: dict[str, Any], key: str, reason: str) -> None:
+    with pytest.warns(UserWarning, match="settings without an effect") as caught:
+        plan = rewritten(config).report.plan
+    assert len([one for one in caught if "without an effect" in str(one.message)]) == 1
+    assert any(f": {key}" in note and reason in note for note in plan.notes), plan.notes
+
+
+def own_notes(plan: ar.Plan) -> list[str]:
+    """Return the notes of a plan, but for the one that tells its coverage."""
+    return [note for note in plan.notes if not note.startswith("coverage ")]
+
+
+def test_the_note_names_the_line_and_stays_in_the_plan(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("devices: [CPU:0, CPU:1]\nstrategy:\n  variables: shared\n  hint: nccl\n")
+    with pytest.warns(UserWarning, match=r"c.yaml:4: strategy.hint: nccl does nothing here"):
+        plan = ar.build_plan(layer(), tmp_path / "c.yaml")
+    plan.save(tmp_path / "plan.yaml")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        new = ar.rewrite(layer(), ar.Plan.load(tmp_path / "plan.yaml"))
+    assert new.report.plan.notes == plan.notes
+    assert "c.yaml:4" in own_notes(plan)[0]
+
+
+def test_what_equals_its_default_or_is_left_out_gets_no_note() -> None:
+    said = {"strategy": {"hint": "auto", "compressor": "none"}, "timeout_seconds": 60.0, "microbatches": 1}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for base in BASES.values():
+            assert own_notes(rewritten(base).report.plan) == []
+        assert own_notes(rewritten(merged(BASES["shared"], said)).report.plan) == []
+    assert list(written(Config.of(said))) == []
+
+
+@pytest.mark.parametrize("name", sorted(set(presets.names()) - {"all_reduce_local_bn", "pipeline_hosts", "parallax"}))
+def test_shipped_configurations_have_no_idle_setting(name: str) -> None:
+    config = Config.load(name)
+    if config.devices is None:
+        config = config.with_devices(["/device:GPU:0", "/device:GPU:1"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ar.rewrite(layer(), config, task=0)

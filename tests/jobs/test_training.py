@@ -1,0 +1,331 @@
+"""Several processes train as one does on the same data: graphs, functions and Keras models, through `launch`."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from tests.jobs.programs.fixtures import Jobs, Once, ended
+from tests.jobs.programs.job import Array, Results
+from tests.jobs.programs.nursery import ROOT, Nursery
+
+GRAPHS = (
+    "mlp_adam_mirrored",
+    "mlp_adam_shared_two_devices",
+    "mlp_static_batch",
+    "language_model_mirrored",
+    "language_model_shared_two_devices",
+    "lstm_v1_shared_two_devices",
+    "masked",
+    "cond_v1",
+    "contrastive",
+    "two_views",
+    "two_views_mirrored",
+    "unknown_counts",
+    "noise",
+    "types",
+    "unseeded",
+    "custom_loop",
+    "custom_loop_shared_two_devices",
+    "function_sparse",
+    "loss_scaling",
+    "other_initial_values",
+)
+MODELS = ("fit", "callbacks", "per_worker", "resumed", "dataset")
+MORE_MODELS = ("weighted", "on_batch", "recompiled")
+THREE = ("fit", "per_worker")
+PIPELINES = ("iterator", "iterator_of_epochs", "iterator_static", "files")
+SERVED_GRAPHS = (
+    "mlp_adam_mirrored",
+    "mlp_adam_shared_two_devices",
+    "mlp_static_batch",
+    "language_model_mirrored",
+    "lstm_v1_shared_two_devices",
+    "masked",
+    "cond_v1",
+    "contrastive",
+    "two_views",
+    "unknown_counts",
+    "noise",
+    "types",
+    "unseeded",
+    "custom_loop",
+    "function_sparse",
+    "loss_scaling",
+    "other_initial_values",
+)
+SERVED_MODELS = ("fit", "callbacks", "dataset")
+
+PROGRAMS = (
+    "clipped",
+    "clipped_parallax",
+    "clipped_proxies",
+    "clipped_one_by_one",
+    "clipped_one_by_one_proxies",
+    "averaged",
+    "averaged_proxies",
+    "fetched_after",
+    "fetched_after_proxies",
+    "two_players",
+    "two_players_v1",
+    "accumulated",
+    "accumulated_v1",
+    "counted",
+    "looked_up_adam",
+    "looked_up_momentum",
+    "with_words",
+    "by_reference",
+    "low_precision",
+    "normalised",
+    "drawn",
+    "looped",
+    "looped_v1",
+    "checked",
+    "two_sessions",
+    "asynchronous",
+    "stale",
+    "several_shapes",
+    "without_updates",
+)
+MORE_PROGRAMS = ("clipped_proxies", "two_players", "accumulated", "looked_up_adam", "looped", "checked", "asynchronous")
+
+
+class Kind(NamedTuple):
+    """The processes of a job, and what they run.
+
+    Attributes:
+        workers: how many train.
+        cases: what they train, one after the other.
+        servers: how many parameter servers there are.
+        strategy: that of all cases.
+        is_launched: whether the launcher starts the processes, with an interpreter each, and not the nursery.
+    """
+
+    workers: int
+    cases: tuple[str, ...]
+    servers: int = 0
+    strategy: str = "AllReduce"
+    is_launched: bool = False
+
+
+JOBS = {
+    "graphs": Kind(2, GRAPHS),
+    "models": Kind(2, MODELS),
+    "three": Kind(3, THREE),
+    "more_models": Kind(3, MORE_MODELS),
+    "served": Kind(2, SERVED_GRAPHS, 1, "PS"),
+    "served_models": Kind(2, SERVED_MODELS, 1, "PS", is_launched=True),
+    "balanced": Kind(3, ("language_model_mirrored", "custom_loop", "fit"), 2, "PSLoadBalancing"),
+    "parallax": Kind(3, ("language_model_mirrored", "function_sparse", "two_inputs"), 2, "Parallax"),
+    "without_servers": Kind(2, ("language_model_mirrored", "custom_loop"), 0, "PS"),
+    "shards": Kind(2, ("mlp_adam_shared_two_devices", "function_sparse"), 0, "PartitionedAR"),
+    "served shards": Kind(2, ("mlp_adam_mirrored", "language_model_mirrored", "function_sparse"), 1, "PartitionedPS"),
+    "fsdp": Kind(2, ("mlp_adam_mirrored", "language_model_mirrored", "custom_loop", "fit"), 0, "FSDP"),
+    "programs": Kind(2, PROGRAMS, 1, "PS"),
+    "more_programs": Kind(3, MORE_PROGRAMS, 2, "PSLoadBalancing"),
+    "program_models": Kind(2, ("two_models", "keras_adagrad"), 1, "PS"),
+    "pipelines": Kind(2, PIPELINES),
+    "pipelines of three": Kind(3, PIPELINES),
+}
+REFERENCES = {
+    "graphs": GRAPHS,
+    "models": ("fit", "two_inputs"),
+    "models with callbacks": ("callbacks", "per_worker"),
+    "models that go on": ("resumed", "dataset"),
+    "models together": ("two_models", "keras_adagrad"),
+    "more models": MORE_MODELS,
+    "programs": PROGRAMS,
+    "pipelines": PIPELINES,
+}
+"""What is trained alone for all jobs to be compared with: whatever their strategy is, one device computes the same."""
+LIMIT = 150
+EXACT, SINGLE_PRECISION = 1e-9, 1e-5
+SCRIPT = "tests/jobs/programs/worker.py"
+
+Load = Callable[[str], dict[str, dict[str, Results]]]
+
+
+@pytest.fixture
+def load(once: Once, nursery: Nursery) -> Load:
+    """Return a function that gives the results of all processes of a job, by process and case."""
+
+    def run(name: str) -> dict[str, dict[str, Results]]:
+        job = JOBS[name]
+        start = launch if job.is_launched else fork
+        with ThreadPoolExecutor() as pool:  # what the job is compared with trains beside it
+            done = pool.submit(once, f"job_{name}", lambda folder: start(job, folder, nursery))
+            references = [
+                pool.submit(once, f"reference_{one}", lambda folder, cases=cases: train_alone(cases, folder, nursery))
+                for one, cases in REFERENCES.items()
+                if not set(cases).isdisjoint(job.cases)
+            ]
+        found: dict[str, dict[str, Results]] = {}
+        for filled in (done, *references):
+            for path in filled.result().glob("*.pkl"):
+                found.setdefault(path.stem, {}).update(pickle.loads(path.read_bytes()))
+        logs = "\n".join(path.read_text(errors="replace")[-6000:] for path in done.result().glob("*.log"))
+        assert len(found) == job.workers + 2, logs
+        return found
+
+    return run
+
+
+def train_alone(cases: tuple[str, ...], folder: Path, nursery: Nursery) -> None:
+    """Run cases in one process, on whole batches and on the first worker's part of them."""
+    single = nursery.start([str(ROOT / SCRIPT), ",".join(cases), str(folder)], folder / "single.log", {})
+    assert single.wait(LIMIT) == 0, single.output[-6000:]
+
+
+def fork(job: Kind, folder: Path, nursery: Nursery) -> None:
+    """Run the cases of a job in processes that the nursery forks."""
+    jobs = Jobs(nursery, folder)
+    given = (ROOT / SCRIPT, ",".join(job.cases), folder)
+    environ = {"JOB_STRATEGY": job.strategy}
+    try:
+        if job.servers:
+            workers, servers = jobs.job_with_servers(job.workers, job.servers, *given, environ=environ)
+        else:
+            workers, servers = jobs.job(job.workers, *given, environ=environ), []
+        codes = ended([*workers, *servers], LIMIT)
+        assert set(codes) == {0}, "\n".join(process.output[-4000:] for process in (*workers, *servers))
+    finally:
+        jobs.end()
+
+
+def launch(job: Kind, folder: Path, nursery: Nursery) -> None:
+    """Run the cases of a job in processes that the launcher starts."""
+    command = [sys.executable, "-m", "autograph_rewrite.tools.cli", "launch", "-n", str(job.workers)]
+    command += ["--ps", str(job.servers), SCRIPT, ",".join(job.cases), str(folder)]
+    environ = {**os.environ, "JOB_STRATEGY": job.strategy, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "1"}
+    with open(folder / "job.log", "w") as log:
+        done = subprocess.run(command, stdout=log, stderr=log, timeout=LIMIT, env=environ, cwd=ROOT, check=False)
+    assert done.returncode == 0, (folder / "job.log").read_text()[-6000:]
+
+
+def error(got: Array, expected: Array) -> float:
+    """Return the largest error relative to the largest number; infinity for other shapes or types."""
+    if got.shape != expected.shape or got.dtype != expected.dtype:
+        return np.inf
+    if not np.issubdtype(got.dtype, np.inexact):
+        return 0.0 if np.array_equal(got, expected) else np.inf
+    if not np.array_equal(np.isfinite(got), np.isfinite(expected)):
+        return np.inf
+    finite = np.isfinite(expected)
+    scale = np.max(np.abs(expected[finite]), initial=0.0)
+    return float(np.max(np.abs(got[finite] - expected[finite]), initial=0.0) / (scale or 1.0))
+
+
+def errors(got: Results, expected: Results) -> dict[str, float]:
+    """Return the errors of all results but those that are a worker's own."""
+    assert got.keys() == expected.keys()
+    return {name: error(got[name], expected[name]) for name in expected if not name.startswith("own ")}
+
+
+def assert_trains_as_one(found: dict[str, dict[str, Results]], case: str, tolerance: float) -> None:
+    """Compare each worker with the single process, which must differ from what one part of the data gives."""
+    expected = found["single"][case]
+    workers = sorted(name for name in found if name.startswith("worker"))
+    for worker in workers:
+        worst = {name: e for name, e in errors(found[worker][case], expected).items() if not e <= tolerance}
+        assert not worst, f"{worker} of {len(workers)}"
+    alone = errors(found["alone"][case], expected)
+    assert max(e for name, e in alone.items() if name.startswith("variable")) > 100 * tolerance, "it cannot fail"
+
+
+@pytest.mark.parametrize("case", [case for case in GRAPHS if case != "unseeded"])
+def test_two_processes_train_a_graph_or_a_function_as_one_does(load: Load, case: str) -> None:
+    assert_trains_as_one(load("graphs"), case, EXACT)
+
+
+def test_what_is_drawn_without_a_seed_is_the_same_in_all_processes(load: Load) -> None:
+    found = load("graphs")
+    first, second = (found[worker]["unseeded"] for worker in ("worker0", "worker1"))
+    assert set(errors(second, first).values()) == {0.0}
+    masks = [first[f"dropped of step {step}"] != 0 for step in range(3)]
+    assert not np.array_equal(masks[0], masks[1])
+    assert not np.array_equal(masks[0][0], masks[0][3])  # rows of different workers
+    assert 0.35 < np.mean(masks) < 0.65
+    one, two = (first[f"variable {name}"] for name in ("one", "two"))
+    assert error(one, two) > 0.1
+    assert error(found["single"]["unseeded"]["variable one"], one) > 0.1
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_two_processes_fit_a_keras_model_as_one_does(load: Load, case: str) -> None:
+    assert_trains_as_one(load("models"), case, SINGLE_PRECISION)
+
+
+@pytest.mark.parametrize("case", THREE)
+def test_three_processes_fit_a_keras_model_as_one_does(load: Load, case: str) -> None:
+    assert_trains_as_one(load("three"), case, SINGLE_PRECISION)
+
+
+@pytest.mark.parametrize("case", [case for case in SERVED_GRAPHS if case != "unseeded"])
+def test_two_processes_with_a_parameter_server_train_as_one_does(load: Load, case: str) -> None:
+    assert_trains_as_one(load("served"), case, EXACT)
+
+
+@pytest.mark.parametrize("case", SERVED_MODELS)
+def test_two_processes_with_a_parameter_server_fit_a_keras_model_as_one_does(load: Load, case: str) -> None:
+    assert_trains_as_one(load("served_models"), case, SINGLE_PRECISION)
+
+
+@pytest.mark.parametrize("job", ["balanced", "parallax", "without_servers", "shards", "served shards", "fsdp"])
+def test_jobs_with_several_servers_or_none_train_as_one_does(load: Load, job: str) -> None:
+    for case in JOBS[job].cases:
+        exact = case in SERVED_GRAPHS
+        assert_trains_as_one(load(job), case, EXACT if exact else SINGLE_PRECISION)
+
+
+def test_what_is_drawn_without_a_seed_is_the_same_with_a_parameter_server(load: Load) -> None:
+    first, second = (load("served")[worker]["unseeded"] for worker in ("worker0", "worker1"))
+    assert set(errors(second, first).values()) == {0.0}
+
+
+@pytest.mark.parametrize("case", PROGRAMS)
+def test_programs_that_do_more_than_fetch_the_loss_go_as_without_servers(load: Load, case: str) -> None:
+    assert_trains_as_one(load("programs"), case, EXACT)
+
+
+@pytest.mark.parametrize("case", MORE_PROGRAMS)
+def test_programs_of_three_workers_and_two_servers_go_as_without(load: Load, case: str) -> None:
+    assert_trains_as_one(load("more_programs"), case, EXACT)
+
+
+@pytest.mark.parametrize("case", JOBS["program_models"].cases)
+def test_models_that_share_a_job_with_servers_train_as_one_does(load: Load, case: str) -> None:
+    assert_trains_as_one(load("program_models"), case, SINGLE_PRECISION)
+
+
+@pytest.mark.parametrize("job", ["pipelines", "pipelines of three"])
+@pytest.mark.parametrize("case", PIPELINES)
+def test_processes_that_build_one_pipeline_train_on_it_as_one_does(load: Load, job: str, case: str) -> None:
+    assert_trains_as_one(load(job), case, SINGLE_PRECISION if case == "files" else EXACT)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", MORE_MODELS)
+def test_three_processes_do_more_with_keras_models_as_one_does(load: Load, case: str) -> None:
+    assert_trains_as_one(load("more_models"), case, SINGLE_PRECISION)
+
+
+def test_only_worker_0_writes_checkpoints(load: Load) -> None:
+    found = load("models")
+    assert [int(found[f"worker{task}"]["callbacks"]["own files"]) for task in range(2)] == [2, 0]
+
+
+def test_the_list_of_cases_is_complete() -> None:
+    from tests.jobs.programs import worker
+
+    listed = {case for job in JOBS.values() for case in job.cases}
+    assert listed == set(worker.cases())
+    assert sorted(case for cases in REFERENCES.values() for case in cases) == sorted(listed)

@@ -1,0 +1,104 @@
+"""Lowerings are data: what follows from their hops, and a new one in two files, as docs/writing_lowerings.md says."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from autograph_rewrite.passes.collectives.all_gather import GATHER
+from autograph_rewrite.passes.collectives.all_reduce import REDUCE
+from autograph_rewrite.plan.parts.lowerings import ACROSS, LOWERINGS, Lowering, Operation, lowering
+from tests.support.paths import ROOT
+
+CASE = """# output loss = %loss
+# target %train
+# input %x, batch axis 0
+%x: float32[?,3] = Placeholder()
+%w: resource = VarHandleOp() {dtype=float32, shape=[3,2], shared_name="w"}
+%w/read: float32[3,2] = ReadVariableOp(%w)
+%y = MatMul(%x, %w/read)
+%axes: int32[2] = Const() {value=[0, 1]}
+%loss = Sum(%y, %axes)
+%ones = OnesLike(%y)
+%dw = MatMul(%x, %ones) {transpose_a=true}
+%rate: float32 = Const() {value=0.1}
+%train = ResourceApplyGradientDescent(%w, %rate, %dw)
+"""
+TRY = """
+import sys
+from dataclasses import replace
+import autograph_rewrite as ar
+item = ar.GraphItem.load("case.txt")
+plan = ar.build_plan(item, {"devices": ["CPU:0", "CPU:1"]})
+changed = tuple(replace(e, lowering="stack_sum") if e.lowering == "add_n" else e for e in plan.edges)
+assert changed != plan.edges
+new = ar.rewrite(item, replace(plan, edges=changed))
+print([node.op for node in new.graph if node.name.endswith(("dw/stack", "dw/stack_sum"))])
+print([node.op for node in new.graph if node.op == "AddN"])
+simulated = ar.simulate(item, replace(plan, edges=changed), {})
+print("stack_sum" in str(simulated.trace()), "tensorflow" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("row", LOWERINGS.values(), ids=lambda row: row.name)
+def test_every_hop_has_what_emits_it(row: Lowering) -> None:
+    emitters = {Operation.REDUCE: REDUCE, Operation.GATHER: GATHER}
+    assert all((hop.medium, hop.algorithm) in emitters[hop.operation] for hop in row.hops)
+
+
+def test_what_is_asked_of_a_lowering_follows_from_its_hops() -> None:
+    assert {row.name for row in LOWERINGS.values() if row.is_collective} == {
+        "collective_reduce", "collective_gather", "host_reduce", "host_gather"
+    }  # fmt: skip
+    assert {row.name for row in LOWERINGS.values() if row.is_stored} == {
+        "accumulator",
+        "server_reduce",
+        "server_gather",
+    }
+    assert {row.name for row in LOWERINGS.values() if row.is_local} == {"add_n", "fold", "concat"}
+    assert {row.name for row in LOWERINGS.values() if row.is_everywhere} == {"collective_reduce", "collective_gather"}
+    assert {row.name for row in LOWERINGS.values() if not row.hops} == {"slice", "zeros", "local_size", "global_size"}
+    for row in LOWERINGS.values():
+        assert row.crosses == any(hop.over == ACROSS for hop in row.hops)
+        assert not row.hops or row.does(Operation.REDUCE) != row.does(Operation.GATHER)
+
+
+def test_a_name_that_is_no_lowering_has_no_hops() -> None:
+    assert lowering("teleport").hops == ()
+
+
+def _block(page: str, kind: str) -> str:
+    found = re.search(rf"```python {kind}\n(.*?)```", page, re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+def test_a_lowering_is_added_in_two_files_as_the_page_says(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "writing_lowerings.md").read_text(encoding="utf-8")
+    package = tmp_path / "autograph_rewrite"
+    shutil.copytree(ROOT / "autograph_rewrite", package, ignore=shutil.ignore_patterns("__pycache__"))
+    for mapped in ("strategies", "tools", "configs"):
+        shutil.copytree(ROOT / mapped, package / mapped, ignore=shutil.ignore_patterns("__pycache__"))
+    table = package / "plan" / "parts" / "lowerings.py"
+    text = table.read_text(encoding="utf-8")
+    assert text.count("LOWERINGS = _table(\n    (\n") == 1
+    row = textwrap.indent(f"{_block(page, 'row').rstrip()},\n", " " * 8)
+    table.write_text(text.replace("LOWERINGS = _table(\n    (\n", f"LOWERINGS = _table(\n    (\n{row}"))
+    emitters = package / "passes" / "collectives" / "all_reduce.py"
+    imports = "from autograph_rewrite.ir.graph import Span\nfrom autograph_rewrite.passes.base.builder import Builder\n"
+    emitters.write_text(f"{emitters.read_text(encoding='utf-8')}\n\n{imports}{_block(page, 'emitter')}")
+    (tmp_path / "case.txt").write_text(CASE, encoding="utf-8")
+    environ = {"PYTHONPATH": str(tmp_path), "AUTOGRAPH_CERTIFY": "all", "PATH": "/usr/bin:/bin"}
+    run = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{TRY}"],
+        cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.splitlines()[:2] == ["['Pack', 'Sum']", "[]"]
+    assert run.stdout.splitlines()[2] == "True False"  # it is priced, and nothing of all this needs TensorFlow

@@ -1,0 +1,231 @@
+"""Variables that live on one device: what runs there, in one process and in a job, and what it computes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import autograph_rewrite as ar
+from autograph_rewrite import GraphItem
+from autograph_rewrite.errors import PassError
+from autograph_rewrite.ir.format import serde
+from autograph_rewrite.ir.format.printer import render
+from autograph_rewrite.ir.graph import Graph
+from autograph_rewrite.ir.traversal import ancestors
+from autograph_rewrite.ir.verify.folded import folded_faults
+from autograph_rewrite.ir.verify.ranks import verify_ranks
+from autograph_rewrite.normalize.normalize import normalise
+from tests.mutation.mutations import mutants, refusal
+from tests.mutation.servers import KINDS
+from tests.support.golden_text import check_golden
+from tests.support.rank_jobs import Job, item_of, served_job, served_jobs
+from tests.support.small_items import regression
+from tests.support.training import train, v1
+from tests.zoo import ZOO
+
+STRATEGIES = ("PS", "PSLoadBalancing", "Parallax")
+MODES = ("shared", "mirrored")
+PS = "/job:ps/replica:0/task:0/device:CPU:0"
+
+
+def in_one_process(item: GraphItem, strategy: str = "PS", mode: str = "shared", replicas: int = 2) -> GraphItem:
+    """Rewrite an item for the devices of this process."""
+    devices = [f"CPU:{i}" for i in range(replicas)]
+    return ar.rewrite(item, {"devices": devices, "strategy": {"name": strategy, "variables": mode}})
+
+
+def graph_of(item: GraphItem) -> Graph:
+    """Return the finished graph."""
+    return serde.from_bytes(item.graph_bytes)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_variable_is_there_once_and_its_slot_update_and_gradient_are_beside_it(mode: str) -> None:
+    new = in_one_process(regression(), mode=mode)
+    graph = graph_of(new)
+    home = new.report.homes["w"]
+    assert [node.name for node in graph if node.op == "VarHandleOp"] == ["w", "w/Momentum"]
+    for name in ("w", "w/Momentum", "w/Assign", "w/Momentum/Assign", "update", "gradient/add_n"):
+        assert graph.node(name).device == home, name
+    replicas = {graph.node(f"replica_{i}/gradient").device for i in range(2)}
+    assert replicas == ({"/device:CPU:0", "/device:CPU:1"} if mode == "mirrored" else {home})
+
+
+def test_a_balanced_load_has_variables_on_all_devices_each_with_its_slots() -> None:
+    homes = in_one_process(item_of("mlp", optimizer="adam"), "PSLoadBalancing", "mirrored").report.homes
+    assert len(set(homes.values())) == 2
+    for name, home in homes.items():
+        assert homes[name.split("/Adam")[0]] == home
+    assert any("/Adam_1" in name for name in homes)
+
+
+def looking_up(optimizer: Callable[[], Any], reduction: Callable[[Any], Any]) -> GraphItem:
+    """Return the training of rows that the input names."""
+    graph = tf.Graph()
+    with graph.as_default():
+        ids = v1.placeholder(tf.int64, [None, None], name="ids")
+        weights = v1.placeholder(tf.float64, [None, None], name="weights")
+        rows = v1.get_variable("rows", initializer=np.zeros((6, 1)), use_resource=True)
+        loss = tf.identity(reduction(tf.gather(rows, ids)[:, :, 0] * weights), name="loss")
+        optimizer().minimize(loss, name="train")
+        v1.global_variables_initializer()
+    axes = {"ids": 0, "weights": 0}
+    return GraphItem.from_graph(graph, train_op="train", outputs=["loss"], init_op="init", batch_inputs=axes)
+
+
+def learnt(item: GraphItem, ids: Any, weights: Any, steps: int = 1) -> dict[str, Any]:
+    """Train, and return the variables."""
+    with item.session() as session:
+        session.run("init")
+        for _ in range(steps):
+            session.run(["loss", "train"], {"ids": np.asarray(ids), "weights": np.asarray(weights, np.float64)})
+        return session.read_variables()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("strategy", ["PS", "Parallax"])
+def test_rows_are_divided_by_the_number_of_replicas_not_by_how_many_name_them(strategy: str, mode: str) -> None:
+    """A mean of each row over the gradients that contain it would give -15 for row 2."""
+    item = looking_up(lambda: v1.train.GradientDescentOptimizer(1.0), lambda y: tf.reduce_sum(y) / 2.0)
+    found = learnt(in_one_process(item, strategy, mode), [[0, 2], [2, 5]], [[4, 6], [10, 20]])
+    assert found["rows"].ravel().tolist() == [-2.0, 0.0, -8.0, 0.0, 0.0, -10.0]
+
+
+OPTIMIZERS = {
+    "sgd": lambda: v1.train.GradientDescentOptimizer(0.5),
+    "momentum": lambda: v1.train.MomentumOptimizer(0.1, 0.9),
+    "adagrad": lambda: v1.train.AdagradOptimizer(0.1),
+    "adam": lambda: v1.train.AdamOptimizer(0.1),
+}
+ROWS = {
+    "repeated": [[1, 1], [1, 4], [4, 1]],
+    "disjoint": [[0, 1], [2, 3], [4, 5]],
+    "of one replica only": [[3, 2]],
+}
+
+
+@pytest.mark.parametrize("ids", ROWS.values(), ids=list(ROWS))
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_sparse_gradients_train_as_on_one_device(optimizer: str, ids: Any) -> None:
+    item = looking_up(OPTIMIZERS[optimizer], lambda y: tf.reduce_sum(tf.square(y - 1)))
+    weights = 1.0 + np.arange(2.0 * len(ids)).reshape(-1, 2)
+    expected = learnt(item, ids, weights, 3)
+    for strategy, mode in (("PS", "mirrored"), ("Parallax", "shared")):
+        found = learnt(in_one_process(item, strategy, mode), ids, weights, 3)
+        for name, value in expected.items():
+            np.testing.assert_allclose(found[name], value, 1e-12, 1e-12, err_msg=f"{strategy}: {name}")
+
+
+@cache
+def small_job(ranks: int = 2, **server: Any) -> Job:
+    """Return a job that trains `w` on a server."""
+    requests = {"variables": [{"match": ".*", "synchronizer": "ps", **server}]} if server else {}
+    return served_job("regression", normalise(regression()), ranks, 1, **requests)
+
+
+def test_the_graphs_of_worker_0_and_of_another_one_are_as_they_were() -> None:
+    for rank, graph in enumerate(small_job().graphs):
+        check_golden(f"served_rank_{rank}.txt", render(graph))
+
+
+def test_only_worker_0_updates_what_lives_on_a_server() -> None:
+    first, second = small_job().graphs
+    assert "update" in first
+    assert "update" not in second
+    (take,) = [node for node in first if node.op == "ResourceAccumulatorTakeGradient" and "gradient" in node.name]
+    assert take.inputs[1].node.attr("value") == 2
+    assert first.node("update").inputs[3].node is take
+    assert {node.device for node in (take, first.node("update"), first.node("w"), first.node("w/Momentum"))} == {PS}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_worker_reads_a_variable_before_it_pushes_a_gradient_for_it(rank: int) -> None:
+    graph = small_job().graphs[rank]
+    (push,) = [node for node in graph if node.op.endswith("ApplyGradient") and "gradient" in node.name]
+    reads = [node for node in graph if node.op == "ReadVariableOp" and node.inputs[0].node.name == "w"]
+    assert reads
+    assert all(read in ancestors([push]) for read in reads)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_local_copy_is_refreshed_in_the_step_behind_the_update(rank: int) -> None:
+    graph = small_job(proxy=True).graphs[rank]
+    step = ancestors([graph.node("train")])
+    refreshes = [n for n in step if n.op == "AssignVariableOp" and n.inputs[0].node.name == "w/proxy"]
+    assert len(refreshes) == 1
+    (refresh,) = refreshes
+    waits = ancestors([refresh.inputs[1].node])
+    assert any(node.name == "update" or (node.op == "QueueDequeueV2" and "token" in node.name) for node in waits)
+    assert refresh.inputs[1].node.inputs[0].node.name == "w"
+    assert graph.node("w/proxy").device == f"/job:worker/replica:0/task:{rank}/device:CPU:0"
+    assert {node.inputs[0].node.name for node in graph if node.op == "ReadVariableOp"} == {"w/proxy", "w"}
+
+
+@pytest.mark.parametrize("name", ["w", "w/Momentum"])
+def test_an_initialiser_that_is_run_by_itself_is_waited_for_by_all_workers(name: str) -> None:
+    first, second = small_job().graphs
+    assert first.node(f"{name}/Assign/served") in ancestors([first.node(f"{name}/Assign")])
+    (token,) = [node for node in ancestors([second.node(f"{name}/Assign")]) if node.op == "QueueDequeueV2"]
+    assert token.inputs[0].node.attr("shared_name") == f"{name}/Assign/token/to_1".encode()
+
+
+@pytest.mark.parametrize("model", [*ZOO, "draws"])
+def test_the_graphs_of_all_workers_fit_together(model: str) -> None:
+    for job in served_jobs(model):
+        assert [fault.problem for fault in verify_ranks(job.graphs, job.original)] == [], job.name
+
+
+def test_a_collective_in_a_loop_is_refused_with_what_to_do() -> None:
+    with pytest.raises(PassError, match="AllReduce"):
+        next(served_jobs("norm_in_loop"))
+
+
+def test_a_worker_may_be_the_server() -> None:
+    job = small_job()
+    home = "/job:worker/replica:0/task:0/device:CPU:0"
+    for graph in job.graphs:
+        assert PS in {node.device for node in graph}
+    moved = job.clone().graphs
+    for node in [node for graph in moved for node in graph if node.device == PS]:
+        node.set_device(home)
+    assert any("the process of rank 0" in fault.problem for fault in verify_ranks(moved, job.original))
+    assert verify_ranks(moved, job.original, [home]) == []
+
+
+@pytest.mark.parametrize("model", ["mlp", "language_model", "lstm_v1", "cond_v1", "loss_scaling"])
+def test_every_broken_exchange_through_a_server_is_refused(model: str) -> None:
+    made: Counter[str] = Counter()
+    for job in served_jobs(model):
+        for mutant in mutants(job, KINDS):
+            assert folded_faults(mutant.job.graphs[mutant.rank or 0], 1) == [], f"broken by itself: {mutant.sentence}"
+            assert refusal(mutant), f"accepted, or not named: {mutant.sentence}"
+            made[mutant.kind] += 1
+    assert made.total() >= 15, made
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_lookup_that_is_wanted_whole_in_the_forward_pass_is_no_part_of_an_update(strategy: str, mode: str) -> None:
+    graph = tf.Graph()
+    with graph.as_default():
+        ids = v1.placeholder(tf.int64, [None, None], name="ids")
+        table = v1.get_variable("table", initializer=np.linspace(-1, 1, 24).reshape(6, 4), use_resource=True)
+        w = v1.get_variable("w", initializer=np.linspace(-1, 1, 8).reshape(4, 2), use_resource=True)
+        pooled = tf.reduce_mean(tf.concat([tf.gather(table, ids), tf.gather(table, ids) ** 2], 2)[:, :, 2:6], 1)
+        rows = tf.reshape(tf.gather(table, ids), [tf.size(ids), 4])  # of unknown length and batch: whole
+        loss = tf.math.reduce_std(pooled @ w) + tf.math.reduce_std(tf.reshape(rows @ w, [-1]))
+        slopes = [tf.convert_to_tensor(slope) for slope in v1.gradients(loss, [table, w])]
+        tf.group([v.assign_sub(0.1 * slope) for v, slope in zip((table, w), slopes, strict=True)], name="train")
+        tf.identity(loss, name="out_loss")
+        tf.group(v1.global_variables_initializer(), name="init")
+    item = GraphItem.from_graph(graph, train_op="train", outputs=["out_loss"], init_op="init")
+    feeds = [{"ids": np.random.default_rng(0).integers(0, 6, (5, 3))}] * 2
+    expected, got = train(item, feeds), train(in_one_process(item, strategy, mode), feeds)
+    for name, value in {**expected.fetched[1], **expected.variables}.items():
+        np.testing.assert_allclose({**got.fetched[1], **got.variables}[name], value, 1e-9, err_msg=name)

@@ -1,0 +1,332 @@
+"""Rematerialisation: what is computed again is what it was, in time, once per gradient, and less is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import autograph_rewrite as ar
+from autograph_rewrite.certify.certificate import Certificate
+from autograph_rewrite.errors import PlanError, VerifyError
+from autograph_rewrite.ir.graph import Graph, Node
+from autograph_rewrite.ir.traversal import ancestors
+from autograph_rewrite.ir.types.opdefs import get_op
+from autograph_rewrite.normalize.normalize import normalise
+from autograph_rewrite.passes.rematerialize import rewrite as copies
+from benchmarks.cost import allocated, traced
+from benchmarks.remat import Built
+from tests.support.golden_text import check_golden
+from tests.support.recomputed import chain, executed, feeds, residual, second_order, transformer, two_losses
+from tests.support.rewriting import run_pipeline
+from tests.support.small_items import FLOAT, INT32, const
+from tests.support.small_items import variable as ir_variable
+from tests.support.training import make_item, placeholder, train, v1, variable
+
+ONE, TWO = {"devices": ["CPU:0"]}, {"devices": ["CPU:0", "CPU:1"]}
+MIRRORED = {**TWO, "strategy": {"variables": "mirrored"}}
+MICRO = {**ONE, "microbatches": 3}
+LOOP = {**MICRO, "accumulation": {"form": "loop"}}
+SQRT, EVERY, MATMULS = {"policy": "sqrt"}, {"policy": "every:2"}, {"policy": "save_matmuls"}
+BLOCKS = {"policy": "scopes", "scopes": [r"(block|unit|layer)_\d+"]}
+SMALL = feeds((4,), (4,))
+MODELS: dict[str, tuple[Any, list[dict[str, Any]]]] = {
+    "chain": (chain(), SMALL),
+    "transformer": (transformer(), feeds((5, 8), (5, 8))),
+    "residual": (residual, feeds((5, 5, 3), (3,))),
+    "two_losses": (two_losses, SMALL),
+    "second_order": (second_order, SMALL),
+}
+
+
+def rewritten(item: ar.GraphItem, config: Mapping[str, Any], remat: Mapping[str, Any]) -> ar.GraphItem:
+    """Rewrite an item under the eyes of the certificate."""
+    certificate = Certificate(strict=True)
+    config = {**config, "remat": remat}
+    plan = ar.build_plan(item, config)
+    run_pipeline(normalise(item), plan, certificate=certificate)
+    return ar.rewrite(item, config)
+
+
+def assert_same(item: ar.GraphItem, new: ar.GraphItem, given: list[dict[str, Any]], tolerance: float = 1e-12) -> None:
+    expected, got = train(item, given), train(new, given)
+    for name, value in expected.variables.items():
+        np.testing.assert_allclose(got.variables[name], value, tolerance, tolerance, err_msg=name)
+    for a, b in zip(got.fetched, expected.fetched, strict=True):
+        for name, value in b.items():
+            np.testing.assert_allclose(a[name], value, tolerance, tolerance, err_msg=name)
+
+
+POLICIES = [
+    (name, remat)
+    for name in MODELS
+    for remat in (SQRT, EVERY, MATMULS, BLOCKS)
+    if remat is not BLOCKS or name in ("chain", "transformer", "residual")
+]
+"""The others have no scopes that could be cut at."""
+
+
+@pytest.mark.parametrize(("name", "remat"), POLICIES, ids=[f"{name}-{remat['policy']}" for name, remat in POLICIES])
+def test_every_policy_trains_to_the_same_variables_on_one_device(name: str, remat: Mapping[str, Any]) -> None:
+    forward, given = MODELS[name]
+    item = make_item(forward)
+    new = rewritten(item, ONE, remat)
+    assert_same(item, new, given)
+    if name != "second_order":  # its loss is made of gradients, too
+        assert bool(new.report.recomputed.segments) != ((name, remat["policy"]) in NOTHING)
+
+
+NOTHING = {(name, "save_matmuls") for name in ("chain", "two_losses")}
+"""Every product is followed by one function whose result is as large: keeping it for that would save nothing."""
+
+
+@pytest.mark.parametrize("config", [TWO, MIRRORED, MICRO, LOOP], ids=["shared", "mirrored", "micro", "loop"])
+@pytest.mark.parametrize("name", ["chain", "transformer"])
+def test_replicas_and_micro_batches_have_copies_of_their_own(name: str, config: Mapping[str, Any]) -> None:
+    forward, given = MODELS[name]
+    item = make_item(forward)
+    new = rewritten(item, config, SQRT)
+    assert_same(item, new, given)
+    names = [node.name for node in new.graph if "remat/" in node.name and node.op == "MatMul"]
+    per_graph = len([n for s in new.report.recomputed.segments for n in s.nodes if n.endswith("matmul")])
+    if name == "chain":
+        assert len(names) == per_graph * (1 if config is LOOP else new.report.plan.instances)
+
+
+def test_statistics_of_the_whole_batch_are_summed_once() -> None:
+    item = make_item(residual)
+    plain, new = ar.rewrite(item, TWO), rewritten(item, TWO, BLOCKS)
+    assert_same(item, new, feeds((5, 5, 3), (3,)))
+    assert [(edge.value, edge.to) for edge in new.report.edges if edge.owner == "step"] == [
+        (edge.value, edge.to) for edge in plain.report.edges if edge.owner == "step"
+    ]
+
+
+@pytest.mark.parametrize("config", [ONE, TWO], ids=["one", "two"])
+@pytest.mark.parametrize("dropout", ["stateful", "stateless"])
+def test_masks_of_dropout_are_kept_which_have_fewer_bytes_than_what_is_drawn(
+    dropout: str, config: Mapping[str, Any]
+) -> None:
+    item = make_item(transformer(2, dropout))
+    new = rewritten(item, config, BLOCKS)
+    assert_same(item, new, feeds((5, 8), (5, 8)))
+    made = {node.op for node in new.graph if "remat/" in node.name}
+    assert "Softmax" in made
+    assert not [op for op in made if "Random" in op or op == "GreaterEqual"]
+
+
+@pytest.mark.parametrize("dropout", ["stateful", "stateless"])
+def test_masks_that_each_replica_draws_for_itself_are_the_same_again(dropout: str) -> None:
+    item = make_item(transformer(2, dropout))
+    config = {**TWO, "semantics": {"random": "independent"}}
+    expected = train(ar.rewrite(item, config), given := feeds((5, 8), (5, 8)))
+    got = train(new := ar.rewrite(item, {**config, "remat": BLOCKS}), given)
+    for name, value in expected.variables.items():
+        np.testing.assert_allclose(got.variables[name], value, 1e-12, 1e-12, err_msg=name)
+    drawn = {node.op for node in new.graph if "remat/" in node.name and "Random" in node.op}
+    assert all(op.startswith("Stateless") for op in drawn)
+
+
+def test_what_has_an_effect_or_a_state_runs_once() -> None:
+    def forward() -> Mapping[str, Any]:
+        x, y = placeholder("x", None, 4), placeholder("y", None, 4)
+        count = v1.get_variable("count", initializer=np.float64(0), trainable=False, use_resource=True)
+        h = x
+        for i in range(6):
+            with tf.control_dependencies([count.assign_add(1.0)]), tf.name_scope(f"layer_{i}"):
+                h = tf.tanh(h @ variable(f"w{i}", np.eye(4) * 0.7 + 0.1))
+                h = tf.nn.dropout(tf.nn.softplus(h), 0.3, seed=i)
+        return {"loss": tf.reduce_mean((h - y) ** 2)}
+
+    item = make_item(forward)
+    new = rewritten(item, ONE, EVERY)
+    made = [node for node in new.graph if node.name.startswith("remat/") or "/remat/" in node.name]
+    assert made
+    assert not [node.name for node in made if get_op(node.op).is_stateful]
+    assert_same(item, new, SMALL)
+
+
+def test_tensorflow_keeps_the_copies_in_a_session() -> None:
+    item = make_item(chain())
+    ops = executed(rewritten(item, ONE, EVERY), SMALL[0])
+    assert ops["Tanh"] > 16
+    assert ops["Tanh"] == 16 + _copied(item, EVERY)
+
+
+def test_tensorflow_keeps_the_copies_in_a_function() -> None:
+    from tensorflow.python.eager import context
+
+    weights = [tf.Variable(np.eye(4) * 0.5 + 0.1 * i) for i in range(8)]
+
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            h = x
+            for w in weights:
+                h = tf.tanh(h @ w)
+            loss = tf.reduce_mean((h - y) ** 2)
+        for w, g in zip(weights, tape.gradient(loss, weights), strict=True):
+            w.assign_sub(0.1 * g)
+        return loss
+
+    new = ar.distribute(step, {**TWO, "remat": EVERY})
+    x, y = (tf.constant(SMALL[0][key]) for key in ("x", "y"))
+    context.context().enable_run_metadata()
+    new(x, y)
+    new(x, y)
+    metadata = context.context().export_run_metadata()
+    context.context().disable_run_metadata()
+    graphs = [graph for function in metadata.function_graphs for graph in function.partition_graphs]
+    nodes = [node for graph in graphs for node in graph.node if node.op == "Tanh"]
+    assert len(nodes) >= 2 * (8 + 3)  # two replicas, of which each runs a layer of every pair again
+
+
+def _copied(item: ar.GraphItem, remat: Mapping[str, Any], op: str = "Tanh") -> int:
+    new = ar.rewrite(item, {**ONE, "remat": remat})
+    return sum(node.op == op and "remat/" in node.name for node in new.graph)
+
+
+def test_every_copy_waits_for_a_gradient_that_is_made_of_what_it_is_a_copy_of() -> None:
+    new = rewritten(make_item(transformer()), ONE, BLOCKS)
+    graph = new.graph
+    made = [node for node in graph if "remat/" in node.name]
+    assert made
+    for node in made:
+        before = ancestors([node])
+        assert any("gradients" in one.name for one in before), node.name
+        last = [f"block_{i}/add_1" for i in range(3) if f"/block_{i}/" in f"/{node.name}"]
+        assert any(one.name.endswith(last[0]) for one in before), node.name
+
+
+def test_less_is_kept_at_a_time_because_the_copies_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    item = make_item(chain(layers=32, width=16))
+    kept, again = peak_bytes(item, "none"), peak_bytes(item, "sqrt")
+    assert again < 0.6 * kept
+    real = copies.copy_nodes
+    monkeypatch.setattr(copies, "copy_nodes", lambda graph, nodes, scope, triggers: real(graph, nodes, scope, []))
+    assert peak_bytes(item, "sqrt") > 1.2 * again  # without what they wait for they run early
+
+
+def peak_bytes(item: ar.GraphItem, policy: str) -> float:
+    """Return the most bytes that are alive at a time in a step, by the runtime's records."""
+    new = ar.rewrite(item, {**ONE, "remat": {"policy": policy}})
+    feed = feeds((16,), (16,), (512,))[0]
+    return min(allocated(traced(new, Built(item, ("out_loss:0",)), feed), new) for _ in range(2))
+
+
+def test_what_is_named_is_kept_and_the_rest_is_computed_again() -> None:
+    item = make_item(chain(8))
+    new = rewritten(item, ONE, {"policy": "names", "names": [r"layer_[25]/act"]})
+    first, second = new.report.recomputed.segments
+    assert [name for name in first.nodes if name.endswith("act")] == ["layer_0/act", "layer_1/act"]
+    assert second.kept == ("layer_2/act",)
+    with pytest.raises(PlanError, match="no tensor on the way to the loss has a name that 'layer_9/act'"):
+        ar.rewrite(item, {**ONE, "remat": {"policy": "names", "names": ["layer_9/act"]}})
+    with pytest.raises(PlanError, match="no scope on the way to the loss"):
+        ar.rewrite(item, {**ONE, "remat": {"policy": "scopes", "scopes": ["blocks"]}})
+
+
+def test_a_policy_that_has_nothing_to_do_says_so() -> None:
+    new = ar.rewrite(make_item(chain(1)), {**ONE, "remat": SQRT})
+    assert new.report.recomputed.segments == ()
+    assert "nothing is computed again" in str(new.report)
+
+
+def test_plans_hold_what_is_asked_and_build_to_the_same_graph() -> None:
+    item = make_item(chain(8))
+    plan = ar.build_plan(item, {**TWO, "remat": BLOCKS})
+    again = ar.Plan.from_yaml(plan.to_yaml())
+    assert again.remat is not None
+    assert again.remat.scopes == (BLOCKS["scopes"][0],)
+    assert again.digest() == plan.digest() != ar.build_plan(item, {**TWO, "remat": SQRT}).digest()
+    assert ar.rewrite(item, again).graph_bytes == ar.rewrite(item, plan).graph_bytes
+
+
+def test_the_certificate_refuses_a_copy_of_something_else() -> None:
+    def swap(graph: Graph, nodes: list[Node], scope: str, triggers: list[Node]) -> dict[Node, Node]:
+        made = real(graph, nodes, scope, triggers)
+        last = next(copy for copy in made.values() if copy.op == "Tanh")
+        last.set_input(0, nodes[0].inputs[0])
+        return made
+
+    real = copies.copy_nodes
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(copies, "copy_nodes", swap)
+        with pytest.raises(VerifyError, match="does not read what"):
+            rewritten(make_item(chain(8)), ONE, EVERY)
+
+
+def test_a_small_chain_looks_as_it_did() -> None:
+    graph = Graph()
+    x = h = graph.add("Placeholder", name="x", attrs={"dtype": FLOAT, "shape": (None, 3)}).output()
+    reads, made = [], []
+    variables = {}
+    for i in range(4):
+        handle = ir_variable(graph, f"w{i}", (3, 3))
+        variables[f"w{i}"] = ar.item.Variable(f"w{i}", f"w{i}", "float32", (3, 3), True, f"w{i}/Assign")
+        reads.append(graph.add("ReadVariableOp", [handle], name=f"w{i}/Read", attrs={"dtype": FLOAT}).output())
+        h = graph.add("Tanh", [graph.add("MatMul", [h, reads[-1]], name=f"p{i}").output()], name=f"h{i}").output()
+        made.append(h)
+    axes = const(graph, "axes", [0, 1], INT32)
+    graph.add("Sum", [graph.add("Square", [h], name="squares").output(), axes], name="loss")
+    upstream = graph.add("Add", [h, h], name="gradients/dh3").output()
+    updates = []
+    for i in reversed(range(4)):
+        inner = graph.add("TanhGrad", [made[i], upstream], name=f"gradients/dp{i}").output()
+        below = made[i - 1] if i else x
+        slope = graph.add("MatMul", [below, inner], name=f"gradients/dw{i}", attrs={"transpose_a": True}).output()
+        rate = const(graph, f"rate{i}", 0.1)
+        updates.append(graph.add("ResourceApplyGradientDescent", [graph.value(f"w{i}"), rate, slope], name=f"u{i}"))
+        attrs = {"transpose_b": True}
+        upstream = graph.add("MatMul", [inner, reads[i]], name=f"gradients/dh{i - 1}", attrs=attrs).output()
+    graph.add("NoOp", name="train", controls=updates)
+    graph.add("NoOp", name="init", controls=[graph.node(f"w{i}/Assign") for i in range(4)])
+    item = ar.GraphItem(
+        graph,
+        {"x": ar.item.TensorInfo("x", "x:0", "float32", (None, 3), 0)},
+        {"loss": ar.item.TensorInfo("loss", "loss:0", "float32", ())},
+        ("train",),
+        "init",
+        variables,
+    )
+    check_golden("remat_chain.text.txt", ar.dump(ar.rewrite(item, {**ONE, "remat": {"policy": "every:2"}})))
+
+
+OPS = {
+    "dense": lambda a, b, w: tf.tanh(a @ w),
+    "gate": lambda a, b, w: tf.sigmoid(a) * b,
+    "add": lambda a, b, w: a + b,
+    "square": lambda a, b, w: tf.sin(a) ** 2 + b,
+    "softmax": lambda a, b, w: tf.nn.softmax(a * 2.0),
+    "norm": lambda a, b, w: a - tf.reduce_mean(a, -1, keepdims=True),
+    "centre": lambda a, b, w: a - tf.reduce_mean(b, 0, keepdims=True),
+    "halves": lambda a, b, w: tf.concat([tf.split(a, 2, -1)[1], tf.split(b, 2, -1)[0]], -1),
+}
+
+
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(
+    st.lists(st.tuples(st.sampled_from(sorted(OPS)), st.integers(0, 3), st.integers(0, 5)), min_size=5, max_size=14),
+    st.sampled_from([SQRT, EVERY, MATMULS, {"policy": "every:1"}, {"policy": "names", "names": ["v[0-9]*[05]/.*"]}]),
+    st.sampled_from([ONE, TWO]),
+)
+def test_a_random_graph_trains_as_it_did(
+    ways: list[tuple[str, int, int]], remat: Mapping[str, Any], config: Mapping[str, Any]
+) -> None:
+    def forward() -> Mapping[str, Any]:
+        x, y = placeholder("x", None, 4), placeholder("y", None, 4)
+        w = variable("w", np.random.default_rng(1).normal(size=(4, 4)) * 0.5)
+        values = [x @ w]
+        for i, (way, back, other) in enumerate(ways):
+            with tf.name_scope(f"v{i}"):
+                values.append(OPS[way](values[-1 - back % len(values)], values[-1 - other % len(values)], w))
+        return {"loss": tf.reduce_mean((tf.add_n(values[-2:]) - y) ** 2)}
+
+    item = make_item(forward)
+    if remat["policy"] == "names" and len(ways) < 6:
+        remat = EVERY
+    assert_same(item, rewritten(item, config, remat), SMALL, 1e-10)

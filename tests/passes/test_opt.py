@@ -1,0 +1,194 @@
+"""`opt`: passes chosen by name, printed around, timed; and what a pass that breaks leaves behind."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autograph_rewrite.errors import PassError, VerifyError
+from autograph_rewrite.passes import pass_pipeline
+from autograph_rewrite.passes.base.pass_manager import Pass, always
+from autograph_rewrite.passes.base.rewriting import Rewrite
+from autograph_rewrite.passes.pass_pipeline import PIPELINE
+from autograph_rewrite.passes.selection import select
+from autograph_rewrite.tools import cli
+from autograph_rewrite.tools.verbs import opt
+from tests.support.paths import ROOT
+
+GRAPH = """\
+# output loss = %loss
+# target %train
+%x: float32[?,3] = Placeholder()
+%w: resource = VarHandleOp() {dtype=float32, shape=[3,1], shared_name="w"}
+%w/read: float32[3,1] = ReadVariableOp(%w)
+%h = MatMul(%x, %w/read)
+%axes: int32[2] = Const() {value=[0, 1]}
+%loss = Sum(%h, %axes)
+%dw = MatMul(%x, %h) {transpose_a=true}
+%rate: float32 = Const() {value=0.1}
+%train = ResourceApplyGradientDescent(%w, %rate, %dw)
+%unused = Neg(%h)
+"""
+NEEDED = ("eliminate-dead-code", "propagate", "resolve-plan", "insert-reshards")
+Call = Callable[[str], tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    monkeypatch.chdir(tmp_path)
+    Path("graph.txt").write_text(GRAPH)
+    Path("config.yaml").write_text("devices: [CPU:0, CPU:1]\n")
+
+    def run(line: str) -> tuple[int, str, str]:
+        code = cli.main(shlex.split(line))
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def test_passes_run_in_the_order_in_which_they_are_named(call: Call) -> None:
+    code, out, _ = call("opt graph.txt --config config.yaml --passes propagate,place-reductions")
+    assert code == 0
+    assert "# batch along 0" in out
+    assert re.search(r"%dw: .* # partial\(sum\), reduced here$", out, re.MULTILINE)
+    assert "%unused" in out
+
+
+def test_a_pipeline_stops_after_the_pass_that_is_named(call: Call) -> None:
+    _, out, _ = call("opt graph.txt --config config.yaml --stop-after eliminate-dead-code")
+    assert "%unused" not in out
+    assert "partial" not in out
+
+
+def test_without_a_choice_the_folded_graph_is_printed(call: Call) -> None:
+    _, out, _ = call("opt graph.txt --config config.yaml")
+    assert "%dw/add_n: float32 = AddN(all(%dw)) @CPU:0" in out
+
+
+@pytest.mark.parametrize("one", [one.name for one in PIPELINE])
+def test_each_pass_can_be_stopped_after_and_skipped_or_says_who_needs_it(call: Call, one: str) -> None:
+    code, _, err = call(f"opt graph.txt --config config.yaml --stop-after {one}")
+    assert code == 0, err
+    code, _, err = call(f"opt graph.txt --config config.yaml --skip {one}")
+    assert code == (2 if one in NEEDED else 0)
+    assert one not in NEEDED or re.search(rf"the pass '[\w-]+' needs the \w+ that '{one}' finds", err)
+
+
+def test_the_graph_is_printed_around_passes(call: Call) -> None:
+    _, out, _ = call(
+        "opt graph.txt --config config.yaml --print-before place-reductions --print-after eliminate-dead-code"
+    )
+    assert out.index("# after eliminate-dead-code\n") < out.index("# before place-reductions\n")
+
+
+def test_what_each_pass_takes_is_told_on_standard_error(call: Call) -> None:
+    _, out, err = call("opt graph.txt --config config.yaml --time-passes")
+    assert re.search(r"^insert-reshards +[\d.]+ +\d+ +0$", err, re.MULTILINE)
+    assert "ms" not in out
+
+
+def test_passes_and_text_are_there_for_programs(call: Call) -> None:
+    code, out, _ = call("opt graph.txt --json --config config.yaml --stop-after propagate")
+    found = json.loads(out)
+    assert code == 0
+    assert [one["name"] for one in found["passes"]] == ["eliminate-dead-code", "propagate"]
+    assert "%dw" in found["text"]
+
+
+def test_all_passes_are_listed_with_what_they_do(call: Call) -> None:
+    _, out, _ = call("opt --list")
+    assert all(one.name in out and one.summary.endswith(".") for one in PIPELINE)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ("--passes propagat", "there is no pass 'propagat'\n  hint did you mean 'propagate'?"),
+        ("--passes decompose", "the pass 'decompose' needs the Propagation that 'propagate' finds"),
+        ("--passes propagate --stop-after expand", "'expand' is not among the passes to run"),
+        ("--skip propagate", "the pass 'split-draws' needs the Propagation that 'propagate' finds"),
+        ("--print-after nothing", "there is no pass 'nothing'"),
+    ],
+)
+def test_a_wrong_choice_says_what_is_wrong(call: Call, options: str, problem: str) -> None:
+    code, _, err = call(f"opt graph.txt --config config.yaml {options}")
+    assert code == 2
+    assert problem in err
+
+
+def test_a_folded_graph_is_refused(call: Call) -> None:
+    call("opt graph.txt --config config.yaml --full -o folded.txt")
+    code, _, err = call("opt folded.txt --config config.yaml")
+    assert code == 2
+    assert "this graph is folded" in err
+
+
+def test_dump_and_opt_read_what_dump_writes(call: Call) -> None:
+    _, once, _ = call("dump graph.txt --full")
+    Path("again.txt").write_text(once)
+    _, twice, _ = call("dump again.txt --full")
+    assert once == twice
+    line = "opt {} --config config.yaml --stop-after insert-reshards"
+    assert call(line.format("graph.txt")) == call(line.format("again.txt"))
+
+
+def with_broken(name: str, kind: type[Exception]) -> tuple[Pass, ...]:
+    """Return all passes, of which one always runs, and raises."""
+
+    def run(rewrite: Rewrite) -> None:
+        raise kind("an invariant is broken")
+
+    return tuple(replace(one, run=run, when=always) if one.name == name else one for one in PIPELINE)
+
+
+@pytest.mark.parametrize("name", [one.name for one in PIPELINE if one.name not in ("expand",)])
+def test_a_pass_that_breaks_leaves_a_reproducer_that_fails_alike(
+    call: Call, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr(opt, "PIPELINE", with_broken(name, VerifyError))
+    code, _, err = call("opt graph.txt --config config.yaml")
+    assert code == 2
+    found = re.search(r"reproducer: autograph-rewrite (opt .*)", err)
+    assert found is not None, err
+    again, _, said = call(found[1])
+    assert again == 2
+    assert [line for line in said.splitlines() if not line.startswith("reproducer")] == [
+        line for line in err.splitlines() if not line.startswith("reproducer")
+    ]
+    assert f"while running pass '{name}'" in said
+
+
+def test_a_users_mistake_leaves_no_reproducer(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opt, "PIPELINE", with_broken("propagate", PassError))
+    _, _, err = call("opt graph.txt --config config.yaml")
+    assert "reproducer" not in err
+
+
+def test_rewrite_leaves_a_reproducer_too(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pass_pipeline, "PIPELINE", with_broken("merge-instances", KeyError))
+    code, _, err = call("rewrite graph.txt --config config.yaml -o new.ar")
+    assert code == 2
+    assert re.search(r"reproducer: autograph-rewrite opt \S+graph.txt --plan \S+ --stop-after merge-instances", err)
+
+
+def test_a_selection_keeps_the_order_and_what_each_needs() -> None:
+    assert [one.name for one in select(PIPELINE, stop_after="propagate", skip=["shard-variables"])] == [
+        "slice-batch-inputs",
+        "eliminate-dead-code",
+        "bind-captures",
+        "propagate",
+    ]
+
+
+def test_the_readme_lists_all_passes() -> None:
+    rows = [f"| `{one.name}` | {one.summary} |" for one in PIPELINE]
+    assert "\n".join(["| pass | what it does |", "| --- | --- |", *rows]) in (ROOT / "README.md").read_text("utf-8")

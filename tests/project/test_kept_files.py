@@ -1,0 +1,59 @@
+"""What users have from earlier versions still works: public names, options and keys; plans, .ar files, builders."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import autograph_rewrite as ar
+from autograph_rewrite import strategies
+from tests.support.paths import GOLDEN
+from tests.support.public_surface import surface
+
+KEPT = GOLDEN / "kept"
+PLANS = sorted(path.name for path in (*KEPT.glob("*.yaml"), *KEPT.glob("*.pb")))
+
+
+def test_no_name_option_or_key_that_users_have_is_gone() -> None:
+    before = (GOLDEN / "public_surface.txt").read_text(encoding="utf-8").splitlines()
+    assert [line for line in before if line not in set(surface())] == []
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_plan_of_an_earlier_version_is_carried_out(name: str) -> None:
+    item = ar.GraphItem.load(KEPT / "regression.ar")
+    plan = ar.Plan.load(KEPT / name)
+    new = ar.rewrite(item, plan)
+    assert new.report.plan.edges == plan.edges
+    assert set(new.variables) >= set(item.variables)
+
+
+def test_both_forms_of_a_kept_plan_are_one_value() -> None:
+    for name in {path.stem for path in KEPT.glob("*.pb")}:
+        assert ar.Plan.load(KEPT / f"{name}.yaml") == ar.Plan.load(KEPT / f"{name}.pb")
+
+
+def test_a_kept_builder_builds_a_plan_that_trains_to_the_same_values() -> None:
+    item = ar.GraphItem.load(KEPT / "regression.ar")
+    ar.allow_code(KEPT / "mine.py")
+    config = {"devices": ["CPU:0", "CPU:1"], "strategy": {"name": f"{KEPT / 'mine.py'}:HalvedOnServers"}}
+    plan = ar.build_plan(item, config)
+    assert any(len(request.sizes) == 2 for request in plan.variables)
+    report = ar.verify(item, config, steps=2)
+    assert report.ok, str(report)
+    assert np.isfinite(report.max_error)
+
+
+def test_a_kept_builder_may_extend_one_of_ours() -> None:
+    item = ar.GraphItem.load(KEPT / "regression.ar")
+    ar.allow_code(KEPT / "mine.py")
+    config = {"devices": ["CPU:0", "CPU:1"], "strategy": {"name": f"{KEPT / 'mine.py'}:AsAlways"}}
+    assert ar.build_plan(item, config).variables == ar.build_plan(item, {"devices": ["CPU:0", "CPU:1"]}).variables
+
+
+@pytest.mark.parametrize("name", ["AllReduce", "PS", "PSLoadBalancing", "PartitionedPS", "UnevenPartitionedPS"])
+def test_every_builder_is_still_exported_by_its_name(name: str) -> None:
+    item = ar.GraphItem.load(KEPT / "regression.ar")
+    config = ar.Config.of({"devices": ["CPU:0", "CPU:1"], "strategy": {"name": name}})
+    builder = getattr(strategies, name)()
+    assert builder.build(item, config) == strategies.STRATEGIES[name].build(item, config)

@@ -1,0 +1,331 @@
+"""Function mode: a distributed function is called like the original, and does to its variables what that would do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import autograph_rewrite as ar
+from autograph_rewrite.runtime.function.mirrored_variables import Mirrors
+from autograph_rewrite.runtime.function.step import Step
+from tests.support.linear_step import Linear, assert_same_state, batch, config
+
+MODES = ("shared", "mirrored")
+
+
+def mirrors_of(step: Any) -> list[Any]:
+    return list(step._mirrors._known.values())
+
+
+@pytest.fixture
+def pair() -> tuple[Linear, Linear]:
+    return Linear(), Linear()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_a_distributed_function_trains_like_the_original_for_any_batch_size(
+    mode: str, replicas: int, pair: tuple[Linear, Linear]
+) -> None:
+    one, many = pair
+    step = ar.distribute(many.step, config(mode, replicas))
+    for size in (6, 7, 2, 1, 6):
+        expected, got = one.step(*batch(size)), step(*batch(size))
+        assert set(got) == {"loss", "prediction"}
+        np.testing.assert_allclose(got["loss"], expected["loss"], rtol=1e-12)
+        np.testing.assert_allclose(got["prediction"], expected["prediction"], rtol=1e-12)
+        assert_same_state(one, many)
+    assert len(step.items) == 1  # one trace for all sizes
+    names = {node.name for node in step.items[0].graph}
+    assert any(name.startswith(f"replica_{replicas - 1}/") for name in names)  # the work really is spread
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_result_keeps_the_structure_of_the_original(mode: str) -> None:
+    w = tf.Variable([[1.0]])
+
+    def step(pair: tuple[Any, dict[str, Any]], *, scale: float = 2.0) -> tuple[Any, list[Any], dict[str, Any], None]:
+        x, y = pair[0], pair[1]["y"]
+        loss = tf.reduce_sum(x @ w - y) * scale
+        w.assign_sub([[0.1]] * loss)
+        return loss, [x @ w, (y,)], {"b": tf.shape(x), "a": loss}, None
+
+    distributed = ar.distribute(step, config(mode))
+    x = tf.ones([5, 1])
+    loss, (product, (y,)), named, nothing = distributed((x, {"y": x * 2}))
+    assert nothing is None
+    assert list(named) == ["b", "a"]
+    np.testing.assert_allclose(loss, -10.0)
+    np.testing.assert_allclose(named["a"], -10.0)
+    np.testing.assert_array_equal(named["b"], [5, 1])
+    np.testing.assert_allclose(product, x * 2)
+    np.testing.assert_allclose(y, x * 2)
+    distributed((x, {"y": x}), scale=3.0)
+    assert len(distributed.items) == 2  # a Python value is part of the trace
+    np.testing.assert_allclose(w.numpy(), [[2.0 - 1.5]])
+    distributed((x, {"y": x}), scale=True)
+    distributed((x, {"y": x}), scale=1)
+    assert len(distributed.items) == 4  # and so is its type
+
+
+def test_a_plan_can_be_given_instead_of_a_config(pair: tuple[Linear, Linear]) -> None:
+    one, many = pair
+    specs = (tf.TensorSpec([None, 4], tf.float64), tf.TensorSpec([None, 3], tf.float64))
+    plan = ar.build_plan(ar.GraphItem.from_function(many.step, *specs), config("mirrored"))
+    step = ar.distribute(many.step, plan)
+    one.step(*batch(5))
+    step(*batch(5))
+    assert_same_state(one, many)
+
+
+def test_numpy_arrays_and_keyword_arguments_are_taken(pair: tuple[Linear, Linear]) -> None:
+    one, many = pair
+    step = ar.distribute(many.step, config("shared"))
+    x, y = (tensor.numpy() for tensor in batch(5))
+    one.step(x, y)
+    step(y=y, x=x)
+    assert_same_state(one, many)
+
+
+def test_another_size_of_another_axis_is_traced_once_more_and_then_any_size_fits() -> None:
+    w = tf.Variable(1.0)
+
+    def step(x: Any) -> Any:
+        loss = tf.reduce_sum(tf.reduce_mean(x, axis=1)) * w
+        w.assign_sub(0.001 * loss)
+        return loss
+
+    distributed = ar.distribute(step, config("shared"))
+    for length in (3, 4, 5, 6):
+        np.testing.assert_allclose(distributed(tf.ones([4, length])), 4 * w.numpy() / (1 - 0.004), rtol=1e-5)
+    assert len(distributed.items) == 2
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_function_made_for_specs_refuses_other_arguments(mode: str, pair: tuple[Linear, Linear]) -> None:
+    one, many = pair
+    specs = (tf.TensorSpec([None, 4], tf.float64), tf.TensorSpec([None, 3], tf.float64))
+    step = ar.distribute(many.step, config(mode), *specs)
+    one.step(*batch(4))
+    step(*batch(4))
+    assert_same_state(one, many)
+    with pytest.raises(ar.GraphError, match=r"was made for \(float64\[None, 4\].*not for \(float64\[5, 3\]"):
+        step(tf.zeros([5, 3], tf.float64), batch(5)[1])
+
+
+def test_a_static_batch_is_distributed_when_it_is_named(pair: tuple[Linear, Linear]) -> None:
+    one, many = pair
+    specs = (tf.TensorSpec([6, 4], tf.float64), tf.TensorSpec([6, 3], tf.float64))
+    step = ar.distribute(many.step, config("shared"), *specs, batch_inputs={"x": 0, "y": 0})
+    one.step(*batch(6))
+    step(*batch(6))
+    assert_same_state(one, many)
+
+
+def test_batch_inputs_of_different_sizes_are_refused_before_anything_runs(pair: tuple[Linear, Linear]) -> None:
+    _, many = pair
+    step = ar.distribute(many.step, config("shared"))
+    with pytest.raises(ar.GraphError, match=r"x: 6, y: 5"):
+        step(batch(6)[0], batch(5)[1])  # at the first call
+    step(*batch(6))
+    with pytest.raises(ar.GraphError, match=r"x: 6, y: 5"):
+        step(batch(6)[0], batch(5)[1])
+    assert many.count.numpy() == 1
+
+
+def test_an_input_that_all_replicas_share_is_named_in_batch_inputs() -> None:
+    w = tf.Variable(tf.ones([3, 2]))
+
+    def step(x: Any, weights: Any) -> Any:
+        loss = tf.reduce_sum((x @ w) * weights)
+        w.assign_sub(0.1 * loss * tf.ones_like(w))
+        return loss
+
+    distributed = ar.distribute(step, config("mirrored"), batch_inputs={"x": 0})
+    np.testing.assert_allclose(distributed(tf.ones([5, 3]), tf.constant([1.0, 2.0])), 45.0)
+
+
+WRITES: dict[str, Callable[[Linear], Any]] = {
+    "assign": lambda model: model.w.assign(tf.ones([4, 3], tf.float64)),
+    "assign_add in place": lambda model: model.w.assign_add(tf.ones([4, 3], tf.float64)),
+    "a scalar": lambda model: model.rate.assign(0.01),
+    "another function": lambda model: tf.function(lambda: model.velocity.assign_add(model.velocity))(),
+    "two writes": lambda model: (model.w.assign(model.w * 2), model.w.assign(model.w + 1)),
+    "a scatter": lambda model: tf.raw_ops.ResourceScatterUpdate(
+        resource=model.w.handle, indices=[1], updates=tf.ones([1, 3], tf.float64)
+    ),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_writes_to_a_captured_variable_reach_all_mirrors(write: str, pair: tuple[Linear, Linear]) -> None:
+    one, many = pair
+    step = ar.distribute(many.step, config("mirrored"))
+    for _ in range(2):
+        for model, run in ((one, one.step), (many, step)):
+            run(*batch(5))
+            WRITES[write](model)
+            run(*batch(5))
+            run(*batch(4))
+    assert_same_state(one, many)
+    mirrored = mirrors_of(step)
+    assert len(mirrored) == 4
+    for variable in mirrored:
+        for copy in variable.copies.values():
+            np.testing.assert_allclose(copy.numpy(), variable.value().numpy(), rtol=1e-12)
+
+
+def test_a_restored_checkpoint_reaches_all_mirrors(tmp_path: Any, pair: tuple[Linear, Linear]) -> None:
+    one, many = pair
+    step = ar.distribute(many.step, config("mirrored"))
+    for model, run in ((one, one.step), (many, step)):
+        checkpoint = tf.train.Checkpoint(w=model.w, velocity=model.velocity, count=model.count)
+        run(*batch(5))
+        path = checkpoint.save(str(tmp_path / str(id(model))))
+        run(*batch(4))
+        checkpoint.restore(path).assert_consumed()
+        run(*batch(3))
+    assert_same_state(one, many)
+
+
+def test_mirrors_are_left_alone_while_nobody_writes(
+    pair: tuple[Linear, Linear], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = ar.distribute(pair[1].step, config("mirrored"))
+    step(*batch(5))
+    refreshed = []
+    mirrored = mirrors_of(step)
+    for variable in mirrored:
+        monkeypatch.setattr(variable, "refresh", lambda value, variable=variable: refreshed.append(variable))
+    step(*batch(5))
+    assert refreshed == []
+    pair[1].rate.assign(0.2)
+    step(*batch(5))
+    assert [variable.handle is pair[1].rate.handle for variable in refreshed] == [True]
+
+
+def test_variables_and_their_mirrors_are_updated_in_place(pair: tuple[Linear, Linear]) -> None:
+    step = ar.distribute(pair[1].step, config("mirrored"))
+    step(*batch(5))
+    (weights,) = (variable for variable in mirrors_of(step) if variable.handle is pair[1].w.handle)
+
+    def addresses() -> set[int]:
+        (copy,) = weights.copies.values()
+        return {np.asarray(value).ctypes.data for value in (weights.value(), copy.read_value())}
+
+    for _ in range(3):
+        before = addresses()
+        step(*batch(5))
+        assert addresses() == before  # copying would double the memory of a large model
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_failed_step_raises_the_original_error_and_the_next_one_is_right(
+    mode: str, pair: tuple[Linear, Linear]
+) -> None:
+    one, many = pair
+
+    def checked(model: Linear) -> Callable[[Any, Any], Any]:
+        def step(x: Any, y: Any) -> Any:
+            return model.step(tf.debugging.check_numerics(x, "bad input"), y)
+
+        return step
+
+    step, original = ar.distribute(checked(many), config(mode)), tf.function(checked(one))
+    x, y = batch(6)
+    broken = tf.tensor_scatter_nd_update(x, [[5, 0]], [np.nan])
+    for run in (step, original):
+        run(x, y)
+        with pytest.raises(tf.errors.InvalidArgumentError, match="bad input"):
+            run(broken, y)
+    for a, b in zip(one.variables, many.variables, strict=True):
+        b.assign(a)  # how far a failed step came is undefined
+    for run in (step, original):
+        run(x, y)
+    assert_same_state(one, many)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_distributed_function_works_inside_another_function(mode: str, pair: tuple[Linear, Linear]) -> None:
+    one, many = pair
+    step = ar.distribute(many.step, config(mode))
+
+    @tf.function
+    def twice(x: Any, y: Any) -> Any:
+        step(x, y)
+        many.rate.assign(many.rate * 0.5)
+        return step(x, y)["loss"]
+
+    one.step(*batch(6))
+    one.rate.assign(one.rate * 0.5)
+    expected = one.step(*batch(6))["loss"]
+    np.testing.assert_allclose(twice(*batch(6)), expected, rtol=1e-12)
+    assert_same_state(one, many)
+    one.step(*batch(4))
+    step(*batch(4))  # and afterwards by itself
+    assert_same_state(one, many)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_iterator_may_be_an_argument(mode: str, pair: tuple[Linear, Linear]) -> None:
+    one, many = pair
+
+    def dataset() -> Any:
+        return tf.data.Dataset.from_tensor_slices(batch(10)).batch(4)
+
+    @tf.function
+    def step(iterator: Any) -> Any:
+        return many.step(*next(iterator))
+
+    distributed = ar.distribute(step, config(mode))
+    iterator = iter(dataset())
+    for x, y in dataset():
+        one.step(x, y)
+        distributed(iterator)
+    assert_same_state(one, many)
+    with pytest.raises(tf.errors.OutOfRangeError):
+        distributed(iterator)
+
+
+def targets(model: Linear) -> Iterator[tuple[str, Any]]:
+    specs = (tf.TensorSpec([None, 4], tf.float64), tf.TensorSpec([None, 3], tf.float64))
+    yield "a tf.function", tf.function(model.step)
+    yield "an input signature", tf.function(model.step, input_signature=specs)
+    yield "a concrete function", tf.function(model.step).get_concrete_function(*specs)
+    yield "a plain function", lambda x, y: model.step(x, y)
+
+
+@pytest.mark.parametrize("kind", [kind for kind, _ in targets(Linear())])
+def test_every_kind_of_function_can_be_distributed(kind: str, pair: tuple[Linear, Linear]) -> None:
+    one, many = pair
+    step = ar.distribute(dict(targets(many))[kind], config("mirrored"))
+    one.step(*batch(5))
+    step(*batch(5))
+    assert_same_state(one, many)
+
+
+def test_an_item_that_was_not_rewritten_runs_as_the_original_does(pair: tuple[Linear, Linear]) -> None:
+    one, many = pair
+    specs = (tf.TensorSpec([None, 4], tf.float64), tf.TensorSpec([None, 3], tf.float64))
+    item = ar.GraphItem.from_function(many.step, *specs)
+    loss, prediction = Step(item, Mirrors())(list(batch(5)))
+    expected = one.step(*batch(5))
+    np.testing.assert_allclose(loss, expected["loss"], rtol=1e-12)
+    np.testing.assert_allclose(prediction, expected["prediction"], rtol=1e-12)
+    assert_same_state(one, many)
+
+
+def test_a_variable_as_an_argument_is_refused_with_the_way_out() -> None:
+    weight = tf.Variable(1.0, name="weight")
+
+    def train(x: Any, w: Any = weight) -> Any:
+        w.assign_sub(tf.reduce_mean(x))
+        return w.read_value()
+
+    step = ar.distribute(train, {"devices": ["CPU:0"], "strategy": {"name": "AllReduce"}})
+    with pytest.raises(ar.GraphError, match=r"variable 'weight:0' as an argument"):
+        step(tf.ones([4]))

@@ -1,0 +1,166 @@
+"""Auto: at least as good in simulation as the best single builder, the same each time, and with its reasons."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from autograph_rewrite.config.config import Config
+from autograph_rewrite.cost.search import Evaluator
+from autograph_rewrite.cost.simulate import Hardware
+from autograph_rewrite.errors import PassError
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.normalize.normalize import normalise
+from autograph_rewrite.passes import pass_pipeline
+from autograph_rewrite.passes.base.rewriting import Request
+from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.plan.verify.check_plan import check
+from autograph_rewrite.strategies import STRATEGIES, builder_for, named_builder
+from autograph_rewrite.strategies.auto import Auto
+from tests.support.plan_tables import tables
+from tests.support.small_items import regression
+
+SINGLE = {name: builder for name, builder in STRATEGIES.items() if name not in ("Auto", "Pipeline")}
+WORKERS = [f"h{i}:1" for i in range(8)]
+SLOW = {"workers": WORKERS, "ps": ["p:1", "q:1"], "network": {"bandwidth_gbps": 1, "latency_us": 200}}
+FAST = {"workers": WORKERS, "network": {"bandwidth_gbps": 100, "latency_us": 5}}
+CASES = [
+    {"devices": ["GPU:0"], "cluster": SLOW},
+    {"devices": ["GPU:0"], "cluster": FAST},
+    {"devices": ["CPU:0", "CPU:1"]},
+]
+IDS = ["slow", "fast", "process"]
+
+
+def config(**changes: Any) -> Config:
+    strategy = {"name": "Auto", **changes.pop("strategy", {})}
+    return Config.of({"devices": ["CPU:0", "CPU:1"], **changes, "strategy": strategy})
+
+
+def chosen(item: GraphItem, read: Config) -> Plan:
+    return Auto(SINGLE, every=True).build(item, read)
+
+
+def seconds(item: GraphItem, plan: Plan, read: Config) -> float:
+    network = read.cluster.network if read.cluster is not None else None
+    return Evaluator(item, Hardware(network=network)).simulate(plan).step_seconds
+
+
+def best_single(item: GraphItem, read: Config) -> float:
+    found = []
+    for name in SINGLE:
+        section = read.strategy.model_copy(update={"name": name})
+        own = read.model_copy(update={"strategy": section})
+        found.append(seconds(item, named_builder(own).build(item, own), read))
+    return min(found)
+
+
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_no_single_builder_is_better(case: dict[str, Any]) -> None:
+    item, read = tables(), config(**case)
+    plan = chosen(item, read)
+    assert plan.strategy == "Auto"
+    assert seconds(item, plan, read) <= best_single(item, read)
+    assert [str(p) for p in check(plan, item) if "not available yet" not in str(p)] == []
+    assert Plan.from_yaml(plan.to_yaml()) == plan
+
+
+def test_the_plan_says_what_was_compared_and_why_it_was_chosen() -> None:
+    notes = chosen(tables(), config(**CASES[0])).notes
+    assert notes[-3].startswith("Auto simulated ")
+    assert all(name in notes[-2] for name in SINGLE)
+    assert notes[-1].startswith("it began with ")
+
+
+def test_what_is_sent_over_a_slow_network_counts_more() -> None:
+    slow, fast = (chosen(tables(), config(**case)) for case in CASES[:2])
+    assert slow.variables != fast.variables
+
+
+def test_the_user_has_the_last_word() -> None:
+    override = {"match": "kernel", "synchronizer": "ps"}
+    plan = chosen(tables(), config(**CASES[0], variables=[override], strategy={"bucket_bytes": 1024}))
+    found = {request.name: request for request in plan.variables}
+    assert found["kernel"].placement == "single"
+    assert {request.options.bucket_bytes for request in plan.variables} == {1024}
+    mirrored = chosen(tables(), config(strategy={"variables": "mirrored"}))
+    assert mirrored.mode == "mirrored"
+
+
+def test_lossy_compressors_are_used_only_where_the_configuration_allows_one() -> None:
+    slow = {
+        "devices": ["GPU:0"],
+        "cluster": {"workers": WORKERS, "network": {"bandwidth_gbps": 0.001, "latency_us": 1}},
+    }
+    assert compressors(config(**slow)) == {"w": "none"}
+    assert compressors(config(**slow, strategy={"compressor": "fp16"})) == {"w": "fp16"}
+    never = [{"match": "w", "compressor": "none"}]
+    assert compressors(config(**slow, variables=never, strategy={"compressor": "fp16"})) == {"w": "none"}
+
+
+def compressors(read: Config) -> dict[str, str]:
+    return {request.name: request.options.compressor for request in chosen(regression(), read).variables}
+
+
+def test_only_what_can_be_carried_out_is_chosen_for_a_user() -> None:
+    read = config()
+    item = tables()
+    plan = builder_for(read).build(item, read)
+    assert [str(p) for p in check(plan, item)] == []
+
+
+def test_every_process_finds_the_same_plan(fresh_python: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    done = fresh_python(
+        "import sys\n"
+        "from tests.strategies.test_auto import CASES, chosen, config, tables\n"
+        "print(chosen(tables(), config(**CASES[0])).to_yaml(), end='')\n"
+        "print('tensorflow' in sys.modules)\n"
+    )
+    assert done.stdout == chosen(tables(), config(**CASES[0])).to_yaml() + "False\n"
+
+
+@pytest.mark.parametrize("model", ["transformer", "language_model"])
+@pytest.mark.parametrize("case", CASES[:2], ids=IDS[:2])
+def test_a_real_model_is_searched_in_time(model: str, case: dict[str, Any]) -> None:
+    from tests.zoo import ZOO
+
+    built = ZOO[model].build(optimizer="adam", size="small" if model == "transformer" else "large", dtype="float32")
+    item = normalise(
+        GraphItem.from_graph(
+            built.graph, train_op=built.train_op, outputs=list(built.outputs), batch_inputs=dict(built.batch_inputs)
+        )
+    )
+    read = config(**case)
+    began = time.process_time()  # whatever else the machine does
+    plan = chosen(item, read)
+    assert time.process_time() - began < 20
+    assert seconds(item, plan, read) <= best_single(item, read)
+
+
+def test_what_cannot_be_built_gives_way_to_the_next_best_and_the_plan_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    item, tried = normalise(regression()), []
+    real = pass_pipeline.rewrite
+
+    def rewrite(request: Request, **options: Any) -> GraphItem:
+        tried.append(request.plan)
+        if len(tried) < 3:
+            raise PassError(f"no way {len(tried)}")
+        return real(request, **options)
+
+    monkeypatch.setattr(pass_pipeline, "rewrite", rewrite)
+    plan = Auto(SINGLE).build(item, config())
+    assert [note.partition("cannot be built: ")[2] for note in plan.notes[:2]] == ["no way 1", "no way 2"]
+    assert (plan.variables, plan.mode) == (tried[-1].variables, tried[-1].mode)
+
+
+def test_where_nothing_can_be_built_the_reason_of_the_best_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rewrite(request: Request, **options: Any) -> GraphItem:
+        raise PassError("no way at all")
+
+    monkeypatch.setattr(pass_pipeline, "rewrite", rewrite)
+    with pytest.raises(PassError, match="no way at all"):
+        Auto(SINGLE).build(normalise(regression()), config())

@@ -1,0 +1,77 @@
+"""What passes find besides the graph, in lines: parts, shards, homes, edges, notes, and how instances are run.
+
+edge %dw: partial(sum) -> replicated by add_n for w, 12 bytes
+wait %x/block: - | %autograph_micro/gate/passed of micro-batch 0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autograph_rewrite.ir.format.literals import shape_text
+from autograph_rewrite.ir.types.device_names import short
+from autograph_rewrite.item import Variable
+from autograph_rewrite.passes.base.instance_order import HappensAfter
+from autograph_rewrite.passes.base.rewriting import Rewrite
+from autograph_rewrite.passes.emit.expand import ReplicaLayout
+from autograph_rewrite.passes.propagation_passes import Resolved
+from autograph_rewrite.plan.parts.messages import EdgePlan
+from autograph_rewrite.resolve.remat.decision import Decision
+
+
+def found(rewrite: Rewrite) -> Iterator[str]:
+    """Yield a line for everything that a rewrite knows by now."""
+    item, plan = rewrite.item, rewrite.plan
+    for info in item.inputs.values():
+        yield f"input {info.name} = %{info.tensor.removesuffix(':0')}"
+    for variable in item.variables.values():
+        yield f"variable {_variable(variable)}"
+    for variable in item.state.values():
+        yield f"state {_variable(variable)}"
+    for name, home in plan.homes.items():
+        yield f"home of {name} @{short(home)}"
+    for edge in plan.edges:
+        yield _edge(edge)
+    if rewrite.has(Resolved):
+        resolved = rewrite.get(Resolved)
+        yield from (f"note {note.op} '{note.node}': {note.text}" for note in resolved.notes)
+        yield from (f"inexact {note.op} '{note.node}': {note.text}" for note in resolved.inexact)
+        yield from (f"whole input {info.name}" for info in resolved.shared)
+    if rewrite.has(Decision):
+        yield from (f"kept %{left.node}: {left.reason}" for left in rewrite.get(Decision).left)
+    if rewrite.has(ReplicaLayout):
+        yield from _instances(rewrite.get(ReplicaLayout))
+
+
+def _variable(variable: Variable) -> str:
+    return f"{variable.name}: {variable.dtype}{shape_text(variable.shape)}"
+
+
+def _edge(edge: EdgePlan) -> str:
+    bucket = f", bucket {edge.bucket}" if edge.bucket else ""
+    role = f", {edge.role}" if edge.role else ""
+    compressed = f", {edge.compressor}" if edge.compressor != "none" else ""
+    owner = edge.owner or "the step"
+    return (
+        f"edge %{edge.value}: {edge.from_} -> {edge.to} by {edge.lowering} for {owner}, {edge.bytes} bytes"
+        f"{bucket}{role}{compressed}: {edge.reason}"
+    )
+
+
+def _instances(run: ReplicaLayout) -> Iterator[str]:
+    for stage, devices in enumerate(run.devices):
+        of = f" of stage {stage}" if len(run.devices) > 1 else ""
+        yield f"instances{of} @{' @'.join(map(short, devices))}"
+    for node, stage in run.stages.items():
+        yield f"stage {stage}: %{node.name}"
+    for node, waits in run.order.roots.items():
+        yield f"wait %{node.name}: {' | '.join(map(_wait, waits))}"
+    for node, sums in run.order.sums.items():
+        if sums:
+            yield f"wait %{node.name}: grown {' '.join(f'%{total.name}' for total in sums)}"
+    for node in run.order.meetings:
+        yield f"meeting at %{node.name}"
+
+
+def _wait(wait: HappensAfter | None) -> str:
+    return f"%{wait.node.name} of micro-batch {wait.micro}" if wait is not None else "-"

@@ -1,0 +1,1 @@
+"""Scripts for developers: the shipped op registry, docs/ops.md."""

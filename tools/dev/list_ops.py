@@ -1,0 +1,105 @@
+"""Generate docs/ops.md: every op type that has a rule, and what the rule says, read from the table.
+
+Run as `python -m autograph_rewrite.tools.dev.list_ops [PATH]` after changing a rule; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from autograph_rewrite.analysis.rule_table import FAMILIES, TABLE
+from autograph_rewrite.analysis.rules.base import Rule, whole
+from autograph_rewrite.analysis.rules.empty_blocks import UNDEFINED_WHEN_EMPTY
+from autograph_rewrite.analysis.rules.signature import Labels, Placer, Signature, is_open
+
+DEFAULT = Path("docs/ops.md")
+
+HEAD = """\
+# Ops with a placement rule
+
+Generated from the table of rules by `python -m autograph_rewrite.tools.dev.list_ops`; do not edit.
+
+{total} op types: {placed} work on blocks, {whole} deliberately read whole values. An op that is not listed reads
+whole values too, which is right but slower, and is named in the report (an error under `semantics.strict`).
+
+How to read a signature such as `n... , * , n... -> .... (partial over n)`: one term per input and output, one sign
+per dimension. A letter is a dimension that may be split, and stays split where the letter stands again; a dot is one
+that may not; `*` is a parameter, read whole. *once* marks ops that run one time, whatever the number of replicas.
+"""
+
+
+def render() -> str:
+    """Return the page."""
+    on_blocks = sum(rule.place is not whole for rule in TABLE.values())
+    parts = [HEAD.format(total=len(TABLE), placed=on_blocks, whole=len(TABLE) - on_blocks)]
+    for module in FAMILIES:
+        family = module.__name__.rpartition(".")[2]
+        rules = {op: rule for op, rule in TABLE.items() if rule.family == family}
+        parts.append("\n".join(_section(family, first_sentence(module.__doc__), rules)))
+    return "\n".join(parts)
+
+
+def _section(family: str, idea: str, rules: Mapping[str, Rule]) -> Iterable[str]:
+    """Yield the lines of one family: ops that one rule serves share a row."""
+    rows: dict[str, list[str]] = {}
+    for op, rule in sorted(rules.items()):
+        rows.setdefault(describe(op, rule), []).append(f"`{op}`")
+    yield f"## {family}\n"
+    yield f"{idea}\n"
+    yield "| ops | rule |"
+    yield "| --- | --- |"
+    for text, ops in rows.items():
+        yield f"| {' '.join(ops)} | {text} |"
+    yield ""
+
+
+def describe(op: str, rule: Rule) -> str:
+    """Return what a rule says in one line."""
+    text = _said(rule)
+    if rule.pinned:
+        text += " *once*"
+    if op in UNDEFINED_WHEN_EMPTY:
+        text += " (sums over empty blocks are replaced by zeros)"
+    return text
+
+
+def _said(rule: Rule) -> str:
+    if rule.place is whole:
+        return "Reads whole values."
+    if isinstance(rule.place, Placer):
+        signature = rule.place.constant
+        return first_sentence(rule.place.describe.__doc__) if signature is None else f"`{spell(signature)}`"
+    return first_sentence(rule.place.__doc__)
+
+
+def spell(signature: Signature) -> str:
+    """Return a signature as it is written in the page."""
+    text = f"{_terms(signature.inputs)} -> {_terms(signature.outputs)}"
+    return f"{text} (partial over {','.join(sorted(signature.summed))})" if signature.summed else text
+
+
+def _terms(terms: Sequence[Labels | None]) -> str:
+    written = [
+        "*" if labels is None else "".join(label if is_open(label) else "." for label in labels) or "scalar"
+        for labels in terms
+    ]
+    return " , ".join(written)
+
+
+def first_sentence(text: str | None) -> str:
+    """Return the first sentence of a docstring on one line, safe inside a table."""
+    paragraph = " ".join((text or "").strip().partition("\n\n")[0].split())
+    sentence = paragraph.partition(". ")[0].rstrip(".")
+    return f"{sentence.replace('|', '/')}."
+
+
+def main() -> None:
+    """Write the page."""
+    path = Path(sys.argv[1]) if len(sys.argv) > 1 else DEFAULT
+    path.write_text(render(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

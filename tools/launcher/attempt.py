@@ -1,0 +1,170 @@
+"""One attempt to run a job: all processes started, until all have ended, one has failed, or a stop was requested.
+
+One thread and no callbacks: it waits for output, looks who has ended, and decides.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import FrameType
+
+from autograph_rewrite.tools.launcher.output import Output
+from autograph_rewrite.tools.launcher.process import Child, Task
+
+# How long a death goes unnoticed where no pipe tells of it, and a signal to the launcher unanswered.
+_TICK_SECONDS = 0.05
+# How long to wait for the end of pipes when their processes are gone: one that left its group may hold them for ever.
+_DRAIN_SECONDS = 1.0
+_READ_BYTES = 1 << 16
+
+# What TensorFlow's server, and everybody else's, says when it cannot have its port.
+_PORT_TAKEN = ("could not start grpc server", "address already in use")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one start of a job ended."""
+
+    codes: dict[str, int]
+    """What each process returned; negative: the signal that killed it."""
+    failed: str | None = None
+    """The process that failed first, and so ended the others."""
+    last_lines: tuple[str, ...] = ()
+    """The end of what it wrote to stderr."""
+    late: tuple[str, ...] = ()
+    """Who was still running when time was up."""
+
+    @property
+    def problem(self) -> str:
+        """What happened to the process that failed."""
+        assert self.failed is not None
+        code = self.codes[self.failed]
+        return f"{self.failed} " + (
+            f"failed with exit code {code}" if code > 0 else f"was killed by {signal_name(-code)}"
+        )
+
+    @property
+    def port_was_taken(self) -> bool:
+        """Whether a process failed because somebody else listens at its address."""
+        text = "\n".join(self.last_lines).lower()
+        return any(words in text for words in _PORT_TAKEN)
+
+
+class Signals:
+    """Notes a signal that asks the launcher to end, so that it never strikes between two statements."""
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+
+    def note(self, number: int, _frame: FrameType | None) -> None:
+        """Take a signal; the second one is in a hurry."""
+        if self.received is not None:
+            raise KeyboardInterrupt
+        self.received = number
+
+
+class Attempt:
+    """The processes of one start."""
+
+    def __init__(self, output: Output | None, grace: float, signals: Signals, deadline: float | None) -> None:
+        """Prepare to run.
+
+        Args:
+            output: takes what the processes write; None: they write where the launcher does.
+            grace: how many seconds a process has to end by itself before it is killed.
+            signals: what the launcher is asked for meanwhile.
+            deadline: when time is up, by `time.monotonic`.
+        """
+        self._children: list[Child] = []
+        self._selector = selectors.DefaultSelector()
+        self._output = output
+        self._grace = grace
+        self._signals = signals
+        self._deadline = deadline
+
+    def run(self, tasks: Sequence[Task]) -> Outcome:
+        """Start the processes and stay until all have ended."""
+        with ExitStack() as at_the_end:
+            at_the_end.callback(self._selector.close)
+            at_the_end.callback(self._kill)
+            for task in tasks:
+                self._start(task)
+            failed, late = self._wait()
+            self._stop(self._signals.received if self._signals.received == signal.SIGINT else signal.SIGTERM)
+        codes = {child.task.name: child.code for child in self._children if child.code is not None}
+        if failed is None:
+            return Outcome(codes, late=late)
+        last = tuple(self._output[failed.task.name].err.last) if self._output else ()
+        return Outcome(codes, failed.task.name, last)
+
+    def _start(self, task: Task) -> None:
+        child = Child(task, pipes=self._output is not None)
+        self._children.append(child)
+        if self._output is not None:
+            for pipe, writer in zip(child.pipes, self._output[task.name], strict=True):
+                self._selector.register(pipe, selectors.EVENT_READ, writer)
+
+    def _wait(self) -> tuple[Child | None, tuple[str, ...]]:
+        """Wait until there is a reason to stop; return who failed, or who is late."""
+        while self._signals.received is None:
+            ended = [child for child in self._children if child.has_ended()]
+            failures = [child for child in ended if child.code]
+            if failures:
+                # Of several within one tick, the others may have failed because one was killed.
+                return min(failures, key=lambda child: (child.code or 0) > 0), ()
+            if all(child in ended for child in self._children if not child.task.auxiliary):
+                return None, ()
+            if self._deadline is not None and time.monotonic() > self._deadline:
+                return None, tuple(child.task.name for child in self._children if child not in ended)
+            self._pump()
+        return None, ()
+
+    def _stop(self, number: int) -> None:
+        """Ask all to end, then end them, and read what they have written last."""
+        asked = self._signals.received
+        patience = time.monotonic() + self._grace
+        for child in self._children:
+            # A server has nothing to tidy up, and TensorFlow's does not hear Ctrl-C.
+            child.send(signal.SIGTERM if child.task.auxiliary else number)
+        while not self._all_have_ended() and time.monotonic() < patience and self._signals.received == asked:
+            self._pump()
+        for child in self._children:
+            child.send(signal.SIGKILL)
+        while not self._all_have_ended():
+            self._pump()
+        patience = time.monotonic() + _DRAIN_SECONDS
+        while self._selector.get_map() and time.monotonic() < patience:
+            self._pump()
+
+    def _all_have_ended(self) -> bool:
+        return all([child.has_ended() for child in self._children])  # a list: each of them is looked at
+
+    def _pump(self) -> None:
+        """Pass on what was written, or wait a tick for it."""
+        for key, _ in self._selector.select(_TICK_SECONDS):
+            data = os.read(key.fd, _READ_BYTES)
+            if data:
+                key.data.feed(data)
+            else:
+                key.data.close()
+                self._selector.unregister(key.fileobj)
+
+    def _kill(self) -> None:
+        for child in self._children:
+            child.send(signal.SIGKILL)
+        for child in self._children:
+            child.close()
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL` for 9."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"  # a real-time signal

@@ -1,0 +1,149 @@
+"""Run the processes of a job as one: the first failure ends all, and the job is restarted.
+
+start ──► wait ──► every worker ended with 0 ─────────────────────► end the servers: success
+           │
+           ├────► one failed ──► end the others ──► restarts left? ──► start
+           │                                             └─► no: its exit code
+           └────► Ctrl-C, SIGTERM, timeout ──► end all: 130, 143, 124
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autograph_rewrite.tools.launcher.attempt import Attempt, Outcome, Signals, signal_name
+from autograph_rewrite.tools.launcher.output import opened
+from autograph_rewrite.tools.launcher.process import Task
+
+TIMED_OUT = 124  # as timeout(1) has it
+BY_SIGNAL = 128  # as shells have it: 130 for Ctrl-C
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a job is run."""
+
+    title: str = "launch"
+    """Who speaks, in the launcher's own messages."""
+    restarts: int = 0
+    """How often it is started anew after a failure."""
+    timeout: float | None = None
+    """How many seconds it may take, restarts included."""
+    grace: float = 5.0
+    """How many seconds processes have to end by themselves before they are killed."""
+    prefixed: bool = True
+    """Whether lines begin with the names of their processes; otherwise these write where the launcher does."""
+    log_dir: Path | None = None
+    """Where the output of each process is kept, too."""
+    fresh_ports: bool = False
+    """Whether every start has ports of its own: then one that somebody else took is worth another try."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How a job ended."""
+
+    exit_code: int
+    restarts: int
+    seconds: float
+    outcome: Outcome
+
+    def data(self) -> dict[str, Any]:
+        """The summary as plain data."""
+        return {
+            "exit_code": self.exit_code,
+            "restarts": self.restarts,
+            "seconds": round(self.seconds, 3),
+            "failed": self.outcome.failed,
+            "timed_out": bool(self.outcome.late),
+            "processes": [_process(name, code) for name, code in self.outcome.codes.items()],
+        }
+
+
+def supervise(tasks: Callable[[int], Sequence[Task]], options: Options) -> Summary:
+    """Run a job to its end.
+
+    Args:
+        tasks: makes the processes of a start, given how many restarts there were before.
+        options: how to run them.
+    """
+    began = time.monotonic()
+    deadline = None if options.timeout is None else began + options.timeout
+    starts = restarts = 0
+    may_retry = options.fresh_ports
+    with _noted_signals() as signals:
+        while True:
+            outcome = _start(tasks(restarts), options, signals, deadline, is_first=starts == 0)
+            starts += 1
+            if outcome.failed is None or signals.received is not None:
+                break
+            if may_retry and outcome.port_was_taken:
+                may_retry = False
+                _say(options, f"{outcome.failed} found its port taken: starting again on other ports")
+            elif restarts < options.restarts:
+                restarts += 1
+                _say(options, f"{outcome.problem}: restart {restarts} of {options.restarts}")
+            else:
+                break
+    _explain(outcome, options, signals.received)
+    return Summary(_exit_code(outcome, signals.received), restarts, time.monotonic() - began, outcome)
+
+
+@contextmanager
+def _noted_signals() -> Iterator[Signals]:
+    """Note signals instead of dying of them; those that are ignored (nohup) stay ignored."""
+    signals = Signals()
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    caught = {number: handler for number, handler in before.items() if handler != signal.SIG_IGN}
+    try:
+        for number in caught:
+            signal.signal(number, signals.note)
+        yield signals
+    finally:
+        for number, handler in caught.items():
+            signal.signal(number, handler)
+
+
+def _start(
+    tasks: Sequence[Task], options: Options, signals: Signals, deadline: float | None, *, is_first: bool
+) -> Outcome:
+    if not options.prefixed:
+        return Attempt(None, options.grace, signals, deadline).run(tasks)
+    with opened([task.name for task in tasks], options.log_dir, append=not is_first) as output:
+        return Attempt(output, options.grace, signals, deadline).run(tasks)
+
+
+def _explain(outcome: Outcome, options: Options, received: int | None) -> None:
+    """Say why the job did not end well; what the failed process said last stands at the end, where it is seen."""
+    if received is not None:
+        _say(options, f"stopped by {signal_name(received)}")
+    elif outcome.late:
+        _say(options, f"not done after {options.timeout:g} s; still running: {', '.join(outcome.late)}")
+    elif outcome.failed is not None:
+        ending = "; the end of its stderr:" if outcome.last_lines else ""
+        _say(options, outcome.problem + ending, *(f"    {line}" for line in outcome.last_lines))
+
+
+def _say(options: Options, *lines: str) -> None:
+    print(f"[{options.title}]", "\n".join(lines), file=sys.stderr, flush=True)
+
+
+def _exit_code(outcome: Outcome, received: int | None) -> int:
+    if received is not None:
+        return BY_SIGNAL + received
+    if outcome.late:
+        return TIMED_OUT
+    return 0 if outcome.failed is None else max(outcome.codes[outcome.failed], 1)
+
+
+def _process(name: str, code: int) -> dict[str, Any]:
+    if code < 0:
+        return {"name": name, "exit_code": None, "signal": signal_name(-code)}
+    return {"name": name, "exit_code": code, "signal": None}

@@ -1,0 +1,123 @@
+r"""Multiplex the output of many processes on one terminal: complete lines, each with the name of its process.
+
+worker 0 writes  b"step 1\nst"  b"ep 2\n"        [worker 0] step 1
+ps 0 writes      b"serving\n"              ->     [ps 0] serving
+                                                  [worker 0] step 2
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import BinaryIO, NamedTuple, TextIO
+
+from autograph_rewrite.tools.output_pipes import drop_the_rest
+
+# Enough for a traceback; who wants all of it reads up, or in the log.
+KEPT_LINES = 30
+# A line that is longer than this and has no end is passed on in pieces.
+LONGEST_LINE = 1 << 16
+
+COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red", "bright_cyan", "bright_magenta")
+
+
+class LineWriter:
+    """Passes on what one process writes, line by line; keeps the last lines, and a raw copy in a log.
+
+    Args:
+        out: where lines go.
+        prefix: of each line.
+        log: where the bytes go as they are.
+    """
+
+    def __init__(self, out: BinaryIO, prefix: bytes, log: BinaryIO | None = None) -> None:
+        self.last: deque[str] = deque(maxlen=KEPT_LINES)
+        self._out = out
+        self._prefix = prefix
+        self._log = log
+        self._rest = b""
+
+    def feed(self, data: bytes) -> None:
+        """Take what the process has written."""
+        if self._log is not None:
+            self._log.write(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > LONGEST_LINE:
+            lines.append(self._rest)
+            self._rest = b""
+        self._write(lines)
+
+    def close(self) -> None:
+        """Pass on a last line that has no end."""
+        if self._rest:
+            self._write([self._rest])
+            self._rest = b""
+
+    def _write(self, lines: list[bytes]) -> None:
+        try:
+            for line in lines:
+                # A progress bar writes over itself: what follows the last return is what a terminal would show.
+                shown = line.rstrip(b"\r").rpartition(b"\r")[2]
+                self.last.append(shown.decode("utf-8", errors="replace"))
+                self._out.write(self._prefix + shown + b"\n")
+            self._out.flush()
+        except BrokenPipeError:  # `launch ... | head` ends what is shown, not the job
+            drop_the_rest(self._out)
+
+
+class Streams(NamedTuple):
+    """The writers for the stdout and the stderr of one process."""
+
+    out: LineWriter
+    err: LineWriter
+
+
+Output = Mapping[str, Streams]
+
+
+@contextmanager
+def opened(names: Sequence[str], log_dir: Path | None = None, *, append: bool = False) -> Iterator[Output]:
+    """Give the writers of all processes: stdout stays stdout, stderr stderr, and both go into a log per process.
+
+    Args:
+        names: the processes.
+        log_dir: where the logs are, if there are any; `worker 0` writes into `worker-0.log`.
+        append: keep what the logs hold already.
+    """
+    out, err = prefixes(names, sys.stdout), prefixes(names, sys.stderr)
+    with ExitStack() as files:
+        output = {}
+        for name in names:
+            log = None
+            if log_dir is not None:
+                log_dir.mkdir(parents=True, exist_ok=True)
+                path = log_dir / f"{name.replace(' ', '-')}.log"
+                log = files.enter_context(open(path, "ab" if append else "wb", buffering=0))
+                log.write(b"--- started again ---\n" if append else b"")
+            output[name] = Streams(
+                LineWriter(_binary(sys.stdout), out[name], log), LineWriter(_binary(sys.stderr), err[name], log)
+            )
+        yield output
+
+
+def prefixes(names: Sequence[str], stream: TextIO) -> dict[str, bytes]:
+    """What stands before the lines of each process; in colours where the stream is a terminal that wants them."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(file=stream)  # it knows about terminals, NO_COLOR and FORCE_COLOR
+    made = {}
+    for i, name in enumerate(names):
+        with console.capture() as captured:
+            console.print(Text(f"[{name}]", style=COLOURS[i % len(COLOURS)]), end=" ", soft_wrap=True)
+        made[name] = captured.get().encode()
+    return made
+
+
+def _binary(stream: TextIO) -> BinaryIO:
+    """The bytes below a text stream, after what was written as text."""
+    stream.flush()
+    return stream.buffer

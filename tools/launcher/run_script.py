@@ -1,0 +1,117 @@
+"""Run a script as `python SCRIPT` would, or a module as `python -m` would; errors of ours come without a traceback.
+
+`launch` starts this file itself, by its path, in each process of a job. Hence it stands alone: the package, when it is
+imported, may join the process to its job and import TensorFlow, and when that happens is for the script to say.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+INTERRUPTED = 130
+CONFIG_VARIABLE = "AUTOGRAPH_REWRITE_CONFIG"
+ANSWERED_VARIABLE = "AUTOGRAPH_REWRITE_CONFIG_ANSWERED"
+
+
+def main() -> int:
+    """Run what the command line says: [-m] SCRIPT ARGUMENTS."""
+    if sys.path[:1] == [str(Path(__file__).parent)]:
+        del sys.path[0]  # the modules beside this file are not the script's
+    module = sys.argv[1] == "-m"
+    script, *arguments = sys.argv[2:] if module else sys.argv[1:]
+    try:
+        code = execute(script, arguments, module=module)
+        sys.stdout.flush()  # a closed pipe must fail here, not at interpreter exit
+        return code
+    except KeyboardInterrupt as error:
+        sys.last_value = error  # as Python itself says that the program has failed, to what runs at its end
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except Exception as error:
+        sys.last_value = error
+        from autograph_rewrite.tools.cli import report  # it is one of ours, so the script has imported us
+
+        return report(error, as_json=False)
+
+
+def execute(script: str, arguments: Sequence[str], *, module: bool = False) -> int:
+    """Run a script and return its exit code, 1 when it raises.
+
+    Args:
+        script: path, or name of a module.
+        arguments: its `sys.argv[1:]`.
+        module: run it as `python -m` would.
+
+    Raises:
+        RewriteError: the script did, and it is for the command line to tell.
+    """
+    try:
+        with _arguments_and_path(script, arguments, module=module):
+            if module:
+                runpy.run_module(script, run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(script, run_name="__main__")
+    except SystemExit as end:
+        code = _exit_code(end)
+        if not code:
+            _tell_if_idle(script)
+        return code
+    except Exception as error:
+        if _is_ours(error):
+            raise
+        sys.last_value = error
+        _print_traceback(error)
+        return 1
+    _tell_if_idle(script)
+    return 0
+
+
+def _tell_if_idle(script: str) -> None:
+    """Say so where the script has never asked for the configuration that it was given."""
+    config = os.environ.get(CONFIG_VARIABLE)
+    if config and not os.environ.get(ANSWERED_VARIABLE):
+        told = f"{script} never called ar.distribute or ar.rewrite, so it was not distributed as {config} says"
+        print(f"autograph_rewrite: {told}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _arguments_and_path(script: str, arguments: Sequence[str], *, module: bool) -> Iterator[None]:
+    before = sys.argv, sys.path[:]
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, os.getcwd() if module else str(Path(script).resolve().parent))
+    try:
+        yield
+    finally:
+        sys.argv, sys.path[:] = before
+
+
+def _is_ours(error: Exception) -> bool:
+    errors = sys.modules.get("autograph_rewrite.errors")
+    return errors is not None and isinstance(error, errors.RewriteError)
+
+
+def _exit_code(end: SystemExit) -> int:
+    if end.code is None or isinstance(end.code, int):
+        return end.code or 0
+    print(end.code, file=sys.stderr)
+    return 1
+
+
+def _print_traceback(error: Exception) -> None:
+    """Print the script's own part of the traceback; how we came to run it is no news to its author."""
+    own = error.__traceback__
+    while own is not None and "runpy" not in own.tb_frame.f_code.co_filename:
+        own = own.tb_next
+    while own is not None and "runpy" in own.tb_frame.f_code.co_filename:
+        own = own.tb_next
+    traceback.print_exception(type(error), error, own or error.__traceback__)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

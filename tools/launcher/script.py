@@ -1,0 +1,102 @@
+"""Script arguments that `run` and `launch` have in common.
+
+Each process that they start runs `execute.py`, as `run` does without another process: a script meets the same
+arguments, paths, errors and exit codes whether one process runs it or many.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autograph_rewrite.config.presets import found
+from autograph_rewrite.errors import ConfigError
+from autograph_rewrite.tools.launcher import run_script
+
+if TYPE_CHECKING:
+    from autograph_rewrite.config.config import Config
+
+CONFIG_VARIABLE = run_script.CONFIG_VARIABLE
+RESTART_VARIABLE = "AUTOGRAPH_RESTART"
+
+
+def add_script(parser: argparse.ArgumentParser) -> None:
+    """Declare the script and the options that come before it."""
+    parser.add_argument(
+        "--config",
+        metavar="CONFIG",
+        help="a YAML configuration, or the name of a shipped one",
+    )
+    parser.add_argument("--allow-code", action="store_true", help="run the Python file that the configuration names")
+    parser.add_argument(
+        "--restart", metavar="N", type=at_least(0), default=0, help="start again after a failure, at most N times"
+    )
+    parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is the name of a module, as in python -m")
+    parser.add_argument("script", metavar="SCRIPT", help="a Python file; all options above come before it")
+    parser.add_argument("args", metavar="...", nargs=argparse.REMAINDER, help="the script's own arguments")
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """Return a function that reads a whole number that is not less."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"'{text}' is no whole number from {least} on")
+        return int(text)
+
+    return read
+
+
+def require_script(args: argparse.Namespace) -> Config | None:
+    """Stop before anything has been done if the script or its configuration cannot be had; return the latter.
+
+    Raises:
+        ConfigError: there is no script, or the configuration is wrong.
+    """
+    if args.module:
+        package = args.script.partition(".")[0]
+        if not package.isidentifier() or (importlib.util.find_spec(package) is None and not _is_here(package)):
+            raise ConfigError(f"there is no module '{args.script}'", hint="leave -m out to run a file")
+    elif not Path(args.script).is_file():
+        raise ConfigError(f"there is no script '{args.script}'", hint="give the path of a Python file")
+    if args.config is None:
+        return None
+    from autograph_rewrite.tools.verbs.common_arguments import (
+        read_config,  # half of the time to start a script that needs none
+    )
+
+    return read_config(args)
+
+
+def command(args: argparse.Namespace) -> tuple[str, ...]:
+    """The command that runs the script in a process of its own."""
+    return (sys.executable, run_script.__file__, *(("-m",) if args.module else ()), args.script, *args.args)
+
+
+def environment(args: argparse.Namespace, restarts: int) -> dict[str, str]:
+    """What each process finds in its environment."""
+    # Lines should appear when they are written, not when a buffer is full.
+    given = {RESTART_VARIABLE: str(restarts), "PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED") or "1"}
+    return {**given, **chosen(args)}
+
+
+def chosen(args: argparse.Namespace) -> dict[str, str]:
+    """The configuration that the script finds in its environment, where it is given one."""
+    if args.config is None:
+        return {}
+    return {CONFIG_VARIABLE: os.path.abspath(found(args.config)), run_script.ANSWERED_VARIABLE: ""}
+
+
+def described(args: argparse.Namespace) -> dict[str, Any]:
+    """The script and its configuration, for --json."""
+    return {"script": args.script, "config": args.config}
+
+
+def _is_here(package: str) -> bool:
+    """Whether a package lies in the current folder, which only the script's own process has in its path."""
+    return Path(package).is_dir() or Path(f"{package}.py").is_file()

@@ -1,0 +1,69 @@
+"""Broken pipes: `... | head` ends what is printed, never what is done.
+
+rewrite GRAPH -o OUT --print-changed | head      OUT is written all the same, and the exit code is the verb's own
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO, cast
+
+
+@contextmanager
+def patient_output() -> Iterator[None]:
+    """Give standard output and standard error that take, and drop, what nobody reads any more, for a while."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (_patient(stream) for stream in before)
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()  # a closed pipe must be met here, not at interpreter exit
+        sys.stdout, sys.stderr = before
+
+
+def drop_the_rest(stream: Any) -> None:
+    """Let a stream whose reader has gone, and what it still holds, go nowhere."""
+    with suppress(OSError, ValueError):  # without a descriptor there is nothing to redirect
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+
+
+class _Patient:
+    """A text stream that goes nowhere once its reader has gone; everything else is the stream's own."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write a text, or drop it."""
+        try:
+            return self._stream.write(text)
+        except BrokenPipeError:
+            drop_the_rest(self._stream)
+            return len(text)
+
+    def flush(self) -> None:
+        """Hand on what is buffered, or drop it."""
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            drop_the_rest(self._stream)
+
+    def writelines(self, lines: Any) -> None:
+        """Write several texts."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _patient(stream: TextIO) -> TextIO:
+    """Return a patient stream; None, which is what Python has for a closed one, takes everything already."""
+    return cast(TextIO, _Patient(stream)) if stream is not None else stream

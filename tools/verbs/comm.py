@@ -1,0 +1,24 @@
+"""`comm GRAPH`: collectives and merges, with members, order and bytes per step."""
+
+from __future__ import annotations
+
+import argparse
+
+from autograph_rewrite.inspect.communication import meetings, report
+from autograph_rewrite.tools.verbs.common_arguments import add_graph, load_graph, optional_plan, print_json
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_graph(parser)
+    parser.add_argument("--plan", metavar="PLAN", help="the plan of the rewrite, for sizes and owners")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the exchanges."""
+    found = meetings(load_graph(args), optional_plan(args))
+    if args.json:
+        print_json({"exchanges": [meeting.data() for meeting in found]})
+    else:
+        print(report(found), end="")
+    return 0

@@ -1,0 +1,238 @@
+"""Arguments that the verbs share: how a graph is named, how results are printed and written."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from autograph_rewrite.analysis.facts.concrete_sizes import EXAMPLES
+from autograph_rewrite.config.config import Config
+from autograph_rewrite.config.user_code import allow_code, named_files
+from autograph_rewrite.errors import GraphError
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.resolve.coverage import Coverage
+
+GRAPH_FORMS = (".ar", ".pb", ".pbtxt")
+PLAN_FORMS = (".yaml", ".yml", ".json", ".pb", ".binpb")
+CONFIG_HELP = "a YAML configuration, or the name of a shipped one (all_reduce, fsdp, ...)"
+GRAPH_HELP = "a .pb, .pbtxt, .meta, .ar or .txt (`dump --full`) file, or a SavedModel directory"
+
+
+def add_graph(parser: argparse.ArgumentParser) -> None:
+    """Declare the graph and what a raw GraphDef does not say about itself."""
+    parser.add_argument("graph", metavar="GRAPH", help=GRAPH_HELP)
+    add_names(parser)
+
+
+def add_names(parser: argparse.ArgumentParser) -> None:
+    """Declare what a raw GraphDef does not say about itself."""
+    group = parser.add_argument_group("names, where the file does not tell them")
+    group.add_argument("--train-op", metavar="NODE", action="append", help="what one step runs; may be repeated")
+    group.add_argument("--output", metavar="TENSOR", action="append", help="a declared output; may be repeated")
+    group.add_argument("--init-op", metavar="NODE", help="what initialises everything")
+    group.add_argument(
+        "--batch-input",
+        metavar="NAME=AXIS",
+        action="append",
+        type=batch_input,
+        help="an input and the axis of it that counts examples, or NAME=none; may be repeated",
+    )
+    group.add_argument("--signature", metavar="NAME", help="of a SavedModel")
+
+
+def batch_input(text: str) -> tuple[str, int | None]:
+    """Read `NAME=AXIS`."""
+    name, equals, axis = text.rpartition("=")
+    if not equals or not name:
+        raise argparse.ArgumentTypeError(f"'{text}' is not NAME=AXIS")
+    if axis.lower() == "none":
+        return name, None
+    try:
+        return name, int(axis)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{axis}' is no axis: write a number, or none") from None
+
+
+def load_graph(args: argparse.Namespace, path: str | None = None) -> GraphItem:
+    """Read the graph that the arguments name.
+
+    Raises:
+        GraphError: there is none, it is corrupt, or it lacks a name that was given.
+    """
+    return GraphItem.load(
+        args.graph if path is None else path,
+        train_op=args.train_op,
+        outputs=args.output,
+        init_op=args.init_op,
+        batch_inputs=dict(args.batch_input) if args.batch_input else None,
+        signature=args.signature,
+    )
+
+
+def add_config(parser: argparse.ArgumentParser, *, plan: bool = False, required: bool = True) -> None:
+    """Declare `--config`, or the choice of `--config` and `--plan`.
+
+    Args:
+        parser: of the verb.
+        plan: a plan may be given instead.
+        required: one of them must be given.
+    """
+    if not plan:
+        parser.add_argument("--config", metavar="CONFIG", required=True, help=CONFIG_HELP)
+        add_allow_code(parser)
+        return
+    group = parser.add_mutually_exclusive_group(required=required)
+    group.add_argument("--config", metavar="CONFIG", help=CONFIG_HELP)
+    group.add_argument("--plan", metavar="PLAN", help="a plan that `plan -o` wrote")
+    add_allow_code(parser)
+
+
+def add_allow_code(parser: argparse.ArgumentParser) -> None:
+    """Declare `--allow-code`."""
+    parser.add_argument("--allow-code", action="store_true", help="run the Python files that the configuration names")
+
+
+def add_batch(parser: argparse.ArgumentParser) -> None:
+    """Declare `--batch`."""
+    each = f"examples of all devices together (default: what the graph says, else {EXAMPLES} for each)"
+    parser.add_argument("--batch", metavar="N", type=number_of("examples"), help=each)
+
+
+def number_of(what: str) -> Callable[[str], int]:
+    """Return a function that reads how many of something there are: at least one."""
+
+    def read(text: str) -> int:
+        if not text.isdigit() or not int(text):
+            raise argparse.ArgumentTypeError(f"'{text}' is no number of {what}")
+        return int(text)
+
+    return read
+
+
+def whole_work(covered: Coverage) -> list[dict[str, Any]]:
+    """Return as plain data what made work whole, the most expensive first."""
+    return [
+        {"node": one.node, "op": one.op, "flops": one.amount.flops, "reason": one.reason} for one in covered.largest
+    ]
+
+
+def read_config(args: argparse.Namespace) -> Config:
+    """Read the configuration that `--config` names; with `--allow-code`, allow the code that it names.
+
+    Raises:
+        ConfigError: the configuration is wrong, or the code that it names is not there.
+    """
+    config = Config.load(args.config)
+    for file in named_files(config) if args.allow_code else ():
+        allow_code(file)
+    return config
+
+
+def config_or_plan(args: argparse.Namespace) -> Config | Plan:
+    """Return what `--config` or `--plan` names.
+
+    Raises:
+        ConfigError: the configuration is wrong.
+        PlanError: the plan is wrong.
+    """
+    plan = optional_plan(args)
+    return plan if plan is not None else read_config(args)
+
+
+def optional_plan(args: argparse.Namespace) -> Plan | None:
+    """Return the plan that `--plan` names, if it is given.
+
+    Raises:
+        PlanError: the file is no plan.
+    """
+    return None if getattr(args, "plan", None) is None else Plan.load(args.plan)
+
+
+def print_json(data: Any) -> None:
+    """Print plain data as JSON."""
+    print(json.dumps(data, indent=1, ensure_ascii=False))
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """Give a temporary path beside `path`, which takes its place when the block ends well, and vanishes otherwise.
+
+    Raises:
+        GraphError: the folder does not exist or cannot be written to.
+    """
+    target = Path(path)
+    if target.is_dir():
+        raise GraphError(f"'{target}' is a folder", hint="name a file")
+    try:
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}.", suffix=target.suffix)
+    except OSError as error:
+        raise GraphError(f"cannot write '{target}': {error.strerror}", hint="check the path") from None
+    os.close(handle)
+    partial = Path(name)
+    try:
+        yield partial
+        partial.chmod(_usual_mode())
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _usual_mode() -> int:
+    """Return the permissions of a new file; mkstemp's own would keep everybody else out."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
+
+
+def emit(text: str, out: str | None) -> None:
+    """Print a text, or write it to a file."""
+    if out is None:
+        print(text, end="" if text.endswith("\n") else "\n")
+        return
+    with replacing(out) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def check_form(out: str, forms: Sequence[str], what: str) -> None:
+    """Refuse a file name that does not say which form the file has.
+
+    Args:
+        out: path of the file.
+        forms: suffixes, such as ".yaml".
+        what: noun for the message.
+
+    Raises:
+        GraphError: it does not.
+    """
+    if Path(out).suffix.lower() not in forms:
+        raise GraphError(f"'{out}' does not say which form the {what} has", hint=f"name it {' or '.join(forms)}")
+
+
+def write_item(item: GraphItem, path: Path) -> None:
+    """Write a graph in the form that its file name says: .pb, .pbtxt, or else the package's own.
+
+    Raises:
+        GraphError: it cannot be written.
+    """
+    if path.suffix.lower() == ".pb":
+        path.write_bytes(item.graph_bytes)
+    elif path.suffix.lower() == ".pbtxt":
+        path.write_text(_as_text(item.graph_bytes), encoding="utf-8")
+    else:
+        item.save(path)
+
+
+def _as_text(data: bytes) -> str:
+    from google.protobuf import text_format
+
+    from autograph_rewrite.ir.types.protos import proto
+
+    text: str = text_format.MessageToString(proto("GraphDef").FromString(data))
+    return text

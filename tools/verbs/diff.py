@@ -1,0 +1,26 @@
+"""`diff A B`: what changed between two graphs: added, removed, copied, rewired, moved."""
+
+from __future__ import annotations
+
+import argparse
+
+from autograph_rewrite.inspect.diff import diff
+from autograph_rewrite.tools.verbs.common_arguments import GRAPH_HELP, add_names, load_graph, print_json
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("a", metavar="A", help=GRAPH_HELP)
+    parser.add_argument("b", metavar="B", help="the same")
+    parser.add_argument("--exit-code", action="store_true", help="exit with 1 when the graphs differ")
+    add_names(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the differences."""
+    found = diff(load_graph(args, args.a), load_graph(args, args.b))
+    if args.json:
+        print_json(found.data())
+    else:
+        print(found, end="")
+    return 1 if args.exit_code and found else 0

@@ -1,0 +1,37 @@
+"""`dump GRAPH`: the graph as text, table, JSON, picture or web page."""
+
+from __future__ import annotations
+
+import argparse
+
+from autograph_rewrite.inspect.dump import FORMATS, dump
+from autograph_rewrite.tools.verbs.common_arguments import add_graph, emit, load_graph
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_graph(parser)
+    parser.add_argument("--format", choices=sorted(FORMATS), default=None, help="default: text (json with --json)")
+    parser.add_argument("--full", action="store_true", help="text with every attribute, constant and function")
+    parser.add_argument("--op", metavar="RE", help="only op types with this regular expression in them")
+    parser.add_argument("--name", metavar="RE", help="only nodes with this regular expression in their name")
+    parser.add_argument("--device", metavar="RE", help="only nodes with this regular expression in their device")
+    parser.add_argument("--around", metavar="NODE", help="only what is near this node")
+    parser.add_argument("--depth", metavar="K", type=int, default=2, help="how many edges away is near (default 2)")
+    parser.add_argument("-o", dest="out", metavar="FILE", help="write there instead of printing")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print or write the graph."""
+    text = dump(
+        load_graph(args),
+        args.format or ("json" if args.json else "text"),
+        op=args.op,
+        name=args.name,
+        device=args.device,
+        around=args.around,
+        depth=args.depth,
+        full=args.full,
+    )
+    emit(text, args.out)
+    return 0

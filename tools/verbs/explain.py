@@ -1,0 +1,56 @@
+"""`explain GRAPH --config C`: say in sentences what a rewrite does, what of it is divided, and what is replicated."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from autograph_rewrite.api import rewrite
+from autograph_rewrite.inspect.explain import text_of
+from autograph_rewrite.inspect.report_view import Account, account_of
+from autograph_rewrite.tools.verbs.common_arguments import (
+    add_batch,
+    add_config,
+    add_graph,
+    config_or_plan,
+    load_graph,
+    print_json,
+    whole_work,
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_graph(parser)
+    add_config(parser, plan=True)
+    add_batch(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Rewrite, and explain it; nothing is written."""
+    chosen = config_or_plan(args)
+    account = account_of(rewrite(load_graph(args), chosen, batch=args.batch))
+    if args.json:
+        print_json(_data(account))
+    else:
+        print(text_of(account), end="")
+    return 0
+
+
+def _data(account: Account) -> dict[str, Any]:
+    return {
+        "replicas": account.replicas,
+        "mode": account.mode,
+        "coverage": account.covered.share,
+        "batch": account.covered.batch,
+        "flops": account.covered.flops,
+        "whole": whole_work(account.covered),
+        "exchanges": [
+            {"value": edge.value, "owner": edge.owner, "by": edge.means, "bytes": edge.bytes, "reason": edge.reason}
+            for edge in account.edges
+            if edge.kind != "local"
+        ],
+        "inexact": [{"node": node, "op": op, "text": text} for node, op, text in account.inexact],
+        "notes": [{"node": node, "op": op, "text": text} for node, op, text in account.notes],
+        "plan_notes": list(account.plan_notes),
+    }

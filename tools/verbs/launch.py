@@ -1,0 +1,146 @@
+"""`launch -n W [--ps P] SCRIPT`: run a script in several processes on this machine, as one job.
+
+Each process finds in TF_CONFIG who it is and where the others listen: on loopback, at free ports.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from autograph_rewrite.cluster.launchers import LOOPBACK
+from autograph_rewrite.cluster.membership import TF_CONFIG, Job, Membership
+from autograph_rewrite.config.config import Config
+from autograph_rewrite.errors import ClusterError, ConfigError
+from autograph_rewrite.tools.launcher.job import Options, supervise
+from autograph_rewrite.tools.launcher.process import Task
+from autograph_rewrite.tools.launcher.script import (
+    add_script,
+    at_least,
+    command,
+    described,
+    environment,
+    require_script,
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    count = at_least(1)
+    parser.add_argument(
+        "-n", "--workers", metavar="W", type=count, help="how many processes train; see cluster.workers"
+    )
+    parser.add_argument("--ps", metavar="P", type=at_least(0), help="how many parameter servers run beside them")
+    parser.add_argument("--port", metavar="BASE", type=_port, help="use BASE, BASE + 1, ... (default: any free ports)")
+    parser.add_argument("--timeout", metavar="S", type=_seconds, help="give up after S seconds (exit code 124)")
+    parser.add_argument("--grace", metavar="S", type=_seconds, default=5.0, help="from SIGTERM to SIGKILL (default 5)")
+    parser.add_argument("--log-dir", metavar="D", type=Path, help="write the output of each process to a file, too")
+    parser.add_argument("--pin", action="store_true", help="give each process a core of its own, in turn")
+    add_script(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the job; exit with 0, or with the code of the process that failed first."""
+    workers, servers = _counts(args, require_script(args))
+    cores = sorted(os.sched_getaffinity(0)) if args.pin else []
+
+    def tasks(restarts: int) -> list[Task]:
+        addresses = [f"{LOOPBACK}:{port}" for port in _ports(workers + servers, args.port)]
+        jobs: list[tuple[Job, int]] = [("worker", i) for i in range(workers)] + [("ps", i) for i in range(servers)]
+        members = [Membership(tuple(addresses[:workers]), tuple(addresses[workers:]), *job) for job in jobs]
+        return [
+            Task(
+                member.name,
+                command(args),
+                {**environment(args, restarts), TF_CONFIG: member.tf_config},
+                auxiliary=not member.is_worker,
+                core=cores[member.index % len(cores)] if cores else None,
+            )
+            for member in members
+        ]
+
+    options = Options(
+        restarts=args.restart,
+        timeout=args.timeout,
+        grace=args.grace,
+        log_dir=args.log_dir,
+        fresh_ports=args.port is None,
+    )
+    summary = supervise(tasks, options)
+    if args.json:
+        print(json.dumps({**described(args), **summary.data()}))
+    return summary.exit_code
+
+
+def _counts(args: argparse.Namespace, config: Config | None) -> tuple[int, int]:
+    """How many workers and parameter servers: as the options say, and the configuration, which must agree."""
+    cluster = config.cluster if config is not None else None
+    if cluster is None:
+        if args.workers is None:
+            raise ConfigError("how many processes?", hint="say -n W, or name cluster.workers in the configuration")
+        return args.workers, args.ps or 0
+    assert config is not None
+    counts = []
+    for option, asked, named, key in (
+        ("-n", args.workers, cluster.workers, "workers"),
+        ("--ps", args.ps, cluster.ps, "ps"),
+    ):
+        if asked not in (None, len(named)):
+            problem = f"{option} is {asked}, but the configuration names {len(named)} in cluster.{key}"
+            hint = "make them equal, or leave one of them out"
+            raise ConfigError(problem, where=config.where("cluster"), hint=hint)
+        counts.append(len(named))
+    return counts[0], counts[1]
+
+
+def _ports(count: int, base: int | None) -> list[int]:
+    """Ports that nobody listens at: all are held until the last is found, so they differ.
+
+    Raises:
+        ClusterError: one of those that were asked for is taken.
+    """
+    wanted: Sequence[int] = [0] * count if base is None else range(base, base + count)
+    with ExitStack() as held:
+        return [_bound(held.enter_context(_wildcard_socket()), port) for port in wanted]
+
+
+def _wildcard_socket() -> socket.socket:
+    """A socket for all interfaces at once: TensorFlow's server needs its port on all of them."""
+    if not socket.has_dualstack_ipv6():
+        return socket.socket()
+    made = socket.socket(socket.AF_INET6)
+    made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    return made
+
+
+def _bound(made: socket.socket, port: int) -> int:
+    if port:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the last job's connections may linger
+    try:
+        made.bind(("", port))
+    except OSError as error:
+        raise ClusterError(
+            f"cannot use port {port}: {error.strerror}", hint="leave --port out, or give another"
+        ) from None
+    return int(made.getsockname()[1])
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) < 65_536:
+        raise argparse.ArgumentTypeError(f"'{text}' is no port")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"'{text}' is no number of seconds")
+    return seconds

@@ -1,0 +1,103 @@
+"""`opt GRAPH`: run chosen passes on a graph and print the result; for people who write or debug passes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from autograph_rewrite.compile import request, with_processes
+from autograph_rewrite.config.config import Config
+from autograph_rewrite.errors import GraphError
+from autograph_rewrite.inspect.optimize import Shown, optimize, require_unfolded, text_of
+from autograph_rewrite.inspect.render.table import drawn, table
+from autograph_rewrite.normalize.normalize import normalise_original
+from autograph_rewrite.passes.base.report import PassRecord
+from autograph_rewrite.passes.pass_pipeline import PIPELINE
+from autograph_rewrite.passes.selection import require_known, select
+from autograph_rewrite.passes.user_passes import with_user_passes
+from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.tools.launcher.script import at_least
+from autograph_rewrite.tools.reproducer import reproducible
+from autograph_rewrite.tools.verbs.common_arguments import (
+    GRAPH_HELP,
+    add_config,
+    add_names,
+    config_or_plan,
+    emit,
+    load_graph,
+    print_json,
+)
+
+FOLDED = "assign-devices"
+"""The last pass that leaves a folded graph to print."""
+ALONE = {"devices": ["CPU:0"]}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("graph", metavar="GRAPH", nargs="?", help=GRAPH_HELP)
+    add_names(parser)
+    add_config(parser, plan=True, required=False)
+    parser.add_argument("--list", action="store_true", help="list all passes, and do nothing else")
+    parser.add_argument("--passes", metavar="A,B,...", type=names, default=(), help="run these, in this order")
+    parser.add_argument("--stop-after", metavar="PASS", help=f"the last pass to run (default: {FOLDED})")
+    parser.add_argument("--skip", metavar="A,B,...", type=names, default=(), help="leave these passes out")
+    parser.add_argument("--print-before", metavar="A,B,...", type=names, default=(), help="print the graph before them")
+    parser.add_argument("--print-after", metavar="A,B,...", type=names, default=(), help="print the graph after them")
+    parser.add_argument("--time-passes", action="store_true", help="say on standard error what each pass took")
+    parser.add_argument("--full", action="store_true", help="print every attribute, constant and function")
+    parser.add_argument("--task", metavar="K", type=at_least(0), default=0, help="the graph of worker K")
+    parser.add_argument("--no-verify", action="store_true", help="do not check the graph after each pass")
+    parser.add_argument("-o", dest="out", metavar="FILE", help="write there instead of printing")
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Read names with commas between them."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the passes, and print what they leave."""
+    if args.list:
+        return _list(as_json=args.json)
+    if args.graph is None:
+        raise GraphError("no graph is named", hint="autograph-rewrite opt GRAPH, or opt --list")
+    stop = args.stop_after or (None if args.passes else FOLDED)
+    chosen = config_or_plan(args) if args.config or args.plan else Config.of(ALONE)
+    loaded = load_graph(args)
+    require_unfolded(loaded.graph)
+    item = normalise_original(loaded)
+    plan = chosen if isinstance(chosen, Plan) else request(item, with_processes(chosen))
+    known = with_user_passes(PIPELINE, plan)
+    passes = select(known, only=args.passes, stop_after=stop, skip=args.skip)
+    require_known((*args.print_before, *args.print_after), known)
+    shown = Shown(args.print_before, args.print_after, full=args.full)
+    with reproducible(item, plan, args.task):
+        rewrite = optimize(item, plan, passes, task=args.task, shown=shown, verify=not args.no_verify)
+    text = text_of(rewrite, full=args.full)
+    if args.json:
+        print_json({"passes": [_data(record) for record in rewrite.records], "text": text})
+    else:
+        emit(text, args.out)
+    if args.time_passes:
+        print(_times(rewrite.records), file=sys.stderr, end="")
+    return 0
+
+
+def _list(*, as_json: bool) -> int:
+    if as_json:
+        print_json([{"name": one.name, "summary": one.summary} for one in PIPELINE])
+    else:
+        print(drawn(table("passes", ("pass", "what it does"), [(one.name, one.summary) for one in PIPELINE])), end="")
+    return 0
+
+
+def _data(record: PassRecord) -> dict[str, object]:
+    return {"name": record.name, "seconds": record.seconds, "added": record.added, "removed": record.removed}
+
+
+def _times(records: Sequence[PassRecord]) -> str:
+    rows = [(one.name, f"{one.seconds * 1e3:.1f}", one.added, one.removed) for one in records]
+    total = f"{sum(one.seconds for one in records) * 1e3:.1f}"
+    return drawn(table("passes", ("pass", "#ms", "#added", "#removed"), [*rows, ("all", total, "", "")]))

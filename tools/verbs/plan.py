@@ -1,0 +1,55 @@
+"""`plan GRAPH --config C`: run the strategy builder, and print or write its plan with every reshard edge."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from autograph_rewrite.api import build_plan
+from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.tools.verbs.common_arguments import (
+    PLAN_FORMS,
+    add_batch,
+    add_config,
+    add_graph,
+    check_form,
+    load_graph,
+    print_json,
+    read_config,
+    replacing,
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_graph(parser)
+    add_config(parser)
+    add_batch(parser)
+    parser.add_argument("-o", dest="out", metavar="PLAN", help="write the plan there: .yaml or .pb")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Build the plan."""
+    config = read_config(args)
+    item = load_graph(args)
+    if args.out is None:
+        plan = build_plan(item, config, batch=args.batch)
+    else:
+        check_form(args.out, PLAN_FORMS, "plan")
+        with replacing(args.out) as partial:
+            plan = build_plan(item, config, batch=args.batch)
+            plan.save(partial)
+    if args.json:
+        print_json(as_data(plan))
+    elif args.out is None:
+        print(plan.to_yaml(), end="")
+    else:
+        print(f"{args.out}: {len(plan.edges)} reshards for {plan.replicas} replicas ({plan.mode})")
+    return 0
+
+
+def as_data(plan: Plan) -> object:
+    """Return a plan as plain data: the JSON form of plan.proto."""
+    from google.protobuf import json_format
+
+    return json.loads(json_format.MessageToJson(plan.to_proto(), preserving_proto_field_name=True))

@@ -1,0 +1,121 @@
+"""`rewrite GRAPH`: write the distributed graph; with `--dump-dir`, also what every pass left behind."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from autograph_rewrite.api import rewrite
+from autograph_rewrite.inspect.pass_snapshots import Changes, Snapshots
+from autograph_rewrite.inspect.report_view import Account, account_of
+from autograph_rewrite.tools.launcher.script import at_least
+from autograph_rewrite.tools.reproducer import reproducible
+from autograph_rewrite.tools.verbs.common_arguments import (
+    GRAPH_FORMS,
+    PLAN_FORMS,
+    add_batch,
+    add_config,
+    add_graph,
+    check_form,
+    config_or_plan,
+    load_graph,
+    print_json,
+    replacing,
+    whole_work,
+    write_item,
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_graph(parser)
+    add_config(parser, plan=True)
+    parser.add_argument("-o", dest="out", metavar="OUT", required=True, help="the result: .ar, .pb or .pbtxt")
+    parser.add_argument("--plan-out", metavar="PLAN", help="write the resolved plan there: .yaml or .pb")
+    parser.add_argument("--dump-dir", metavar="DIR", help="write NN_pass.pb, .txt and .json there, one for each pass")
+    parser.add_argument("--print-changed", action="store_true", help="print what each pass changes")
+    parser.add_argument(
+        "--task", metavar="K", type=at_least(0), help="write the graph of worker K of the configuration's cluster"
+    )
+    add_batch(parser)
+    parser.add_argument("--no-verify", action="store_true", help="do not check the graph after each pass")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Rewrite; files appear only when everything has succeeded."""
+    chosen = config_or_plan(args)
+    item = load_graph(args)
+    observers: list[Any] = []
+    if args.print_changed:
+        stream = sys.stderr if args.json else sys.stdout
+        observers.append(Changes(item.graph, lambda text: print(text, file=stream)))
+    check_form(args.out, GRAPH_FORMS, "graph")
+    with ExitStack() as stack:  # a path that cannot be written is found out before the work is done
+        out = stack.enter_context(replacing(args.out))
+        plan_out = stack.enter_context(_plan_file(args.plan_out))
+        snapshots = stack.enter_context(_snapshots(args.dump_dir))
+        observers += [] if snapshots is None else [snapshots]
+        with reproducible(item, chosen, args.task or 0):
+            new = rewrite(
+                item, chosen, verify_each=not args.no_verify, observers=observers, task=args.task, batch=args.batch
+            )
+        write_item(new, out)
+        if plan_out is not None:
+            new.report.plan.save(plan_out)
+        if snapshots is not None:
+            snapshots("expand", new.graph)
+            snapshots.publish()
+    account = account_of(new)
+    if args.json:
+        print_json(_data(account, args.out))
+    else:
+        print(f"{args.out}:")
+        print(new.report)
+    return 0
+
+
+@contextmanager
+def _plan_file(path: str | None) -> Iterator[Path | None]:
+    if path is None:
+        yield None
+        return
+    check_form(path, PLAN_FORMS, "plan")
+    with replacing(path) as partial:
+        yield partial
+
+
+@contextmanager
+def _snapshots(folder: str | None) -> Iterator[Snapshots | None]:
+    if folder is None:
+        yield None
+        return
+    snapshots = Snapshots(Path(folder))
+    try:
+        yield snapshots
+    finally:
+        snapshots.discard()
+
+
+def _data(account: Account, out: str) -> dict[str, Any]:
+    return {
+        "out": out,
+        "replicas": account.replicas,
+        "mode": account.mode,
+        "nodes_before": account.before,
+        "nodes_after": account.after,
+        "seconds": account.seconds,
+        "passes": [
+            {"name": name, "seconds": seconds, "added": added, "removed": removed}
+            for name, seconds, added, removed in account.passes
+        ],
+        "coverage": account.covered.share,
+        "batch": account.covered.batch,
+        "whole": whole_work(account.covered),
+        "reshards": len(account.edges),
+        "notes": [{"node": node, "op": op, "text": text} for node, op, text in account.notes],
+        "plan_notes": list(account.plan_notes),
+    }

@@ -1,0 +1,65 @@
+"""`run SCRIPT --config C`: run a user's script with a configuration in place of the one that it does not name.
+
+`ar.distribute(step)` and `ar.rewrite(item)` without a configuration take the file that the environment variable
+AUTOGRAPH_REWRITE_CONFIG names, so one script trains under any configuration, unchanged.
+
+With `--restart N` the script gets a process of its own, which is started again when it fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from autograph_rewrite.tools.launcher.job import Options, supervise
+from autograph_rewrite.tools.launcher.process import Task
+from autograph_rewrite.tools.launcher.run_script import execute
+from autograph_rewrite.tools.launcher.script import add_script, chosen, command, described, environment, require_script
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_script(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the script as `python SCRIPT ...` would; exit with its code, or 1 when it raises."""
+    require_script(args)  # a mistake should stop us before the script has done anything
+    if args.restart:
+        return _run_supervised(args)
+    with _configured(args):
+        code = execute(args.script, args.args, module=args.module)
+    if args.json:
+        print(json.dumps({**described(args), "exit_code": code}))
+    return code
+
+
+def _run_supervised(args: argparse.Namespace) -> int:
+    """Run it in another process, again and again."""
+
+    def tasks(restarts: int) -> list[Task]:
+        return [Task("the script", command(args), environment(args, restarts))]
+
+    summary = supervise(tasks, Options("run", restarts=args.restart, prefixed=False))
+    if args.json:
+        print(json.dumps({**described(args), **summary.data()}))
+    return summary.exit_code
+
+
+@contextmanager
+def _configured(args: argparse.Namespace) -> Iterator[None]:
+    """Name a configuration in the environment for a while."""
+    given = chosen(args)
+    before = {name: os.environ.get(name) for name in given}
+    os.environ.update(given)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is not None:
+                os.environ[name] = value
+            else:
+                os.environ.pop(name, None)

@@ -1,0 +1,58 @@
+"""`simulate GRAPH --config C`: predict step time, memory and communication; nothing is rewritten or run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from autograph_rewrite.config.config import Config
+from autograph_rewrite.cost.hardware.calibrate import calibrate
+from autograph_rewrite.cost.simulate import network_of, simulate
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.normalize.normalize import normalise
+from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.strategies import named_builder
+from autograph_rewrite.tools.verbs.common_arguments import (
+    add_batch,
+    add_config,
+    add_graph,
+    emit,
+    load_graph,
+    optional_plan,
+    print_json,
+    read_config,
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_graph(parser)
+    add_config(parser, plan=True)
+    add_batch(parser)
+    parser.add_argument("--trace", metavar="OUT", help="write a trace for Chrome or Perfetto there (.json)")
+    parser.add_argument("--calibrate", action="store_true", help="measure this machine's CPU first (a few seconds)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Simulate one step."""
+    item = normalise(load_graph(args))
+    plan, network = optional_plan(args), None
+    if plan is None:
+        config = read_config(args)
+        plan, network = _planned(item, config), network_of(config)
+    machine = calibrate() if args.calibrate else None
+    found = simulate(item, plan, network, batch=args.batch, machine=machine)
+    if args.trace is not None:
+        emit(json.dumps(found.trace()), args.trace)
+    if args.json:
+        print_json(found.data())
+    else:
+        print(found)
+    return 0
+
+
+def _planned(item: GraphItem, config: Config) -> Plan:
+    """Return the request of the builder that a configuration names, whether or not it can be carried out yet."""
+    if config.devices is None:
+        config = config.with_devices(())
+    return named_builder(config).build(item, config)
