@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import pytest
 
@@ -22,9 +24,11 @@ DID = {"session": "finish run [34] of the session", "function": "finish step [23
 full = pytest.mark.full
 
 
-def run(jobs: Jobs, kind: str, mode: str, count: int = 2) -> list[Worker]:
+def run(
+    jobs: Jobs, kind: str, mode: str, count: int = 2, environ: Mapping[str, str] = MappingProxyType({})
+) -> list[Worker]:
     """Run a job in which worker 1 gets into trouble, until all others have ended."""
-    environ = {"JOB_TIMEOUT": str(PATIENCE)}
+    environ = {"JOB_TIMEOUT": str(PATIENCE), **environ}
     if kind in ("killed", "stopped"):  # also what TensorFlow does when Python ends must not hang
         environ["SLOW_EXIT"] = "1"
     workers = jobs.job(count, TROUBLE, kind, mode, jobs.folder, environ=environ)
@@ -130,9 +134,10 @@ def test_a_worker_cannot_skip_a_step_that_failed_there_only(jobs: Jobs, mode: st
     assert "did step 4" not in workers[0].output + workers[1].output
 
 
+@pytest.mark.parametrize("late", [0, 1])
 @pytest.mark.parametrize("mode", [pytest.param("session", marks=full), "function"])
-def test_all_workers_together_can_carry_on_after_an_error(jobs: Jobs, mode: str) -> None:
-    workers = run(jobs, "all_fail", mode)
+def test_all_workers_together_can_carry_on_after_an_error(jobs: Jobs, mode: str, late: int) -> None:
+    workers = run(jobs, "all_fail", mode, environ={"JOB_LATE": str(late), "JOB_TIMEOUT": str(LIMIT / 4)})
     assert ended(workers, LIMIT) == [0, 0], "\n".join(worker.output[-3000:] for worker in workers)
     assert all("caught" in worker.output and "did step 6" in worker.output for worker in workers)
 

@@ -60,9 +60,10 @@ class Step:
         self._told: tuple[dict[str, str], Any] = {}, None
         self._captures = BoundCaptures(item, self.binding, mirrors, self._is_compared)
         self._guard = self._captures.guard
-        function = self._make_function()
         devices = run_devices(self._plan, item.report.task) if self._plan is not None else ()
-        self._call = call_by_name.Call(function, on_cpu=call_by_name.on_cpu(devices))
+        self._on_cpu = call_by_name.on_cpu(devices)
+        function = self._make_function()
+        self._calls = [call_by_name.Call(function, on_cpu=self._on_cpu)]
         self._fixed = self._captures.values(function.arguments, devices)
         if self._digests is not None:
             self._digest_at = function.arguments.index(self._digests[0].partition(":")[0])
@@ -73,7 +74,12 @@ class Step:
         if self._member is not None:
             self._agree()
 
-    def _make_function(self) -> function_def.Function:
+    def _make_function(self, attempt: int = 0) -> function_def.Function:
+        """Make the function of the item.
+
+        Args:
+            attempt: how many steps of it have failed in all workers: each has groups of collectives of its own.
+        """
         item, binding = self.item, self.binding
         own, everyones = self._digests or ("", "")
         signature = function_def.FunctionSignature(
@@ -88,7 +94,8 @@ class Step:
         )
         data = serde.to_bytes(item.graph) if item.report is None else item.graph_bytes
         is_alone = self._plan is None or len(self._plan.processes) == 1
-        return function_def.build(data, call_by_name.new_name("step"), signature, separate=is_alone)
+        salt = None if is_alone else b"attempt %d" % attempt if attempt else b""
+        return function_def.build(data, call_by_name.new_name("step"), signature, salt=salt)
 
     def _agree(self) -> None:
         """Make sure that all workers are about to run the same, on the same values of variables.
@@ -109,6 +116,22 @@ class Step:
         ):
             variable.write(value)
             variable.adopts = False
+
+    def _carry_on(self) -> None:
+        """Go on after an error with all other workers, from the values of worker 0.
+
+        Nobody knows what each had updated, and TensorFlow does not take back what a failed step has asked another
+        process for: that request would take the value of the next step away from whom it is for. So the collectives
+        meet in new groups.
+        """
+        self._agree()
+        attempt = len(self._calls)  # those before are kept: functions that were traced may call them by name
+        self._calls.append(call_by_name.Call(self._make_function(attempt), on_cpu=self._on_cpu))
+        self._failed = False
+
+    @property
+    def _call(self) -> call_by_name.Call:
+        return self._calls[-1]
 
     @property
     def _seconds(self) -> float:
@@ -150,9 +173,8 @@ class Step:
         for at, index in self._inputs:
             args[at] = flat[index]
         self._number += 1
-        if self._failed:  # the program goes on after an error: so must all, and nobody knows what each had updated
-            self._agree()
-            self._failed = False
+        if self._failed:
+            self._carry_on()
         if self._member is not None and self._plan is not None and not self._tf.executing_eagerly():
             tf_server.abort_when_lost(self._member, self._plan.timeout_seconds)  # nobody sees that function run
         if not self._tf.executing_eagerly():

@@ -86,28 +86,28 @@ class FunctionSignature:
     read_after: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
-def build(data: bytes, name: str, signature: FunctionSignature, *, separate: bool = True) -> Function:
+def build(data: bytes, name: str, signature: FunctionSignature, *, salt: bytes | None = None) -> Function:
     """Make a function of a graph; nodes that nothing returned or run depends on are left out.
 
     Args:
         data: an encoded GraphDef, as `ir.format.serde` writes it: the fields of each node in order.
         name: of the function.
         signature: what it takes, returns and runs.
-        separate: give its collectives group keys that no other function of this process has; those of a job of
-            several processes are separate already, and must stay equal in all of them.
+        salt: of the group keys of its collectives; None: such that no other function of this process has them; b"":
+            those of the plan. What a job of several processes runs is to have the same in all of them.
 
     Raises:
         GraphError: an output or target does not exist.
     """
     with no_garbage_collection():
-        return _build(data, name, signature, separate)
+        return _build(data, name, signature, hashlib.sha256(data).digest() if salt is None else salt)
 
 
-def _build(data: bytes, name: str, signature: FunctionSignature, separate: bool) -> Function:
+def _build(data: bytes, name: str, signature: FunctionSignature, salt: bytes) -> Function:
     targets, read_after = list(dict.fromkeys(signature.targets)), signature.read_after
     nodes, library = _read(data)
-    if separate:
-        _separate_groups(nodes, data)
+    if salt:
+        _separate_groups(nodes, salt)
     returned = [_split(output) for output in signature.outputs]
     roots = [*(node for node, _ in returned), *targets]
     for node in roots:
@@ -181,13 +181,12 @@ def _read_node(data: bytes, at: int, stop: int) -> _Node:
     return _Node(name, op, inputs, data[at:stop])
 
 
-def _separate_groups(nodes: dict[str, _Node], data: bytes) -> None:
-    """Give the collectives of this graph a group key that no other graph has.
+def _separate_groups(nodes: dict[str, _Node], salt: bytes) -> None:
+    """Give the collectives of this graph group keys that no graph with another salt has.
 
     All functions of a process share one table of collectives, in which TensorFlow remembers type and shape of each
     instance of a group; another function's collective with the same keys would be refused, and with it all later ones.
     """
-    salt = hashlib.sha256(data).digest()
     for node in list(nodes.values()):
         if node.op not in _COLLECTIVES:
             continue

@@ -20,6 +20,8 @@ import numpy as np
 STEPS, AT = 6, 3
 TIMEOUT = float(os.environ.get("JOB_TIMEOUT", "6"))
 KIND, MODE = sys.argv[1:3]
+LATE = int(os.environ.get("JOB_LATE", "-1"))
+"""Who begins step 3 later than the others."""
 OUT = Path(sys.argv[3])
 
 
@@ -43,15 +45,15 @@ def main() -> None:
     for number in range(1, STEPS + 1):
         if number == AT and job.task == 1:
             _trouble()
-        if KIND == "slow":
+        if KIND == "slow" or (KIND == "all_fail" and number == AT and job.task == LATE):
             time.sleep(1)
         try:
             step(number)
         except Exception as error:
             if KIND not in ("skips", "all_fail") or type(error).__name__ != "InvalidArgumentError":
                 raise
-            print("caught", flush=True)
-        print(f"did step {number}", flush=True)
+            print("caught", time.time(), repr(error)[:300], flush=True)
+        print(f"did step {number}", time.time(), flush=True)
     print("done", time.time(), flush=True)
 
 
@@ -128,7 +130,16 @@ def function(job: Any) -> Callable[[int], Any]:
 
     name = "custom_loop" if _is_odd(job, "other_program") else "function_sparse"
     built = ZOO[name].build(optimizer="adam")
-    distributed = ar.distribute(built.step, _config(job), *built.specs, batch_inputs=dict(built.batch_inputs))
+
+    @tf.function
+    def delayed(ids: Any, y: Any) -> Any:  # what fails does so behind the first exchanges
+        product = tf.ones([500, 500]) / 500
+        for _ in range(30):
+            product @= product
+        return built.step(ids + tf.cast(0 * tf.reduce_sum(product), ids.dtype), y)
+
+    train = delayed if KIND == "all_fail" else built.step
+    distributed = ar.distribute(train, _config(job), *built.specs, batch_inputs=dict(built.batch_inputs))
 
     def step(number: int) -> Any:
         x, y = map(job.part, built.feeds(number, 8))
