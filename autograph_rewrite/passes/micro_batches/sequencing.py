@@ -10,7 +10,10 @@ a placeholder with a default: whoever fetches a prediction alone feeds it, and i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import itertools
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -28,6 +31,8 @@ from autograph_rewrite.passes.base.instance_order import (
     is_running_sum,
 )
 from autograph_rewrite.passes.micro_batches.relax_waits import let_actors_wait, relax_waits
+
+Cluster = TypeVar("Cluster", bound=Hashable)
 
 FREE = frozenset(("Const", *EXITS))
 """What costs nothing, or belongs to a loop as far as waiting goes."""
@@ -50,19 +55,51 @@ def sequence_micro_batches(graph: Graph, micro: int) -> InstanceOrder:
     for node in order:
         if node.span is Span.EACH and node.op not in FREE and node not in frames and node not in early:
             members.setdefault(levels[node], []).append(node)
-    roots: dict[Node, tuple[HappensAfter | None, ...]] = {}
-    sums: dict[Node, tuple[Node, ...]] = {}
-    for nodes in members.values():
-        inside = set(nodes)
-        made = gate(graph, nodes, unconditional)
-        sums[made.gate] = made.sums
-        waits = (None, *(HappensAfter(made.passed, m) for m in range(micro - 1)))
-        roots |= {node: waits for node in nodes if not any(producer in inside for producer in predecessors(node))}
+    gates = gates_of(graph, members, unconditional)
     meetings = tuple(nodes[0] for level, nodes in sorted(members.items()) if level)
-    return InstanceOrder(roots, sums, meetings)
+    tasks = [[(level, m) for m in range(micro)] for level in members]
+    return replace(in_order(members, gates, tasks, micro), meetings=meetings)
 
 
-def gate(graph: Graph, nodes: Iterable[Node], unconditional: Collection[Node]) -> Gate:
+def gates_of(
+    graph: Graph, clusters: Mapping[Cluster, Iterable[Node]], unconditional: Collection[Node]
+) -> dict[Cluster, Gate]:
+    """Add the gates of clusters.
+
+    Args:
+        graph: the folded graph.
+        clusters: nodes that run one behind the other for one micro-batch.
+        unconditional: the nodes that run in any case.
+    """
+    return {cluster: _gate(graph, nodes, unconditional) for cluster, nodes in clusters.items()}
+
+
+def in_order(
+    clusters: Mapping[Cluster, Collection[Node]],
+    gates: Mapping[Cluster, Gate],
+    devices: Iterable[Sequence[tuple[Cluster, int]]],
+    micro: int,
+) -> InstanceOrder:
+    """Return what waits for the gates, so that each device runs its tasks one after the other.
+
+    Args:
+        clusters: nodes that run together for one micro-batch.
+        gates: of the clusters: what waits for all that one computes.
+        devices: of each, its tasks in their order: a cluster, and the number of the micro-batch.
+        micro: how many micro-batches there are.
+    """
+    waits: dict[Cluster, list[HappensAfter | None]] = {cluster: [None] * micro for cluster in clusters}
+    for tasks in devices:
+        for (first, earlier), (then, later) in itertools.pairwise(tasks):
+            waits[then][later] = HappensAfter(gates[first].passed, earlier)
+    roots: dict[Node, tuple[HappensAfter | None, ...]] = {}
+    for cluster, nodes in clusters.items():
+        inside, own = set(nodes), tuple(waits[cluster])
+        roots |= {node: own for node in nodes if not any(producer in inside for producer in predecessors(node))}
+    return InstanceOrder(roots, {made.gate: made.sums for made in gates.values()})
+
+
+def _gate(graph: Graph, nodes: Iterable[Node], unconditional: Collection[Node]) -> Gate:
     """Add the gate behind some nodes, and what passes it on.
 
     Args:

@@ -18,9 +18,9 @@ from autograph_rewrite.analysis.barriers import barrier_depths, needed_of_all, p
 from autograph_rewrite.errors import PassError, PlanError
 from autograph_rewrite.ir.control_flow import frames_of, unconditional_nodes
 from autograph_rewrite.ir.graph import Graph, Node, Span
-from autograph_rewrite.passes.base.instance_order import NO_ORDER, HappensAfter, InstanceOrder
+from autograph_rewrite.passes.base.instance_order import NO_ORDER, InstanceOrder
 from autograph_rewrite.passes.micro_batches.relax_waits import let_actors_wait, relax_waits
-from autograph_rewrite.passes.micro_batches.sequencing import FREE, gate
+from autograph_rewrite.passes.micro_batches.sequencing import FREE, gates_of, in_order
 from autograph_rewrite.passes.pipeline_parallel.early_sends import Devices, send_first
 from autograph_rewrite.plan.parts.pipeline_schedule import BACKWARD, FORWARD, Orders, Task, orders
 from autograph_rewrite.resolve.stages.assignment import Stages
@@ -61,19 +61,11 @@ def schedule_stages(graph: Graph, stages: Stages, schedule: str, devices: Device
         added = send_first(graph, nodes, stages, devices, unconditional)
         nodes += added
         unconditional |= set(added)
-    gates = {cluster: gate(graph, nodes, unconditional) for cluster, nodes in clusters.items()}
+    gates = gates_of(graph, clusters, unconditional)
     for (_, stage), made in gates.items():
         stages.of |= dict.fromkeys((made.gate, made.passed), stage)
-    waits: dict[Cluster, list[HappensAfter | None]] = {cluster: [None] * micro for cluster in clusters}
-    for tasks in given:
-        for first, then in itertools.pairwise(tasks):
-            waits[then.kind, then.stage][then.micro] = HappensAfter(gates[first.kind, first.stage].passed, first.micro)
-    roots: dict[Node, tuple[HappensAfter | None, ...]] = {}
-    for cluster, nodes in clusters.items():
-        inside = set(nodes)
-        own = tuple(waits[cluster])
-        roots |= {node: own for node in nodes if not any(producer in inside for producer in predecessors(node))}
-    return InstanceOrder(roots, {made.gate: made.sums for made in gates.values()})
+    tasks = [[((task.kind, task.stage), task.micro) for task in each_device] for each_device in given]
+    return in_order(clusters, gates, tasks, micro)
 
 
 def _refuse_meetings(order: list[Node], frames: Mapping[Node, object], early: Collection[Node], stages: Stages) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from autograph_rewrite.errors import ClusterError, GraphError
+from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.format import serde
 from autograph_rewrite.ir.types.dtypes import NUMBERS
 from autograph_rewrite.item import GraphItem
@@ -20,9 +20,9 @@ from autograph_rewrite.plan.parts.batch_split import DIGEST
 from autograph_rewrite.plan.replica_devices import run_devices
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.consensus.agreement import CARRY_ON, COMPARE, adopt_from_chief, require_consensus
-from autograph_rewrite.runtime.consensus.divergence import Account, Telling, difference, disagreement, nothing
-from autograph_rewrite.runtime.consensus.step_digest import Inputs, agree, described, digest_of, written_between
-from autograph_rewrite.runtime.failures.failure_messages import is_of_the_job, missing
+from autograph_rewrite.runtime.consensus.coordinator import Coordinator, SingleProcess, Workers
+from autograph_rewrite.runtime.consensus.divergence import Account, Telling, nothing
+from autograph_rewrite.runtime.consensus.step_digest import Inputs, described, digest_of, written_between
 from autograph_rewrite.runtime.failures.liveness import PeerMonitor
 from autograph_rewrite.runtime.failures.watchdog import Watchdog, may_wait
 from autograph_rewrite.runtime.function.bound_captures import BoundCaptures, instances_of
@@ -50,7 +50,6 @@ class Step:
         self.item = item
         self.binding = _binding(item)
         self._member = item.report.member if item.report is not None else None
-        self._failed = False
         self._number = 0
         self._plan = item.report.plan if item.report is not None else None
         self._batches = batch_axes(item, self.binding)
@@ -70,7 +69,7 @@ class Step:
             self._fixed[self._digest_at] = self._tf.zeros([DIGEST], self._tf.int32)
         position = {name: i for i, node in enumerate(self.binding.inputs) for name in instances_of(item, node)}
         self._inputs = [(at, position[name]) for at, name in enumerate(function.arguments) if name in position]
-        self._watchdog = self._make_watchdog(function)
+        self._coordinator = self._make_coordinator(function)
         if self._member is not None:
             self._agree()
 
@@ -97,8 +96,11 @@ class Step:
         salt = None if is_alone else b"attempt %d" % attempt if attempt else b""
         return function_def.build(data, call_by_name.new_name("step"), signature, salt=salt)
 
-    def _agree(self) -> None:
+    def _agree(self, *, after_error: bool = False) -> None:
         """Make sure that all workers are about to run the same, on the same values of variables.
+
+        Args:
+            after_error: nobody knows what each worker had updated.
 
         Raises:
             ClusterError: they are not, or somebody is missing.
@@ -107,9 +109,9 @@ class Step:
         assert self._plan is not None
         constants = [c.value for c in self.binding.captures if c.name is None]
         numbers = [np.asarray(value) for value in constants if value.dtype.name in NUMBERS]
-        what = CARRY_ON if self._failed else COMPARE
+        what = CARRY_ON if after_error else COMPARE
         require_consensus(self._member, self._plan, self.item.report.contents, numbers, what=what)
-        new = [variable for variable in self._captures.variables if variable.adopts or self._failed]
+        new = [variable for variable in self._captures.variables if variable.adopts or after_error]
         values = [np.asarray(variable.value()) for variable in new]
         for variable, value in zip(
             new, adopt_from_chief(self._member, self._plan.timeout_seconds, values), strict=True
@@ -124,35 +126,30 @@ class Step:
         process for: that request would take the value of the next step away from whom it is for. So the collectives
         meet in new groups.
         """
-        self._agree()
+        self._agree(after_error=True)
         attempt = len(self._calls)  # those before are kept: functions that were traced may call them by name
         self._calls.append(call_by_name.Call(self._make_function(attempt), on_cpu=self._on_cpu))
-        self._failed = False
 
     @property
     def _call(self) -> call_by_name.Call:
         return self._calls[-1]
-
-    @property
-    def _seconds(self) -> float:
-        return self._plan.timeout_seconds if self._plan is not None else 0.0
 
     def _is_compared(self, name: str) -> bool:
         """Return whether it is noticed if only some workers write a variable from Python."""
         variable = self.item.variables[name]
         return self._digests is not None and variable.dtype in NUMBERS and variable.shards is None
 
-    def _make_watchdog(self, function: function_def.Function) -> Watchdog | None:
-        """Return what watches replicas that wait for each other; None where one process may wait for input, too."""
+    def _make_coordinator(self, function: function_def.Function) -> Coordinator:
+        """Return what watches replicas that wait for each other; nothing where one process may wait for input, too."""
         if self._plan is None:
-            return None
-        waits = may_wait(function.definition)
+            return Coordinator()
+        waits, seconds = may_wait(function.definition), self._plan.timeout_seconds
         if self._member is not None:
-            lookout = functools.partial(PeerMonitor, self._member, self._plan.timeout_seconds)
-            return Watchdog(self._plan.timeout_seconds, lookout, may_idle=waits)
+            lookout = functools.partial(PeerMonitor, self._member, seconds)
+            return Workers(self._member, Watchdog(seconds, lookout, may_idle=waits), self._carry_on)
         if waits or len(set(self._plan.devices)) == 1 or self._plan.mode != "mirrored":
-            return None
-        return Watchdog(self._plan.timeout_seconds)
+            return Coordinator()
+        return SingleProcess(Watchdog(seconds))
 
     def __call__(self, flat: Sequence[Any]) -> list[Any]:
         """Run the step.
@@ -173,8 +170,7 @@ class Step:
         for at, index in self._inputs:
             args[at] = flat[index]
         self._number += 1
-        if self._failed:
-            self._carry_on()
+        self._coordinator.before_step()
         if self._member is not None and self._plan is not None and not self._tf.executing_eagerly():
             tf_server.abort_when_lost(self._member, self._plan.timeout_seconds)  # nobody sees that function run
         if not self._tf.executing_eagerly():
@@ -186,11 +182,8 @@ class Step:
         count = len(self.binding.outputs)
         if self._guard is not None:
             self._guard.after(results[count + (self._digests is not None) :])
-        digests = results[count].numpy() if self._digests is not None else None
-        if digests is not None and not agree(digests):
-            assert self._member is not None
-            self._failed = True
-            raise disagreement(self._member, self._account, self._seconds, digests[:, 1:])
+        if self._digests is not None:
+            self._coordinator.require_equal(self._account, results[count].numpy())
         return results[:count]
 
     def _run_in_graph(self, args: list[Any]) -> list[Any]:
@@ -218,7 +211,7 @@ class Step:
 
     def _run(self, args: list[Any]) -> list[Any]:
         """Run the function; if it fails, the mirrors are refreshed before the next step, as they may differ."""
-        watchdog = self._watchdog
+        watchdog = self._coordinator.watchdog
         if watchdog is None or not self._tf.executing_eagerly():
             return self._call(args)
         failed = True
@@ -226,22 +219,14 @@ class Step:
             results = self._call(args, watchdog.start())
             failed = False
         except self._tf.errors.OpError as error:
-            self._failed = self._member is not None
-            translated = self._translate(error, watchdog)
+            self._coordinator.step_failed()
+            translated = self._coordinator.failure(error, f"finish step {self._number}", self._account)
             if translated is None:
                 raise
             raise translated from error
         finally:
             watchdog.stop(failed=failed)
         return results
-
-    def _translate(self, error: Any, watchdog: Watchdog) -> ClusterError | None:
-        """Return what a failure of a collective means, None for an error of the user's own computation."""
-        if self._member is not None and (watchdog.expired or is_of_the_job(error)):
-            differs = functools.partial(difference, self._member, self._account)
-            what = f"finish step {self._number}"
-            return missing(self._member, what, watchdog.seconds, error, watchdog.lost, differs)
-        return _translate(error, watchdog)
 
     def examples(self, flat: Sequence[Any]) -> int | None:
         """Return how many examples flat arguments hold, where that is known."""
@@ -273,20 +258,3 @@ def batch_axes(item: GraphItem, binding: FunctionBinding) -> list[tuple[str, int
 def most_examples(batches: Iterable[tuple[str, int, int]], flat: Sequence[Any]) -> int | None:
     """Return the size of the largest batch among flat arguments; None where there is none, or it is not known."""
     return max((size for _, index, axis in batches if (size := flat[index].shape[axis]) is not None), default=None)
-
-
-def _translate(error: Any, watchdog: Watchdog) -> ClusterError | None:
-    """Return what a failure of a collective means, None for an error of the user's own computation."""
-    if watchdog.expired:
-        return ClusterError(
-            f"the step stood still for {watchdog.seconds:g} s: a replica waits for another in a collective",
-            hint="report this, with the plan: the order of collectives should have been proved; "
-            "variables: shared needs none",
-        )
-    if "Collective ops is aborted" in str(error.message):
-        return ClusterError(
-            "a collective was aborted, and TensorFlow refuses all later ones of this process",
-            where=str(error.message).strip().splitlines()[0][:300],
-            hint="restart the program; variables: shared needs no collectives",
-        )
-    return None

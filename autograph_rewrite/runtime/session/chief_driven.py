@@ -51,7 +51,6 @@ class ChiefDrivenSession:
         self._runs = 0
         self.changed: Mapping[str, str] = {}
         self._relay, self._member = relay, member
-        self._problem: ClusterError | None = None
         self.session = self._running = session
         self._end = weakref.finalize(self, _close, session, relay, member) if member.is_chief else None
 
@@ -93,8 +92,6 @@ class ChiefDrivenSession:
         Raises:
             ClusterError: this worker has not called what worker 0 has.
         """
-        if self._problem is not None:
-            raise self._problem
         elements = self._tf.nest.flatten(fetches)
         names = [element.name for element in elements]
         self._runs += 1
@@ -156,11 +153,10 @@ class ChiefDrivenSession:
         return made
 
     def _diverged(self, problem: ClusterError) -> ClusterError:
-        """Return the error of workers that do not do the same, for this call and all later ones."""
-        self._problem = problem
+        """Return the error of workers that do not do the same; worker 0 is not waited for any more."""
         if not self._member.is_chief:
             self._relay.leave()
-        return self._problem
+        return problem
 
     def _encoded(self, value: Any) -> bytes:
         return b"" if value is None else bytes(self._tf.make_tensor_proto(value).SerializeToString())

@@ -142,17 +142,15 @@ def _cpus(item: GraphItem) -> list[int]:
     return [int(spec.number) for spec in specs if spec.kind == "CPU" and spec.number]
 
 
-def watchdog_of(member: Membership | None, item: GraphItem, session: Any, seconds: float) -> Watchdog | None:
+def watchdog_of(member: Membership, item: GraphItem, session: Any, seconds: float) -> Watchdog:
     """Return what watches over the runs of one of several processes.
 
     Args:
-        member: this process; None: there is only one.
+        member: this process.
         item: rewritten.
         session: whose runs are watched.
         seconds: without progress, after which a run is ended.
     """
-    if member is None:
-        return None
     plan = item.report.plan
     servers = bool(plan.homes)
     lookout = functools.partial(PeerMonitor, member, seconds, workers=not plan.is_asynchronous, servers=servers)

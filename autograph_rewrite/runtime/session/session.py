@@ -19,10 +19,8 @@ from autograph_rewrite.passes.emit.tensor_map import View
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.consensus.agreement import CARRY_ON, common_name, require_consensus
 from autograph_rewrite.runtime.consensus.broadcast_queue import abandon
-from autograph_rewrite.runtime.consensus.divergence import difference, disagreement
+from autograph_rewrite.runtime.consensus.coordinator import Coordinator, Workers
 from autograph_rewrite.runtime.consensus.session_digest import SessionDigest
-from autograph_rewrite.runtime.consensus.step_digest import agree
-from autograph_rewrite.runtime.failures.failure_messages import is_of_the_job, missing
 from autograph_rewrite.runtime.session.batch_sizes import check_batch_sizes
 from autograph_rewrite.runtime.session.chief_driven import ChiefDrivenSession
 from autograph_rewrite.runtime.session.connect import connected, graph_of, joined, require_devices, watchdog_of
@@ -30,7 +28,7 @@ from autograph_rewrite.runtime.session.drain_stores import StoreDrain
 from autograph_rewrite.runtime.session.fetches import Fetch, assemble, name_of, variable_of
 from autograph_rewrite.runtime.session.first_batch import FirstBatch
 from autograph_rewrite.runtime.session.gate_feeds import GateFeeds
-from autograph_rewrite.runtime.session.staleness_clock import StalenessBound
+from autograph_rewrite.runtime.session.staleness_clock import BoundedStaleness, StalenessBound
 from autograph_rewrite.runtime.session.whole_variables import WholeVariables
 
 
@@ -67,25 +65,36 @@ class DistributedSession:
         with self.graph.as_default():
             tf.graph_util.import_graph_def(opened.graph, name="")
         self._session = connected(tf, item, self.graph, config, target)
-        self._targets: set[Any] = set()
         self.first = FirstBatch(item, warned=True)
         self._gates = GateFeeds(self.graph, item.targets)
         self._fetches: dict[str, Fetch] = {}
         self._variables = WholeVariables(item, self.graph)
         limit = plan.timeout_seconds if plan is not None and (plan.mode == "mirrored" or self._member) else 0.0
-        self._watchdog = watchdog_of(self._member, item, self._session, limit)
-        self._timeout_ms = int(limit * 1e3) if self._watchdog is None else 0
+        self._timeout_ms = int(limit * 1e3) if self._member is None else 0
         self._digest = SessionDigest(item, self.graph) if self._member is not None and item.report.digests else None
-        self._problem: ClusterError | None = None
-        self._failed = False
-        self._clock: StalenessBound | None = None
+        self._coordinator = self._make_coordinator(limit)
+        self._targets = {self.graph.get_operation_by_name(name) for name in item.targets if self._has(name)}
         if self._member is not None and plan is not None and plan.is_asynchronous and plan.staleness:
-            self._clock = StalenessBound(self._session, self.run_ops, plan, self._member, opened.container)
-            self._targets = {self.graph.get_operation_by_name(name) for name in item.targets}
+            clock = StalenessBound(self._session, self.run_ops, plan, self._member, opened.container)
+            self._coordinator = BoundedStaleness(self._coordinator, clock)
         added = [v.initializer for v in item.state.values() if v.initializer is not None]
         if added:  # restoring a checkpoint of the original would leave these without a value
             self.run_ops([self.graph.get_operation_by_name(name) for name in added])
         self._batches = [(info, i.batch_axis) for i in item.inputs.values() if (info := i) and i.batch_axis is not None]
+
+    def _make_coordinator(self, seconds: float) -> Coordinator:
+        """Return what happens with the other workers when a run fails.
+
+        Args:
+            seconds: without progress, after which a run is ended.
+        """
+        if self._member is None:
+            return Coordinator()
+        plan, session = self.item.report.plan, self._session
+        watchdog = watchdog_of(self._member, self.item, session, seconds)
+        leave = session.abandon if isinstance(session, ChiefDrivenSession) else functools.partial(abandon, session)
+        alone = plan.is_asynchronous or plan.stage_hosts  # they go on by themselves, or as worker 0 tells
+        return Workers(self._member, watchdog, None if alone else self._carry_on, leave)
 
     def __enter__(self) -> DistributedSession:
         return self
@@ -98,8 +107,7 @@ class DistributedSession:
 
     def close(self) -> None:
         """Release the session's resources."""
-        if self._clock is not None and self._problem is None:
-            self._clock.close()
+        self._coordinator.close()
         self._session.close()
 
     def run(
@@ -134,13 +142,8 @@ class DistributedSession:
         options = self._tf.compat.v1.RunOptions(timeout_in_ms=limit)
         known = self.read_variables(fetch.variable for fetch in found if fetch.variable and not fetch.late)
         self._steps += 1
-        counts = self._clock is not None and not self._targets.isdisjoint(wanted)
-        if self._clock is not None and counts:
-            self._clock.wait()
         try:
             got = iter(self._run(wanted, feeds, options, changed or {}) if wanted or not found else ())
-            if self._clock is not None and counts:
-                self._clock.step()
         except self._tf.errors.OpError as error:
             if not isinstance(error, self._tf.errors.DeadlineExceededError):
                 raise
@@ -162,18 +165,22 @@ class DistributedSession:
         Raises:
             ClusterError: somebody is missing, or was in an earlier run, or the workers were not given the same.
         """
-        if self._failed and self._member is not None:
-            # The program goes on after an error: so must all, and each may have updated something else.
-            values = list(self.read_variables().values())
-            require_consensus(self._member, self.item.report.plan, captured=values, what=CARRY_ON)
-            self._clear_servers()
-            self._failed = False
+        updates = not self._targets.isdisjoint(wanted)
+        self._coordinator.before_step(updates=updates)
         try:
-            return self._compared(wanted, feeds, options, changed)
+            got = self._compared(wanted, feeds, options, changed)
         except self._tf.errors.OpError:
-            plan = self.item.report.plan if self._member is not None else None
-            self._failed = plan is not None and not plan.is_asynchronous and not plan.stage_hosts
+            self._coordinator.step_failed()
             raise
+        self._coordinator.after_step(updates=updates)
+        return got
+
+    def _carry_on(self) -> None:
+        """Go on after an error: so must all, and each may have updated something else."""
+        assert self._member is not None
+        values = list(self.read_variables().values())
+        require_consensus(self._member, self.item.report.plan, captured=values, what=CARRY_ON)
+        self._clear_servers()
 
     def _compared(self, wanted: list[Any], feeds: Mapping[str, Any], options: Any, changed: Mapping[str, str]) -> Any:
         """Run the step, and compare what it was given with what the other workers' was."""
@@ -184,11 +191,7 @@ class DistributedSession:
             return self.run_ops(wanted, feeds, options)
         fed = {**feeds, self._digest.feed: digest}
         *got, table = self.run_ops([*wanted, self._digest.fetch], fed, options)
-        if not agree(table):
-            assert self._member is not None
-            self._failed = True
-            seconds = self.item.report.plan.timeout_seconds
-            raise disagreement(self._member, self._digest.account, seconds, table[:, 1:])
+        self._coordinator.require_equal(self._digest.account, table)
         return got
 
     def run_ops(
@@ -205,23 +208,23 @@ class DistributedSession:
         Raises:
             ClusterError: somebody is missing, or was in an earlier run.
         """
-        watchdog = self._watchdog
-        if watchdog is None or self._member is None:
+        watchdog = self._coordinator.watchdog
+        if watchdog is None:
             return self._session.run(fetches, feeds, options=options)
-        if self._problem is not None:
-            raise self._problem
+        self._coordinator.check()
         session = self.tf_session if alone else self._session
         try:
             wanted = tuple(getattr(fetch, "name", "") for fetch in self._tf.nest.flatten(fetches))
             return watchdog.run(lambda: session.run(fetches, feeds, options=options), wanted)
+        except ClusterError as error:  # of a run that worker 0 makes for all
+            self._coordinator.end(error)
+            raise
         except self._tf.errors.OpError as error:
-            if not watchdog.expired and not is_of_the_job(error):
+            account = self._digest.account if self._digest is not None else None
+            problem = self._coordinator.failure(error, f"finish run {self._steps} of the session", account)
+            if problem is None:
                 raise
-            what = f"finish run {self._steps} of the session"
-            differs = functools.partial(difference, self._member, self._digest.account) if self._digest else None
-            self._problem = missing(self._member, what, watchdog.seconds, error, watchdog.lost, differs)
-            self._session.abandon() if isinstance(self._session, ChiefDrivenSession) else abandon(self._session)
-            raise self._problem from error
+            raise problem from error
 
     def _clear_servers(self) -> None:
         """Let all workers go on with empty servers; all have come here."""

@@ -24,6 +24,8 @@ from autograph_rewrite.errors import ClusterError
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.consensus.agreement import common_name
+from autograph_rewrite.runtime.consensus.coordinator import Coordinator
+from autograph_rewrite.runtime.consensus.divergence import Account
 from autograph_rewrite.runtime.failures.failure_messages import missing
 from autograph_rewrite.runtime.failures.liveness import PeerMonitor, name_of
 
@@ -121,6 +123,53 @@ class StalenessBound:
     def close(self) -> None:
         """Hold nobody up any more."""
         self._end()
+
+
+class BoundedStaleness(Coordinator):
+    """Workers that update servers on their own, none too far ahead of another.
+
+    Args:
+        workers: what becomes of a run that fails.
+        clock: the counters of all.
+    """
+
+    def __init__(self, workers: Coordinator, clock: StalenessBound) -> None:
+        super().__init__(workers.watchdog)
+        self._workers, self.clock = workers, clock
+
+    def check(self) -> None:
+        """Raise the error by which the job has ended."""
+        self._workers.check()
+
+    def before_step(self, *, updates: bool = True) -> None:
+        """Wait for who is behind."""
+        if updates:
+            self.clock.wait()
+
+    def after_step(self, *, updates: bool = True) -> None:
+        """Count a step."""
+        if updates:
+            self.clock.step()
+
+    def end(self, problem: ClusterError) -> None:
+        """Let every later run raise an error."""
+        self._workers.end(problem)
+
+    def failure(self, error: Exception, what: str, account: Account | None) -> ClusterError | None:
+        """Return who is missing; None for an error of the program's own computation.
+
+        Args:
+            error: of a run.
+            what: the run was to do, for messages.
+            account: what this worker tells of it; None: nothing.
+        """
+        return self._workers.failure(error, what, account)
+
+    def close(self) -> None:
+        """Hold nobody up any more."""
+        with suppress(ClusterError):  # a job that has ended is told nothing
+            self.check()
+            self.clock.close()
 
 
 def _end(session: Any, write: Any, feeds: Any, options: Any) -> None:

@@ -221,7 +221,7 @@ def by_themselves(staleness: int | None) -> Case:
                 x = np.random.default_rng(at).normal(size=(4, WIDTH))
                 session.run("train", {"x": job.part(x)})
                 if job.is_rewritten and staleness is not None:
-                    clock = session._clock
+                    clock = session._coordinator.clock
                     ahead = max(ahead, at + 1 - int(clock._run(clock._read).min()))
                 time.sleep(0.01 * job.task)
             if job.is_rewritten:
