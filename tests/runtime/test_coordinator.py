@@ -1,0 +1,105 @@
+"""A job's coordinator: what every later step meets after an error."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from autograph_rewrite.cluster.membership import Membership
+from autograph_rewrite.errors import ClusterError
+from autograph_rewrite.runtime.consensus import coordinator as coordinators
+from autograph_rewrite.runtime.consensus.coordinator import Coordinator, SingleProcess, Workers
+from autograph_rewrite.runtime.consensus.divergence import Account
+from autograph_rewrite.runtime.failures.watchdog import Watchdog
+
+MEMBER = Membership(("127.0.0.1:2001", "127.0.0.1:2002"), (), "worker", 0)
+
+
+class CancelledError(Exception):
+    """As TensorFlow's: the other worker may have ended."""
+
+    message = "the other has gone"
+
+
+def workers(**options: object) -> tuple[Workers, list[str]]:
+    done: list[str] = []
+    made = Workers(MEMBER, Watchdog(1.0), lambda: done.append("agreed"), **options)  # type: ignore[arg-type]
+    return made, done
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinators, "missing", lambda *given: ClusterError(f"{given[0].name} waited to {given[1]}"))
+    told = ClusterError("not the same")
+    monkeypatch.setattr(coordinators, "disagreement", lambda *_: told)
+
+
+def test_a_step_that_failed_is_followed_by_one_agreement() -> None:
+    made, done = workers()
+    made.before_step()
+    assert done == []
+    made.step_failed()
+    made.before_step()
+    made.before_step()
+    assert done == ["agreed"]
+
+
+def test_a_failed_agreement_is_asked_for_again() -> None:
+    def nobody() -> None:
+        raise ClusterError("nobody is there")
+
+    made = Workers(MEMBER, Watchdog(1.0), nobody)
+    made.step_failed()
+    for _ in range(2):
+        with pytest.raises(ClusterError, match="nobody"):
+            made.before_step()
+
+
+def test_an_error_of_the_program_itself_ends_nothing() -> None:
+    made, _ = workers()
+    assert made.failure(ValueError("bad data"), "finish step 1", None) is None
+    made.check()
+
+
+def test_a_session_that_waited_for_somebody_is_left_behind_and_raises_the_same_from_then_on() -> None:
+    left: list[str] = []
+    made, _ = workers(abandon=lambda: left.append("left"))
+    problem = made.failure(CancelledError(), "finish run 2", None)
+    assert "worker 0 waited to finish run 2" in str(problem)
+    assert left == ["left"]
+    with pytest.raises(ClusterError) as again:
+        made.check()
+    assert again.value is problem
+
+
+def test_a_function_that_waited_for_somebody_can_be_called_again() -> None:
+    made, _ = workers()
+    assert made.failure(CancelledError(), "finish step 2", None) is not None
+    made.check()
+
+
+def test_workers_that_were_not_given_the_same_have_to_agree_before_the_next_step() -> None:
+    made, done = workers()
+    made.require_equal(Account("step 1"), np.array([[4, 7], [3, 7]]))  # the first column holds sizes
+    made.before_step()
+    assert done == []
+    with pytest.raises(ClusterError, match="not the same"):
+        made.require_equal(Account("step 2"), np.array([[4, 7], [4, 8]]))
+    made.before_step()
+    assert done == ["agreed"]
+
+
+def test_a_process_of_its_own_names_what_stood_still() -> None:
+    watchdog = Watchdog(2.0)
+    made = SingleProcess(watchdog)
+    assert made.failure(CancelledError(), "finish step 1", None) is None
+    watchdog.expired = True
+    assert "stood still for 2 s" in str(made.failure(CancelledError(), "finish step 1", None))
+
+
+def test_where_nobody_waits_errors_stay_what_they_are() -> None:
+    made = Coordinator()
+    made.step_failed()
+    made.before_step()
+    assert made.failure(CancelledError(), "finish step 1", None) is None
+    assert made.watchdog is None
