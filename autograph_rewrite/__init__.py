@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         allow_code,
         build_plan,
         distribute,
+        explain,
         join,
         register_pass,
         rewrite,
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from autograph_rewrite.cost.simulate import simulate
     from autograph_rewrite.inspect.diff import diff
     from autograph_rewrite.inspect.dump import dump
-    from autograph_rewrite.inspect.explain import explain
     from autograph_rewrite.item import GraphItem
     from autograph_rewrite.plan.plan import Plan
 
@@ -76,7 +76,7 @@ _LAZY = {
     "diff": "inspect.diff",
     "distribute": "api",
     "dump": "inspect.dump",
-    "explain": "inspect.explain",
+    "explain": "api",
     "join": "api",
     "register_pass": "api",
     "rewrite": "api",

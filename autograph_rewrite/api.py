@@ -15,7 +15,7 @@ from autograph_rewrite.config import user_code
 from autograph_rewrite.config.config import ConfigLike
 from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.ir.gc_pause import no_garbage_collection
-from autograph_rewrite.item import GraphItem
+from autograph_rewrite.item import GraphItem, RewrittenTrace
 from autograph_rewrite.normalize.normalize import normalise_original
 from autograph_rewrite.passes.base.pass_manager import Observer
 from autograph_rewrite.plan import user_passes
@@ -188,14 +188,46 @@ def allow_code(path: str | Path) -> None:
     user_code.allow_code(path)
 
 
-def verify(item: GraphItem, config: ConfigLike | Plan | None = None, **options: Any) -> Any:
+def explain(new: Any, *, batch: int | None = None) -> str:
+    """Say in sentences what was rewritten, what is divided, what runs whole, why, and what it costs.
+
+    Args:
+        new: a rewritten item, or a distributed function or Keras model that has run: of each of its traces.
+        batch: examples of all devices together, where the graph leaves that open.
+
+    Raises:
+        GraphError: nothing was rewritten.
+    """
+    from autograph_rewrite.inspect.explain import explain as run
+
+    return "\n".join(run(trace.rewritten, batch=batch) for trace in _traces(new))
+
+
+def verify(item: Any, config: ConfigLike | Plan | None = None, **options: Any) -> Any:
     """Compare the rewritten item with the original, numerically; see `runtime.verify.verify.verify`.
 
     Args:
-        item: the original.
-        config: file, dict, `Config` or plan to rewrite it by; none: what `run --config` or `launch --config` gave.
+        item: the original; or a distributed function or Keras model that has run: its first trace, from the values
+            that its variables have now.
+        config: file, dict, `Config` or plan to rewrite it by; none: what something distributed runs by, else what
+            `run --config` or `launch --config` gave.
         **options: those of `runtime.verify.verify.verify`.
+
+    Raises:
+        GraphError: there is nothing to compare.
     """
     from autograph_rewrite.runtime.verify.verify import verify as run
 
-    return run(item, chosen(config), **options)
+    if isinstance(item, GraphItem):
+        return run(item, chosen(config), **options)
+    trace = _traces(item)[0]
+    return run(trace.original, trace.rewritten.report.plan if config is None else chosen(config), **options)
+
+
+def _traces(target: Any) -> Sequence[RewrittenTrace]:
+    """Return what was rewritten of an item, or of what `distribute` has returned."""
+    if isinstance(target, GraphItem):
+        return [RewrittenTrace(target, target)]
+    from autograph_rewrite.runtime.distribute import traces_of
+
+    return traces_of(target)

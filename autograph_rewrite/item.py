@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.format import serde
@@ -294,3 +294,10 @@ class GraphItem:
         from autograph_rewrite.load.sources import keras_models
 
         return keras_models.from_keras(model, *specs, batch_inputs=batch_inputs)
+
+
+class RewrittenTrace(NamedTuple):
+    """One trace of something distributed: the item that was traced, and what it became."""
+
+    original: GraphItem
+    rewritten: GraphItem

@@ -1,15 +1,22 @@
-"""Broken pipes: `... | head` ends what is printed, never what is done.
+r"""Output streams of the command line: they survive who reads them, and never command the terminal.
 
-rewrite GRAPH -o OUT --print-changed | head      OUT is written all the same, and the exit code is the verb's own
+    rewrite GRAPH -o OUT --print-changed | head      OUT is written all the same, and the exit code is the verb's own
+    dump GRAPH                                       a node called ESC[2J is printed as \x1b[2J
+
+Names come from files of strangers. Verbs print plain text, so every control character is one of a name.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO, cast
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""C0 and C1 controls: the terminal's commands begin with them (ECMA-48)."""
 
 
 @contextmanager
@@ -34,6 +41,11 @@ def drop_the_rest(stream: Any) -> None:
         os.close(nowhere)
 
 
+def escaped(text: str) -> str:
+    """Return a text with its control characters as escape sequences of Python; lines and tabs stay."""
+    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+
+
 class _Patient:
     """A text stream that goes nowhere once its reader has gone; everything else is the stream's own."""
 
@@ -43,7 +55,8 @@ class _Patient:
     def write(self, text: str) -> int:
         """Write a text, or drop it."""
         try:
-            return self._stream.write(text)
+            self._stream.write(escaped(text))
+            return len(text)
         except BrokenPipeError:
             drop_the_rest(self._stream)
             return len(text)

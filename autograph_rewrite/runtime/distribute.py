@@ -14,7 +14,7 @@ from autograph_rewrite.config.config import ConfigLike
 from autograph_rewrite.errors import ConfigError, GraphError
 from autograph_rewrite.ir.gc_pause import no_garbage_collection
 from autograph_rewrite.ir.types.device_names import parse
-from autograph_rewrite.item import GraphItem
+from autograph_rewrite.item import GraphItem, RewrittenTrace
 from autograph_rewrite.normalize.normalize import normalise_original
 from autograph_rewrite.plan.parts.graph_digest import graph_digest
 from autograph_rewrite.plan.plan import Plan
@@ -64,6 +64,31 @@ def distribute(
         name = getattr(target, "__name__", "step")
         raise GraphError(f"the function '{name}' is already distributed", hint="distribute the original function")
     return DistributedFunction(target, rewriter, specs or None, named_specs, batch_inputs=batch_inputs)
+
+
+def traces_of(target: Any) -> tuple[RewrittenTrace, ...]:
+    """Return what was rewritten of something distributed, training first.
+
+    Args:
+        target: what `distribute` has returned.
+
+    Raises:
+        GraphError: it is something else, or has run no step yet.
+    """
+    if isinstance(target, DistributedFunction):
+        functions, kind = [target], "function"
+    elif _is_keras_model(target):
+        from autograph_rewrite.runtime.keras.model import functions_of
+
+        functions, kind = functions_of(target), "model"
+    else:
+        hint = "give an item, or what ar.distribute has returned"
+        raise GraphError(f"nothing was rewritten of an object of type {type(target).__name__}", hint=hint)
+    found = tuple(trace for function in functions for trace in function.traces)
+    if not found:
+        problem = f"the {kind} has run no step on several devices yet"
+        raise GraphError(problem, hint="distribute it, and run a step: it is traced for what that is given")
+    return found
 
 
 def _is_keras_model(target: Any) -> bool:

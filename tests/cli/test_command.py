@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from autograph_rewrite.errors import ConfigError
-from autograph_rewrite.tools import cli
+from autograph_rewrite.tools import cli, output_pipes
 
 
 class FakeVerb:
@@ -108,6 +108,16 @@ def test_control_c_while_a_verb_is_imported_is_code_130(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(cli, "load_verb", load)
     assert cli.main(["inspect", "g.pb"]) == 130
+
+
+@pytest.mark.parametrize("text", ["\x1b[31mred", "\x1b]0;title\x07", "\x9b2J", "a\rb", "\x7f", "\x00"])
+def test_control_characters_of_names_are_printed_as_escapes(capfd: pytest.CaptureFixture[str], text: str) -> None:
+    with output_pipes.patient_output():
+        print("\tname", text)
+        print(text, file=sys.stderr)
+    out, err = capfd.readouterr()
+    assert out == f"\tname {text.encode('unicode_escape').decode()}\n"
+    assert err == f"{text.encode('unicode_escape').decode()}\n"
 
 
 def test_a_closed_pipe_is_no_error() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+import autograph_rewrite as ar
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.signature.inputs import check_batch
@@ -248,3 +249,19 @@ def test_parts_of_sparse_and_ragged_placeholders_are_no_batches() -> None:
     assert {name for name, info in item.inputs.items() if info.batch_axis is not None} == {"x", "y"}
     named = GraphItem.from_graph(graph, outputs=["total"], batch_inputs={"ids/indices": None, "y": None})
     assert {name for name, info in named.inputs.items() if info.batch_axis is not None} == {"x"}
+
+
+def test_results_that_nobody_declares_are_named() -> None:
+    graph = tf.Graph()
+    with graph.as_default():
+        x = v1.placeholder(tf.float32, [None, 3], name="x")
+        w = v1.get_variable("w", [3, 1], use_resource=True)
+        y = x @ w
+        loss = tf.reduce_mean(y * y, name="loss")
+        tf.reduce_mean(tf.cast(y > 0, tf.float32), name="accuracy")
+        v1.train.AdamOptimizer().minimize(loss, name="train")
+        v1.train.Saver()
+    assert [name for name, _, text in GraphItem.from_graph(graph, train_op="train").notes] == ["loss", "accuracy"]
+    new = ar.rewrite(GraphItem.from_graph(graph, train_op="train"), {"devices": ["CPU:0", "CPU:1"]})
+    assert "note: Mean 'loss': no output is declared" in str(new.report)
+    assert GraphItem.from_graph(graph, train_op="train", outputs=["loss"]).notes == ()

@@ -8,23 +8,28 @@ The graph is kept whole: a user may fetch any tensor of it.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.format import serde
-from autograph_rewrite.ir.graph import Graph
-from autograph_rewrite.ir.traversal import ancestors
+from autograph_rewrite.ir.graph import Graph, Node
+from autograph_rewrite.ir.op_traits import forwards_value
+from autograph_rewrite.ir.traversal import ancestors, descendants
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.signature import collections
 from autograph_rewrite.load.signature.collections import Collected
-from autograph_rewrite.load.signature.inputs import describe_output, graph_inputs
+from autograph_rewrite.load.signature.inputs import ITERATORS, describe_output, graph_inputs
 from autograph_rewrite.load.signature.references import as_list, find_node, is_tensor, output_count
 from autograph_rewrite.load.signature.savers import savers
 from autograph_rewrite.load.signature.train_ops import infer_init_op, infer_train_ops
 from autograph_rewrite.load.signature.variables import find_variables
 from autograph_rewrite.load.sources import metagraph, validate
+
+_SHOWN = 5
+"""How many nodes a note names."""
+_GIVEN = frozenset(("Placeholder", "PlaceholderV2", "PlaceholderWithDefault", *ITERATORS))
 
 
 def from_graph(
@@ -146,7 +151,7 @@ def build_item(
         init_op=init,
         variables=find_variables(graph, collected, init, step),
         keep=tuple(name for name in dict.fromkeys(kept) if name in graph),
-        notes=_left_out(graph, targets, left_out),
+        notes=[*_left_out(graph, targets, left_out), *_undeclared(graph, targets, declared, step | initial)],
     )
 
 
@@ -157,10 +162,30 @@ def _left_out(graph: Graph, targets: Sequence[str], names: Sequence[str]) -> lis
     text = (
         f"updates variables, but is no part of the step ({', '.join(targets)}): name all that a step runs in train_op"
     )
-    listed = ", ".join(f"'{name}'" for name in names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    listed = ", ".join(f"'{name}'" for name in names[:_SHOWN]) + more
     warnings.warn(
         f"the step was inferred from the collection of train ops: it runs {', '.join(map(repr, targets))}, and leaves "
         f"out {listed}, which update variables, too; name all that a step runs in train_op",
         stacklevel=5,
     )
     return [(name, graph.node(name).op, text) for name in names]
+
+
+def _undeclared(
+    graph: Graph, targets: Collection[str], outputs: Collection[str], kept: Collection[Node]
+) -> list[tuple[str, str, str]]:
+    """Say which results of a graph no step computes, where only its train op was named."""
+    if outputs or not targets:
+        return []
+    computed = descendants([node for node in kept if node.op in _GIVEN], controls=False) - set(kept)
+    ends = [
+        node
+        for node in graph
+        if node in computed
+        and output_count(node)
+        and not any(value.uses for value in node.read_outputs)
+        and not (forwards_value(node.op) and node.inputs[0].node in kept)  # the step has its value by another name
+    ]
+    text = "no output is declared, so no step computes this: name it as one (outputs=[...], --output) to keep it"
+    return [(node.name, node.op, text) for node in ends[:_SHOWN]]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.item import GraphItem
+from autograph_rewrite.item import GraphItem, RewrittenTrace
 from autograph_rewrite.load.signature.nested_specs import output_leaves
 from autograph_rewrite.load.sources.functions import from_function
 from autograph_rewrite.requires import tensorflow
@@ -33,6 +33,7 @@ class _Traced(NamedTuple):
 
     structure: Hashable
     leaves: list[Leaf]
+    original: GraphItem
     step: Step | ServedStep
     pack: Callable[[list[Any]], Any]
     first: FirstBatch
@@ -95,6 +96,11 @@ class DistributedFunction:
     def items(self) -> tuple[GraphItem, ...]:
         """The rewritten items, one per trace, for `ar.dump` and `ar.explain`."""
         return tuple(traced.step.item for traced in self._traces)
+
+    @property
+    def traces(self) -> tuple[RewrittenTrace, ...]:
+        """What was rewritten, and what it became, one per trace."""
+        return tuple(RewrittenTrace(traced.original, traced.step.item) for traced in self._traces)
 
     @property
     def state(self) -> Any:
@@ -177,7 +183,7 @@ class DistributedFunction:
         first = FirstBatch(step.item)
         if not self._tells:
             first.done()
-        traced = _Traced(flat.structure, flat.leaves, step, _packer(self._tf, step), first)
+        traced = _Traced(flat.structure, flat.leaves, item, step, _packer(self._tf, step), first)
         self._traces.append(traced)
         return traced
 

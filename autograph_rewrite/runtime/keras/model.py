@@ -50,6 +50,12 @@ def distribute_keras(
     return model
 
 
+def functions_of(model: Any) -> list[DistributedFunction]:
+    """Return the functions that a distributed model has made so far, those of training first."""
+    made = [getattr(model, f"{kind}_function", None) for kind in _MADE_BY]
+    return [run for one in made if isinstance(one, (IteratorFunction, PredictFunction)) for run in one.functions]
+
+
 def _check(model: Any) -> None:
     import keras
 
@@ -141,7 +147,12 @@ class _StepOnData:
     @property
     def items(self) -> tuple[GraphItem, ...]:
         """The rewritten items, one per trace."""
-        return tuple(item for function in self._by_form.values() for item in function.items)
+        return tuple(item for function in self.functions for item in function.items)
+
+    @property
+    def functions(self) -> tuple[DistributedFunction, ...]:
+        """One for each form of data."""
+        return tuple(self._by_form.values())
 
     @property
     def state(self) -> Any:
@@ -247,6 +258,11 @@ class IteratorFunction:
         return self._run.items
 
     @property
+    def functions(self) -> tuple[DistributedFunction, ...]:
+        """What the function calls."""
+        return self._run.functions
+
+    @property
     def state(self) -> Any:
         """A tf.Module of what rewriting added, such as the residuals of compressors, for `tf.train.Checkpoint`."""
         return self._run.state
@@ -293,6 +309,11 @@ class PredictFunction:
     def items(self) -> tuple[GraphItem, ...]:
         """The rewritten items, one per trace."""
         return self._run.items
+
+    @property
+    def functions(self) -> tuple[DistributedFunction, ...]:
+        """What the function calls."""
+        return self._run.functions
 
     def __call__(self, batches: Sequence[Any]) -> Any:
         """Return the predictions for all batches, in order."""
