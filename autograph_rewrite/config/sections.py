@@ -169,7 +169,7 @@ class Remat(Section):
 
     policy: RematPolicy = "none"
     """none, sqrt (cut where least is kept), every:N (keep every N-th of the single values between layers), save_matmuls
-    (keep products and convolutions), names or scopes; budget:SIZE is to come (docs/rematerialisation.md)."""
+    (keep products and convolutions), names, scopes, or budget:SIZE (as little again as lets a step fit a device)."""
     names: tuple[Pattern, ...] = ()
     """Patterns of the tensors that are kept, for the policy `names`."""
     scopes: tuple[Pattern, ...] = ()

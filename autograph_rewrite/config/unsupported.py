@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
 def unavailable(config: Config) -> Iterator[tuple[KeyPath, str]]:
     """Each setting of `config` that asks for a feature to come, with the words for it."""
-    if config.remat.policy.startswith("budget"):
-        yield ("remat", "policy"), f"remat.policy {config.remat.policy}"
     if config.remat.policy != "none" and config.pipeline is not None:
         yield ("remat", "policy"), "remat with pipeline"
     if config.mesh is not None and config.mesh.model > 1:

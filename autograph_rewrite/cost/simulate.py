@@ -79,7 +79,8 @@ def simulate(
     raise_if_any(wrong, error=PlanError, title=plan.source.name)
 
     def predicted(plan: Plan) -> Simulation:
-        return simulated(fold(flat, plan), plan, Hardware(machine or Machine(), network_of(cluster)), batch=batch)
+        hardware = Hardware(machine or Machine(), network_of(cluster))
+        return simulated(fold(flat, plan, batch), plan, hardware, batch=batch)
 
     try:
         return predicted(plan)

@@ -92,14 +92,15 @@ def resolve(item: GraphItem, plan: Plan, batch: int | None = None) -> Plan:
         return replace(state.plan, devices=plan.devices, mode=plan.mode, mesh=plan.mesh, variables=plan.variables)
 
 
-def analyse(graph: Graph, item: GraphItem, plan: Plan) -> tuple[Propagation, list[Value]]:
+def analyse(graph: Graph, item: GraphItem, plan: Plan, batch: int | None = None) -> tuple[Propagation, list[Value]]:
     """Propagate placements through `graph`, decomposing what mixes examples; return them with the declared outputs.
 
     Args:
         graph: which is edited; the outputs of the item are its anchors.
         item: the item.
         plan: the request.
+        batch: examples of all replicas together, where the graph does not say.
     """
-    state = Rewrite(Request(item, plan), graph, plan, item, plan)
+    state = Rewrite(Request(item, plan, batch=batch), graph, plan, item, plan)
     run_passes(state, with_user_passes(ANALYSIS, plan))
     return state.get(Propagation), state.outputs

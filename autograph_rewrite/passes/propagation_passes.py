@@ -208,9 +208,7 @@ def _cannot_wait(rewrite: Rewrite) -> bool:
 def _rematerialize(rewrite: Rewrite) -> None:
     """Recompute activations behind the gradients that need them, instead of keeping them (`remat`)."""
     assert rewrite.plan.remat is not None
-    decision, state = recompute(
-        rewrite.plan.remat, rewrite.get(Propagation), rewrite.plan, rewrite.outputs, rewrite.item.variables
-    )
+    decision, state = recompute(rewrite, rewrite.plan.remat)
     rewrite.put(decision)
     rewrite.put(state)
 

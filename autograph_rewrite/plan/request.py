@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from autograph_rewrite.config.config import Config
+from autograph_rewrite.config.fields import read_size
 from autograph_rewrite.config.sections import Override, Pipeline
 from autograph_rewrite.diagnostics.faults import Fault, did_you_mean, raise_if_any
 from autograph_rewrite.errors import ConfigError
@@ -107,7 +108,11 @@ def _pipeline(config: Config, replicas: int) -> messages.Pipeline | None:
 
 def _remat(config: Config) -> messages.Remat | None:
     section = config.remat
-    return None if section.policy == "none" else messages.Remat(section.policy, section.names, section.scopes)
+    policy, _, size = section.policy.partition(":")
+    if policy == "none":
+        return None
+    stated = f"budget:{read_size(size)}" if policy == "budget" else section.policy
+    return messages.Remat(stated, section.names, section.scopes)
 
 
 def job_devices(config: Config) -> tuple[str, ...]:

@@ -96,7 +96,6 @@ def test_what_is_not_available_yet_is_refused_where_it_is_used_each_at_its_line(
     ("setting", "feature"),
     [
         ({"steps_per_run": 2}, "steps_per_run above 1"),
-        ({"remat": {"policy": "budget:1MiB"}}, "remat.policy budget:1MiB"),
         ({"remat": {"policy": "sqrt"}, "pipeline": {"stages": 2, "microbatches": 2}}, "remat with pipeline"),
     ],
 )

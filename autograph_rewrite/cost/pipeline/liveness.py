@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
+from autograph_rewrite.analysis.work.buffers import FED
 from autograph_rewrite.cost.pipeline.parts import AFTER, BEFORE, Part, Staged
-from autograph_rewrite.cost.tasks.task_graph import FED
 from autograph_rewrite.ir.graph import Node, Span, Value
 from autograph_rewrite.plan.parts.pipeline_schedule import BACKWARD, FORWARD
 

@@ -112,8 +112,13 @@ def _homed(plan: Plan) -> Plan:
     return whole(plan) if len(plan.processes) > 1 else _joined(plan, lambda cut: OnServer(plan.devices[0]))
 
 
-def fold(item: GraphItem, plan: Plan) -> AnalyzedStep:
+def fold(item: GraphItem, plan: Plan, batch: int | None = None) -> AnalyzedStep:
     """Analyse a normalised item under a plan.
+
+    Args:
+        item: normalised.
+        plan: whatever it says of single variables.
+        batch: examples of the global batch, where the graph does not say.
 
     Raises:
         GraphError: it has no batch input.
@@ -121,7 +126,7 @@ def fold(item: GraphItem, plan: Plan) -> AnalyzedStep:
     graph = item.graph.clone()
     anchor_outputs(graph, item)
     eliminate_dead_code(graph, _step_roots(graph, item))
-    state, outputs = pass_pipeline.analyse(graph, item, _homed(plan))
+    state, outputs = pass_pipeline.analyse(graph, item, _homed(plan), batch)
     plan = neutral(replace(plan, edges=()))
     frames = frames_of(state.order)
     handles = {variable.handle: name for name, variable in item.variables.items()}

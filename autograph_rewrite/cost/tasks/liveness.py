@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from autograph_rewrite.analysis.work.buffers import most_alive
 from autograph_rewrite.cost.tasks.task import Buffer, Task
 
 
@@ -17,22 +18,15 @@ def peak(buffers: Iterable[Buffer], end: float) -> int:
         buffers: of one device, after their tasks have been played.
         end: of the step.
     """
-    changes: list[tuple[float, int]] = []
-    kept = 0
+    kept, born, freed, nbytes = 0, [], [], []
     for buffer in buffers:
         if buffer.kept:
             kept += buffer.nbytes
-            continue
-        if buffer.maker is None or not buffer.nbytes:
-            continue
-        changes.append((buffer.maker.ready, buffer.nbytes))
-        changes.append((_freed(buffer), -buffer.nbytes))
-    changes.sort()  # of what happens at one time, memory is given back first
-    most = alive = 0
-    for _, change in changes:
-        alive += change
-        most = max(most, alive)
-    return kept + most
+        elif buffer.maker is not None and buffer.nbytes:
+            born.append(buffer.maker.ready)
+            freed.append(_freed(buffer))
+            nbytes.append(buffer.nbytes)
+    return kept + most_alive(born, freed, nbytes)
 
 
 def _freed(buffer: Buffer) -> float:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
+from autograph_rewrite.analysis.work.buffers import FED
 from autograph_rewrite.analysis.work.op_work import Work
 from autograph_rewrite.cost.hardware.topology import CPU, Topology
 from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep
@@ -23,8 +24,6 @@ from autograph_rewrite.cost.tasks.variable_reads import Reads
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.plan.parts.residence import REPLICATED, Residence
 from autograph_rewrite.plan.plan import Plan
-
-FED = frozenset(("Placeholder", "PlaceholderWithDefault", "Const"))
 
 
 @dataclass

@@ -6,53 +6,105 @@ copies are ordinary nodes from then on, which every replica and micro-batch has.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
+from autograph_rewrite.analysis.facts.concrete_sizes import EXAMPLES, Sizes
 from autograph_rewrite.analysis.propagate import Propagation
-from autograph_rewrite.ir.graph import Value
-from autograph_rewrite.item import Variable
+from autograph_rewrite.errors import PlanError
+from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.rematerialize.rewrite import rematerialize
 from autograph_rewrite.plan.parts.messages import STEP, Remat
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve import reshard_edges
-from autograph_rewrite.resolve.remat.activations import find_activations
+from autograph_rewrite.resolve.remat.activations import Activations, find_activations
+from autograph_rewrite.resolve.remat.budget import choose
 from autograph_rewrite.resolve.remat.decide import segments_of
-from autograph_rewrite.resolve.remat.decision import Decision, Left
+from autograph_rewrite.resolve.remat.decision import Decision, Left, Peaks, Segment
 from autograph_rewrite.resolve.remat.policies import parts_of
+from autograph_rewrite.resolve.remat.step_memory import Step, StepMemory, variable_bytes
 from autograph_rewrite.resolve.stages.forward_backward import forward_nodes
 
 STATED = ("names", "scopes")
 """Policies that say themselves what is computed again."""
 NOTHING = "nothing is computed again: no gradient reads what this policy would compute again, or all of them at once"
+FITS = "nothing is computed again: a step takes {peak:,} B on a device as it is, and {limit:,} B are allowed"
+ASSUMED = "the graph does not say how large the batch is: for the budget it is taken to have {batch} examples in all"
 
 
-def recompute(
-    remat: Remat, state: Propagation, plan: Plan, outputs: Sequence[Value], variables: Mapping[str, Variable]
-) -> tuple[Decision, Propagation]:
+def recompute(rewrite: Rewrite, remat: Remat) -> tuple[Decision, Propagation]:
     """Edit the graph as `remat` says; return what is computed again, and the placements as they are then.
 
-    Args:
-        remat: what is asked.
-        state: the placements.
-        plan: the request.
-        outputs: values that the outside reads.
-        variables: of the item.
-
     Raises:
-        PlanError: the plan names what the graph does not have, or nothing tells the loss from its gradients.
+        PlanError: the plan names what the graph does not have, nothing tells the loss from its gradients, or no step
+            fits the budget.
     """
-    graph = state.graph
-    resolved = reshard_edges.resolve_edges(plan, state, outputs, variables)
+    state, graph = rewrite.get(Propagation), rewrite.graph
+    resolved = reshard_edges.resolve_edges(rewrite.plan, state, rewrite.outputs, rewrite.item.variables)
     trained = [graph.value(edge.value).node for edge in resolved.edges if edge.owner != STEP]
     exchanged = [graph.value(edge.value) for edge in resolved.edges]
-    acts = find_activations(state, forward_nodes(resolved, state, outputs), trained, exchanged)
+    acts = find_activations(state, forward_nodes(resolved, state, rewrite.outputs), trained, exchanged)
+    if remat.limit is not None:
+        return _within(rewrite, acts, resolved, remat)
     segments, wasted = segments_of(acts, parts_of(acts, remat), only_saving=remat.policy not in STATED)
     decision, state = rematerialize(acts, segments)
     left = _first_of_each((*wasted, *decision.left))
     if not decision.segments:
         left = (*left, Left("remat.policy", NOTHING))
     return replace(decision, left=left), state
+
+
+def _within(rewrite: Rewrite, acts: Activations, resolved: Plan, remat: Remat) -> tuple[Decision, Propagation]:
+    """Compute as little again as lets a step fit."""
+    assert remat.limit is not None
+    step = step_of(rewrite, acts.state, resolved)
+    memory = StepMemory(acts, step)
+    choice = choose(acts, memory, remat.limit, remat.policy)
+    decision, state = rematerialize(acts, choice.segments)
+    batch = step.sizes.batch
+    peaks = Peaks(remat.limit, memory.peak(()), _peak(rewrite, memory, decision.segments, remat.limit), batch)
+    left = _first_of_each((*choice.left, *decision.left))
+    if not choice.segments:
+        left = (*left, Left("remat.policy", FITS.format(peak=peaks.before, limit=remat.limit)))
+    if not (acts.state.semantics.batch or rewrite.request.batch):
+        left = (*left, Left("remat.policy", ASSUMED.format(batch=batch)))
+    return replace(decision, left=left, peaks=peaks), state
+
+
+def _peak(rewrite: Rewrite, memory: StepMemory, done: Sequence[Segment], limit: int) -> int:
+    """Return the peak with what could be computed again.
+
+    Raises:
+        PlanError: something could not wait for any gradient, so that it is kept, and there is no room for it.
+    """
+    nodes = rewrite.graph.nodes
+    peak = memory.peak([[nodes[name] for name in segment.nodes] for segment in done])
+    if peak > limit:
+        raise PlanError(
+            f"remat.policy: with what can wait for a gradient computed again, a step takes {peak:,} B on a device, and "
+            f"{limit:,} B are allowed",
+            hint="allow more, or divide the batch by more micro-batches or replicas",
+        )
+    return peak
+
+
+def step_of(rewrite: Rewrite, state: Propagation, resolved: Plan) -> Step:
+    """Return what a device runs in one step, for its memory.
+
+    Args:
+        rewrite: under way.
+        state: the placements.
+        resolved: the plan with its edges.
+    """
+    plan, outputs = rewrite.plan, rewrite.outputs
+    batch = state.semantics.batch or rewrite.request.batch or EXAMPLES * rewrite.job.replicas
+    sizes = Sizes(batch, rewrite.job.replicas, plan.microbatches)
+    kept = variable_bytes(plan, rewrite.item.variables)
+    if plan.microbatches > 1:  # each gradient has a sum beside it
+        owned = [rewrite.graph.value(edge.value) for edge in resolved.edges if edge.owner != STEP]
+        kept += sum(sizes.nbytes(state.source(value)) for value in dict.fromkeys(owned))
+    roots = (*rewrite.targets, *(value.node for value in outputs))
+    return Step(tuple(dict.fromkeys(roots)), frozenset(outputs), sizes, kept)
 
 
 def _first_of_each(left: Sequence[Left]) -> tuple[Left, ...]:

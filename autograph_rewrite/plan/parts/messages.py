@@ -76,7 +76,7 @@ class Remat:
     """What is computed again for the gradients, instead of being kept from the forward.
 
     Attributes:
-        policy: "sqrt", "every:N", "names", "scopes" or "save_matmuls".
+        policy: "sqrt", "every:N", "names", "scopes", "save_matmuls" or "budget:BYTES".
         names: patterns of what is kept (names).
         scopes: patterns of name scopes, each of which is a segment (scopes).
     """
@@ -84,6 +84,12 @@ class Remat:
     policy: str
     names: tuple[str, ...] = ()
     scopes: tuple[str, ...] = ()
+
+    @property
+    def limit(self) -> int | None:
+        """The bytes that a step may take on a device; None where the policy does not say."""
+        policy, _, number = self.policy.partition(":")
+        return int(number) if policy == "budget" else None
 
 
 @dataclass(frozen=True)

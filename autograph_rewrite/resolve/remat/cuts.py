@@ -11,7 +11,7 @@ crosses several cuts costs once.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -31,7 +31,7 @@ class Crossing(NamedTuple):
 
     at: int
     node: Node
-    nbytes: int
+    nbytes: float
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Place:
 
     at: int
     crossing: tuple[Crossing, ...]
-    nbytes: int
+    nbytes: float
     before: float
 
 
@@ -64,8 +64,14 @@ class Chain:
     total: float
 
 
-def chain_of(acts: Activations) -> Chain:
-    """Return the forward as a chain that can be cut where something that may be computed again crosses."""
+def chain_of(acts: Activations, nbytes: Callable[[Node], float] | None = None) -> Chain:
+    """Return the forward as a chain that can be cut where something that may be computed again crosses.
+
+    Args:
+        acts: the forward.
+        nbytes: the memory of a node; left out, that of one example.
+    """
+    nbytes = nbytes or acts.nbytes
     number = {node: i for i, node in enumerate(acts.forward)}
     ends: dict[Node, int] = {}
     kept = [0.0] * (len(acts.forward) + 1)
@@ -78,7 +84,7 @@ def chain_of(acts: Activations) -> Chain:
         ends[root] = max([ends.get(root, number[root]), *readers])
         if acts.is_kept_today(node) and root not in counted:
             counted.add(root)
-            kept[number[root] + 1] += acts.nbytes(root)
+            kept[number[root] + 1] += nbytes(root)
     before = np.cumsum(kept).tolist()
     closes: dict[int, list[Node]] = {}
     for root, end in ends.items():
@@ -89,7 +95,7 @@ def chain_of(acts: Activations) -> Chain:
         for root in closes.get(i, ()):
             open_.pop(root, None)
         if ends.get(node, i) > i:
-            open_[node] = Crossing(i, node, acts.nbytes(node))
+            open_[node] = Crossing(i, node, nbytes(node))
         if open_:
             crossing = tuple(open_.values())
             places.append(Place(i + 1, crossing, sum(one.nbytes for one in crossing), before[i + 1]))
@@ -103,7 +109,7 @@ def single_cuts(chain: Chain) -> list[Place]:
 
 def balanced_cuts(chain: Chain) -> list[int]:
     """Return after how many nodes to cut so that what is kept, and the largest part, are least together."""
-    places = _fewer(_lightest(chain.places), chain.total)
+    places = candidates(chain)
     if not places:
         return []
     total = chain.total
@@ -141,13 +147,19 @@ def _lightest(places: Iterable[Place]) -> list[Place]:
     return list(found.values())
 
 
-def _fewer(places: Sequence[Place], total: float) -> Sequence[Place]:
-    """Return at most `MAX_PLACES` of them: in each stretch of the chain, the lightest."""
-    if len(places) <= MAX_PLACES:
+def candidates(chain: Chain, most: int = MAX_PLACES) -> Sequence[Place]:
+    """Return where a chain had best be cut: in each stretch of it, where the fewest bytes cross.
+
+    Args:
+        chain: the forward.
+        most: how many places there are to be, at most.
+    """
+    places, total = _lightest(chain.places), chain.total
+    if len(places) <= most:
         return places
     found: dict[int, Place] = {}
     for place in places:
-        stretch = int(place.before / total * MAX_PLACES)
+        stretch = int(place.before / total * most)
         if stretch not in found or place.nbytes < found[stretch].nbytes:
             found[stretch] = place
     return list(found.values())

@@ -44,9 +44,10 @@ def _without_draws(acts: Activations, parts: Parts) -> Parts:
         if "Random" in node.op and node not in parts:
             made.add(node)
             continue
-        sources = [v.node for v in node.inputs if v.node in made or acts.state.source(v).placement.differs]
-        if made.intersection(sources) and all(one in made or one.op in MEASURES for one in sources):
-            made.add(node)
+        if any(value.node in made for value in node.inputs):
+            others = [value for value in node.inputs if value.node not in made and value.node.op not in MEASURES]
+            if not any(acts.state.source(value).placement.differs for value in others):
+                made.add(node)
     return {node: part for node, part in parts.items() if node not in made}
 
 

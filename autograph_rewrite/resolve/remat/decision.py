@@ -36,16 +36,40 @@ class Left:
 
 
 @dataclass(frozen=True)
+class Peaks:
+    """Static peaks of a step on one device: the most bytes that are alive at a time, by liveness over a schedule.
+
+    Attributes:
+        limit: what it must not exceed.
+        before: where nothing is computed again.
+        after: with what is.
+        batch: of how many examples, of all replicas together.
+    """
+
+    limit: int
+    before: int
+    after: int
+    batch: int
+
+    @property
+    def line(self) -> str:
+        """Say both."""
+        return f"{self.after:,} B instead of {self.before:,} B"
+
+
+@dataclass(frozen=True)
 class Decision:
     """What is computed again in one graph.
 
     Attributes:
         segments: in the order of the forward.
         left: what is kept all the same.
+        peaks: of the step, for a policy that asks for one.
     """
 
     segments: tuple[Segment, ...] = ()
     left: tuple[Left, ...] = ()
+    peaks: Peaks | None = None
 
     @property
     def notes(self) -> list[tuple[str, str, str]]:
@@ -53,13 +77,15 @@ class Decision:
         return [(one.node, "remat", one.reason) for one in self.left]
 
     def lines(self) -> list[str]:
-        """Say it in a line; nothing if nothing is computed again."""
+        """Say it in a line or two; nothing if nothing is computed again."""
         if not self.segments:
             return []
+        peaks = self.peaks
         nodes = sum(len(segment.nodes) for segment in self.segments)
         saved = sum(segment.saved_bytes for segment in self.segments)
         flops = sum(segment.added_flops for segment in self.segments)
         return [
             f"recomputed: {nodes} nodes in {len(self.segments)} segments; of one example {saved:,.0f} B less are kept, "
-            f"for {flops:,.0f} FLOPs more"
+            f"for {flops:,.0f} FLOPs more",
+            *([f"static peak of a device, {peaks.batch} examples in all: {peaks.line}"] if peaks else []),
         ]

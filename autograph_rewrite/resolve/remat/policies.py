@@ -7,8 +7,8 @@
 
 Each policy is a function from activations to numbers of segments; a node without one is kept.
 
-sqrt: T. Chen et al., Training Deep Nets with Sublinear Memory Cost (2016). Choosing what to keep under a budget by an
-integer program (Jain et al., Checkmate, 2020) would be one more policy. save_matmuls is the policy of that kind in JAX
+sqrt: T. Chen et al., Training Deep Nets with Sublinear Memory Cost (2016). What fits a budget is chosen in `budget`,
+which needs the memory of the whole step. save_matmuls is the policy of that kind in JAX
 (`jax.checkpoint_policies.dots_saveable`).
 """
 

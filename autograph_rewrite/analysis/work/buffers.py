@@ -1,0 +1,100 @@
+"""Buffers: the memory that each node makes, hands on, or puts its result into; and the most that is alive at a time.
+
+    Reshape  hands the memory of its input on            no buffer of its own
+    Tanh     may put its result into its input's         that one ends as the new one begins
+    MatMul   makes a new one                             alive until its last reader has ended
+
+One model for whoever prices memory: the simulation of a step, and the choice of what is computed again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
+from autograph_rewrite.analysis.propagate import Propagation
+from autograph_rewrite.analysis.rule_table import TABLE, families
+from autograph_rewrite.analysis.work.loop_trips import LIST_VIEWS, held_in_lists, trips_of
+from autograph_rewrite.analysis.work.op_work import is_view
+from autograph_rewrite.ir.control_flow import Frame
+from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.ir.variable_ops import handle_node
+
+REUSING = families("elementwise", "layout")
+"""Families of ops that put their result into an input's memory where nobody else needs that."""
+_TAKING_OVER = """
+    AddN BiasAdd Relu ReluGrad Softmax LogSoftmax CollectiveReduceV2 SoftmaxCrossEntropyWithLogits
+    SparseSoftmaxCrossEntropyWithLogits
+"""
+TAKING_OVER = frozenset(_TAKING_OVER.split())
+"""The same, by name."""
+FED = frozenset(("Placeholder", "PlaceholderWithDefault", "Const"))
+"""What they make is there during the whole step."""
+
+
+class Buffers(NamedTuple):
+    """The memory of one node's outputs.
+
+    Attributes:
+        nbytes: of each output.
+        hands_on: they are the memory of its first input.
+        reuses: an output may take the place of an input.
+    """
+
+    nbytes: tuple[int, ...]
+    hands_on: bool
+    reuses: bool
+
+
+def buffers_of(
+    state: Propagation, order: Collection[Node], frames: Mapping[Node, Frame], sizes: Sizes
+) -> dict[Node, Buffers]:
+    """Return what memory each node makes.
+
+    Args:
+        state: the placements.
+        order: the nodes of a step, producers first.
+        frames: the loops of those that are in one.
+        sizes: the numbers behind symbols.
+    """
+    lists, copied = held_in_lists(state, frames, trips_of(order, frames), sizes), _copied(order)
+    found = {}
+    for node in order:
+        made = [state.source(node.output(i)) for i in range(len(state.transfers[node].outputs))]
+        inputs = [sizes.shape(state.facts[value]) for value in node.inputs]
+        nbytes = [sizes.nbytes(fact) for fact in made]
+        if node in lists:
+            nbytes[0] = lists[node]
+        copies = node.op == "ReadVariableOp" and handle_node(node.inputs[0]) in copied
+        views = is_view(node, inputs, [sizes.shape(fact) for fact in made]) and not copies
+        rule = TABLE.get(node.op)
+        reuses = node.op in TAKING_OVER or (rule is not None and rule.family in REUSING)
+        found[node] = Buffers(tuple(nbytes), views or node.op in LIST_VIEWS, reuses)
+    return found
+
+
+def most_alive(born: Any, freed: Any, nbytes: Any) -> int:
+    """Return the most bytes that are alive at one time; of what happens at one time, memory is given back first.
+
+    Args:
+        born: when each buffer is made.
+        freed: when nobody needs it any more.
+        nbytes: its size.
+    """
+    times, changes = np.concatenate([born, freed]), np.concatenate([nbytes, np.negative(nbytes)])
+    order = np.lexsort((changes, times))
+    alive = np.cumsum(changes[order])
+    return max(0, int(alive.max())) if alive.size else 0
+
+
+def _copied(order: Iterable[Node]) -> set[Node]:
+    """Return the handles of variables that TensorFlow copies when they are read: those of which rows are used alone.
+
+    Its kernels for rows call EnsureSparseVariableAccess.
+    """
+    of_rows = (node for node in order if re.match("Resource(Gather|Scatter|SparseApply)", node.op))
+    return {handle_node(node.inputs[0]) for node in of_rows}

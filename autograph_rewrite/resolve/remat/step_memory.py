@@ -1,0 +1,220 @@
+"""The static peak of a step on one device, with some segments computed again: liveness over a schedule, nothing edited.
+
+    schedule   x  a  b  c  loss  dc  [a' b']  db  da          copies run just before the first gradient that reads one
+    a          └──┘                                            its last reader in the forward
+    a'                               └────────────┘            its last reader among copies and gradients
+
+The schedule is the order in which a queue of ready nodes is worked off, as TensorFlow's executor does with one thread.
+What a buffer is, and how long it lives, is `analysis.work.buffers`, as in the simulation of a step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
+from autograph_rewrite.analysis.work.buffers import FED, Buffers, buffers_of, most_alive
+from autograph_rewrite.ir.control_flow import frames_of
+from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.traversal import ancestors, dependencies
+from autograph_rewrite.item import Variable
+from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.resolve.remat.activations import MEASURES, Activations
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step runs.
+
+    Attributes:
+        roots: the nodes that it is run for: updates, and what makes its outputs.
+        outputs: what the outside reads.
+        sizes: the numbers behind symbols, of one device.
+        kept: bytes that are there all the time: variables, sums of micro-batches.
+    """
+
+    roots: tuple[Node, ...]
+    outputs: frozenset[Value]
+    sizes: Sizes
+    kept: int = 0
+
+
+class StepMemory:
+    """Tells peaks of one step, whatever is computed again; it is asked before the graph is edited.
+
+    Args:
+        acts: what may be.
+        step: what is run.
+    """
+
+    def __init__(self, acts: Activations, step: Step) -> None:
+        needed = ancestors(step.roots)
+        order = [node for node in acts.state.order if node in needed]
+        self._buffers = buffers_of(acts.state, order, frames_of(acts.state.order), step.sizes)
+        self._at = {node: i for i, node in enumerate(_queued(order))}
+        self._of: dict[Value, int] = {}  # the buffer of a value
+        self._maker: list[int] = []
+        self._nbytes: list[int] = []
+        self._reads: list[tuple[int, int, bool, Node | None]] = []
+        self.kept = step.kept
+        for node in order:
+            self._make(acts, node)
+        self._held = [self._of[value] for value in step.outputs if value in self._of]
+        self._moved = {  # what would read a copy
+            node: [(use.node.inputs[use.index], use.node) for use in acts.readers(node) if use.node in self._at]
+            for node in acts.repeatable
+            if node in self._at
+        }
+        self._late = _late_places(acts, self._at)
+        self._early = _early_readers(acts, self._late)
+        self._read = tuple(np.array(column) for column in zip(*(one[:3] for one in self._reads), strict=True))
+
+    @property
+    def work(self) -> int:
+        """How many nodes a question looks at, about."""
+        return len(self._at)
+
+    def nbytes(self, node: Node) -> float:
+        """Return the memory that a node makes on this device; that of a view is its source's."""
+        found = self._buffers.get(node)
+        return 0.0 if found is None or found.hands_on else float(sum(found.nbytes))
+
+    def peak(self, segments: Iterable[Sequence[Node]]) -> int:
+        """Return the most bytes that are alive at a time.
+
+        Args:
+            segments: the nodes that are computed again, by segment, producers first.
+        """
+        parts = [[node for node in nodes if node in self._at] for nodes in segments]
+        inside = {node for nodes in parts for node in nodes}
+        places = np.arange(len(self._at), dtype=float)
+        for node in inside:  # what reads a copy waits for it
+            for reader in self._early.get(node, ()):
+                places[self._at[reader]] = self._late[reader]
+        born = 2 * places[self._maker]
+        freed = born + 1
+        of, readers, reuses = self._read
+        stays = np.array([node not in inside for *_, node in self._reads]) if inside else slice(None)
+        np.maximum.at(freed, of[stays], (2 * places[readers] + 1 - reuses)[stays])
+        freed[self._held] = np.inf
+        made, ends, sizes = born.tolist(), freed.tolist(), list(self._nbytes)
+        for nodes in parts:
+            self._copies(nodes, places, (made, ends, sizes))
+        return self.kept + most_alive(np.array(made), np.array(ends), np.array(sizes, dtype=np.int64))
+
+    def _copies(self, nodes: Sequence[Node], places: Any, lists: tuple[list[float], list[float], list[int]]) -> None:
+        """Add the buffers of a segment's copies, and let what they read live until then."""
+        born, freed, nbytes = lists
+        readers = [read for node in nodes for read in self._moved[node]]
+        if not readers:
+            return
+        step = 0.5 / (len(nodes) + 1)
+        now = 2.0 * min(places[self._at[node]] for _, node in readers) - 0.5
+        own: dict[Value, int] = {}
+        for node in nodes:
+            now, made = now + step, self._buffers[node]
+            sources = [own.get(value, self._of.get(value)) for value in node.inputs]
+            for i in sources:
+                if i is not None:
+                    freed[i] = max(freed[i], now if made.reuses else now + step / 2)
+            for j, size in enumerate(made.nbytes):
+                if not made.hands_on:
+                    own[node.output(j)] = len(born)
+                    born.append(now)
+                    freed.append(now + step / 2)
+                    nbytes.append(size)
+                elif sources and sources[0] is not None:
+                    own[node.output(j)] = sources[0]
+        for value, node in readers:
+            if value in own:
+                end = 2 * places[self._at[node]] + 1 - self._buffers[node].reuses
+                freed[own[value]] = max(freed[own[value]], end)
+
+    def _make(self, acts: Activations, node: Node) -> None:
+        """Note the buffers that a node makes, and those that it reads."""
+        made: Buffers = self._buffers[node]
+        sources = [self._of.get(value) for value in node.inputs]
+        for value, i in zip(node.inputs, sources, strict=True):
+            if i is not None:
+                moves = node in acts.backward and value.node.op not in MEASURES
+                self._reads.append((i, self._at[node], made.reuses, value.node if moves else None))
+        for j, nbytes in enumerate(made.nbytes):
+            if node.op in FED:
+                self.kept += nbytes
+            elif not made.hands_on:
+                self._of[node.output(j)] = len(self._maker)
+                self._maker.append(self._at[node])
+                self._nbytes.append(nbytes)
+            elif sources and sources[0] is not None:
+                self._of[node.output(j)] = sources[0]
+
+
+def _late_places(acts: Activations, at: Mapping[Node, int]) -> dict[Node, float]:
+    """Return when gradients that need no other gradient would run if they had to wait for what they read.
+
+    They run beside the forward, like the 2 a in the gradient of a square; behind a copy, just before who reads them.
+    """
+    end = max((at[node] for node in acts.repeatable if node in at), default=0)
+    early = [node for node in sorted(acts.backward & at.keys(), key=at.__getitem__) if at[node] < end]
+    late: dict[Node, float] = {}
+    for node in reversed(early):
+        users = {use.node for value in node.read_outputs for use in value.uses}
+        first = min((late.get(user, float(at[user])) for user in users if user in at), default=float(at[node]))
+        late[node] = first - 0.1 / (len(early) + 1)
+    return late
+
+
+def _early_readers(acts: Activations, late: Mapping[Node, float]) -> dict[Node, set[Node]]:
+    """Return, by forward node, the gradients that could run beside the forward, and read it or what is made of it."""
+    found: dict[Node, set[Node]] = {}
+    for node in late:
+        pending, seen = [node], {node}
+        while pending:
+            for value in pending.pop().inputs:
+                if value.node in acts.repeatable:
+                    found.setdefault(value.node, set()).add(node)
+                elif value.node in late and value.node not in seen:
+                    seen.add(value.node)
+                    pending.append(value.node)
+    return found
+
+
+def _queued(order: Sequence[Node]) -> list[Node]:
+    """Return nodes in the order in which a queue of those that are ready gives them out."""
+    inside = set(order)
+    before = {node: [one for one in dict.fromkeys(dependencies(node)) if one in inside] for node in order}
+    users: dict[Node, list[Node]] = {}
+    for node, producers in before.items():
+        for producer in producers:
+            users.setdefault(producer, []).append(node)
+    waits = Counter({node: len(producers) for node, producers in before.items()})
+    ready, found = deque(node for node in order if not waits[node]), []
+    while ready:
+        node = ready.popleft()
+        found.append(node)
+        for user in users.get(node, ()):
+            waits[user] -= 1
+            if not waits[user]:
+                ready.append(user)
+    return found
+
+
+def variable_bytes(plan: Plan, variables: Mapping[str, Variable]) -> int:
+    """Return the bytes of variables on the device that holds most of them.
+
+    Args:
+        plan: says where each of them is.
+        variables: by name; shards are variables of their own.
+    """
+    homes, everywhere = Counter[str](), 0
+    for name, variable in variables.items():
+        if name in plan.homes:
+            homes[plan.homes[name]] += variable.nbytes
+        else:
+            everywhere += variable.nbytes
+    return everywhere + max((homes[device] for device in plan.devices), default=0)
