@@ -217,7 +217,8 @@ def test_the_peak_is_near_what_the_runtime_records() -> None:
     peaks, variables = new.report.recomputed.peaks, sum(one.nbytes for one in item.variables.values())
     assert peaks.after < 0.6 * peaks.before
     assert measured[0] == pytest.approx(peaks.before - variables, rel=0.15)
-    assert 0.95 * (peaks.after - variables) < measured[1] < 0.75 * measured[0]  # gradients that wait for a core are more
+    assert 0.95 * (peaks.after - variables) < measured[1]
+    assert measured[1] < 0.75 * measured[0]  # more than predicted: gradients that wait for a core
 
 
 def test_a_simulation_has_the_same_peak() -> None:
