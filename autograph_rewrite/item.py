@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.format import serde
+from autograph_rewrite.ir.format.annotations import Annotations
 from autograph_rewrite.ir.gc_pause import no_garbage_collection
 from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.ir.shapes.recorded import Shape
@@ -121,6 +122,7 @@ class GraphItem:
         layout: Any = None,
         state: Mapping[str, Variable] | None = None,
         notes: Sequence[tuple[str, str, str]] = (),
+        placements: Annotations | None = None,
         data: bytes | None = None,
     ) -> None:
         """Make an item of a graph, or of the bytes of its GraphDef (`data`), which are then read when needed.
@@ -138,6 +140,7 @@ class GraphItem:
             layout: where the values of the folded graph went.
             state: variables that rewriting added, by name.
             notes: of loading: node, op and text of each.
+            placements: what a text or an archive states of values, by their names; None: what the layout says.
             data: bytes of a GraphDef, in place of `graph`.
         """
         if graph is None and data is None:
@@ -155,6 +158,17 @@ class GraphItem:
         self.layout = layout
         self.state = dict(state or {})
         self.notes = tuple(notes)
+        self._placements = placements
+
+    @property
+    def placements(self) -> Annotations:
+        """How values are spread over the replicas, by their names: those of a rewrite, or what a file states.
+
+        A name that the graph lacks says nothing.
+        """
+        if self._placements is None:
+            return {} if self.layout is None else self.layout.placements
+        return self._placements
 
     @property
     def graph(self) -> Graph:
@@ -179,6 +193,7 @@ class GraphItem:
         """Return a copy with some attributes replaced; a new `graph` or `data` replaces both."""
         if "graph" not in changes and "data" not in changes:
             changes |= {"graph": self._graph, "data": self._data}
+        changes = {"placements": self._placements, **changes}
         kept = (
             *("inputs", "outputs", "targets", "init_op", "variables", "keep"),
             *("report", "binding", "layout", "state", "notes"),

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from autograph_rewrite.analysis.container_cells import content, put
@@ -28,7 +29,7 @@ from autograph_rewrite.analysis.rules.marked.blockwise import BLOCKWISE
 from autograph_rewrite.analysis.rules.marked.dynamic_partition import ROWS_APART
 from autograph_rewrite.analysis.rules.marked.local_indices import LOCAL_INDICES
 from autograph_rewrite.analysis.rules.nn.normalization import BLOCK_STATISTICS
-from autograph_rewrite.analysis.transfer import NodeTransfer, const_fact, convert
+from autograph_rewrite.analysis.transfer import NodeTransfer, const_fact, convert, stated_as
 from autograph_rewrite.analysis.transfer import transferred as answer_of
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.control_flow import by_loops, frames_of
@@ -38,6 +39,7 @@ from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import find_op
 
+NOTHING_GIVEN: Mapping[Value, Placement] = MappingProxyType({})
 MAX_ROUNDS = 24
 RESTARTS = 4
 FALLBACKS = 64
@@ -56,6 +58,7 @@ class Propagation:
         answers: per node.
         reduced: contributions that are summed, and rows that are gathered, once for all readers.
         whole_inputs: batch inputs: whole in the graph, split for their readers.
+        given: placements that somebody states, in the place of those that rules find.
         semantics: the choices that it was made under.
     """
 
@@ -67,6 +70,7 @@ class Propagation:
     transfers: dict[Node, NodeTransfer] = field(default_factory=dict)
     reduced: set[Value] = field(default_factory=set)
     whole_inputs: dict[Value, int] = field(default_factory=dict)
+    given: Mapping[Value, Placement] = field(default_factory=dict)
     cells: dict[str, Fact] = field(default_factory=dict)
     puts: dict[str, dict[Node, Fact]] = field(default_factory=dict)
     cache: dict[Any, NodeTransfer] = field(default_factory=dict)
@@ -97,6 +101,7 @@ def propagate(
     semantics: Semantics,
     *,
     reduced: Iterable[Value] = (),
+    given: Mapping[Value, Placement] = NOTHING_GIVEN,
     cache: dict[Any, NodeTransfer] | None = None,
 ) -> Propagation:
     """Find the placement of every value.
@@ -106,6 +111,7 @@ def propagate(
         batch_inputs: the values that are cut into blocks, with the dimension to cut.
         semantics: choices of the config.
         reduced: contributions that are summed where they arise.
+        given: placements that are taken as given, whatever the rules find.
         cache: answers of an earlier walk over the same kind of nodes.
 
     Raises:
@@ -114,7 +120,9 @@ def propagate(
     """
     cache = {} if cache is None else cache
     for _ in range(FALLBACKS):
-        state = _propagate(graph, batch_inputs, semantics, frozenset(reduced), cache)
+        state = Propagation(graph, topological_order(graph), semantics, edits=graph.edits, given=given, cache=cache)
+        state.reduced, state.whole_inputs = set(reduced), dict(batch_inputs)
+        _find(state)
         if not (mark_loops(state) if state.moving else mark_containers(state)):
             break
     if state.moving:
@@ -122,18 +130,8 @@ def propagate(
     return state
 
 
-def _propagate(
-    graph: Graph,
-    batch_inputs: Mapping[Value, int],
-    semantics: Semantics,
-    reduced: frozenset[Value],
-    cache: dict[Any, NodeTransfer],
-) -> Propagation:
+def _find(state: Propagation) -> None:
     """Find the placements with what is marked now; where `moving` is not empty, they do not settle."""
-    state = Propagation(graph, topological_order(graph), semantics, edits=graph.edits)
-    state.reduced = set(reduced)
-    state.whole_inputs = dict(batch_inputs)
-    state.cache = cache
     loops = state.loops = any(node.op in BACK_EDGES for node in state.order)
     state.looped = frozenset(frames_of(state.order)) if loops else frozenset()
     state.runs = by_loops(state.order) if loops else [state.order]
@@ -149,7 +147,6 @@ def _propagate(
         settled = _settle(state, loops, optimistic=True)
     if settled and any(fact.placement == UNKNOWN for fact in state.facts.values()):
         _settle(state, loops, optimistic=False)
-    return state
 
 
 def revise(state: Propagation, *, reduced: Iterable[Value] = ()) -> Propagation:
@@ -162,7 +159,8 @@ def revise(state: Propagation, *, reduced: Iterable[Value] = ()) -> Propagation:
     reduced = list(reduced)
     if state.loops or state.cells:
         every = state.reduced | set(reduced)
-        return propagate(state.graph, state.whole_inputs, state.semantics, reduced=every, cache=state.cache)
+        given, cache = state.given, state.cache
+        return propagate(state.graph, state.whole_inputs, state.semantics, reduced=every, given=given, cache=cache)
     if state.graph.edits != state.edits:
         state = _without_erased(state)
     new, order = replace(state, reduced=state.reduced | set(reduced)), state.order
@@ -272,6 +270,8 @@ def _walk_once(state: Propagation, nodes: Iterable[Node], optimistic: bool) -> b
 def _presented(state: Propagation, value: Value, fact: Fact) -> Fact:
     """Return what readers see: a batch input as its blocks, a reduced value as its sum."""
     axis = state.whole_inputs.get(value)
+    if state.given and value in state.given:
+        fact = stated_as(fact, state.given[value], state.semantics.batch)
     if fact.shape is not None and None in fact.shape and value.node not in state.looped:
         fact = fact._replace(shape=_named(value, fact.shape, axis))
     if axis is not None:

@@ -13,7 +13,15 @@ from typing import NamedTuple
 import numpy as np
 
 from autograph_rewrite.analysis.facts.placement import ANY, LOCAL, PARTIAL, REPLICATED, UNKNOWN, Fact, Placement, Shape
-from autograph_rewrite.analysis.facts.symbolic_dims import Dim, any_local, is_local, joined, local_symbol, to_global
+from autograph_rewrite.analysis.facts.symbolic_dims import (
+    Dim,
+    Sym,
+    any_local,
+    is_local,
+    joined,
+    local_symbol,
+    to_global,
+)
 from autograph_rewrite.analysis.rule_table import TABLE
 from autograph_rewrite.analysis.rules.base import (
     OF_BLOCK,
@@ -231,6 +239,24 @@ def convert(fact: Fact, reshard: Reshard, batch: int | None) -> Fact:
     if value_after is not None:
         value_after = tuple(to_global(entry, batch) for entry in value_after)
     return fact._replace(placement=reshard, shape=shape, value=value_after)
+
+
+def stated_as(fact: Fact, placement: Placement, batch: int | None) -> Fact:
+    """Return the fact of a value whose placement somebody states.
+
+    Args:
+        fact: what its rule says.
+        placement: what is stated.
+        batch: examples of the global batch, where it is static.
+    """
+    if fact.placement == placement:
+        return fact
+    whole = convert(fact, REPLICATED, batch)
+    if not placement.is_split:
+        return whole._replace(placement=placement)
+    size = whole.shape[placement.dim] if whole.shape is not None else None
+    rows = size.coef if isinstance(size, Sym) else (size or 0) // (batch or 1) if batch else 1
+    return convert(whole, Slice(placement.dim, max(rows, 1)), batch)
 
 
 def _conclude(node: Node, n: Op, rule: Rule | None, placed: Placed, note: str) -> NodeTransfer:

@@ -60,7 +60,8 @@ def dump(
 
 
 def _text(item: GraphItem, nodes: Nodes, *, full: bool = False) -> str:
-    return header(item, nodes) + render(item.graph, nodes=None if nodes is None else set(nodes), full=full)
+    shown = None if nodes is None else set(nodes)
+    return header(item, nodes) + render(item.graph, nodes=shown, full=full, placements=item.placements)
 
 
 def header(item: GraphItem, nodes: Nodes) -> str:

@@ -1,23 +1,28 @@
 """Run chosen passes on a graph, and print the result as text with placements.
 
-%dw: float32[3,1] = MatMul(%x, %dy) {transpose_a=true}  # partial(sum)
+%dw: float32[3,1] @ partial(sum) = MatMul(%x, %dy) {transpose_a=true}
+
+The text can be read again. Placements that it states are compared with what `propagate` finds; passes that begin behind
+that take them as given.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from autograph_rewrite.analysis.facts.placement import REPLICATED
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.errors import GraphError
+from autograph_rewrite.inspect.dump import header
+from autograph_rewrite.ir.format.annotations import Annotation, annotation
 from autograph_rewrite.ir.format.printer import render
-from autograph_rewrite.ir.graph import Graph, Node, Span
+from autograph_rewrite.ir.graph import Span
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes.base.context import Context
 from autograph_rewrite.passes.base.pass_manager import Pass, run_passes
 from autograph_rewrite.passes.base.rewriting import Request, Rewrite
 from autograph_rewrite.passes.preconditions import require_no_servers
+from autograph_rewrite.passes.propagation_passes import take_placements_as_given
 from autograph_rewrite.plan.plan import Plan
 
 
@@ -53,7 +58,7 @@ def optimize(
     """Run passes on a copy of a normalised item.
 
     Args:
-        item: flat graph; it is not changed.
+        item: flat graph; it is not changed. Its placements are compared, or taken as given.
         plan: the request, or a plan with edges.
         passes: what to run, in this order.
         task: which of the plan's processes the graph is for.
@@ -66,6 +71,8 @@ def optimize(
     rewrite = Rewrite.of(Request(item, plan, task), item.graph.clone())
     require_no_servers(rewrite.job)
     for one in passes:
+        if Propagation in one.needs and not rewrite.has(Propagation) and item.placements:
+            take_placements_as_given(rewrite)
         if one.name in shown.before:
             shown.write(f"# before {one.name}\n{text_of(rewrite, full=shown.full)}")
         run_passes(rewrite, [one], verify=verify)
@@ -74,39 +81,36 @@ def optimize(
     return rewrite
 
 
-def require_unfolded(graph: Graph) -> None:
-    """Refuse a graph on which passes have run.
+def require_unfolded(item: GraphItem) -> None:
+    """Refuse a graph on which passes have run that convert values.
 
     Raises:
-        GraphError: nodes of it stand for an instance on every replica.
+        GraphError: nodes of it stand for an instance on every replica, or are such an instance.
     """
-    if any(node.span is Span.EACH for node in graph):
-        raise GraphError(
-            "this graph is folded: passes have run on it, and what they found is not in it",
-            hint="begin with the original graph, and name the passes again",
-        )
+    hint = "begin with the original graph, or with what the passes before 'insert-reshards' leave"
+    if any(node.span is Span.EACH for node in item.graph):
+        raise GraphError("this graph is folded: passes have run on it, and what they found is not in it", hint=hint)
+    if any(stated.span is not None for stated in item.placements.values()):
+        raise GraphError("this graph is expanded: it has the instances of its nodes, and no more passes run", hint=hint)
 
 
 def text_of(rewrite: Rewrite, *, full: bool = False) -> str:
-    """Return the graph of a rewrite as text, with the placement of every value that is not replicated."""
-    return render(rewrite.graph, full=full, comments=comments_of(rewrite))
+    """Return the graph of a rewrite as text, with its signature and the placements of its values."""
+    graph, moved = rewrite.graph, zip(rewrite.item.outputs.items(), rewrite.outputs, strict=True)
+    outputs = {name: replace(info, tensor=value.name) for (name, info), value in moved}
+    item = rewrite.item.with_(graph=graph, outputs=outputs)
+    return header(item, None) + render(graph, full=full, placements=placements_of(rewrite))
 
 
-def comments_of(rewrite: Rewrite) -> Callable[[Node], str]:
-    """Return what tells the placements of a node, where they are not replicated; nothing before `propagate`."""
+def placements_of(rewrite: Rewrite) -> dict[str, Annotation]:
+    """Return the placements of the values of a rewrite that propagation has reached; none before `propagate`."""
     if not rewrite.has(Propagation):
-        return lambda node: ""
+        return {}
     state = rewrite.get(Propagation)
     source = rewrite.get(Context).fact if rewrite.has(Context) else state.source
-
-    def placements(node: Node) -> str:
-        if node not in state.transfers:
-            return ""
-        values = [node.output(i) for i in range(len(state.transfers[node].outputs))]
-        said = [f"batch along {state.whole_inputs[value]}" for value in values if value in state.whole_inputs]
-        facts = [source(value).placement for value in values if value not in state.whole_inputs]
-        said += [repr(placement) for placement in facts if placement != REPLICATED]
-        said += ["reduced here" for value in values if value in state.reduced]
-        return ", ".join(said)
-
-    return placements
+    found: dict[str, Annotation] = {}
+    for node in rewrite.graph:
+        if node in state.transfers:
+            values = [node.output(i) for i in range(len(state.transfers[node].outputs))]
+            found |= {value.name: annotation(source(value).placement, state.facts[value].placement) for value in values}
+    return found

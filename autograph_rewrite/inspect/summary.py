@@ -75,8 +75,16 @@ class Summary:
             ),
             table("ops", ("op", "#nodes"), self._op_rows()),
         ]
+        if self.placements:
+            parts.append(table("placements", ("placement", "#values"), self.placements.most_common()))
         lines = [f"warning: {warning}" for warning in self.warnings]
         return drawn(*parts) + "".join(f"{line}\n" for line in lines)
+
+    @property
+    def placements(self) -> Counter[str]:
+        """How many values of the graph have which placement, as far as the item knows them."""
+        nodes, known = self.item.graph.nodes, self.item.placements.items()
+        return Counter(sorted(str(stated) for name, stated in known if name.partition(":")[0] in nodes))
 
     def _op_rows(self) -> list[tuple[object, ...]]:
         ordered = sorted(self.ops.items(), key=lambda pair: (-pair[1], pair[0]))
@@ -104,6 +112,7 @@ class Summary:
                 }
                 for v in self.variables
             ],
+            **({"placements": dict(self.placements)} if self.placements else {}),
             "nodes": self.ops.total(),
             "ops": dict(sorted(self.ops.items())),
             "functions": list(self.functions),

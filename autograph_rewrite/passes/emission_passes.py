@@ -62,6 +62,7 @@ def finished(rewrite: Rewrite) -> GraphItem:
     variables = rewrite.get(Sharded).variables if rewrite.has(Sharded) else item.variables
     return item.with_(
         graph=None,
+        placements=None,
         data=rewrite.get(Expanded).data,
         report=_report(rewrite),
         layout=_layout(rewrite),
@@ -99,7 +100,7 @@ def _report(rewrite: Rewrite) -> Report:
 
 
 def _layout(rewrite: Rewrite) -> Layout:
-    plan, context = rewrite.plan, rewrite.get(Context)
+    plan, context, state = rewrite.plan, rewrite.get(Context), rewrite.get(Propagation)
     instances, merged = rewrite.get(ReplicaLayout), rewrite.get(Merged)
     return Layout(
         rewrite.graph,
@@ -113,4 +114,5 @@ def _layout(rewrite: Rewrite) -> Layout:
         micro=instances.micro,
         hidden=plan.looped,
         interleaved=plan.interleaved,
+        state=(state.facts, state.raw),
     )

@@ -45,6 +45,7 @@ from autograph_rewrite.resolve.divided_work import coverage_of
 from autograph_rewrite.resolve.given_plan import accept_user_edges
 from autograph_rewrite.resolve.remat.decision import Decision
 from autograph_rewrite.resolve.segmentable import propagate_parts
+from autograph_rewrite.resolve.stated_placements import taken_as_given, with_stated
 
 MAX_DECOMPOSITIONS = 8
 OF_PARTS = "statistics of each part of the batch, not of the whole (semantics.batch_norm: local)"
@@ -112,9 +113,19 @@ def _has_shards(rewrite: Rewrite) -> bool:
 
 def _propagate(rewrite: Rewrite) -> None:
     """Give every value its placement: replicated, split along a dimension, or partial (the replicas add up)."""
+    state = _propagated(rewrite)
+    rewrite.put(with_stated(state, rewrite.item.placements) if rewrite.item.placements else state)
+
+
+def take_placements_as_given(rewrite: Rewrite) -> None:
+    """Give values the placements that the item states, and others those that follow from them; for `opt` alone."""
+    rewrite.put(taken_as_given(_propagated(rewrite), rewrite.item.placements))
+
+
+def _propagated(rewrite: Rewrite) -> Propagation:
     mark_dynamic_partitions(rewrite.graph)
     batch, static = batch_values(rewrite.graph, rewrite.item, rewrite.plan)
-    rewrite.put(propagate_parts(rewrite.graph, batch, static, rewrite.plan))
+    return propagate_parts(rewrite.graph, batch, static, rewrite.plan)
 
 
 def _cut_draws(rewrite: Rewrite) -> None:

@@ -15,7 +15,12 @@ from autograph_rewrite.passes.base.pass_manager import Pass
 
 
 def select(
-    passes: Sequence[Pass], *, only: Sequence[str] = (), stop_after: str | None = None, skip: Collection[str] = ()
+    passes: Sequence[Pass],
+    *,
+    only: Sequence[str] = (),
+    stop_after: str | None = None,
+    skip: Collection[str] = (),
+    given: Collection[type] = (),
 ) -> tuple[Pass, ...]:
     """Return the passes of a pipeline that are asked for.
 
@@ -24,6 +29,7 @@ def select(
         only: names of those to run, in the order to run them in; none: all.
         stop_after: the last one to run.
         skip: those to leave out.
+        given: results that are there before any of them runs.
 
     Raises:
         PassError: there is no such pass, or one needs what none before it gives.
@@ -36,7 +42,7 @@ def select(
             raise PassError(f"'{stop_after}' is not among the passes to run", hint="name it there, too")
         chosen = chosen[: chosen.index(known[stop_after]) + 1]
     chosen = [one for one in chosen if one.name not in skip]
-    _require_needs(chosen, passes)
+    _require_needs(chosen, passes, given)
     return tuple(chosen)
 
 
@@ -52,8 +58,8 @@ def require_known(names: Iterable[str], passes: Sequence[Pass]) -> None:
             raise PassError(f"there is no pass '{name}'", hint=did_you_mean(name, known, noun="passes"))
 
 
-def _require_needs(chosen: Sequence[Pass], passes: Sequence[Pass]) -> None:
-    found: set[type] = set()
+def _require_needs(chosen: Sequence[Pass], passes: Sequence[Pass], given: Collection[type]) -> None:
+    found = set(given)
     for one in chosen:
         for kind in one.needs:
             if kind not in found:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+import autograph_rewrite as ar
 from autograph_rewrite.inspect.summary import summarise
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.item import GraphItem, TensorInfo
@@ -107,3 +108,11 @@ def test_data_is_plain_and_complete() -> None:
     assert data["inputs"][0]["shape"] == [None, 3]
     assert data["ops"]["Const"] == 5
     assert data["nodes"] == 18
+
+
+def test_the_placements_of_a_rewritten_graph_are_counted() -> None:
+    new = ar.rewrite(regression(), {"devices": ["CPU:0", "CPU:1"]})
+    found = summarise(new)
+    assert found.data()["placements"]["partial(sum) -> replicated each"] == 4  # loss and gradient of two replicas
+    assert "partial(sum) -> replicated each" in str(found)
+    assert "placements" not in summarise(regression()).data()

@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import autograph_rewrite as ar
+from autograph_rewrite.analysis import propagate as propagation
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.item import GraphItem
+from autograph_rewrite.resolve import segmentable
 from tests.zoo import ZOO
 
 Spec = tf.TensorSpec
@@ -127,3 +130,87 @@ def test_a_file_of_a_newer_release_says_so(tmp_path: Path) -> None:
             archive.writestr(name, data)
     with pytest.raises(GraphError, match="version 99"):
         GraphItem.load(path)
+
+
+def rewritten(tmp_path: Path) -> Path:
+    path = tmp_path / "new.ar"
+    ar.rewrite(zoo_item(), {"devices": ["CPU:0", "CPU:1"]}).save(path)
+    return path
+
+
+def with_placements(path: Path, text: str | None) -> None:
+    """Write an archive anew, with other placements or with none."""
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist() if name != "placements.json"}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in {**parts, **({} if text is None else {"placements.json": text.encode()})}.items():
+            archive.writestr(name, data)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"strategy": {"variables": "mirrored"}},
+        {"microbatches": 2},
+        {"microbatches": 2, "accumulation": {"form": "loop"}},
+    ],
+    ids=["shared", "mirrored", "micro-batches", "loop"],
+)
+def test_a_rewritten_graph_keeps_the_placements_of_its_values(tmp_path: Path, more: dict[str, Any]) -> None:
+    new = ar.rewrite(zoo_item(), {"devices": ["CPU:0", "CPU:1"], **more})
+    new.save(tmp_path / "new.ar")
+    again = GraphItem.load(tmp_path / "new.ar")
+    kinds = {stated.placement.kind for stated in again.placements.values()}
+    assert kinds == {"replicated", "split", "partial", "local"}
+    assert again.placements == new.placements
+    assert {name.partition(":")[0] for name in again.placements} <= again.graph.nodes.keys()
+    for full in (False, True):
+        text = ar.dump(again, full=full)
+        assert text == ar.dump(new, full=full)
+        (tmp_path / "new.txt").write_text(text)
+    assert GraphItem.load(tmp_path / "new.txt").placements == new.placements
+
+
+def test_placements_are_shown_without_being_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = rewritten(tmp_path)
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise AssertionError("nothing is propagated")
+
+    monkeypatch.setattr(propagation, "propagate", broken)
+    monkeypatch.setattr(segmentable, "propagate", broken)
+    nodes = {node["name"]: node for node in json.loads(ar.dump(path, "json"))["nodes"]}
+    assert nodes["x"]["outputs"][0]["placement"] == "replicated -> split(0) once"
+    assert "%x: float64[?,4] @ replicated -> split(0) once = Placeholder()" in ar.dump(path)
+
+
+def test_a_file_without_placements_is_read(tmp_path: Path) -> None:
+    path = rewritten(tmp_path)
+    with_placements(path, None)
+    assert GraphItem.load(path).placements == {}
+    assert " @ split" not in ar.dump(path)
+
+
+def test_an_original_states_no_placements(tmp_path: Path) -> None:
+    zoo_item().save(tmp_path / "item.ar")
+    assert "placements.json" not in zipfile.ZipFile(tmp_path / "item.ar").namelist()
+    assert GraphItem.load(tmp_path / "item.ar").placements == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('{"splt(0)": ["x"]}', "'splt\\(0\\)' is no placement"),
+        ('{"split(0) each]": ["x"]}', "']' behind a placement means nothing"),
+        ('{"split(0)": 3}', "corrupt or truncated"),
+        ('["split(0)"]', "corrupt or truncated"),
+        ("{", "corrupt or truncated"),
+    ],
+)
+def test_placements_that_cannot_be_read_are_refused(tmp_path: Path, text: str, problem: str) -> None:
+    path = rewritten(tmp_path)
+    with_placements(path, text)
+    with pytest.raises(GraphError, match=problem) as caught:
+        GraphItem.load(path)
+    assert str(path) in str(caught.value)

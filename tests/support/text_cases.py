@@ -32,7 +32,7 @@ import yaml
 from autograph_rewrite.compile import request
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.errors import RewriteError
-from autograph_rewrite.inspect.optimize import comments_of, optimize
+from autograph_rewrite.inspect.optimize import optimize, placements_of
 from autograph_rewrite.ir.format.printer import line
 from autograph_rewrite.ir.gc_pause import no_garbage_collection
 from autograph_rewrite.item import GraphItem, Variable
@@ -89,6 +89,13 @@ def changed(given: str, name: str) -> str:
         return _difference(before, _lines(rewrite))
 
 
+def optimized(given: str, last: str) -> tuple[Rewrite, Config]:
+    """Return the rewrite of a case when all passes up to one have run, and the configuration of the case."""
+    config, position = Config.of(_said(given, "config")), [one.name for one in PIPELINE].index(last)
+    item = normalise_original(_with_captured(from_printed(given, {}), given))
+    return optimize(item, request(item, config), PIPELINE[: position + 1], task=_said(given, "task", 0)), config
+
+
 def _said(given: str, key: str, default: Any = None) -> Any:
     mark = f"# {key}:"
     said = next((text for text in given.splitlines() if text.startswith(mark)), None)
@@ -116,13 +123,9 @@ def _with_captured(item: GraphItem, given: str) -> GraphItem:
 
 def _lines(rewrite: Rewrite) -> dict[str, str]:
     """Return the line of each node, and of each finding, by what it is about."""
-    comments = comments_of(rewrite)
-    nodes = {f"%{node.name}": f"{line(node)}{_behind(comments(node))}" for node in rewrite.graph}
+    placements = placements_of(rewrite)
+    nodes = {f"%{node.name}": line(node, placements=placements) for node in rewrite.graph}
     return nodes | {text: text for text in found_by(rewrite)}
-
-
-def _behind(comment: str) -> str:
-    return f"  # {comment}" if comment else ""
 
 
 def _difference(before: Mapping[str, str], after: Mapping[str, str]) -> str:

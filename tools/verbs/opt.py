@@ -6,12 +6,13 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.compile import request, with_processes
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.optimize import Shown, optimize, require_unfolded, text_of
 from autograph_rewrite.inspect.render.table import drawn, table
-from autograph_rewrite.normalize.normalize import normalise_original
+from autograph_rewrite.normalize.normalize import normalise, normalise_original
 from autograph_rewrite.passes.base.report import PassRecord
 from autograph_rewrite.passes.pass_pipeline import PIPELINE
 from autograph_rewrite.passes.selection import require_known, select
@@ -66,11 +67,13 @@ def run(args: argparse.Namespace) -> int:
     stop = args.stop_after or (None if args.passes else FOLDED)
     chosen = config_or_plan(args) if args.config or args.plan else Config.of(ALONE)
     loaded = load_graph(args)
-    require_unfolded(loaded.graph)
-    item = normalise_original(loaded)
+    require_unfolded(loaded)
+    # What states placements may be what passes have left, so nodes that passes have made are no sign of a rewrite.
+    item = normalise(loaded) if loaded.placements else normalise_original(loaded)
     plan = chosen if isinstance(chosen, Plan) else request(item, with_processes(chosen))
     known = with_user_passes(PIPELINE, plan)
-    passes = select(known, only=args.passes, stop_after=stop, skip=args.skip)
+    given = (Propagation,) if item.placements else ()
+    passes = select(known, only=args.passes, stop_after=stop, skip=args.skip, given=given)
     require_known((*args.print_before, *args.print_after), known)
     shown = Shown(args.print_before, args.print_after, full=args.full)
     with reproducible(item, plan, args.task):

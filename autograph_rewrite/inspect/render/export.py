@@ -6,7 +6,8 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.ir.format.printer import functions, shown_attrs, static_shape
+from autograph_rewrite.ir.format.annotations import Annotations
+from autograph_rewrite.ir.format.printer import NO_PLACEMENTS, functions, shown_attrs, static_shape
 from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Graph, Node
 from autograph_rewrite.ir.replication import Span
 from autograph_rewrite.ir.types import dtypes
@@ -42,8 +43,8 @@ def to_graphml(graph: Graph, nodes: Collection[Node] | None = None) -> str:
     return "\n".join(networkx.generate_graphml(to_networkx(graph, nodes))) + "\n"
 
 
-def node_data(node: Node) -> dict[str, Any]:
-    """Return one node as plain data."""
+def node_data(node: Node, placements: Annotations = NO_PLACEMENTS) -> dict[str, Any]:
+    """Return one node as plain data, with the placements of its results where they are known."""
     data: dict[str, Any] = {
         "name": node.name,
         "op": node.op,
@@ -53,6 +54,9 @@ def node_data(node: Node) -> dict[str, Any]:
         "outputs": output_data(node),
         "attrs": shown_attrs(node),
     }
+    for index, output in enumerate(data["outputs"]):
+        if stated := placements.get(node.output(index).name):
+            output["placement"] = str(stated)
     if node.span is Span.EACH:
         data["span"] = node.span.value
     if node.selects:
@@ -105,6 +109,6 @@ def item_data(item: GraphItem, nodes: Collection[Node] | None = None) -> dict[st
     shown = set(graph if nodes is None else nodes)
     return {
         **signature_data(item),
-        "nodes": [node_data(node) for node in graph if node in shown],
+        "nodes": [node_data(node, item.placements) for node in graph if node in shown],
         "functions": functions(graph),
     }

@@ -1,9 +1,10 @@
 """Reads the printed form of a graph: what `ir.format.printer` writes, and what people write by hand.
 
-    %x: float32[?,16] = Placeholder() each
-    %y: float32 = MatMul(%x, %w) {transpose_b=true} ^ready @CPU:0 each        # a comment
+    %x: float32[?,16] @ replicated -> split(0) = Placeholder()
+    %y: float32 @ split(0) = MatMul(%x, %w) {transpose_b=true} ^ready @CPU:0 each        # a comment
 
-Types and counts that are not stated are read off operands and results. A line may read what stands below it.
+Types and counts that are not stated are read off operands and results. A line may read what stands below it. Placements
+(`ir.format.annotations`) are kept beside the graph, by the names of values.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.attr_inference import closest, infer
+from autograph_rewrite.ir.format.annotations import Annotation, MisreadError, read_annotation
 from autograph_rewrite.ir.format.literals import Literals, dtype_number
 from autograph_rewrite.ir.format.printer import HAS_SHAPE_ATTR
 from autograph_rewrite.ir.graph import Graph, Node
@@ -35,12 +37,25 @@ _HEAD = re.compile(rf"\s*%(?P<name>{_NAME})\s*(?::(?P<types>[^=]*))?=\s*(?P<op>[
 _OPERAND = re.compile(
     rf"\s*(?:(?P<select>all|first)\(%(?P<selected>{_NAME})(?::(?P<at>\d+))?\)|%(?P<name>{_NAME})(?::(?P<index>\d+))?)\s*"
 )
-_TYPE = re.compile(r"\s*(?P<dtype>\w+|\?)(?:\[(?P<shape>[^\]]*)\])?\s*,?")
+_TYPE = re.compile(r"\s*(?P<dtype>\w+|\?)(?:\[(?P<shape>[^\]]*)\])?\s*(?P<placed>@)?")
+_NEXT = re.compile(r"\s*(?:,|$)")
 _TAIL = re.compile(
     rf'\s*(?:\^(?P<control>{_NAME})|@(?P<device>"[^"]*"|[^\s#]+)|(?P<each>each)\b|fields\s+(?P<fields>"[^"]*"))'
 )
 _ANCHOR = re.compile(rf"anchor\s+(?P<anchor>.+?)\s*=\s*%(?P<name>{_NAME})(?::(?P<index>\d+))?\s*$")
 _BINARY = re.compile(r'(?P<what>library|versions|fields)\s*=\s*b64(?P<data>"[^"]*")\s*$')
+
+
+class Text(NamedTuple):
+    """What a text says.
+
+    Attributes:
+        graph: the graph.
+        placements: what it states of values, by their names.
+    """
+
+    graph: Graph
+    placements: dict[str, Annotation]
 
 
 class _Typed(NamedTuple):
@@ -64,7 +79,8 @@ class _Line:
     number: int
     name: str
     op: str
-    types: list[tuple[int | None, Shape | None]]
+    types: list[tuple[int | None, Shape | None]] = field(default_factory=list)
+    placements: dict[int, Annotation] = field(default_factory=dict)
     reads: list[_Read] = field(default_factory=list)
     attrs: dict[str, bytes | PerInstance] = field(default_factory=dict)
     controls: list[str] = field(default_factory=list)
@@ -74,7 +90,18 @@ class _Line:
 
 
 def parse(text: str, *, replicas: int = 0, name: str = "text") -> Graph:
-    """Return the graph that a text describes.
+    """Return the graph that a text describes; see `read`.
+
+    Args:
+        text: lines of nodes.
+        replicas: for how many inputs `all(%x)` stands.
+        name: what errors call the text.
+    """
+    return read(text, replicas=replicas, name=name).graph
+
+
+def read(text: str, *, replicas: int = 0, name: str = "text") -> Text:
+    """Return the graph that a text describes, and the placements that it states.
 
     Args:
         text: lines as `ir.format.printer.render` prints them.
@@ -82,14 +109,15 @@ def parse(text: str, *, replicas: int = 0, name: str = "text") -> Graph:
         name: what errors call the text, a file's name as a rule.
 
     Raises:
-        GraphError: a line cannot be read, or reads what no line makes; it says which line.
+        GraphError: a line cannot be read, or reads what no line makes; it says which line, and of the words of a
+            placement which column.
     """
     graph, lines, anchors = Graph(), {}, []
     for number, written in enumerate(text.splitlines(), 1):
         content = written.strip()
         if not content or content.startswith("#"):
             continue
-        with _Place(name, number):
+        with _Place(name, number, written.index(content)):
             if content.startswith("%"):
                 one = _line(content, number)
                 if one.name in lines:
@@ -105,18 +133,36 @@ def parse(text: str, *, replicas: int = 0, name: str = "text") -> Graph:
             node = graph.node(_unquoted(match["name"]))
             graph.set_anchor(match["anchor"], node.output(int(match["index"] or 0)))
     graph.edits = 0
-    return graph
+    return Text(graph, _placements(graph, lines.values(), name))
+
+
+def _placements(graph: Graph, lines: Iterable[_Line], name: str) -> dict[str, Annotation]:
+    """Return what lines state of their results, by the names of values."""
+    found = {}
+    for line in lines:
+        node, where = graph.nodes[line.name], f"{name}:{line.number}"
+        results = len(node.output_dtypes) if line.placements and find_op(node.op) is not None else len(line.placements)
+        for index, stated in line.placements.items():
+            if index >= results:
+                some = "1 result" if results == 1 else f"{results} results"
+                raise GraphError(f"'{node.name}' has {some}, so nothing can be stated of another", where=where)
+            found[node.output(index).name] = replace(stated, where=where)
+    return found
 
 
 class _Place:
-    """Says in every error which line it is about."""
+    """Says in every error which line it is about, and which column where that is known."""
 
-    def __init__(self, name: str, number: int) -> None:
+    def __init__(self, name: str, number: int, indent: int = 0) -> None:
         self._where = f"{name}:{number}"
+        self._indent = indent
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, MisreadError):
+            where = f"{self._where}:{self._indent + error.at + 1}"
+            raise GraphError(error.problem, where=where, hint=error.hint) from error
         if isinstance(error, GraphError) and error.where is None:
             raise GraphError(error.problem, where=self._where, hint=error.hint) from error
         if isinstance(error, (ValueError, TypeError, OverflowError)):
@@ -139,7 +185,9 @@ def _line(content: str, number: int) -> _Line:
     head = _HEAD.match(content)
     if head is None:
         raise GraphError(f"this is no node: '{content[:40]}'", hint="write '%name: type = Op(%input, ...)'")
-    line = _Line(number, _unquoted(head["name"]), head["op"], list(_types(head["types"] or "")))
+    line = _Line(number, _unquoted(head["name"]), head["op"])
+    if head["types"]:
+        _types(content, *head.span("types"), line)
     at = _operands(content, head.end(), line)
     literals = Literals(content, at)
     if literals.peek() == "{":
@@ -152,20 +200,32 @@ def _line(content: str, number: int) -> _Line:
     return line
 
 
-def _types(text: str) -> Iterator[tuple[int | None, Shape | None]]:
-    inner = text.strip().removeprefix("(").removesuffix(")")
-    at = 0
-    while at < len(inner):
-        found = _TYPE.match(inner, at)
-        if found is None or found.end() == at:
-            raise GraphError(f"'{inner[at:].strip()}' is no type")
+def _types(content: str, at: int, end: int, line: _Line) -> None:
+    """Read the types of results, each with the placement that may stand behind it."""
+    text = content[:end].rstrip()
+    at += len(text[at:]) - len(text[at:].lstrip())
+    if text.startswith("(", at):
+        text, at = text.removesuffix(")"), at + 1
+    position = 0
+    while at < len(text):
+        found = _TYPE.match(text, at)
+        if found is None:
+            raise GraphError(f"'{text[at:].strip()}' is no type")
         at = found.end()
+        if found["placed"]:
+            line.placements[position], at = read_annotation(text, at)
+        behind = _NEXT.match(text, at)
+        if behind is None:
+            word = text[at:].split(",")[0]
+            problem, start = f"'{word.strip()}' is not understood behind a type", at + len(word) - len(word.lstrip())
+            raise MisreadError(problem, start, "write 'float32[?,3] @ split(0)'")
+        at, position = behind.end(), position + 1
         if found["dtype"] == "?":
             continue
         dtype = dtype_number(found["dtype"])
         if dtype is None:
             raise GraphError(f"'{found['dtype']}' is no element type")
-        yield dtype, None if found["shape"] is None else Literals(f"{found['shape']}]").shape()
+        line.types.append((dtype, None if found["shape"] is None else Literals(f"{found['shape']}]").shape()))
 
 
 def _operands(content: str, at: int, line: _Line) -> int:

@@ -1,10 +1,10 @@
 """The printed form of a graph: one line per node, stable, and as diffable as source code.
 
-    %layer/MatMul: float32[?,16] = MatMul(%x, %w) {transpose_b=true} ^assert @CPU:0 each  # reshard for loss
+    %layer/MatMul: float32[?,16] @ split(0) = MatMul(%x, %w) {transpose_b=true} ^assert @CPU:0 each  # reshard for loss
 
-Nodes stand in topological order, attributes by name; what the op's defaults or the types already say is left out.
-Of a large constant the first values and a checksum are shown. The full form holds everything; `ir.format.parser` reads
-both.
+Nodes stand in topological order, attributes by name; what the op's defaults or the types already say is left out, as is
+that a value is replicated. Of a large constant the first values and a checksum are shown. The full form holds
+everything; `ir.format.parser` reads both.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ import base64
 import json
 import re
 import zlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.format import literals
+from autograph_rewrite.ir.format.annotations import Annotation, Annotations
 from autograph_rewrite.ir.format.literals import shape_text
 from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Graph, Node, Value
 from autograph_rewrite.ir.replication import PerInstance, Select, Span
@@ -31,6 +33,7 @@ from autograph_rewrite.ir.types.protos import proto
 
 SHOWN_ELEMENTS = 8  # of a constant; a longer one shows three and a checksum
 SHOWN_TEXT = 60
+NO_PLACEMENTS: Annotations = MappingProxyType({})
 _LEGAL = re.compile(r"[\w.\-/>\\]+", re.ASCII)
 Shapes = Callable[[Value], Shape | None]
 """What tells the static shape of a value; None for an unknown one."""
@@ -48,7 +51,7 @@ def render(
     nodes: Collection[Node] | None = None,
     shapes: Shapes | None = None,
     full: bool = False,
-    comments: Callable[[Node], str] | None = None,
+    placements: Annotations = NO_PLACEMENTS,
 ) -> str:
     """Return the text of a graph, or of some of its nodes; a broken graph prints too, in insertion order.
 
@@ -57,26 +60,30 @@ def render(
         nodes: which of its nodes; None for all.
         shapes: what tells the static shapes of values; None for what nodes state themselves.
         full: with every attribute, constant and function, so that `ir.format.parser.parse` gives the same graph.
-        comments: what is to stand behind the line of a node; nothing for none.
+        placements: of values, by their names, as far as they are known.
     """
     try:
         order = topological_order(graph)
     except (GraphError, KeyError):
         order = list(graph)
     shown = order if nodes is None else [node for node in order if node in nodes]
-    lines = [(full_line if full else line)(node, shapes) for node in shown]
-    if comments is not None:
-        said = [comments(node) for node in shown]
-        lines = [f"{text}  # {more}" if more else text for text, more in zip(lines, said, strict=True)]
+    lines = [(full_line if full else line)(node, shapes, placements) for node in shown]
     if nodes is None:
         lines += [f"anchor {name} = %{_value(value)}" for name, value in sorted(graph.anchors.items())]
         lines += _binaries(graph) if full else functions(graph)
     return "\n".join(lines) + "\n" if lines else ""
 
 
-def line(node: Node, shapes: Shapes | None = None) -> str:
-    """Return the line of one node."""
-    parts = [f"%{node.name}{_result(node, shapes or static_shape)} = {node.op}({_inputs(node)})"]
+def line(node: Node, shapes: Shapes | None = None, placements: Annotations = NO_PLACEMENTS) -> str:
+    """Return the line of one node.
+
+    Args:
+        node: of any graph.
+        shapes: what tells static shapes; None for what the node states itself.
+        placements: as for `render`; what every replica has is left out.
+    """
+    stated = {i: one for i, one in _of_results(node, placements).items() if not one.is_plain}
+    parts = [f"%{node.name}{_result(node, shapes or static_shape, stated)} = {node.op}({_inputs(node)})"]
     if attrs := shown_attrs(node):
         parts.append("{" + ", ".join(f"{key}={value}" for key, value in attrs.items()) + "}")
     parts += [f"^{control.name}" for control in node.controls]
@@ -89,9 +96,16 @@ def line(node: Node, shapes: Shapes | None = None) -> str:
     return " ".join(parts)
 
 
-def full_line(node: Node, shapes: Shapes | None = None) -> str:
-    """Return the line of one node with all that it holds."""
-    parts = [f"%{quoted(node.name)}{_result(node, shapes or static_shape)} = {node.op}({_inputs(node)})"]
+def full_line(node: Node, shapes: Shapes | None = None, placements: Annotations = NO_PLACEMENTS) -> str:
+    """Return the line of one node with all that it holds.
+
+    Args:
+        node: of any graph.
+        shapes: what tells static shapes; None for what the node states itself.
+        placements: as for `render`.
+    """
+    result = _result(node, shapes or static_shape, _of_results(node, placements))
+    parts = [f"%{quoted(node.name)}{result} = {node.op}({_inputs(node)})"]
     if node.attrs:
         parts.append("{" + ", ".join(f"{key}={literals.write(node.attrs[key])}" for key in sorted(node.attrs)) + "}")
     parts += [f"^{quoted(control.name)}" for control in node.controls]
@@ -143,11 +157,23 @@ def type_text(dtype: int, shape: Shape | None) -> str:
     return dtypes.dtype_name(dtype) + (shape_text(shape) if shape is not None else "")
 
 
-def _result(node: Node, shapes: Shapes) -> str:
+def _of_results(node: Node, placements: Annotations) -> dict[int, Annotation]:
+    """Return what is known of the results of a node, by their positions."""
+    if not placements:
+        return {}
+    try:
+        found = {i: placements.get(node.output(i).name) for i in range(len(node.output_dtypes))}
+    except GraphError:
+        return {}
+    return {i: one for i, one in found.items() if one is not None}
+
+
+def _result(node: Node, shapes: Shapes, stated: Mapping[int, Annotation]) -> str:
     try:
         types = [type_text(dtype, shapes(node.output(i))) for i, dtype in enumerate(node.output_dtypes)]
     except GraphError:
         return ": ?"
+    types = [f"{text} @ {stated[i]}" if i in stated else text for i, text in enumerate(types)]
     if not types:
         return ""
     return f": {types[0]}" if len(types) == 1 else f": ({', '.join(types)})"

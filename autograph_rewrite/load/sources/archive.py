@@ -2,6 +2,7 @@
 
     graph.pb         the GraphDef
     manifest.json    inputs, outputs, targets, variables, and which placeholder takes which value
+    placements.json  of a graph whose values have some: the values of each placement, in the words of the printed form
     values/0.npy     what a captured variable or constant held when the item was saved
 
 Equal items give equal bytes.
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.format.annotations import Annotation, Annotations, read_annotation
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.item import GraphItem, Shards, TensorInfo, Variable
 from autograph_rewrite.load.signature.captures import FunctionBinding, SavedBinding, SavedCapture
@@ -30,6 +32,7 @@ from autograph_rewrite.load.sources.graphs import read
 
 FORMAT = "autograph-rewrite graph item"
 VERSION = 1
+_PLACEMENTS = "placements.json"
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
@@ -64,6 +67,8 @@ def save(item: GraphItem, path: Path) -> None:
             parts[file] = _array_bytes(capture)
             entry = {"node": capture.node, "name": capture.name, "dtype": capture.dtype, "file": file}
             manifest["function"]["captures"].append(entry)
+    if placements := _placements_data(item):
+        parts[_PLACEMENTS] = placements
     parts["manifest.json"] = json.dumps(manifest, indent=1).encode()
     _write(path, parts)
 
@@ -79,6 +84,25 @@ def _write(path: Path, parts: Mapping[str, bytes]) -> None:
         raise GraphError(f"cannot write the file: {error.strerror}", where=str(path)) from None
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _placements_data(item: GraphItem) -> bytes:
+    names: dict[str, list[str]] = {}
+    for name in sorted(item.placements):
+        names.setdefault(str(item.placements[name]), []).append(name)
+    return json.dumps(names, indent=0, sort_keys=True).encode() if names else b""
+
+
+def _placements(archive: zipfile.ZipFile) -> Annotations | None:
+    if _PLACEMENTS not in archive.namelist():  # of an original, or from an earlier release
+        return None
+    found: dict[str, Annotation] = {}
+    for words, names in dict(json.loads(archive.read(_PLACEMENTS))).items():
+        stated, end = read_annotation(words)
+        if words[end:]:
+            raise GraphError(f"'{words[end:]}' behind a placement means nothing", where=_PLACEMENTS)
+        found |= dict.fromkeys(names, stated)
+    return found
 
 
 def saved_binding(binding: Any) -> SavedBinding | None:
@@ -162,6 +186,7 @@ def load(
                 )
             data = archive.read("graph.pb")
             item = _item(manifest, data, _binding(manifest.get("function"), archive))
+            item = item.with_(placements=_placements(archive))
     except (zipfile.BadZipFile, KeyError, ValueError, TypeError, EOFError) as error:
         raise GraphError(f"the file is corrupt or truncated ({error})") from None
     return _renamed(item, train_op, outputs, init_op, batch_inputs)

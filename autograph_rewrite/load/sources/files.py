@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ def _content(path: Path) -> bytes:
 
 def _reader(path: Path) -> Callable[[bytes, dict[str, Any]], GraphItem]:
     if path.suffix in (".pbtxt", ".txt"):
-        return _from_text
+        return partial(_from_text, name=str(path))
     if path.suffix == ".meta":
         return _from_meta_graph
     if path.suffix == ".pb":
@@ -134,10 +135,10 @@ def _is_meta_graph(data: bytes) -> bool:
     return len(message.graph_def.node) > 0
 
 
-def _from_text(data: bytes, named: dict[str, Any]) -> GraphItem:
+def _from_text(data: bytes, named: dict[str, Any], name: str) -> GraphItem:
     text = data.decode("utf-8", errors="replace")
     if is_printed(text):
-        return from_printed(text, named)
+        return from_printed(text, named, name)
     return build_item(read(_parse_text(data, "GraphDef").SerializeToString(deterministic=True)), Collected(), **named)
 
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from autograph_rewrite.ir.format.parser import parse
+from autograph_rewrite.ir.format.parser import read
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.signature.collections import Collected
 from autograph_rewrite.load.sources.graphs import build_item
@@ -32,12 +32,13 @@ def is_printed(text: str) -> bool:
     return _NODE.match(next(lines, "")) is not None
 
 
-def from_printed(text: str, named: Mapping[str, Any]) -> GraphItem:
-    """Read a graph.
+def from_printed(text: str, named: Mapping[str, Any], name: str = "text") -> GraphItem:
+    """Read a graph, and the placements that are stated of its values.
 
     Args:
         text: as `ir.format.parser` reads it.
         named: train_op, outputs, init_op and batch_inputs, where the caller gives them.
+        name: what errors call the text.
 
     Raises:
         GraphError: a line is wrong, or a name is not in the graph.
@@ -51,9 +52,11 @@ def from_printed(text: str, named: Mapping[str, Any]) -> GraphItem:
         "batch_inputs": {one["tensor"]: None if one["axis"] is None else int(one["axis"]) for one in of["input"]},
     }
     given = {key: value for key, value in named.items() if value is not None}
-    item = build_item(parse(text), Collected(), **{**said, "batch_inputs": said["batch_inputs"] or None, **given})
+    graph, placements = read(text, name=name)
+    item = build_item(graph, Collected(), **{**said, "batch_inputs": said["batch_inputs"] or None, **given})
     public = {_tensor(one["tensor"]): one["name"] for one in of["output"] if one["name"]}
-    return item.with_(outputs={public.get(info.tensor, name): info for name, info in item.outputs.items()})
+    outputs = {public.get(info.tensor, key): info for key, info in item.outputs.items()}
+    return item.with_(outputs=outputs, placements=placements)
 
 
 def _tensor(name: str) -> str:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from autograph_rewrite.analysis.facts.placement import REPLICATED, Fact, Placement
 from autograph_rewrite.analysis.facts.symbolic_dims import segments
+from autograph_rewrite.ir.format.annotations import Annotation, annotation
 from autograph_rewrite.ir.graph import Graph, Node, Span, Value
 from autograph_rewrite.passes.emit.expand import instance_name
 
@@ -43,6 +44,7 @@ class Layout:
         micro: how many of them belong to one replica.
         interleaved: whether blocks hold examples that do not follow each other.
         hidden: whether instances are iterations of a loop, out of which nothing can be fetched.
+        state: facts of all values as their readers see them, and of those that are converted as they are produced.
     """
 
     graph: Graph
@@ -56,6 +58,7 @@ class Layout:
     micro: int = 1
     interleaved: bool = False
     hidden: bool = False
+    state: tuple[Mapping[Value, Fact], Mapping[Value, Fact]] = field(default_factory=lambda: ({}, {}))
 
     @cached_property
     def _held(self) -> Mapping[str, tuple[Placement, tuple[int, ...]]]:
@@ -64,6 +67,21 @@ class Layout:
     @cached_property
     def _aliases(self) -> Mapping[str, str]:
         return {value.name: new.name for value, new in self.aliases.items()}
+
+    @cached_property
+    def placements(self) -> Mapping[str, Annotation]:
+        """How the values of the rewritten graph that propagation knows are spread, by their names."""
+        facts, raw = self.state
+        found: dict[str, Annotation] = {}
+        for value, fact in facts.items():
+            node = value.node
+            if self.graph.nodes.get(node.name) is not node:
+                continue  # erased since
+            source = raw.get(value, fact).placement
+            one = annotation(source, fact.placement, node.span)
+            suffix = f":{value.index}" if value.index else ""
+            found |= dict.fromkeys([f"{name}{suffix}" for name in self.instances(node.name)], one)
+        return found
 
     def find(self, tensor: str) -> View | None:
         """Return how to get a tensor (`x` or `x:0`), None if it is not in the graph any more, or not all of it."""
