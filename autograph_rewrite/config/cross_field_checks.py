@@ -210,6 +210,19 @@ def remat_names_go_with_their_policy(config: Config) -> Iterator[Clash]:
             yield Clash(("remat",), f"the policy '{key}' needs remat.{key}", f"list patterns of {what}")
 
 
+def remat_stages_are_there(config: Config) -> Iterator[Clash]:
+    """`remat.stages` numbers stages of the pipeline."""
+    if not config.remat.stages:
+        return
+    if config.pipeline is None:
+        yield Clash(("remat", "stages"), "remat.stages numbers stages, and there is no pipeline", "leave it out")
+        return
+    beyond = [stage for stage in config.remat.stages if stage >= config.pipeline.chunks]
+    if beyond:
+        message = f"remat.stages names stage {beyond[0]}, and the pipeline has {config.pipeline.chunks}, from 0 on"
+        yield Clash(("remat", "stages"), message, f"name stages from 0 to {config.pipeline.chunks - 1}")
+
+
 # Each with the keys that it reads: where one of them is wrong by itself, their combination means nothing.
 CHECKS: tuple[tuple[frozenset[str], Callable[[Config], Iterator[Clash]]], ...] = (
     (frozenset({"devices"}), replicas_have_a_device),
@@ -222,6 +235,7 @@ CHECKS: tuple[tuple[frozenset[str], Callable[[Config], Iterator[Clash]]], ...] =
     (frozenset({"variables"}), partitions_count_their_parts),
     (frozenset({"sharding"}), shardings_say_one_thing),
     (frozenset({"remat"}), remat_names_go_with_their_policy),
+    (frozenset({"remat", "pipeline"}), remat_stages_are_there),
 )
 
 # What can be told only once the job is known.

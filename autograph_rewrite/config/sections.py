@@ -174,6 +174,8 @@ class Remat(Section):
     """Patterns of the tensors that are kept, for the policy `names`."""
     scopes: tuple[Pattern, ...] = ()
     """Patterns of the name scopes that are computed again, each by itself, for the policy `scopes`."""
+    stages: tuple[Natural, ...] = ()
+    """With `pipeline`: the stages in which something is computed again; left out: all."""
 
 
 AFTER = ("eliminate-dead-code", "propagate", "split-draws", "decompose", "place-reductions")

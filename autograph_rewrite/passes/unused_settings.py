@@ -247,7 +247,7 @@ READERS: Mapping[str, Reader] = MappingProxyType(
         "accumulation.form": _with_micro,
         "accumulation.layout": _with_micro,
         "accumulation.uneven": _with_micro,
-        **dict.fromkeys(("remat", "remat.policy", "remat.names", "remat.scopes"), read),  # the pass notes what it left
+        **dict.fromkeys(("remat", *(f"remat.{key}" for key in ("policy", "names", "scopes", "stages"))), read),
         **dict.fromkeys(("passes", "passes.file", "passes.after"), read),
         "mesh": read,
         "mesh.data": read,  # it must be what the devices make of it

@@ -66,14 +66,16 @@ class OwnPass(_message.Message):
     def __init__(self, name: _Optional[str] = ..., after: _Optional[str] = ..., code: _Optional[str] = ...) -> None: ...
 
 class Remat(_message.Message):
-    __slots__ = ("policy", "names", "scopes")
+    __slots__ = ("policy", "names", "scopes", "stages")
     POLICY_FIELD_NUMBER: _ClassVar[int]
     NAMES_FIELD_NUMBER: _ClassVar[int]
     SCOPES_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
     policy: str
     names: _containers.RepeatedScalarFieldContainer[str]
     scopes: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, policy: _Optional[str] = ..., names: _Optional[_Iterable[str]] = ..., scopes: _Optional[_Iterable[str]] = ...) -> None: ...
+    stages: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, policy: _Optional[str] = ..., names: _Optional[_Iterable[str]] = ..., scopes: _Optional[_Iterable[str]] = ..., stages: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Pipeline(_message.Message):
     __slots__ = ("stages", "devices", "schedule", "boundaries", "names", "assign")

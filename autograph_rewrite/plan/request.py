@@ -112,7 +112,7 @@ def _remat(config: Config) -> messages.Remat | None:
     if policy == "none":
         return None
     stated = f"budget:{read_size(size)}" if policy == "budget" else section.policy
-    return messages.Remat(stated, section.names, section.scopes)
+    return messages.Remat(stated, section.names, section.scopes, section.stages)
 
 
 def job_devices(config: Config) -> tuple[str, ...]:

@@ -19,8 +19,8 @@ from autograph_rewrite.ir.graph import Graph, Node, Use
 from autograph_rewrite.passes.rematerialize.triggers import triggers_of
 from autograph_rewrite.resolve.remat.activations import Activations
 from autograph_rewrite.resolve.remat.decision import Decision, Left, Segment
+from autograph_rewrite.resolve.stages.forward_backward import COPIES
 
-SCOPE = "remat"
 FIRST = "no gradient comes before its own: all of it is read as soon as it has been made"
 
 
@@ -42,7 +42,7 @@ def rematerialize(acts: Activations, segments: Sequence[Segment]) -> tuple[Decis
         if not triggers:
             left.append(Left(segment.nodes[0], FIRST))
             continue
-        copies = copy_nodes(graph, nodes, f"{SCOPE}/{number}", triggers)
+        copies = copy_nodes(graph, nodes, f"{COPIES}/{number}", triggers)
         for uses in readers.values():
             read_copies(uses, copies)
         done.append(segment)

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from autograph_rewrite.analysis.empty_lists import future_splits
 from autograph_rewrite.analysis.facts.concrete_sizes import EXAMPLES, Sizes
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.errors import PlanError
+from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.rematerialize.rewrite import rematerialize
 from autograph_rewrite.plan.parts.messages import STEP, Remat
@@ -21,8 +23,10 @@ from autograph_rewrite.resolve.remat.activations import Activations, find_activa
 from autograph_rewrite.resolve.remat.budget import choose
 from autograph_rewrite.resolve.remat.decide import segments_of
 from autograph_rewrite.resolve.remat.decision import Decision, Left, Peaks, Segment
-from autograph_rewrite.resolve.remat.policies import parts_of
+from autograph_rewrite.resolve.remat.policies import by_stage, parts_of
 from autograph_rewrite.resolve.remat.step_memory import Step, StepMemory, variable_bytes
+from autograph_rewrite.resolve.spans import differs_by_replica
+from autograph_rewrite.resolve.stages.assignment import forward_stages
 from autograph_rewrite.resolve.stages.forward_backward import forward_nodes
 
 STATED = ("names", "scopes")
@@ -46,12 +50,22 @@ def recompute(rewrite: Rewrite, remat: Remat) -> tuple[Decision, Propagation]:
     acts = find_activations(state, forward_nodes(resolved, state, rewrite.outputs), trained, exchanged)
     if remat.limit is not None:
         return _within(rewrite, acts, resolved, remat)
-    segments, wasted = segments_of(acts, parts_of(acts, remat), only_saving=remat.policy not in STATED)
+    parts = parts_of(acts, remat)
+    if resolved.pipeline is not None:
+        parts = by_stage(parts, _stages(acts, resolved), remat.stages)
+    segments, wasted = segments_of(acts, parts, only_saving=remat.policy not in STATED)
     decision, state = rematerialize(acts, segments)
     left = _first_of_each((*wasted, *decision.left))
     if not decision.segments:
         left = (*left, Left("remat.policy", NOTHING))
     return replace(decision, left=left), state
+
+
+def _stages(acts: Activations, resolved: Plan) -> dict[Node, int]:
+    """Return the stages that the forward will be divided into."""
+    state, lists = acts.state, future_splits(acts.state)
+    each = [node for node in acts.forward if node.op != "Const" and differs_by_replica(state, node, lists)]
+    return forward_stages(resolved, state, each)
 
 
 def _within(rewrite: Rewrite, acts: Activations, resolved: Plan, remat: Remat) -> tuple[Decision, Propagation]:

@@ -79,11 +79,13 @@ class Remat:
         policy: "sqrt", "every:N", "names", "scopes", "save_matmuls" or "budget:BYTES".
         names: patterns of what is kept (names).
         scopes: patterns of name scopes, each of which is a segment (scopes).
+        stages: the stages of a pipeline in which something is computed again; empty: all.
     """
 
     policy: str
     names: tuple[str, ...] = ()
     scopes: tuple[str, ...] = ()
+    stages: tuple[int, ...] = ()
 
     @property
     def limit(self) -> int | None:

@@ -70,8 +70,7 @@ def assign_stages(
     forward = forward_nodes(plan, state, outputs)
     each = [node for node in state.order if node.span is Span.EACH and node.op != "Const"]
     work = [node for node in each if node in forward]
-    chosen = _forward_stages(graph, state, work, pipeline, alike=plan.looped)
-    _late_as_possible(work, chosen, state)
+    chosen = forward_stages(plan, state, work)
     _require_every_stage(chosen, pipeline.stages)
     if plan.looped:
         require_isomorphic_stages(state, work, chosen, pipeline.stages)
@@ -79,6 +78,23 @@ def assign_stages(
     backward = {node for node in each if node not in forward and node in needed}
     _backward_stages([node for node in each if node not in forward], chosen, backward, pipeline.stages)
     return Stages(pipeline.stages, chosen, backward, _owners(plan, state, variables))
+
+
+def forward_stages(plan: Plan, state: Propagation, work: Sequence[Node]) -> dict[Node, int]:
+    """Return the stages of the forward nodes.
+
+    Args:
+        plan: resolved; it has stages.
+        state: the placements.
+        work: those that run for each block, producers first.
+
+    Raises:
+        PlanError: the division that the plan asks for is impossible on this graph.
+    """
+    assert plan.pipeline is not None
+    chosen = _forward_stages(state.graph, state, work, plan.pipeline, alike=plan.looped)
+    _late_as_possible(work, chosen, state)
+    return chosen
 
 
 def _owners(plan: Plan, state: Propagation, variables: Mapping[str, Variable]) -> dict[Node, Node]:

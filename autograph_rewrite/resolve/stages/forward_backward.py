@@ -22,6 +22,9 @@ from autograph_rewrite.plan.parts.messages import STEP
 from autograph_rewrite.plan.plan import Plan
 
 GRADIENTS = re.compile(r"gradients(_\d+)?|gradient_tape")
+COPIES = "remat"
+"""The scope of what is computed again, for the gradients: remat/<segment>/<name of the original>."""
+_COPY = re.compile(rf"{COPIES}/\d+/(.+)")
 
 
 def forward_nodes(plan: Plan, state: Propagation, outputs: Iterable[Value]) -> set[Node]:
@@ -67,12 +70,14 @@ def is_named_gradient(name: str) -> bool:
 
 
 def differentiated(name: str, forward: Mapping[str, int]) -> int | None:
-    """Return the entry of the forward node of which a node computes the gradient, going by its name.
+    """Return the entry of the forward node of which a node computes the gradient, or is a copy, going by its name.
 
     Args:
-        name: `gradients/layer/MatMul_grad/MatMul_1`, or `gradient_tape/layer/MatMul/MatMul_1`.
+        name: `gradients/layer/MatMul_grad/MatMul_1`, `gradient_tape/layer/MatMul/MatMul_1`, or `remat/0/layer/MatMul`.
         forward: by node name.
     """
+    if (copy := _COPY.fullmatch(name)) is not None and copy[1] in forward:
+        return forward[copy[1]]
     parts = name.split("/")
     at = next((i for i, part in enumerate(parts) if GRADIENTS.fullmatch(part)), None)
     if at is None:
