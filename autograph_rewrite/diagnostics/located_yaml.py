@@ -7,6 +7,7 @@ configuration: keys stay text (`on` is no boolean), dates stay text, and a key t
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,7 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml where it was 
 _TAG = "tag:yaml.org,2002:"
 _TEXT = (f"{_TAG}str", f"{_TAG}timestamp")
 _MAX_DEPTH = 100  # libyaml composes recursively, in C: a file of brackets alone would crash the process
-_MAX_NODES = 5_000_000  # aliases of aliases can write a gigabyte in ten lines
+_MAX_ALIASED = 100_000  # values beyond those of the file: aliases of aliases can write a gigabyte in ten lines
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,8 @@ def load_yaml(path: str | os.PathLike[str], *, error: type[RewriteError]) -> Loc
     """
     shown = os.fspath(path)
     try:
+        if not os.path.isdir(path) and not stat.S_ISREG(os.stat(path).st_mode):  # a pipe, for one, has no end
+            raise error(f"'{shown}' is no file, but a device or a pipe", hint="check the path")
         data = Path(path).read_bytes()
     except FileNotFoundError:
         raise error(f"there is no file '{shown}'", hint="check the path") from None
@@ -126,10 +129,10 @@ def parse_yaml(text: str, *, file: str, error: type[RewriteError]) -> Located:
     reader = _Reader(file)
     try:
         data = reader.read(root, ())
-    except RecursionError:  # aliases of aliases nest, too
+    except _DeepError:
         raise error(f"{file}: this is nested too deeply to be read") from None
     except _EndlessError:
-        raise error(f"{file}: its aliases (*name) write more than {_MAX_NODES:,} values") from None
+        raise error(f"{file}: its aliases (*name) write more than {_MAX_ALIASED:,} values") from None
     return Located(data, Source(file, MappingProxyType(reader.places)), tuple(reader.faults))
 
 
@@ -155,6 +158,10 @@ def _syntax(file: str, problem: yaml.YAMLError) -> Fault:
     return Fault(f"{file}:1", f"this is not YAML: {str(problem).splitlines()[0]}")
 
 
+class _DeepError(Exception):
+    """Collections are nested in each other too deeply."""
+
+
 class _EndlessError(Exception):
     """Aliases of aliases have grown past all use."""
 
@@ -167,7 +174,8 @@ class _Reader:
         self.places: dict[KeyPath, Place] = {}
         self.faults: list[Fault] = []
         self._open: set[int] = set()  # the collections around the current node: an alias to one is a cycle
-        self._seen = 0
+        self._read: set[int] = set()
+        self._aliased = 0
         scalars = yaml.constructor.SafeConstructor()
         self._scalars = {
             f"{_TAG}int": scalars.construct_yaml_int,
@@ -178,9 +186,13 @@ class _Reader:
 
     def read(self, node: yaml.Node, path: KeyPath) -> object:
         """The data of `node`, which stands at `path`."""
-        self._seen += 1
-        if self._seen > _MAX_NODES:
-            raise _EndlessError
+        if len(path) > _MAX_DEPTH:  # aliases of aliases nest, too
+            raise _DeepError
+        if id(node) in self._read:
+            self._aliased += 1
+            if self._aliased > _MAX_ALIASED:
+                raise _EndlessError
+        self._read.add(id(node))
         self.places.setdefault(path, _place(node))
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node)

@@ -13,7 +13,7 @@ from autograph_rewrite.ir.graph import Node
 Array = np.ndarray[Any, Any]
 Evaluate = Callable[[Node, Sequence[Array]], Any]
 
-LONGEST_TILE = 64
+LONGEST = 64
 
 
 def _elementwise(function: Callable[..., Any]) -> Evaluate:
@@ -74,6 +74,8 @@ def _dynamic_stitch(node: Node, inputs: Sequence[Array]) -> Any:
     if any(i.shape != d.shape for i, d in zip(indices, data, strict=True)):
         return None
     size = max(int(i.max(initial=-1)) for i in indices) + 1
+    if size > LONGEST:
+        return None
     result = np.zeros(size, data[0].dtype)
     written = np.zeros(size, bool)
     for index, values in zip(indices, data, strict=True):
@@ -92,9 +94,19 @@ def _squeeze(node: Node, inputs: Sequence[Array]) -> Any:
 
 def _tile(node: Node, inputs: Sequence[Array]) -> Any:
     value, multiples = inputs
-    if value.size * math.prod(int(i) for i in multiples) > LONGEST_TILE or len(multiples) != value.ndim:
+    if value.size * math.prod(int(i) for i in multiples) > LONGEST or len(multiples) != value.ndim:
         return None
     return np.tile(value, tuple(multiples))
+
+
+def _fill(node: Node, inputs: Sequence[Array]) -> Any:
+    shape = tuple(int(size) for size in inputs[0])
+    return np.full(shape, inputs[1]) if math.prod(shape) <= LONGEST else None
+
+
+def _range(node: Node, inputs: Sequence[Array]) -> Any:
+    numbers = range(*(int(i) for i in inputs))
+    return np.array(numbers, np.int64) if len(numbers) <= LONGEST else None
 
 
 EVALUATE: Mapping[str, Evaluate] = {
@@ -111,8 +123,8 @@ EVALUATE: Mapping[str, Evaluate] = {
     "Squeeze": _squeeze,
     "ExpandDims": lambda node, inputs: np.expand_dims(inputs[0], int(inputs[1])),
     "Tile": _tile,
-    "Fill": lambda node, inputs: np.full(tuple(inputs[0]), inputs[1]),
-    "Range": lambda node, inputs: np.arange(*(int(i) for i in inputs)),
+    "Fill": _fill,
+    "Range": _range,
     "Cast": lambda node, inputs: inputs[0],
     "Add": _elementwise(np.add),
     "AddV2": _elementwise(np.add),

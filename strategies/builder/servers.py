@@ -23,10 +23,11 @@ def servers(config: Config) -> tuple[str, ...]:
     """
     if config.cluster is not None and config.cluster.ps:
         return tuple(device_names.on_task(HOST, "ps", task) for task in range(len(config.cluster.ps)))
-    replicas = job_devices(config)
+    by_process: dict[str, list[str]] = {}
+    for device in job_devices(config):
+        by_process.setdefault(device_names.process_of(device), []).append(device)
     found: list[str] = []
-    for process in dict.fromkeys(device_names.process_of(device) for device in replicas):
-        own = [device for device in replicas if device_names.process_of(device) == process]
+    for process, own in by_process.items():
         found += [device for device in own if device_names.parse(device).kind == "CPU"] or [process + HOST]
     return tuple(dict.fromkeys(found))
 

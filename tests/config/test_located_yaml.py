@@ -88,7 +88,7 @@ def test_what_is_no_yaml_is_an_error_at_its_line(text: str, said: str) -> None:
 
 
 def test_aliases_of_aliases_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(located_yaml, "_MAX_NODES", 1000)
+    monkeypatch.setattr(located_yaml, "_MAX_ALIASED", 1000)
     lines = ["a0: &a0 [1, 1]", *(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 40))]
     with pytest.raises(ConfigError, match=r"its aliases .* write more than 1,000 values"):
         parse("\n".join(lines))

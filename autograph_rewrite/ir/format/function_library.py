@@ -91,6 +91,25 @@ class Library:
         data: bytes = library.SerializeToString(deterministic=True)
         return data
 
+    def expanded_sizes(self) -> dict[str, int]:
+        """Return how many nodes a call of each function comes to, those of the functions that it calls included.
+
+        A function that calls itself is counted once: whoever expands it refuses it.
+        """
+        sizes: dict[str, int] = {}
+        for root in self:
+            stack = [(root, False)]
+            while stack:
+                name, is_behind = stack.pop()
+                if is_behind:
+                    inner = (sizes.get(one, 0) for one in self.calls(name))
+                    sizes[name] = len(self.get(name).nodes) + sum(inner)
+                elif name not in sizes:
+                    sizes[name] = 0
+                    stack.append((name, True))
+                    stack += [(one, False) for one in self.calls(name) if one in self]
+        return sizes
+
     def calls(self, name: str) -> Iterator[str]:
         """Yield the functions that a function's body names."""
         for node in self.get(name).nodes:

@@ -20,6 +20,7 @@ def from_bytes(data: bytes) -> Graph:
     """
     graph = Graph()
     pending: list[tuple[Node, list[str]]] = []
+    rest: list[bytes] = []
     entries: dict[bytes, tuple[str, bytes]] = {}
     try:
         for field, _, tag_at, start, stop in wire.fields(data):
@@ -37,9 +38,10 @@ def from_bytes(data: bytes) -> Graph:
             elif field == wire.VERSIONS:
                 graph.versions += data[start:stop]
             else:
-                graph.rest += data[tag_at:stop]
+                rest.append(data[tag_at:stop])
     except (ValueError, IndexError, UnicodeDecodeError) as error:
         raise GraphError(f"this is not a GraphDef, or it is truncated ({error})") from None
+    graph.rest = b"".join(rest)
     for node, inputs in pending:
         _connect(graph, node, inputs)
     graph.edits = 0

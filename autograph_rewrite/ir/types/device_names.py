@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -106,7 +107,7 @@ def accelerators(names: Iterable[str]) -> tuple[str, ...]:
 
 def repeated(names: Sequence[str]) -> tuple[str, ...]:
     """The names that occur more than once, in order of their first occurrence."""
-    return tuple(name for name in dict.fromkeys(names) if names.count(name) > 1)
+    return tuple(name for name, count in Counter(names).items() if count > 1)
 
 
 def _kind_and_index(text: str, last: str) -> tuple[str, int]:

@@ -119,6 +119,10 @@ def default_attr(op: str, key: str) -> bytes | None:
     return declared.default if declared is not None else None
 
 
+MOST = 2**20
+"""Inputs or outputs of one node; what says more is no graph of TensorFlow's, and would take memory without end."""
+
+
 def _dtypes(args: tuple[Arg, ...], attrs: Mapping[str, bytes]) -> tuple[int, ...]:
     result: list[int] = []
     for arg in args:
@@ -130,7 +134,10 @@ def _dtypes(args: tuple[Arg, ...], attrs: Mapping[str, bytes]) -> tuple[int, ...
             raise TypeError(dtype)
         if arg.is_ref:
             dtype += 100
-        result += [dtype] * (decode(attrs[arg.number_attr]) if arg.number_attr else 1)
+        count = decode(attrs[arg.number_attr]) if arg.number_attr else 1
+        if count > MOST:
+            raise GraphError(f"a node says {arg.number_attr} = {count:,}: it cannot have that many inputs or outputs")
+        result += [dtype] * count
     return tuple(result)
 
 

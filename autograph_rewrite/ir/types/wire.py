@@ -48,6 +48,10 @@ def delimited(field: int, payload: bytes) -> bytes:
     return varint(field << 3 | LENGTH_DELIMITED) + varint(len(payload)) + payload
 
 
+_LONGEST_VARINT = 10
+"""Bytes of a number of 64 bits."""
+
+
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
     """Return the integer at `at` and the position after it."""
     value = data[at]
@@ -55,14 +59,13 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
     if value < 0x80:
         return value, at
     value &= 0x7F
-    shift = 7
-    while True:
+    for shift in range(7, 7 * _LONGEST_VARINT, 7):
         byte = data[at]
         at += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value, at
-        shift += 7
+    raise ValueError("a number has more than 64 bits")
 
 
 def fields(data: bytes, at: int = 0, end: int | None = None) -> Iterator[tuple[int, int, int, int, int]]:
@@ -77,6 +80,8 @@ def fields(data: bytes, at: int = 0, end: int | None = None) -> Iterator[tuple[i
     while at < end:
         tag_at = at
         tag, at = read_varint(data, at)
+        if tag < 8:
+            raise ValueError("a field has the number 0")
         wire = tag & 7
         if wire == LENGTH_DELIMITED:
             size, at = read_varint(data, at)

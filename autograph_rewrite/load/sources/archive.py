@@ -14,6 +14,7 @@ import io
 import json
 import os
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -33,6 +34,8 @@ from autograph_rewrite.load.sources.graphs import read
 FORMAT = "autograph-rewrite graph item"
 VERSION = 1
 _PLACEMENTS = "placements.json"
+_SMALL, _RATIO = 2**24, 200
+"""Bytes of a member that any archive may have, and how many times larger than in the file it may be beyond that."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
@@ -97,7 +100,7 @@ def _placements(archive: zipfile.ZipFile) -> Annotations | None:
     if _PLACEMENTS not in archive.namelist():  # of an original, or from an earlier release
         return None
     found: dict[str, Annotation] = {}
-    for words, names in dict(json.loads(archive.read(_PLACEMENTS))).items():
+    for words, names in dict(json.loads(_member(archive, _PLACEMENTS))).items():
         stated, end = read_annotation(words)
         if words[end:]:
             raise GraphError(f"'{words[end:]}' behind a placement means nothing", where=_PLACEMENTS)
@@ -176,27 +179,44 @@ def load(
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            manifest = json.loads(archive.read("manifest.json"))
-            if manifest.get("format") != FORMAT:
+            manifest = json.loads(_member(archive, "manifest.json"))
+            if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
                 raise GraphError("the file is a zip archive, but not a saved GraphItem")
             if manifest["version"] > VERSION:
                 raise GraphError(
                     f"the file has version {manifest['version']}, this release reads up to {VERSION}",
                     hint="update autograph-rewrite",
                 )
-            data = archive.read("graph.pb")
+            data = _member(archive, "graph.pb")
             item = _item(manifest, data, _binding(manifest.get("function"), archive))
             item = item.with_(placements=_placements(archive))
-    except (zipfile.BadZipFile, KeyError, ValueError, TypeError, EOFError) as error:
+    except (zipfile.BadZipFile, KeyError, ValueError, TypeError, EOFError, AttributeError, zlib.error) as error:
         raise GraphError(f"the file is corrupt or truncated ({error})") from None
+    except RecursionError:
+        raise GraphError("the file is corrupt: its manifest is nested too deeply") from None
+    except (NotImplementedError, RuntimeError) as error:  # compressed or encrypted otherwise than `save` does
+        raise GraphError(f"the file cannot be read: {error}") from None
     return _renamed(item, train_op, outputs, init_op, batch_inputs)
+
+
+def _member(archive: zipfile.ZipFile, name: str) -> bytes:
+    """Return a file of an archive.
+
+    Raises:
+        GraphError: it is much larger than what it was compressed to, as no graph is.
+    """
+    info = archive.getinfo(name)
+    if info.file_size > _SMALL and info.file_size > _RATIO * info.compress_size:
+        problem = f"'{name}' would take {info.file_size:,} bytes, {info.file_size // max(1, info.compress_size)} times"
+        raise GraphError(f"{problem} what the file holds of it")
+    return archive.read(info)
 
 
 def _binding(function: Any, archive: zipfile.ZipFile) -> SavedBinding | None:
     if function is None:
         return None
     captures = tuple(
-        SavedCapture(c["node"], _array(archive.read(c["file"]), c["dtype"]), c["dtype"], c["name"])
+        SavedCapture(c["node"], _array(_member(archive, c["file"]), c["dtype"]), c["dtype"], c["name"])
         for c in function["captures"]
     )
     return SavedBinding(captures, tuple(function["inputs"]), tuple(function["outputs"]))

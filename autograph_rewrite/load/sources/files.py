@@ -5,6 +5,7 @@ Only a TF2 SavedModel needs TensorFlow itself; the rest is read from protos. An 
 
 from __future__ import annotations
 
+import stat
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -85,6 +86,8 @@ class _Named:
 
 def _content(path: Path) -> bytes:
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe, for one, has no end
+            raise GraphError("this is no file, but a device or a pipe", hint=f"a graph is {_KINDS}")
         data = path.read_bytes()
     except FileNotFoundError:
         raise GraphError("there is no such file") from None

@@ -23,6 +23,9 @@ from autograph_rewrite.normalize.functions.loops import lower_while
 from autograph_rewrite.normalize.functions.lowering import Lowering
 from autograph_rewrite.normalize.functions.optionals import look_through
 
+MOST_NODES = 1_000_000
+"""Copies of the nodes of functions, of one call."""
+
 
 def flatten(graph: Graph, roots: Iterable[Node], read_outside: Collection[str] = ()) -> None:
     """Lower every functional node that `roots` need, in place.
@@ -40,10 +43,25 @@ def flatten(graph: Graph, roots: Iterable[Node], read_outside: Collection[str] =
     run_only = frozenset(node.name for node in roots).difference(read_outside)
     state = Lowering(graph, library, any(node.op in OPENS for node in graph), run_only)
     if any(state.is_functional(node) for node in graph):
+        _require_finite(graph, library)
         _flatten(state, roots)
     if graph.library:
         names = dict.fromkeys(name for node in graph for name in called(node.op, node.attrs, library))
         graph.library = library.subset(names)
+
+
+def _require_finite(graph: Graph, library: Library) -> None:
+    """Refuse functions that call each other so often that their copies would fill the memory.
+
+    Raises:
+        GraphError: they do.
+    """
+    sizes = library.expanded_sizes()
+    for node in graph:
+        copies = sum(sizes.get(name, 0) for name in called(node.op, node.attrs, library))
+        if copies > MOST_NODES:
+            problem = f"the functions that '{node.name}' calls come to {copies:,} nodes, calls within calls included"
+            raise GraphError(problem, node=node, hint=f"at most {MOST_NODES:,} can be rewritten")
 
 
 def _flatten(state: Lowering, roots: Iterable[Node]) -> None:

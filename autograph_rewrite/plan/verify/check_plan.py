@@ -107,8 +107,9 @@ def processes_are_alike(setting: Setting) -> Iterator[Finding]:
             yield Finding(("pipeline", "devices"), message, "name a device of each worker")
         return
     parts = [plan.devices_of(task) for task in range(len(plan.processes))]
+    is_whole = sum(map(len, parts)) == plan.replicas
     for process, part in zip(plan.processes, parts, strict=True):
-        if any(device_names.process_of(device) != process for device in part) or sum(map(len, parts)) != plan.replicas:
+        if any(device_names.process_of(device) != process for device in part) or not is_whole:
             message = f"{process or 'this process'} does not have {plan.replicas_each} replicas in a row"
             yield Finding(("devices",), message, "list the devices of each process together, equally many of each")
             return

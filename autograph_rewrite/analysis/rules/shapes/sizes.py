@@ -256,6 +256,10 @@ def shape_longest(n: Op) -> tuple[Shape | None, ...]:
     return (None,) if a is None or b is None else ((max(len(a), len(b)),),)
 
 
+MOST_KNOWN = 2**12
+"""Elements of a vector whose contents are followed: sizes, axes, positions."""
+
+
 def value_range(n: Op) -> Values | None:
     """Interpret Range over plain integers."""
     known = arrays(n)
@@ -263,7 +267,8 @@ def value_range(n: Op) -> Values | None:
     if any(limit is None for limit in limits):
         return None
     start, stop, step = (limit[0] for limit in limits if limit is not None)
-    return (tuple(range(start, stop, step)),) if step else None
+    numbers = range(start, stop, step) if step else range(0)
+    return (tuple(numbers),) if step and len(numbers) <= MOST_KNOWN else None
 
 
 def shape_range(n: Op) -> tuple[Shape | None, ...]:
