@@ -6,6 +6,7 @@ Training (2020).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -59,10 +60,9 @@ def assign_buckets(plan: Plan, state: Propagation, edges: Mapping[Key, EdgePlan]
             current, filled = number, 0
         open_buckets[kind] = current, filled + edge.bytes
         chosen[key] = current
-    members = list(chosen.values())
-    alone = {bucket for bucket in members if members.count(bucket) == 1}
+    members = Counter(chosen.values())
     return [
-        replace(edge, bucket=chosen[key]) if key in chosen and chosen[key] not in alone else edge
+        replace(edge, bucket=chosen[key]) if key in chosen and members[chosen[key]] > 1 else edge
         for key, edge in edges.items()
     ]
 

@@ -18,6 +18,7 @@ from autograph_rewrite.analysis.propagate import Propagation, is_pinned
 from autograph_rewrite.analysis.rule_table import TABLE, families
 from autograph_rewrite.analysis.rules.arrays import random
 from autograph_rewrite.analysis.rules.base import LocalEntry, Slice
+from autograph_rewrite.analysis.variables.readers import declared_trained
 from autograph_rewrite.ir.control_flow import before_loops
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.op_traits import ENTERS
@@ -257,7 +258,7 @@ class Owners:
     def __init__(self, state: Propagation, variables: Mapping[str, Variable]) -> None:
         self._state = state
         self._by_handle = {variable.handle: variable for variable in variables.values()}
-        self._knows_trained = any(variable.trainable for variable in variables.values())
+        self._trained = declared_trained(variables)
 
     def of(self, value: Value) -> str:
         """Return the owner of the reduction or gather of `value`."""
@@ -293,7 +294,7 @@ class Owners:
                         seen.add(other)
                         pending.append(other)
         alike = [v for v in reached if v.shape == shape] or reached
-        owners = [v for v in alike if v.trainable] if self._knows_trained else alike
+        owners = [v for v in alike if v.name in self._trained] if self._trained else alike
         return next((v.name for v in owners), STEP)
 
     def _updated_by(self, node: Node) -> Variable | None:

@@ -96,6 +96,64 @@ def test_another_handle_of_the_same_storage_writes_the_same_variable() -> None:
     assert [node.name for node in variable_uses(state, variables)["w"].updates] == ["train"]
 
 
+LOOKED_UP = """
+%ids: int32[4] = Placeholder()
+%t: resource = VarHandleOp() {dtype=float32, shape=[9,2], shared_name="t"}
+%rows: float32[4,2] = ResourceGather(%t, %ids) {dtype=float32}
+%z = Mul(%y, %rows)
+%t/size: int32[2] = VariableShape(%t)
+%drows = Mul(%y, %y)
+%train_t = ResourceScatterSub(%t, %ids, %drows) {dtype=float32}
+anchor output z = %z
+"""
+
+
+def test_who_reads_a_variable_is_told_by_its_handle_and_by_the_value_that_was_read() -> None:
+    state, variables = analysed(BY_ELEMENT, w=True, m=False)
+    uses = variable_uses(state, variables)
+    assert [(use.node.name, use.index) for use in uses["w"].reads] == [("y", 1)]
+    assert {use.node.name for use in uses["m"].reads} == {"m/new", "step"}
+
+
+def test_what_is_only_looked_up_is_sparse() -> None:
+    state, variables = analysed(LOOKED_UP + FUSED, w=True, m=False, t=True)
+    uses = variable_uses(state, variables)
+    assert {name for name, use in uses.items() if use.sparse} == {"t"}
+    assert [use.node.name for use in uses["t"].reads] == ["rows"]  # neither what measures it nor its update
+    also_whole = "%whole: float32[9,2] = ReadVariableOp(%t)\n%sum = Square(%whole)\nanchor output sum = %sum\n"
+    state, variables = analysed(LOOKED_UP + also_whole + FUSED, w=True, m=False, t=True)
+    assert not variable_uses(state, variables)["t"].sparse
+
+
+@pytest.mark.parametrize("said", [True, None])
+def test_trained_is_what_is_said_to_be_or_else_what_a_step_updates_and_an_output_needs(said: bool | None) -> None:
+    idle = '%u: resource = VarHandleOp() {dtype=float32, shape=[3,2], shared_name="u"}\n'
+    others = None if said is None else False
+    state, variables = analysed(LOOKED_UP + FUSED + idle, w=said, t=said, m=others, u=others)
+    assert {name for name, use in variable_uses(state, variables).items() if use.trained} == {"w", "t"}
+
+
+def test_what_a_step_does_not_update_is_not_trained_by_it() -> None:
+    other = '%v: resource = VarHandleOp() {dtype=float32, shape=[3,2], shared_name="v"}\n'
+    state, variables = analysed(FUSED + other + "%train_v = AssignSubVariableOp(%v, %dw)\n", w=True, v=True, m=False)
+    assert {name for name, use in variable_uses(state, variables).items() if use.trained} == {"v", "w"}
+    step = set(state.order) - {state.graph.node("train")}
+    assert {name for name, use in variable_uses(state, variables, step=step).items() if use.trained} == {"v"}
+
+
+def test_many_slots_of_many_variables_are_each_told_once() -> None:
+    lines = []
+    for i in range(40):
+        lines += [
+            f'%{n}{i}: resource = VarHandleOp() {{dtype=float32, shape=[3,2], shared_name="{n}{i}"}}' for n in "ab"
+        ]
+        lines.append(f"%train{i} = ResourceApplyMomentum(%a{i}, %b{i}, %rate, %dw, %rate)")
+    said = {f"a{i}": True for i in range(40)} | {f"b{i}": False for i in range(40)}
+    state, variables = analysed("\n".join(lines) + FUSED, w=True, m=False, **said)
+    uses = variable_uses(state, variables)
+    assert all(uses[f"a{i}"].slots == (f"b{i}",) and uses[f"b{i}"].owner == f"a{i}" for i in range(40))
+
+
 def test_the_region_of_an_update_begins_behind_the_gradient_and_holds_its_slots() -> None:
     state, variables = analysed(BY_ELEMENT, w=True, m=False)
     graph = state.graph

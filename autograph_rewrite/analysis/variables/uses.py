@@ -1,4 +1,4 @@
-"""How a step uses each variable: what writes it, the slots that an optimizer keeps for it, what serves its update only.
+"""How a step uses each variable: what reads and writes it, the slots of its optimizer, what serves its update only.
 
     ResourceApplyAdam(w, m, v, ...)                       m and v are written together with w
     m := b m + dw;  w := w - rate m                       m has w's shape, and serves no variable but w
@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from autograph_rewrite.analysis.facts.placement import REPLICATED
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.rule_table import TABLE, families
-from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.analysis.variables.readers import Readers, declared_trained, reads_of, updates_behind
+from autograph_rewrite.ir.graph import Graph, Node, Use, Value
 from autograph_rewrite.ir.op_traits import writes_variable
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import dtypes
@@ -44,16 +46,37 @@ class VariableUse:
     """What a step does with one variable.
 
     Attributes:
+        variable: of the item.
         handle: the node that gives its handle.
         updates: the nodes that write it.
+        readers: of all variables of the graph.
         slots: the variables that an optimizer keeps for it, by name.
         owner: the variable that it is a slot of, None where it is no slot.
+
+    `reads`, `sparse` and `trained` are found when they are first asked for.
     """
 
+    variable: Variable
     handle: Node
     updates: tuple[Node, ...]
+    readers: Readers = field(repr=False, compare=False)
     slots: tuple[str, ...] = ()
     owner: str | None = None
+
+    @cached_property
+    def reads(self) -> tuple[Use, ...]:
+        """What reads its contents, by its handle or as the value that was read."""
+        return reads_of(self.handle)
+
+    @cached_property
+    def sparse(self) -> bool:
+        """Whether it is only looked up by row, so that its gradient consists of rows."""
+        return self.readers.is_sparse(self.variable, self.reads)
+
+    @cached_property
+    def trained(self) -> bool:
+        """Whether the step updates it by a gradient; where nothing says so, as far as the graph shows it."""
+        return self.owner is None and self.readers.is_trained(self.variable, self.reads)
 
 
 def variable_uses(
@@ -75,8 +98,8 @@ def variable_uses(
     """
     graph = state.graph
     handles = {graph.nodes[v.handle]: name for name, v in variables.items() if v.handle in graph.nodes}
-    by_handle = _updates(state.order if step is None else [node for node in state.order if node in step], handles)
-    trained = {name for name, variable in variables.items() if variable.trainable}
+    nodes = state.order if step is None else [node for node in state.order if node in step]
+    by_handle, trained = _updates(nodes, handles), declared_trained(variables)
     is_known = bool(trained) or owners is not None
     wanted = (trained or variables.keys()) if owners is None else owners
     found = _slots_by_gradient(state, variables, gradients, trained, wanted) if gradients and is_known else {}
@@ -88,11 +111,17 @@ def variable_uses(
             for slot in _slots_by_shape(state, handle, handles, variables, by_handle, settled if is_known else ()):
                 found.setdefault(handles[slot], found.get(name, name))
     found = {slot: owner for slot, owner in found.items() if owner not in found}
+    slots: dict[str, list[str]] = {}
+    for name, owner in found.items():
+        slots.setdefault(owner, []).append(name)
+    readers = Readers(graph, variables, [value.node for value in graph.anchors.values()], nodes)
     return {
         name: VariableUse(
+            variables[name],
             handle,
             tuple(by_handle.get(handle, ())),
-            tuple(slot for slot, owner in found.items() if owner == name),
+            readers,
+            tuple(slots.get(name, ())),
             found.get(name),
         )
         for handle, name in handles.items()
@@ -109,17 +138,23 @@ def _updates(nodes: Iterable[Node], handles: Collection[Node]) -> dict[Node, lis
     return found
 
 
-def plain_uses(nodes: Iterable[Node], variables: Mapping[str, Variable], graph: Graph) -> dict[str, VariableUse]:
-    """Return what writes each variable, of a graph that was not analysed: its slots are not known.
+def plain_uses(
+    nodes: Collection[Node], variables: Mapping[str, Variable], graph: Graph, outputs: Collection[Node] = ()
+) -> dict[str, VariableUse]:
+    """Return how each variable is used in a graph that was not analysed: its slots are not known.
 
     Args:
         nodes: of the step.
         variables: by name.
         graph: where their handles are.
+        outputs: nodes that the outside reads.
     """
     handles = {graph.nodes[v.handle]: name for name, v in variables.items() if v.handle in graph.nodes}
-    by_handle = _updates(nodes, handles)
-    return {name: VariableUse(handle, tuple(by_handle.get(handle, ()))) for handle, name in handles.items()}
+    by_handle, readers = _updates(nodes, handles), Readers(graph, variables, outputs, nodes)
+    return {
+        name: VariableUse(variables[name], handle, tuple(by_handle.get(handle, ())), readers)
+        for handle, name in handles.items()
+    }
 
 
 def _is_written_first(handle: Node, by_handle: Mapping[Node, list[Node]]) -> bool:
@@ -239,28 +274,6 @@ def _slots_by_gradient(
         found |= new
         for name in new:  # what holds gradients back hands them on
             grads |= bits[name]
-
-
-def updates_behind(
-    order: Iterable[Node], bits: Mapping[str, int], other: int, outputs: Iterable[Node]
-) -> dict[Node, int]:
-    """Return which updates each node serves, as bits.
-
-    Args:
-        order: the nodes, producers first.
-        bits: the bit of the updates of a variable, by the name of the node that gives its handle.
-        other: the bit of other updates, and of outputs.
-        outputs: nodes that the outside reads.
-    """
-    found = dict.fromkeys(outputs, other)
-    for node in reversed(list(order)):
-        mask = found.get(node, 0)
-        if is_update(node) and node._inputs:
-            mask |= bits.get(handle_node(node._inputs[0]).name, other)
-        found[node] = mask
-        for value in node._inputs if mask else ():
-            found[value.node] = found.get(value.node, 0) | mask
-    return found
 
 
 def update_regions(

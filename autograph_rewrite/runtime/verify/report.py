@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from autograph_rewrite.analysis.variables.readers import declared_trained
 from autograph_rewrite.item import Variable
 from autograph_rewrite.resolve.coverage import Coverage
 from autograph_rewrite.runtime.verify.error_norm import Deviation
@@ -157,7 +158,7 @@ def rows_of(
         noise: by the same keys, what rounding alone does; empty if nothing is over the tolerance.
         broken: how the rewritten graph failed, if it did.
     """
-    trained = [name for name, variable in variables.items() if variable.trainable]
+    trained = declared_trained(variables)
     rows = [Row("(step)", "output", float("inf"), 0.0, broken, ok=False)] if broken else []
     for key, found in worst.items():
         kind, _, name = key.partition(" ")
@@ -169,7 +170,7 @@ def rows_of(
     return tuple(sorted(rows, key=lambda row: (row.ok, -row.error)))
 
 
-def _is_slot(variable: Variable, trained: Sequence[str]) -> bool:
+def _is_slot(variable: Variable, trained: Collection[str]) -> bool:
     """Tell an optimizer's variable by its name: `w/Adam` (TensorFlow) or `adam/layer_w_momentum` (Keras)."""
     if variable.trainable:
         return False
