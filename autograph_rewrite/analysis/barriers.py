@@ -87,11 +87,11 @@ def _reached(node: Node, index: int, levels: Mapping[Node, int]) -> int:
     producer = node.inputs[index].node
     if producer.op in BACK_EDGES:
         return 0
-    return levels[producer] + (node.selects.get(index) is Select.ALL)
+    return levels[producer] + (node.selects.get(index) is Select.ALL and producer.span is Span.EACH)
 
 
 def _met(node: Node, control: Node, levels: Mapping[Node, int]) -> int:
-    return levels[control] + (node.span is Span.ONCE and control.span is Span.EACH)
+    return levels[control] + (node.span is not Span.EACH and control.span is Span.EACH)
 
 
 def needed_of_all(node: Node, levels: Mapping[Node, int]) -> str:

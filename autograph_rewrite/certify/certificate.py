@@ -236,7 +236,7 @@ def _check_storage(graph: Graph) -> None:
         names = raw.raws if isinstance(raw, PerInstance) else (raw,)
         if len(set(names)) < len(names):
             raise VerifyError(f"two replicas share a copy of '{node.name}'", node=node)
-        if not isinstance(raw, PerInstance) and node.span is Span.EACH:
+        if not isinstance(raw, PerInstance) and node.span is not Span.ONCE:
             continue
         for name in names:
             if name is not None and owner.setdefault((name, node.attrs.get("container")), node) is not node:

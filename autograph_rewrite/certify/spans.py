@@ -13,6 +13,7 @@ from autograph_rewrite.ir.types.opdefs import get_op
 
 OF_REPLICA = ("TensorArray", "Stack", "CheckNumerics", "Assert")
 """What each replica has of its own, and no other sees; and what only looks at its values."""
+OFTEN = {Span.ONCE: "once", Span.REPLICA: "once on each replica", Span.EACH: "on each replica"}
 
 
 def spans(baseline: Baseline, nodes: Iterable[Node]) -> None:
@@ -31,6 +32,8 @@ def spans(baseline: Baseline, nodes: Iterable[Node]) -> None:
         )
         if differs and node.span is Span.ONCE:
             raise VerifyError(f"'{node.name}' runs once, but each replica holds a value of its own", node=node)
+        if differs and node.span is Span.REPLICA:
+            raise VerifyError(f"'{node.name}' runs once for all micro-batches, which differ", node=node)
         _check_writes(node)
         op = get_op(node.op)
         if differs or node.span is Span.ONCE or not op.is_stateful:
@@ -48,6 +51,7 @@ def _check_writes(node: Node) -> None:
     """
     for handle in variable_ops.written(node):
         if handle.span is not node.span:
-            often = "once" if node.span is Span.ONCE else "on each replica"
             copies = "one copy" if handle.span is Span.ONCE else "a copy on each"
-            raise VerifyError(f"'{node.name}' runs {often}, and there is {copies} of '{handle.name}'", node=node)
+            raise VerifyError(
+                f"'{node.name}' runs {OFTEN[node.span]}, and there is {copies} of '{handle.name}'", node=node
+            )

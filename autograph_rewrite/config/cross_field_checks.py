@@ -52,18 +52,13 @@ def mirrored_devices_are_distinct(config: Config) -> Iterator[Clash]:
         )
 
 
-def micro_batches_share_variables(config: Config) -> Iterator[Clash]:
-    """The micro-batches of a device are instances on it, and would each have variables of their own."""
+def stages_share_variables(config: Config) -> Iterator[Clash]:
+    """A stage, with its variables, is on one device of a replica; replicas of stages share them."""
     if config.pipeline is not None and config.mode == "mirrored":
         message = "stages hold one copy of each variable, and strategy.variables is mirrored"
         yield Clash(("pipeline",), message, "set strategy.variables to shared")
     if config.strategy.name == "Pipeline" and config.pipeline is None:
         yield Clash(("strategy", "name"), "strategy.name is Pipeline, and there is no pipeline section", "add one")
-    if config.microbatches > 1 and config.mode == "mirrored":
-        message = (
-            f"microbatches is {config.microbatches}, and strategy.variables is mirrored: that is not available yet"
-        )
-        yield Clash(("microbatches",), message, "set strategy.variables to shared")
 
 
 def mesh_may_cover_the_devices(config: Config) -> Iterator[Clash]:
@@ -228,7 +223,7 @@ CHECKS: tuple[tuple[frozenset[str], Callable[[Config], Iterator[Clash]]], ...] =
     (frozenset({"devices"}), replicas_have_a_device),
     (frozenset({"cluster"}), workers_are_there_once),
     (frozenset({"devices", "strategy", "cluster"}), mirrored_devices_are_distinct),
-    (frozenset({"microbatches", "strategy", "cluster", "pipeline"}), micro_batches_share_variables),
+    (frozenset({"microbatches", "strategy", "cluster", "pipeline"}), stages_share_variables),
     (frozenset({"devices", "mesh", "cluster"}), mesh_may_cover_the_devices),
     (frozenset({"pipeline"}), schedules_come_out_even),
     (frozenset({"variables"}), overrides_fit_their_synchronizer),

@@ -88,7 +88,7 @@ def require_unfolded(item: GraphItem) -> None:
         GraphError: nodes of it stand for an instance on every replica, or are such an instance.
     """
     hint = "begin with the original graph, or with what the passes before 'insert-reshards' leave"
-    if any(node.span is Span.EACH for node in item.graph):
+    if any(node.span is not Span.ONCE for node in item.graph):
         raise GraphError("this graph is folded: passes have run on it, and what they found is not in it", hint=hint)
     if any(stated.span is not None for stated in item.placements.values()):
         raise GraphError("this graph is expanded: it has the instances of its nodes, and no more passes run", hint=hint)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from autograph_rewrite.ir.attr_inference import provenance
-from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.graph import Graph, Node, Select, Value
 
 
 @dataclass(frozen=True)
@@ -49,3 +49,10 @@ def copy_node(
         attrs |= provenance(graph.current_pass, node)
     copy = Node(graph, graph.unique_name(name), variant.op or node.op, node.device, attrs, node.rest)
     return graph.insert(copy, inputs, controls)
+
+
+def select_first(node: Node) -> None:
+    """Let a node read the first instance of what runs more often than it does."""
+    inputs = node.inputs
+    finer = [i for i, value in enumerate(inputs) if node.span.is_rarer_than(value.node.span)]
+    node.set_inputs(inputs, {i: node.selects.get(i, Select.FIRST) for i in finer})

@@ -19,14 +19,31 @@ class Span(Enum):
     """How often the expanded graph runs a node."""
 
     ONCE = "once"
+    REPLICA = "replica"  # once per replica, for all of its micro-batches; where there are none, EACH says so
     EACH = "each"  # once per replica, or per micro-batch of each
+
+    def is_rarer_than(self, other: Span) -> bool:
+        """Return whether a node of this span reads several instances of one of the other, or has to choose one."""
+        return _ORDER[self] < _ORDER[other]
+
+    def count(self, instances: int, micro: int) -> int:
+        """Return how many instances a node of this span has.
+
+        Args:
+            instances: those of an EACH node.
+            micro: how many of them belong to one replica.
+        """
+        return {Span.ONCE: 1, Span.REPLICA: instances // micro, Span.EACH: instances}[self]
+
+
+_ORDER = {Span.ONCE: 0, Span.REPLICA: 1, Span.EACH: 2}
 
 
 class Select(Enum):
-    """Which instances of an EACH value a node that runs ONCE reads."""
+    """Which instances of a value a node reads that runs less often: ONCE of all, REPLICA of its own micro-batches."""
 
-    ALL = "all"  # one input per replica, in replica order
-    FIRST = "first"  # replica 0's
+    ALL = "all"  # one input per instance, in their order
+    FIRST = "first"  # that of replica 0, or of the first micro-batch
 
 
 @dataclass(frozen=True)
@@ -34,6 +51,27 @@ class PerInstance:
     """Raw attribute values that differ between the instances of an EACH node."""
 
     raws: tuple[bytes, ...]
+
+
+def instances_read(
+    reader: Span, instance: int, producer: Span, select: Select | None, *, instances: int, micro: int
+) -> range:
+    """Return which instances of a producer one instance of a reader reads.
+
+    Args:
+        reader: its span.
+        instance: which one.
+        producer: its span.
+        select: how the reader chooses, where it runs less often.
+        instances: those of an EACH node.
+        micro: how many of them belong to one replica.
+    """
+    mine, theirs = reader.count(instances, micro), producer.count(instances, micro)
+    if theirs <= mine:
+        own = instance * theirs // mine
+        return range(own, own + 1)
+    each = theirs // mine
+    return range(instance * each, instance * each + (each if select is Select.ALL else 1))
 
 
 _INSTANCE = re.compile(r"replica_\d+/(micro_\d+/)?")

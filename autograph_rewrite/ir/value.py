@@ -6,7 +6,6 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, NamedTuple
 
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.ir.replication import Span
 
 if TYPE_CHECKING:
     from autograph_rewrite.ir.graph import Node
@@ -52,10 +51,10 @@ class Value:
 
         A reader that selects instances keeps its selector as long as there are instances to select from.
         """
-        folded = new.node.span is Span.EACH
+        span = new.node.span
         for node, index in tuple(self._uses):
             if node not in keep:
-                node.set_input(index, new, node.selects.get(index) if folded else None)
+                node.set_input(index, new, node.selects.get(index) if node.span.is_rarer_than(span) else None)
         self.node.graph.move_anchors(self, new)
 
     def __repr__(self) -> str:

@@ -158,7 +158,7 @@ def _update_averages(rewrite: Rewrite) -> None:
 def _merge(rewrite: Rewrite) -> None:
     """Give outputs, train op and initialiser one node each, under their original names."""
     context, reshard, item = rewrite.get(Context), rewrite.get(ReshardInserter), rewrite.item
-    common = {node for node in rewrite.graph if node.span is Span.EACH and not _differs(context, node)}
+    common = {node for node in rewrite.graph if node.span is not Span.ONCE and not _differs(context, node)}
     spread = _spread(context.state)
     merge_instances(context, reshard, rewrite.outputs)
     effects = merge_kept(context, reshard, item.keep)
@@ -169,7 +169,7 @@ def _merge(rewrite: Rewrite) -> None:
 
 
 def _differs(context: Context, node: Node) -> bool:
-    """Return whether the instances of an EACH node hold different values."""
+    """Return whether the instances of a node hold different values."""
     transferred = context.state.transfers.get(node)
     if transferred is None:  # made by a pass, for the replica that reads it
         return True

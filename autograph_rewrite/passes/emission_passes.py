@@ -9,7 +9,6 @@ import time
 from dataclasses import dataclass, replace
 
 from autograph_rewrite.analysis.propagate import Propagation
-from autograph_rewrite.ir.graph import Span
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes.base.anchors import digest_names
 from autograph_rewrite.passes.base.context import Context
@@ -17,8 +16,9 @@ from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.report import Report
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.conversion_passes import Merged
-from autograph_rewrite.passes.emit.expand import ReplicaLayout, expand
+from autograph_rewrite.passes.emit.expand import expand
 from autograph_rewrite.passes.emit.instances import place_instances
+from autograph_rewrite.passes.emit.replica_layout import ReplicaLayout
 from autograph_rewrite.passes.emit.tensor_map import Layout
 from autograph_rewrite.passes.propagation_passes import Resolved, Sharded
 from autograph_rewrite.passes.reshard.insert_reshards import ReshardInserter
@@ -75,7 +75,7 @@ def _report(rewrite: Rewrite) -> Report:
     graph, item, plan, job = rewrite.graph, rewrite.item, rewrite.plan, rewrite.job
     resolved, context, instances = rewrite.get(Resolved), rewrite.get(Context), rewrite.get(ReplicaLayout)
     recomputed = rewrite.get(Decision) if rewrite.has(Decision) else Decision()
-    each = sum(1 for node in graph if node.span is Span.EACH)
+    copies = sum(node.span.count(len(instances), instances.micro) for node in graph)
     notes = [*resolved.notes, *(Note(*one) for one in (*item.notes, *recomputed.notes))]
     notes += [Note(info.name, "input", OTHER_SIZE) for info in resolved.shared]
     notes += [Note(node.name, node.op, MEETING) for node in instances.order.meetings]
@@ -85,7 +85,7 @@ def _report(rewrite: Rewrite) -> Report:
         tuple(notes),
         rewrite.nodes_before,
         len(graph),
-        len(graph) + each * (len(instances) - 1),
+        copies,
         time.perf_counter() - rewrite.began,
         tuple(one.named() for one in context.compressed),
         task=rewrite.request.task,

@@ -16,6 +16,7 @@ from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.traversal import dependencies
 from autograph_rewrite.ir.types.device_names import parse
+from autograph_rewrite.plan.parts.lowerings import Operation
 from autograph_rewrite.plan.parts.messages import STEP, EdgePlan
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve import wire_types
@@ -70,7 +71,7 @@ def assign_buckets(plan: Plan, state: Propagation, edges: Mapping[Key, EdgePlan]
 def _is_summed(edge: EdgePlan) -> bool:
     """Return whether a collective adds the value up, element by element."""
     if edge.compressor == "none":
-        return edge.lowering == "collective_reduce"
+        return edge.lowered.is_everywhere and edge.lowered.does(Operation.REDUCE)
     return edge.compressor in SIXTEEN_BIT and edge.is_collective and edge.lowered.is_everywhere
 
 

@@ -50,7 +50,11 @@ On a ring a gather moves (N - 1) 2n bytes, a sum in 16 bits 2 (N - 1) / N of 2n,
 replicas a gather saves nothing any more. There the halves are added as halves, and what those additions round away is
 not fed back.
 """
-GATHERS: Mapping[str, str] = {"collective_reduce": "collective_gather", "host_reduce": "host_gather"}
+GATHERS: Mapping[str, str] = {
+    "collective_reduce": "collective_gather",
+    "micro_reduce": "micro_gather",
+    "host_reduce": "host_gather",
+}
 """By the lowering of a sum, what lets every member have all that is sent."""
 SPARSE = "its gradient is sparse, and compressors act on dense ones"
 SERVED = "a server adds it up, which takes whole gradients"

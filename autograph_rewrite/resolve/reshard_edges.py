@@ -10,7 +10,9 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
+from autograph_rewrite.analysis.barriers import late_nodes
 from autograph_rewrite.analysis.facts.concrete_sizes import static_bytes
 from autograph_rewrite.analysis.facts.placement import PARTIAL, REPLICATED, Fact, Shape
 from autograph_rewrite.analysis.facts.symbolic_dims import is_local, rows_per_example
@@ -76,6 +78,11 @@ class _Edges:
     owners: Owners
     found: dict[tuple[str, str], EdgePlan] = field(default_factory=dict)
 
+    @cached_property
+    def late(self) -> set[Node]:
+        """The nodes that need a variable: what does not is counted once, before any micro-batch begins."""
+        return late_nodes(self.state.order)
+
     def is_spread(self, value: Value) -> bool:
         """Return whether no replica holds the whole value; each process is given a part of the batch only."""
         if value in self.state.whole_inputs:
@@ -95,6 +102,8 @@ class _Edges:
         if target != "replicated" and self.is_spread(value) and not is_cut:
             self.add(value, "replicated", reason)
         edge = _edge(self.plan, state, self.owners, value, target, reason)
+        if edge.lowering == "micro_reduce" and value.node not in self.late:
+            edge = replace(edge, lowering=_by_hosts(self.plan, state.source(value)))
         if edge.lowering == "host_gather" and not self.plan.homes and not _knows_rows(state, value):
             self.found[value.name, SIZES] = _sizes_edge(value, "the rows of each process are counted")
         self.found[value.name, target] = edge
@@ -217,7 +226,7 @@ def _through_servers(plan: Plan, state: Propagation, edge: EdgePlan) -> str:
     fact = state.source(state.graph.value(edge.value))
     if edge.lowering in ("collective_gather", "host_gather"):
         return "server_gather"
-    if edge.lowering not in ("collective_reduce", "host_reduce"):
+    if edge.lowering not in ("collective_reduce", "micro_reduce", "host_reduce"):
         return edge.lowering
     return "accumulator" if fact.placement == PARTIAL and _as_sent(fact).dtype in ACCUMULATED else "server_reduce"
 
@@ -243,13 +252,22 @@ def _lowering(plan: Plan, fact: Fact, target: str) -> str:
     if fact.placement.is_partial:
         wire = wire_types.wire_type(fact.dtype, fact.placement.op)
         if mirrored and wire in wire_types.COLLECTIVE_TYPES:
-            return "collective_reduce"
-        if crosses:
-            return "host_reduce"
-        return "add_n" if fact.placement == PARTIAL else "fold"
-    if mirrored and can_gather_collectively(fact, rows_per_example(fact.split_size), plan.devices):
+            return "micro_reduce" if plan.microbatches > 1 else "collective_reduce"
+        return _by_hosts(plan, fact)
+    if (
+        mirrored
+        and plan.microbatches == 1
+        and can_gather_collectively(fact, rows_per_example(fact.split_size), plan.devices)
+    ):
         return "collective_gather"
     return "host_gather" if crosses else "concat"
+
+
+def _by_hosts(plan: Plan, fact: Fact) -> str:
+    """Return how the parts of a value are combined on the first device of each process."""
+    if len(plan.processes) > 1:
+        return "host_reduce"
+    return "add_n" if fact.placement == PARTIAL else "fold"
 
 
 class Owners:

@@ -21,6 +21,6 @@ def held_bytes(graph: Graph, variables: Mapping[str, Variable], devices: Sequenc
         node = graph.nodes.get(variable.handle)
         if node is None:
             continue
-        for device in devices if node.span is Span.EACH else (node.device,):
+        for device in devices if node.span is not Span.ONCE else (node.device,):
             found[device] = found.get(device, 0) + variable.nbytes
     return found

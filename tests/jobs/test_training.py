@@ -21,6 +21,10 @@ from tests.jobs.programs.nursery import ROOT, Nursery
 GRAPHS = (
     "mlp_adam_mirrored",
     "mlp_adam_shared_two_devices",
+    "mlp_in_micro_batches",
+    "masked_in_micro_batches",
+    "language_model_in_micro_batches",
+    "contrastive_in_micro_batches",
     "mlp_static_batch",
     "language_model_mirrored",
     "language_model_shared_two_devices",

@@ -22,11 +22,19 @@ from autograph_rewrite.certify.execution.samples import COMBINE, Sample, Token, 
 from autograph_rewrite.errors import VerifyError
 from autograph_rewrite.ir.claims import OWN, Read
 from autograph_rewrite.ir.graph import Node, PerInstance, Select, Span, Value
+from autograph_rewrite.ir.replication import instances_read
 from autograph_rewrite.ir.types import dtypes
 
 MERGES = {b"Add": "sum", b"Max": "max", b"Min": "min", b"Mul": "prod"}
 COLLECTIVES = frozenset(("CollectiveReduceV2", "CollectiveGatherV2"))
 WHOLE = Read("replicated")
+SAID = {
+    "own": "its own instance of",
+    "replicated": "the whole of",
+    "split": "its own block of",
+    "partial": "a contribution to",
+    "entry": "the local size in",
+}
 SHAPES_OF_ELEMENTS = frozenset(("TensorListReserve", "EmptyTensorList"))
 RESTATED = frozenset(
     ("shared_name", "container", "element_shape", "element_shape_except0", "tensor_array_name", "stack_name")
@@ -48,6 +56,7 @@ class Simulation:
         self._baseline, self._sample, self._order = baseline, sample, order
         self._micro = baseline.claims.micro if looped else 1
         self._copies = sample.instances // self._micro  # of each EACH node
+        self._parts = 1 if looped else baseline.claims.micro  # of them belong to one replica
         self._held: dict[Value, Any] = {}
         self._loops: dict[Node, Loop] = {}  # by original node in it
         self.matches = {node: baseline.match(node) for node in order}
@@ -134,10 +143,10 @@ class Simulation:
             value = anchors.get(anchor)
             if value is None:
                 raise VerifyError(f"the output '{name}' is gone")
-            if value.node.span is Span.EACH or value.dtype in (dtypes.VARIANT, dtypes.RESOURCE):
+            if value.node.span is not Span.ONCE or value.dtype in (dtypes.VARIANT, dtypes.RESOURCE):
                 continue  # behind the pass that merges them, they run once
             held = self._held.get(value)
-            self._same_data(value.node, f"the output '{name}'", held, name, WHOLE, once=True)
+            self._same_data(value.node, f"the output '{name}'", held, name, WHOLE)
 
     # -- what is not original
 
@@ -176,7 +185,7 @@ class Simulation:
             return [self._collective(node)]
         if node.op == "NoOp":
             return ()
-        instances = range(self._copies) if node.span is Span.EACH else range(1)
+        instances = range(self._count(node))
         per_instance = [self._of_instance(node, instance, self._operands(node, instance)) for instance in instances]
         if node.span is Span.ONCE:
             return per_instance[0]
@@ -208,14 +217,18 @@ class Simulation:
         return list(kernels.run(node, [self.data(item, instance) for item in items]))
 
     def _operands(self, node: Node, instance: int) -> list[Any]:
-        operands: list[Any] = []
-        for index, value in enumerate(node.inputs):
-            select = node.selects.get(index)
-            if select is Select.ALL:
-                operands += [self._at(value, r) for r in range(self._copies)]
-            else:
-                operands.append(self._at(value, instance))
-        return operands
+        selects = node.selects
+        taken = [(value, self._taken(node, instance, value, selects.get(i))) for i, value in enumerate(node.inputs)]
+        return [self._at(value, i) for value, which in taken for i in which]
+
+    def _count(self, node: Node) -> int:
+        """Return how many instances a node has."""
+        return node.span.count(self._copies, self._parts)
+
+    def _taken(self, node: Node, instance: int, value: Value, select: Select | None) -> range:
+        """Return which instances of a value an instance of a node reads."""
+        spans = node.span, instance, value.node.span
+        return instances_read(*spans, select, instances=self._copies, micro=self._parts)
 
     def _at(self, value: Value, instance: int) -> Any:
         """Return the data that an instance of a value holds; a list as it is."""
@@ -246,7 +259,9 @@ class Simulation:
     def _collective(self, node: Node) -> Any:
         if node.span is Span.ONCE:  # the only member of its process
             return self._at(node.inputs[0], 0)
-        own = [self._at(node.inputs[0], r) for r in range(self._copies)]
+        own = [
+            self._at(node.inputs[0], self._taken(node, r, node.inputs[0], None)[0]) for r in range(self._count(node))
+        ]
         members = int(self._at(node.inputs[1], 0))
         if members != len(own):
             raise ValueError(f"{members} members of {len(own)}")
@@ -280,12 +295,17 @@ class Simulation:
                 continue
             if self._is_read_as_it_is(held, self._wanted(wanted, read)):
                 continue
-            self._same_data(node, what, held, wanted.name, read, once=node.span is Span.ONCE)
+            self._same_data(node, what, held, wanted.name, read)
 
     def _read(self, node: Node, index: int) -> Any:
         """Return what an original node holds of an operand; in a loop of the rewrite, a list by instance."""
-        loop = self._loops.get(node)
-        return [items[index] for items in loop.read[node]] if loop else self._held.get(node.inputs[index])
+        if loop := self._loops.get(node):
+            return [items[index] for items in loop.read[node]]
+        value, select = node.inputs[index], node.selects.get(index)
+        held = self._held.get(value)
+        if not isinstance(held, list) or value.node.span is node.span:
+            return held
+        return [held[self._taken(node, i, value, select)[0]] for i in range(self._count(node))]
 
     def _wanted(self, wanted: Value, read: Read) -> Leaf | None:
         """Return the original value that may be read as it is."""
@@ -305,31 +325,32 @@ class Simulation:
         )
 
     def _compare_attributes(self, node: Node, found: Node) -> None:
+        may_differ = any(text.startswith("random") for text in self._baseline.claims.inexact)
         for key in {*node.attrs, *found.attrs}:
             if key.startswith("_") or node.attrs.get(key) == found.attrs.get(key) or key in RESTATED:
                 continue
             if key == "use_locking" and node.attr(key):
                 continue  # which asynchronous workers need, and changes no value
-            if isinstance(node.attrs.get(key), PerInstance) and key in ("seed", "seed2") and self._may_differ():
+            if isinstance(node.attrs.get(key), PerInstance) and key in ("seed", "seed2") and may_differ:
                 continue
             raise VerifyError(f"attribute '{key}' of '{node.name}' ({node.op}) is not the original's", node=node)
 
-    def _may_differ(self) -> bool:
-        return any(text.startswith("random") for text in self._baseline.claims.inexact)
-
-    def _same_data(self, node: Node, what: str, held: Any, name: str, read: Read, *, once: bool) -> None:
+    def _same_data(self, node: Node, what: str, held: Any, name: str, read: Read) -> None:
         if held is None or isinstance(held, Unknown):
             why = held.why if held is not None else "a value that the rewrite carries round a loop"
             self.not_covered[f"{what}: {why}"] = None
             return
-        in_turn = node in self._loops
-        instances = range(1) if once else range(self._sample.instances if in_turn else self._copies)
+        of_all = self._sample.instances if node in self._loops else self._copies
+        instances = range(0, of_all, of_all // self._count(node) if node not in self._loops else 1)
         try:
-            actual = [self.data(held[r] if isinstance(held, list) else held, r) for r in instances]
-            if read.kind == "partial" and not once:
+            items = held if isinstance(held, list) else [held] * len(instances)
+            actual = [self.data(item, i) for item, i in zip(items, instances, strict=True)]
+            if read.kind == "partial" and node.span is not Span.ONCE:
                 good = alike(sum(actual[1:], np.asarray(actual[0])), self._sample.whole(name))
             else:
-                good = all(alike(data, self._expected(name, read, r)) for r, data in enumerate(actual))
+                good = all(
+                    alike(data, self._expected(name, read, i)) for data, i in zip(actual, instances, strict=True)
+                )
         except IndexError:
             self.not_covered[f"{what}: its rows do not follow from the size of the batch"] = None
             return
@@ -342,7 +363,7 @@ class Simulation:
             return
         if not good:
             raise VerifyError(
-                f"{what} should read {_said(read)} '{name}', but does not with a batch of {self._sample.batch}",
+                f"{what} should read {SAID[read.kind]} '{name}', but does not with a batch of {self._sample.batch}",
                 node=node,
             )
 
@@ -376,13 +397,3 @@ def alike(left: Any, right: Any) -> bool:
         return isinstance(left, Token) and isinstance(right, Token) and left.name == right.name
     left, right = np.asarray(left), np.asarray(right)
     return left.shape == right.shape and left.dtype == right.dtype and np.array_equal(left, right)
-
-
-def _said(read: Read) -> str:
-    return {
-        "own": "its own instance of",
-        "replicated": "the whole of",
-        "split": "its own block of",
-        "partial": "a contribution to",
-        "entry": "the local size in",
-    }[read.kind]

@@ -18,6 +18,7 @@ from autograph_rewrite.cost.hardware.topology import Exchange, Topology
 from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep
 from autograph_rewrite.cost.tasks.task import COMPUTE, EXCHANGE, Task, compute_seconds, on_cores
 from autograph_rewrite.ir.graph import Value
+from autograph_rewrite.ir.replication import Axis
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.plan.parts.lowerings import ACROSS, STORES, Hop, Medium, Operation
 from autograph_rewrite.plan.parts.messages import SIZES, EdgePlan
@@ -172,7 +173,7 @@ def tasks_of(group: Group, topology: Topology) -> Iterator[Task]:
     elif len(group.members) > 1:
         yield _pass(group, topology, Work("elementwise", 0.0, 4.0 * nbytes), local, "pack")
     hops = edge.lowered.hops
-    if hops[0].medium is Medium.OPS or served:
+    if (Axis.REPLICA in hops[0].over and hops[0].medium is Medium.OPS) or served:
         yield from _meet_in_process(group, topology, nbytes)
     if served and group.holder is not None:
         yield from _push(group, group.holder, topology, nbytes)

@@ -71,7 +71,7 @@ def _node_lines(node: Node, colours: dict[str, str]) -> Iterator[str]:
     options = [f"label={_quoted(label)}"]
     if node.device:
         options.append(f'fillcolor="{colours[node.device]}"')
-    if node.span is Span.EACH:
+    if node.span is not Span.ONCE:
         options.append("peripheries=2")
     if PASS_ATTR in node.attrs:
         options.append("color=red")

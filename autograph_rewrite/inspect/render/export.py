@@ -57,7 +57,7 @@ def node_data(node: Node, placements: Annotations = NO_PLACEMENTS) -> dict[str, 
     for index, output in enumerate(data["outputs"]):
         if stated := placements.get(node.output(index).name):
             output["placement"] = str(stated)
-    if node.span is Span.EACH:
+    if node.span is not Span.ONCE:
         data["span"] = node.span.value
     if node.selects:
         data["selects"] = {str(index): select.value for index, select in sorted(node.selects.items())}

@@ -40,7 +40,7 @@ _OPERAND = re.compile(
 _TYPE = re.compile(r"\s*(?P<dtype>\w+|\?)(?:\[(?P<shape>[^\]]*)\])?\s*(?P<placed>@)?")
 _NEXT = re.compile(r"\s*(?:,|$)")
 _TAIL = re.compile(
-    rf'\s*(?:\^(?P<control>{_NAME})|@(?P<device>"[^"]*"|[^\s#]+)|(?P<each>each)\b|fields\s+(?P<fields>"[^"]*"))'
+    rf'\s*(?:\^(?P<control>{_NAME})|@(?P<device>"[^"]*"|[^\s#]+)|(?P<span>each|replica)\b|fields\s+(?P<fields>"[^"]*"))'
 )
 _ANCHOR = re.compile(rf"anchor\s+(?P<anchor>.+?)\s*=\s*%(?P<name>{_NAME})(?::(?P<index>\d+))?\s*$")
 _BINARY = re.compile(r'(?P<what>library|versions|fields)\s*=\s*b64(?P<data>"[^"]*")\s*$')
@@ -251,14 +251,15 @@ def _tail(content: str, at: int, line: _Line) -> None:
         elif found["device"]:
             quoted = found["device"].startswith('"')
             line.device = json.loads(found["device"]) if quoted else device_specs.canonical(found["device"])
-        elif found["each"]:
-            line.span = Span.EACH
+        elif found["span"]:
+            line.span = Span(found["span"])
         else:
             line.rest = base64.b64decode(json.loads(found["fields"]))
     left = content[at:].strip()
     if left and not left.startswith("#"):
         raise GraphError(
-            f"'{left[:30]}' is not understood", hint="behind the operands: {attributes} ^control @device each"
+            f"'{left[:30]}' is not understood",
+            hint="behind the operands: {attributes} ^control @device each or replica",
         )
 
 

@@ -89,8 +89,8 @@ def line(node: Node, shapes: Shapes | None = None, placements: Annotations = NO_
     parts += [f"^{control.name}" for control in node.controls]
     if node.device:
         parts.append(f"@{device_specs.short(node.device)}")
-    if node.span is Span.EACH:
-        parts.append("each")
+    if node.span is not Span.ONCE:
+        parts.append(node.span.value)
     if PASS_ATTR in node.attrs:
         parts.append(f" # {provenance(node)}")
     return " ".join(parts)
@@ -111,8 +111,8 @@ def full_line(node: Node, shapes: Shapes | None = None, placements: Annotations 
     parts += [f"^{quoted(control.name)}" for control in node.controls]
     if node.device:
         parts.append(f"@{json.dumps(node.device)}")
-    if node.span is Span.EACH:
-        parts.append("each")
+    if node.span is not Span.ONCE:
+        parts.append(node.span.value)
     if node.rest:
         parts.append(f"fields {_coded(node.rest)}")
     return " ".join(parts)

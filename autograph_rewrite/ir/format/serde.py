@@ -113,7 +113,7 @@ def to_bytes(graph: Graph) -> bytes:
     """
     nodes = []
     for node in graph:
-        if node.span is Span.EACH or PerInstance in map(type, node._attrs.values()):
+        if node.span is not Span.ONCE or PerInstance in map(type, node._attrs.values()):
             raise GraphError(
                 f"'{node.name}' runs on each replica: a folded graph is no GraphDef yet",
                 node=node,

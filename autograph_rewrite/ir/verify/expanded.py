@@ -128,7 +128,7 @@ def expanded_faults(
     """
     graph = data if isinstance(data, Graph) else serde.from_bytes(data)
     faults = folded_faults(graph, 1, devices)
-    faults += [Fault(f"'{node.name}' is still folded", node) for node in graph if node.span is Span.EACH]
+    faults += [Fault(f"'{node.name}' is still folded", node) for node in graph if node.span is not Span.ONCE]
     if faults:
         return faults  # what follows relies on edges that are true
     finished = Finished(graph, original, tuple(devices), micro)

@@ -46,34 +46,41 @@ class View:
     nodes: tuple[Node, ...]
     replicas: int
     devices: tuple[str, ...]
+    micro: int = 1
+
+    def count(self, span: Span) -> int:
+        """Return how many instances a node has."""
+        return span.count(self.replicas, self.micro)
 
 
 Invariant = Callable[[View], Iterable[Fault]]
 
 
-def check_folded(graph: Graph, replicas: int, devices: Sequence[str] = ()) -> None:
+def check_folded(graph: Graph, replicas: int, devices: Sequence[str] = (), micro: int = 1) -> None:
     """Check every invariant of a graph between two passes.
 
     Args:
         graph: a folded graph, or a plain one.
         replicas: how many instances an EACH node will have.
         devices: the devices that passes may use; empty to accept any.
+        micro: how many of the instances belong to one replica.
 
     Raises:
         VerifyError: names every broken invariant.
     """
-    raise_for(folded_faults(graph, replicas, devices))
+    raise_for(folded_faults(graph, replicas, devices, micro))
 
 
-def folded_faults(graph: Graph, replicas: int, devices: Sequence[str] = ()) -> list[Fault]:
+def folded_faults(graph: Graph, replicas: int, devices: Sequence[str] = (), micro: int = 1) -> list[Fault]:
     """Return every broken invariant of a graph between two passes.
 
     Args:
         graph: folded.
         replicas: instances of an EACH node in this process.
         devices: canonical names of all that may be used; none: not checked.
+        micro: how many of the instances belong to one replica.
     """
-    view = View(graph, tuple(graph), replicas, tuple(devices))
+    view = View(graph, tuple(graph), replicas, tuple(devices), micro)
     return [fault for invariant in INVARIANTS for fault in invariant(view)]
 
 
@@ -216,20 +223,38 @@ def _type_faults(
 
 def _expanded_inputs(view: View, node: Node) -> list[Value]:
     """Return the inputs of a node as expansion will write them for one instance."""
-    counts = {i: view.replicas for i, select in node.selects.items() if select is Select.ALL}
+    counts = {i: _taken(view, node, i) for i in node.selects}
     return [value for i, value in enumerate(node._inputs) for _ in range(counts.get(i, 1))]
 
 
+def _taken(view: View, node: Node, index: int) -> int:
+    """Return how many instances of an input one instance of a node reads."""
+    if node.selects.get(index) is not Select.ALL or not 0 <= index < len(node._inputs):
+        return 1
+    return view.count(node._inputs[index].node.span) // view.count(node.span)
+
+
 def selectors_fit(view: View) -> Iterator[Fault]:
-    """A node that runs once says which instances it reads; nobody else does; ALL fills a list argument."""
-    once, each = Span.ONCE, Span.EACH
+    """A node says which instances it reads of what runs more often; nobody else does; ALL fills a list argument."""
+    each = Span.EACH
     for node in view.nodes:
         if node.selects:
             yield from _selector_faults(view, node)
-        elif node.span is once:
-            for value in node._inputs:
-                if value.node.span is each:
-                    yield Fault(f"'{node.name}' runs once and reads each '{value.name}' without a selector", node)
+        elif node.span is not each:
+            yield from _unselected(node)
+
+
+def _unselected(node: Node) -> Iterator[Fault]:
+    """Yield the inputs of which a node should say which instances it reads."""
+    span = node.span
+    for i, value in enumerate(node._inputs):
+        other = value.node.span
+        if other is not span and i not in node.selects and span.is_rarer_than(other):
+            problem = f"'{node.name}' runs {_OFTEN[span]} and reads {other.value} '{value.name}' without a selector"
+            yield Fault(problem, node)
+
+
+_OFTEN = {Span.ONCE: "once", Span.REPLICA: "once on each replica"}
 
 
 def _selector_faults(view: View, node: Node) -> Iterator[Fault]:
@@ -238,18 +263,17 @@ def _selector_faults(view: View, node: Node) -> Iterator[Fault]:
     for i in node.selects:
         if not 0 <= i < len(node._inputs):
             yield Fault(f"'{node.name}' selects instances of an input {i}, which it does not have", node)
-        elif node._inputs[i].node.span is not Span.EACH:
-            yield Fault(f"'{node.name}' selects instances of '{node._inputs[i].name}', which runs once", node)
-    for i, value in enumerate(node._inputs):
-        if i not in node.selects and value.node.span is Span.EACH:
-            yield Fault(f"'{node.name}' runs once and reads each '{value.name}' without a selector", node)
+        elif node.span is not Span.EACH and not node.span.is_rarer_than(node._inputs[i].node.span):
+            often = _OFTEN.get(node._inputs[i].node.span, "on each replica")
+            yield Fault(f"'{node.name}' selects instances of '{node._inputs[i].name}', which runs {often}", node)
+    yield from _unselected(node)
     op = find_op(node.op)
     if op is None:
         return
     lists = _list_positions(op, node)
     at = 0
     for i in range(len(node._inputs)):
-        count = view.replicas if node.selects.get(i) is Select.ALL else 1
+        count = _taken(view, node, i)
         if node.selects.get(i) is Select.ALL and not any(at >= start and at + count <= end for start, end in lists):
             yield Fault(f"'{node.name}' takes all instances as input {i}, where {node.op} has no list", node)
         at += count
@@ -281,9 +305,9 @@ def instances_have_their_attributes(view: View) -> Iterator[Fault]:
                 yield Fault(f"'{node.name}' has an attribute '{key}' that is not encoded", node)
             elif node.span is Span.ONCE:
                 yield Fault(f"'{node.name}' runs once, but its attribute '{key}' differs between instances", node)
-            elif len(raw.raws) != view.replicas:
+            elif len(raw.raws) != view.count(node.span):
                 count = len(raw.raws)
-                yield Fault(f"'{node.name}' has {count} values of '{key}' for {view.replicas} replicas", node)
+                yield Fault(f"'{node.name}' has {count} values of '{key}' for {view.count(node.span)} replicas", node)
             elif find_op(node.op) is not None and key in get_op(node.op).type_attrs:
                 yield Fault(f"'{node.name}' decides a type by '{key}', which differs between instances", node)
 
@@ -317,16 +341,17 @@ def anchors_resolve(view: View) -> Iterator[Fault]:
 
 
 def collectives_are_complete(view: View) -> Iterator[Fault]:
-    """An EACH collective has as many members as its group, and its keys for itself.
+    """A collective of all replicas has as many members as its group, and its keys for itself.
 
     That they can all meet in one order needs no check of its own: a folded node *is* the collective with all its
     members, so a folded graph without cycles has such an order.
     """
     found, _ = collect(view.nodes)
     for group in found:
-        each = [node for node in group.members if node.span is Span.EACH]
-        if each and group.group_size % view.replicas:
-            yield Fault(f"{group.name} of {group.group_size} members runs on {view.replicas} replicas", each[0])
+        each = [node for node in group.members if node.span is not Span.ONCE]
+        if each and group.group_size % view.count(each[0].span):
+            count = view.count(each[0].span)
+            yield Fault(f"{group.name} of {group.group_size} members runs on {count} replicas", each[0])
         if len(each) > 1 and not any("Bcast" in node.op for node in each):
             yield Fault(f"'{each[0].name}' and '{each[1].name}' are both {group.name}", each[1])
 

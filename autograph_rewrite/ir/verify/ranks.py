@@ -90,7 +90,7 @@ def _own(graphs: Iterable[bytes | Graph]) -> Iterator[Graph]:
 
 def _unusable(ranks: Sequence[Graph]) -> Iterator[Fault]:
     for rank, graph in enumerate(ranks):
-        folded = next((node for node in graph if node.span is Span.EACH), None)
+        folded = next((node for node in graph if node.span is not Span.ONCE), None)
         if folded is not None:
             yield Fault(f"'{folded.name}' of rank {rank} is still folded", folded, "expand the graph first")
         try:

@@ -62,7 +62,7 @@ class Builder:
 
         Args:
             op: op type.
-            inputs: values; where the node runs once and one of them on every replica, replica 0's is read.
+            inputs: values; where the node runs less often than one of them, the first instance of that is read.
             what: its name behind the builder's.
             gather: input positions that read all replicas' instances instead of the first.
             controls: nodes to wait for.
@@ -82,7 +82,7 @@ class Builder:
         return self._add(op, inputs, what, self.context.common_span, (), (), attrs)
 
     def gather(self, op: str, value: Value, *others: Value, what: str, **attrs: Any) -> Value:
-        """Add a node that runs once and reads `value` of all replicas; return its first output.
+        """Add a node that runs once and reads all instances of `value`; return its first output.
 
         Args:
             op: op type, such as AddN or ConcatV2.
@@ -91,7 +91,15 @@ class Builder:
             what: told after the builder's name.
             **attrs: by name, decoded.
         """
-        return self._add(op, (value, *others), what, Span.ONCE, (0,), (), {"N": self.context.local, **attrs})
+        return self._add(
+            op,
+            (value, *others),
+            what,
+            Span.ONCE,
+            (0,),
+            (),
+            {"N": self.context.taken(Span.ONCE, value.node.span), **attrs},
+        )
 
     def const(self, content: Any, dtype: int, what: str) -> Value:
         """Add a constant of a type that numpy knows.

@@ -124,7 +124,13 @@ class Context:
     @property
     def common_span(self) -> Span:
         """How often a node with a replicated value runs."""
-        return Span.EACH if self.mirrored else Span.ONCE
+        if not self.mirrored:
+            return Span.ONCE
+        return Span.REPLICA if self.micro > 1 else Span.EACH
+
+    def taken(self, reader: Span, producer: Span) -> int:
+        """Return how many instances of a producer in this process one instance of a reader stands for."""
+        return producer.count(self.local, self.micro) // reader.count(self.local, self.micro)
 
     def current(self, value: Value) -> Value:
         """Return what stands for an original value now."""
@@ -153,16 +159,16 @@ class Context:
 
         Args:
             op: op type.
-            inputs: values; where the node runs once and one of them on every replica, replica 0's is read.
+            inputs: values; where the node runs less often than one of them, the first instance of that is read.
             site: its name, how often it runs, and what it serves.
-            gather: input positions that read all replicas' instances instead of the first.
+            gather: input positions that read all instances instead of the first.
             attrs: attributes.
             controls: nodes to wait for.
         """
         selects = {
             i: Select.ALL if i in gather else Select.FIRST
             for i, value in enumerate(inputs)
-            if site.span is Span.ONCE and value.node.span is Span.EACH
+            if site.span.is_rarer_than(value.node.span)
         }
         node = self.graph.add(
             op,
@@ -195,6 +201,13 @@ class Context:
         if value.node.span is Span.ONCE:
             return value
         return self.add("Identity", [value], Site(f"{value.node.name}/once", Span.ONCE, value.node)).output()
+
+    def of_replica(self, value: Value) -> Value:
+        """Return a value that all instances have alike as one that each replica has: its first micro-batch's."""
+        if value.node.span is not Span.EACH or self.micro == 1:
+            return value
+        site = Site(f"{value.node.name}/of_replica", Span.REPLICA, value.node)
+        return self.add("Identity", [value], site).output()
 
     def of_worker_0(self, value: Value) -> Value:
         """Return a value in worker 0 and zeros in the others, by one name: workers tell each other what they run."""

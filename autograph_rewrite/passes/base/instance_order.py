@@ -45,5 +45,7 @@ NO_ORDER = InstanceOrder()
 
 
 def is_running_sum(node: Node) -> bool:
-    """Return whether a node adds up all instances, so that expansion can add each as soon as it is there."""
-    return node.op == "AddN" and node.span is Span.ONCE and node.selects == {0: Select.ALL} and len(node.inputs) == 1
+    """Return whether a node adds up all instances, or a replica's: expansion adds each as soon as it is there."""
+    if node.op != "AddN" or node.selects != {0: Select.ALL} or len(node.inputs) != 1:
+        return False
+    return node.inputs[0].node.span is Span.EACH

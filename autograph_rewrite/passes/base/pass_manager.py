@@ -89,7 +89,7 @@ def _run(rewrite: Rewrite, one: Pass, *, verify: bool) -> None:
     try:
         one.run(rewrite)
         if verify and graph.edits != rewrite.verified:
-            check_folded(graph, rewrite.instances, rewrite.job.all_devices)
+            check_folded(graph, rewrite.instances, rewrite.job.all_devices, rewrite.micro)
             rewrite.verified = graph.edits
     except Exception as error:
         add_note(error, WHILE.format(one.name))

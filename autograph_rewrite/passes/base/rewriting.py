@@ -131,6 +131,11 @@ class Rewrite:
         return self.plan.replicas_each if self.is_rolled else self.job.instances_each
 
     @property
+    def micro(self) -> int:
+        """How many of them belong to one replica."""
+        return 1 if self.is_rolled else self.plan.microbatches
+
+    @property
     def outputs(self) -> list[Value]:
         """The declared outputs, wherever they are now."""
         return outputs_of(self.graph, self.item)

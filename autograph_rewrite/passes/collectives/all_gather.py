@@ -22,13 +22,13 @@ from autograph_rewrite.ir.graph import Span, Value
 from autograph_rewrite.ir.types import attrs
 from autograph_rewrite.passes.base.context import Context, Site
 from autograph_rewrite.passes.collectives.block_bounds import Blocks
-from autograph_rewrite.passes.collectives.exchange import Exchange, between_processes, is_among_all
+from autograph_rewrite.passes.collectives.exchange import Exchange, between_processes
 from autograph_rewrite.passes.collectives.local_ops import gather_local, joined
 from autograph_rewrite.passes.collectives.padded_gather import Rows, gather_equal, gather_padded
 from autograph_rewrite.passes.collectives.rows import rows_at
 from autograph_rewrite.passes.collectives.server_stores import gather_at_server
 from autograph_rewrite.passes.collectives.wire_values import decode, encode
-from autograph_rewrite.plan.parts.lowerings import Hop, Medium
+from autograph_rewrite.plan.parts.lowerings import Hop, Medium, is_among_replicas
 from autograph_rewrite.plan.parts.messages import SIZES, STEP, EdgePlan
 from autograph_rewrite.resolve.wire_types import REAL_PARTS, may_change_inside
 
@@ -108,7 +108,9 @@ def _another_is_unordered(context: Context, edge: EdgePlan) -> bool:
 
 
 def _by_collective(exchange: Exchange, hop: Hop, value: Value, blocked: Blocked) -> Value:
-    return _among_all(exchange, value, blocked) if is_among_all(hop) else _among_processes(exchange, value, blocked)
+    return (
+        _among_all(exchange, value, blocked) if is_among_replicas(hop) else _among_processes(exchange, value, blocked)
+    )
 
 
 def _among_all(exchange: Exchange, value: Value, blocked: Blocked) -> Value:

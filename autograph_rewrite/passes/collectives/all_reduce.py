@@ -3,6 +3,7 @@
     shared               AddN(all(%dw))                              runs once, on the first device
     mirrored             CollectiveReduceV2(%dw, keys)               runs on every device, same result on all
     shared, processes    CollectiveReduceV2(AddN(all(%dw)), keys)    runs once in every process
+    micro-batches        CollectiveReduceV2(AddN(all(%dw)), keys)    mirrored: each replica adds up its own first
 
 The hops are those of the edge's lowering, each done by its medium (`REDUCE`). Half-precision sums travel as float32.
 Logical reductions travel as int32, which collectives know.
@@ -17,7 +18,7 @@ from autograph_rewrite.analysis.facts.placement import Fact
 from autograph_rewrite.ir.graph import Value
 from autograph_rewrite.passes.base.builder import Builder
 from autograph_rewrite.passes.collectives import local_ops
-from autograph_rewrite.passes.collectives.exchange import Exchange, between_processes
+from autograph_rewrite.passes.collectives.exchange import Exchange, between_processes, span_behind
 from autograph_rewrite.passes.collectives.key_operands import collective_attrs
 from autograph_rewrite.passes.collectives.server_stores import accumulate_at_server, reduce_at_server
 from autograph_rewrite.passes.collectives.wire_values import cast, decode, encode, flat
@@ -48,12 +49,12 @@ class ReduceSpec(NamedTuple):
         return self.name or value.node.name
 
 
-def _by_ops(exchange: Exchange, value: Value, reduction: ReduceSpec) -> Value:
-    role = exchange.edge.role if exchange.edge is not None else ""
-    return local_ops.reduce_local(exchange.context, value, reduction.op, reduction.name_for(value), role)
+def _by_ops(exchange: Exchange, hop: Hop, value: Value, reduction: ReduceSpec) -> Value:
+    role, name = exchange.edge.role if exchange.edge is not None else "", reduction.name_for(value)
+    return local_ops.reduce_local(exchange.context, value, reduction.op, name, role, span=span_behind(hop))
 
 
-def _by_collective(exchange: Exchange, value: Value, reduction: ReduceSpec) -> Value:
+def _by_collective(exchange: Exchange, hop: Hop, value: Value, reduction: ReduceSpec) -> Value:
     """Combine what the members of a collective hold: one per replica, or one per process for a value made once.
 
     Raises:
@@ -71,15 +72,15 @@ def _by_collective(exchange: Exchange, value: Value, reduction: ReduceSpec) -> V
     return decode(context, total, value.dtype, name)
 
 
-def _by_accumulator(exchange: Exchange, value: Value, reduction: ReduceSpec) -> Value:
+def _by_accumulator(exchange: Exchange, hop: Hop, value: Value, reduction: ReduceSpec) -> Value:
     return accumulate_at_server(exchange.context, value, exchange.planned)
 
 
-def _by_queues(exchange: Exchange, value: Value, reduction: ReduceSpec) -> Value:
+def _by_queues(exchange: Exchange, hop: Hop, value: Value, reduction: ReduceSpec) -> Value:
     return reduce_at_server(exchange.context, value, reduction.op, exchange.planned)
 
 
-Reducer = Callable[[Exchange, Value, ReduceSpec], Value]
+Reducer = Callable[[Exchange, Hop, Value, ReduceSpec], Value]
 REDUCE: dict[tuple[Medium, str], Reducer] = {
     (Medium.OPS, ""): _by_ops,
     (Medium.COLLECTIVE, ""): _by_collective,
@@ -102,7 +103,7 @@ def reduce_hops(exchange: Exchange, hops: tuple[Hop, ...], value: Value, reducti
         PassError: a hop cannot combine values of this type.
     """
     for i, hop in enumerate(hops):
-        value = REDUCE[hop.medium, hop.algorithm](exchange, value, reduction._replace(name="") if i else reduction)
+        value = REDUCE[hop.medium, hop.algorithm](exchange, hop, value, reduction._replace(name="") if i else reduction)
     return value
 
 

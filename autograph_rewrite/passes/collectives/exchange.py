@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from autograph_rewrite.ir.graph import Span
 from autograph_rewrite.passes.base.context import Context
 from autograph_rewrite.passes.collectives.key_operands import Keys
-from autograph_rewrite.plan.parts.lowerings import ACROSS, EVERYWHERE, LOWERINGS, Hop
+from autograph_rewrite.plan.parts.lowerings import ACROSS, IN_REPLICA, LOWERINGS, Hop
 from autograph_rewrite.plan.parts.messages import EdgePlan
 
 
@@ -35,9 +36,14 @@ class Exchange:
         return self.edge
 
     @property
+    def adds_micro_batches(self) -> bool:
+        """Whether each replica first adds up what its micro-batches hold."""
+        return self.planned.lowered.hops[0].over == IN_REPLICA
+
+    @property
     def members(self) -> int:
         """How many meet in the last hop: all replicas, or the processes where each has made one value of its own."""
-        return self.context.processes if self.planned.lowered.crosses else self.context.replicas
+        return self.context.processes if self.planned.lowered.crosses else self.context.plan.replicas
 
 
 def between_processes(hops: tuple[Hop, ...]) -> tuple[Hop, ...]:
@@ -45,6 +51,6 @@ def between_processes(hops: tuple[Hop, ...]) -> tuple[Hop, ...]:
     return tuple(hop for hop in hops if hop.over == ACROSS)
 
 
-def is_among_all(hop: Hop) -> bool:
-    """Return whether every replica of every process is a member."""
-    return hop.over == EVERYWHERE
+def span_behind(hop: Hop) -> Span:
+    """Return how often there is what ordinary ops make in a hop: once, or once for the micro-batches of a replica."""
+    return Span.REPLICA if hop.over == IN_REPLICA else Span.ONCE

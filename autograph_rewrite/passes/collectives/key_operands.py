@@ -61,7 +61,7 @@ class Keys:
             near: the tensor that is sent.
             changing: whether its shape may differ between steps.
         """
-        members = context.processes if edge.lowered.crosses else context.replicas
+        members = context.processes if edge.lowered.crosses else context.plan.replicas
         size = self._number("size", members, near)
         group = self._number("group", salted(edge.group_key, self._salt), near)
         if not changing:

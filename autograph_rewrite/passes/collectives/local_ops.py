@@ -1,4 +1,4 @@
-"""Exchanges by ordinary ops: what the replicas of one process hold becomes one value on its first device.
+"""Exchanges by ordinary ops: what the replicas of a process, or the micro-batches of a replica, hold becomes one value.
 
 reduce   AddN(all(%dw))          Max(Pack(all(%x)), 0)
 gather   ConcatV2(all(%x), dim)
@@ -21,8 +21,10 @@ FOLDS = {"max": "Max", "min": "Min", "prod": "Prod", "all": "Min", "any": "Max"}
 """By reduction, the op that does it along an axis."""
 
 
-def reduce_local(context: Context, value: Value, op: str, name: str, role: str = "") -> Value:
-    """Combine the values of this process's replicas on its first device.
+def reduce_local(
+    context: Context, value: Value, op: str, name: str, role: str = "", *, span: Span = Span.ONCE
+) -> Value:
+    """Combine the values of this process's replicas on its first device, or those of each replica's micro-batches.
 
     Args:
         context: the rewrite.
@@ -30,15 +32,17 @@ def reduce_local(context: Context, value: Value, op: str, name: str, role: str =
         op: the reduction.
         name: prefix of the names of new nodes.
         role: of the edge, where a value has several.
+        span: how often there is a result: ONCE, or once for each REPLICA.
     """
-    if context.local == 1:
-        return context.once(value)
+    count = context.taken(span, value.node.span)
+    if count == 1:
+        return context.once(value) if span is Span.ONCE else value
 
-    build = Builder.of(context, value, name, span=Span.ONCE)
+    build = Builder.of(context, value, name, span=span)
     if op == "sum":
         tag: dict[str, Any] = {ROLE_ATTR: role} if role else {}
-        return build.op("AddN", value, what="add_n", gather=(0,), N=context.local, **tag)
-    stack = build.op("Pack", value, what="pack", gather=(0,), N=context.local, axis=0)
+        return build.op("AddN", value, what="add_n", gather=(0,), N=count, **tag)
+    stack = build.op("Pack", value, what="pack", gather=(0,), N=count, axis=0)
     axis = context.const(0, np.int32, name=f"{name}/axis", near=stack)
     return build.op(FOLDS[op], stack, axis, what="fold")
 

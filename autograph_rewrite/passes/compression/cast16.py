@@ -54,6 +54,7 @@ class Cast16:
         self._members = exchange.members
         self._kept: tuple[AuxiliaryVariable, Value] | None = None  # the residual, and what it becomes
         self.full = full = contribution(exchange, value, fact)
+        self._seen = full if exchange.adds_micro_batches else value
         self._build = Builder.of(context, full, f"{value.node.name}/compress", origin=value.node)
         self.code = self._with_feedback(full) if edge.compressor in FEEDBACK else self._scaled(full)
 
@@ -95,7 +96,7 @@ class Cast16:
             residual, after = self._kept
             before = residual.before
             residual.becomes(after, result)
-        self._context.compressed.append(CompressedSum(self._edge, self._value, before, after, result))
+        self._context.compressed.append(CompressedSum(self._edge, self._seen, before, after, result))
         return result
 
 

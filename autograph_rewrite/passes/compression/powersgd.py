@@ -68,7 +68,8 @@ def reduce_powersgd(exchange: Exchange, value: Value, fact: Fact) -> Value:
     after = build.op("SelectV2", build.op("IsFinite", rest, what="keeps"), rest, residual.before, what="residual")
     residual.becomes(after, result)
     start.becomes(_finite_units(build, r, wide), result)
-    context.compressed.append(CompressedSum(edge, value, residual.before, after, result))
+    seen = full if exchange.adds_micro_batches else value
+    context.compressed.append(CompressedSum(edge, seen, residual.before, after, result))
     return result
 
 

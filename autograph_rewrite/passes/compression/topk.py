@@ -70,7 +70,8 @@ def reduce_topk(exchange: Exchange, value: Value, fact: Fact) -> Value:
     is_finite = build.op("Reshape", finite, dims, what="keeps")
     after = build.op("SelectV2", is_finite, others, residual.before, what="residual")
     residual.becomes(after, result)
-    context.compressed.append(CompressedSum(edge, value, residual.before, after, result))
+    seen = full if exchange.adds_micro_batches else value
+    context.compressed.append(CompressedSum(edge, seen, residual.before, after, result))
     return result
 
 

@@ -26,7 +26,7 @@ def assign_devices(graph: Graph, devices: Sequence[str], pinned_devices: Mapping
     first = devices[0]
     host_only = parse(first).kind == "CPU"
     for node in graph:
-        if node.span is Span.EACH:
+        if node.span is not Span.ONCE:
             continue
         if node in pinned_devices:
             node.set_device(pinned_devices[node])

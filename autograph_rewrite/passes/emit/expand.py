@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -28,41 +27,23 @@ from autograph_rewrite.ir.graph import PASS_ATTR, Graph, Node, PerInstance, Sele
 from autograph_rewrite.ir.replication import prefix
 from autograph_rewrite.ir.types import wire
 from autograph_rewrite.ir.types.attrs import encode
-from autograph_rewrite.passes.base.instance_order import NO_ORDER, InstanceOrder, is_running_sum
+from autograph_rewrite.passes.base.instance_order import is_running_sum
+from autograph_rewrite.passes.emit.replica_layout import ReplicaLayout, instance_name, sum_name
 
 _MARK = wire.delimited(wire.ATTR, wire.delimited(1, PASS_ATTR.encode()) + wire.delimited(2, b"\x12\x06expand"))
 
 
 class Instance(NamedTuple):
-    """What tells one replica from another: name prefixes (of nodes with common and with own values) and device."""
+    """What tells one instance from another: name prefixes (of nodes with common and with own values) and device.
+
+    Where replicas have micro-batches, what runs once on each replica has prefixes of its own.
+    """
 
     common: bytes
     own: bytes
+    replica_common: bytes
+    replica_own: bytes
     device: bytes
-
-
-def instance_name(node: Node, instance: int, common: frozenset[Node] | set[Node], micro: int = 1) -> str:
-    """Return the name of one instance of an EACH node; nodes in `common` keep theirs for the first.
-
-    Args:
-        node: of the folded graph.
-        instance: counted over replicas, and over the micro-batches of each.
-        common: nodes whose instances all hold one value.
-        micro: micro-batches per replica.
-    """
-    return node.name if instance == 0 and node in common else prefix(instance, micro) + node.name
-
-
-def sum_name(node: Node, instance: int, instances: int, micro: int) -> str:
-    """Return the name of a running sum once it has an instance, which is not the first of its replica.
-
-    Args:
-        node: the AddN of the folded graph.
-        instance: the last that has been added.
-        instances: how many there are.
-        micro: micro-batches per replica.
-    """
-    return node.name if instances == micro == instance + 1 else f"{node.name}/with_{instance}"
 
 
 class _Record(NamedTuple):
@@ -76,33 +57,7 @@ class _Record(NamedTuple):
     tail: bytes
 
 
-_ONCE, _COMMON, _OWN = 0, 1, 2  # kinds of name prefix
-
-
-@dataclass(frozen=True)
-class ReplicaLayout:
-    """How EACH nodes are run: on which devices, and in which order.
-
-    Attributes:
-        devices: by stage, the device of each instance; one entry where there are no stages.
-        micro: how many instances belong to one replica.
-        order: in which they follow each other.
-        stages: of the nodes that are not in the first one.
-        pinned_devices: the devices of nodes that are not where their replica is.
-    """
-
-    devices: tuple[tuple[str, ...], ...]
-    micro: int = 1
-    order: InstanceOrder = NO_ORDER
-    stages: Mapping[Node, int] = field(default_factory=dict)
-    pinned_devices: Mapping[Node, str] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return len(self.devices[0])
-
-    def of(self, node: Node) -> tuple[str, ...]:
-        """Return the device of each instance of a node."""
-        return self.devices[self.stages.get(node, 0)]
+_ONCE, _COMMON, _OWN, _REPLICA_COMMON, _REPLICA_OWN = range(5)  # kinds of name prefix
 
 
 def expand(graph: Graph, run: ReplicaLayout, common: set[Node]) -> bytes:
@@ -122,22 +77,21 @@ def expand(graph: Graph, run: ReplicaLayout, common: set[Node]) -> bytes:
     alike: list[tuple[list[Node], list[Node]]] = [([], []) for _ in run.devices]
     for node in graph:
         stage = run.stages.get(node, 0)
-        if node.span is Span.ONCE:
-            parts.append(_once(node, run, common, tails))
+        if node.span is not Span.EACH:
+            parts += [_one_by_one(node, instance, run, common, tails) for instance in range(run.count(node))]
         elif node in run.order.roots or node in run.order.sums or _differs(node):
             special[stage].append(node)
         else:
             alike[stage][node not in common].append(node)
-    prefixes = [prefix(i, run.micro).encode() for i in range(len(run))]
     for devices, of_stage in zip(run.devices, alike, strict=True):
-        instances = _instances(prefixes, devices)
+        instances = _instances(devices, run.micro)
         for nodes in of_stage:
             parts += _copies(_Records(common, nodes, tails, run.pinned_devices), instances)
     for i in range(len(run)):
         waits = _waits(run, i, common)
         for devices, nodes in zip(run.devices, special, strict=True):
             parts.append(
-                _block(_Records(common, nodes, tails, run.pinned_devices, i, waits), _instances(prefixes, devices)[i])
+                _block(_Records(common, nodes, tails, run.pinned_devices, i, waits), _instances(devices, run.micro)[i])
             )
     return frame(parts, graph)
 
@@ -146,9 +100,12 @@ def _differs(node: Node) -> bool:
     return any(isinstance(raw, PerInstance) for raw in node._attrs.values())
 
 
-def _instances(prefixes: Sequence[bytes], devices: Sequence[str]) -> list[Instance]:
-    named = zip(prefixes, devices, strict=True)
-    return [Instance(name if i else b"", name, device.encode()) for i, (name, device) in enumerate(named)]
+def _instances(devices: Sequence[str], micro: int) -> list[Instance]:
+    found = []
+    for i, device in enumerate(devices):
+        own, replica = prefix(i, micro).encode(), prefix(i // micro).encode() if micro > 1 else b""
+        found.append(Instance(own if i else b"", own, replica if i >= micro else b"", replica, device.encode()))
+    return found
 
 
 def _waits(run: ReplicaLayout, instance: int, common: set[Node]) -> dict[Node, list[str]]:
@@ -161,7 +118,7 @@ def _waits(run: ReplicaLayout, instance: int, common: set[Node]) -> dict[Node, l
             waits[node] = [instance_name(wait.node, instance - own + wait.micro, common, run.micro)]
     for gate, sums in run.order.sums.items():
         if own:
-            waits[gate] = [sum_name(total, instance, len(run), run.micro) for total in sums]
+            waits[gate] = [sum_name(total, instance, run, common) for total in sums]
         else:
             waits[gate] = [instance_name(total.inputs[0].node, instance, common, run.micro) for total in sums]
     return waits
@@ -260,6 +217,8 @@ class _Records:
 def _kind(node: Node, common: set[Node]) -> int:
     if node.span is Span.ONCE:
         return _ONCE
+    if node.span is Span.REPLICA:
+        return _REPLICA_COMMON if node in common else _REPLICA_OWN
     return _COMMON if node in common else _OWN
 
 
@@ -271,13 +230,16 @@ def _copies(records: _Records, instances: Sequence[Instance]) -> list[bytes]:
         if records.uses_common and not instance.common:  # replica 0 of common nodes has no prefix to replace
             parts.append(_block(records, instance))
             continue
-        key = (len(instance.own), len(instance.device))
+        key = (len(instance.own), len(instance.replica_common), len(instance.replica_own), len(instance.device))
         if key not in templates:
-            token = Instance(_token("name", key[0]), _token("name", key[0]), _token("device", key[1]))
+            own, *others = map(_token, ("name", "replica", "replica", "device"), key)
+            token = Instance(own, own, *others)
             templates[key] = (token, _block(records, token), _is_clean(records, token))
         token, template, clean = templates[key]
         if clean:
-            parts.append(template.replace(token.own, instance.own).replace(token.device, instance.device))
+            for mark, text in zip(token[1:], instance[1:], strict=True):  # `common` is `own` by now
+                template = template.replace(mark, text) if mark else template
+            parts.append(template)
         else:
             parts.append(_block(records, instance))
     return parts
@@ -293,13 +255,13 @@ def _token(what: str, length: int) -> bytes:
 
 def _is_clean(records: _Records, token: Instance) -> bool:
     """Return whether no attribute happens to contain a placeholder."""
-    needles = [needle for needle in (token.own, token.device) if needle]
+    needles = [needle for needle in token[1:] if needle]
     return not any(needle in record.tail for record in records.all for needle in needles)
 
 
 def _block(records: _Records, instance: Instance) -> bytes:
     """Encode one instance of each node. The hot loop of rewriting."""
-    prefixes = (b"", instance.common, instance.own)
+    prefixes = (b"", *instance[:-1])
     varint = wire.varint
     own = _device(instance.device)
     reads: list[bytes] = []
@@ -319,45 +281,51 @@ def _device(name: bytes) -> bytes:
     return b"\x22" + wire.varint(len(name)) + name if name else b""
 
 
-def _once(node: Node, run: ReplicaLayout, common: set[Node], tails: _Tails) -> bytes:
-    """Encode a node that runs once; it may read all instances of others."""
+def _one_by_one(node: Node, instance: int, run: ReplicaLayout, common: set[Node], tails: _Tails) -> bytes:
+    """Encode an instance of a node that runs once, or once on each replica; it may read several of others."""
     if run.micro > 1 and is_running_sum(node):
-        return _running_sum(node, run, common)
-    count = len(run)
+        return _running_sum(node, instance, run, common)
+
+    def read(producer: Node, select: Select | None) -> list[bytes]:
+        wanted = run.read(node, instance, producer, select)
+        return [instance_name(producer, i, common, run.micro).encode() for i in wanted]
+
     inputs: list[bytes] = []
     for index, value in enumerate(node._inputs):
-        producer = value.node
-        suffix = f":{value.index}" if value.index else ""
-        if producer.span is Span.ONCE:
-            inputs.append((producer.name + suffix).encode())
-            continue
-        wanted = range(count) if node.selects.get(index) is Select.ALL else range(1)
-        inputs += [(instance_name(producer, r, common, run.micro) + suffix).encode() for r in wanted]
-    for control in node._controls:
-        if control.span is Span.ONCE:
-            inputs.append(b"^" + control.name.encode())
-        else:
-            inputs += [b"^" + instance_name(control, r, common, run.micro).encode() for r in range(count)]
-    return wire.write_node(
-        node.name.encode(), node.op.encode(), inputs, node.device.encode(), tails(node, copied=False)
-    )
+        suffix = f":{value.index}".encode() if value.index else b""
+        inputs += [name + suffix for name in read(value.node, node.selects.get(index))]
+    inputs += [b"^" + name for control in node._controls for name in read(control, Select.ALL)]
+    if node.span is Span.ONCE:
+        name, device, tail = node.name, node.device, tails(node, copied=False)
+    else:
+        name, device = instance_name(node, instance, common), run.device(node, instance)
+        tail = tails(node, instance, copied=True)
+    return wire.write_node(name.encode(), node.op.encode(), inputs, device.encode(), tail)
 
 
-def _running_sum(node: Node, run: ReplicaLayout, common: set[Node]) -> bytes:
-    """Encode a sum over all instances: those of each replica are added one by one, and then the replicas."""
+def _running_sum(node: Node, replica: int, run: ReplicaLayout, common: set[Node]) -> bytes:
+    """Encode a sum over instances: those of each replica are added one by one, and then the replicas, if it runs once.
+
+    Args:
+        node: the AddN.
+        replica: the one whose micro-batches are added, if it runs on each.
+        run: how instances are run.
+        common: nodes whose instances hold one value.
+    """
     value = node.inputs[0]
     suffix = f":{value.index}" if value.index else ""
     controls = [b"^" + control.name.encode() for control in node.controls]
     kept = {key: raw for key, raw in node._attrs.items() if key != "N" and isinstance(raw, bytes)}
     parts: list[bytes] = []
     totals: list[bytes] = []
-    for instance, device in enumerate(run.of(value.node)):
+    for instance in run.read(node, replica, value.node, Select.ALL):
         term = (instance_name(value.node, instance, common, run.micro) + suffix).encode()
         if instance % run.micro == 0:
             totals.append(term)
             continue
-        name = sum_name(node, instance, len(run), run.micro).encode()
-        place = (node.device if name == node.name.encode() else device).encode()
+        name = sum_name(node, instance, run, common).encode()
+        is_last = node.span is Span.ONCE and name == node.name.encode()
+        place = (node.device if is_last else run.of(value.node)[instance]).encode()
         inputs = [totals[-1], term, *controls]
         parts.append(wire.write_node(name, b"AddV2", inputs, place, wire.write_attrs(kept)))
         totals[-1] = name

@@ -6,7 +6,7 @@ from autograph_rewrite.ir.types.device_names import parse, process_of
 from autograph_rewrite.passes.base.context import Context
 from autograph_rewrite.passes.base.instance_order import NO_ORDER
 from autograph_rewrite.passes.emit.assign_devices import assign_devices
-from autograph_rewrite.passes.emit.expand import ReplicaLayout
+from autograph_rewrite.passes.emit.replica_layout import ReplicaLayout
 from autograph_rewrite.passes.micro_batches.sequencing import sequence_micro_batches
 from autograph_rewrite.passes.pipeline_parallel.early_sends import tell_ready
 from autograph_rewrite.passes.pipeline_parallel.placement import complete_stages, place_stages

@@ -32,7 +32,7 @@ def merge_instances(context: Context, reshard: ReshardInserter, outputs: Iterabl
     for value in outputs:
         nodes[value.node] = None
     for node in nodes:
-        if node.span is Span.EACH or any(value.node is node and _is_converted(context, value) for value in outputs):
+        if node.span is not Span.ONCE or any(value.node is node and _is_converted(context, value) for value in outputs):
             _merge(context, reshard, node, [value for value in outputs if value.node is node])
 
 
@@ -44,9 +44,11 @@ def _merge(context: Context, reshard: ReshardInserter, node: Node, declared: lis
     name = node.name
     # Every output keeps its position, also those that nobody declared: they can be fetched, too.
     values = [_readable(context, reshard, node.output(i)) for i in range(max(v.index for v in declared) + 1)]
+    if context.mirrored:
+        values = [context.of_replica(value) for value in values]
     moved = {context.current(value): value.index for value in declared}
     take_name(context.graph, node, context.graph.unique_name(name + INSTANCE_SUFFIX))
-    selects = {i: Select.FIRST for i, value in enumerate(values) if value.node.span is Span.EACH}
+    selects = {i: Select.FIRST for i, value in enumerate(values) if value.node.span is not Span.ONCE}
     op = "Identity" if len(values) == 1 else "IdentityN"
     merged = context.graph.add(
         op, values, name=name, span=Span.ONCE, selects=selects, origin=name, controls=_members(values)
@@ -64,7 +66,7 @@ def _readable(context: Context, reshard: ReshardInserter, value: Value) -> Value
 
 def _members(values: Iterable[Value]) -> list[Node]:
     """Return the nodes of which every instance has to run."""
-    return list(dict.fromkeys(value.node for value in values if value.node.span is Span.EACH))
+    return list(dict.fromkeys(value.node for value in values if value.node.span is not Span.ONCE))
 
 
 def merge_kept(context: Context, reshard: ReshardInserter, names: Iterable[str]) -> list[str]:
@@ -90,7 +92,7 @@ def merge_targets(context: Context, targets: Iterable[str]) -> dict[str, str]:
     moved = {}
     for name in targets:
         node = context.graph.nodes.get(name)
-        if node is None or node.span is not Span.EACH:
+        if node is None or node.span is Span.ONCE:
             continue
         take_name(context.graph, node, context.graph.unique_name(name + INSTANCE_SUFFIX))
         context.graph.add("NoOp", name=name, span=Span.ONCE, origin=name, controls=[node])

@@ -143,12 +143,14 @@ def _before_on_every_replica(order: Iterable[Node], marks: Mapping[Node, int]) -
 
 def _awaited_on_every_replica(node: Node) -> Iterable[Node]:
     """Return what a node waits for, but not what it takes from one replica only."""
-    if node.span is Span.EACH:
+    span = node.span
+    if span is Span.EACH:
         return dependencies(node)
     found = [
         value.node
         for index, value in enumerate(node._inputs)
-        if value.node.op not in BACK_EDGES and (value.node.span is Span.ONCE or node.selects.get(index) is Select.ALL)
+        if value.node.op not in BACK_EDGES
+        and (node.selects.get(index) is Select.ALL or not span.is_rarer_than(value.node.span))
     ]
     if node.op in EXITS:
         found += last_iteration(node)

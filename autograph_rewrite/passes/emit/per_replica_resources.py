@@ -17,14 +17,16 @@ NAMED_RESOURCES = {"VarHandleOp": "shared_name", "StackV2": "stack_name", "Tenso
 
 
 def name_resources(context: Context) -> None:
-    """Make the resource names of EACH nodes differ between replicas.
+    """Make the resource names of instances differ.
 
     Two handles of one name and container are one variable to TensorFlow, on whichever device they stand.
     """
     for node in context.graph:
         attr = NAMED_RESOURCES.get(node.op)
-        if attr is None or node.span is not Span.EACH:
+        if attr is None or node.span is Span.ONCE:
             continue
         own = (node.attr(attr, b"") or b"").decode() or node.name
-        names = [own if r == 0 else prefix(r, context.micro) + own for r in range(context.local)]
+        micro = context.micro if node.span is Span.EACH else 1
+        count = node.span.count(context.local, context.micro)
+        names = [own if r == 0 else prefix(r, micro) + own for r in range(count)]
         node.set_raw_attr(attr, PerInstance(tuple(encode("string", name) for name in names)))

@@ -9,9 +9,11 @@ from typing import NamedTuple
 
 from autograph_rewrite.analysis.facts.placement import REPLICATED, Fact, Placement
 from autograph_rewrite.analysis.facts.symbolic_dims import segments
+from autograph_rewrite.ir.control_flow import frames_of
 from autograph_rewrite.ir.format.annotations import Annotation, annotation
 from autograph_rewrite.ir.graph import Graph, Node, Span, Value
-from autograph_rewrite.passes.emit.expand import instance_name
+from autograph_rewrite.ir.traversal import topological_order
+from autograph_rewrite.passes.emit.replica_layout import instance_name
 
 
 class View(NamedTuple):
@@ -65,6 +67,11 @@ class Layout:
         return {value.name: (fact.placement, segments(fact.split_size)) for value, fact in self.facts.items()}
 
     @cached_property
+    def _of_replicas(self) -> set[Node]:
+        """The nodes that each replica runs once, outside of the loop of its micro-batches."""
+        return {node for node in self.graph if node in self.common} - set(frames_of(topological_order(self.graph)))
+
+    @cached_property
     def _aliases(self) -> Mapping[str, str]:
         return {value.name: new.name for value, new in self.aliases.items()}
 
@@ -95,9 +102,9 @@ class Layout:
         suffix = f":{index or 0}"
         if node.span is Span.ONCE:
             return View((name + suffix,), REPLICATED)
-        if self.hidden:
+        if self.hidden and node not in self._of_replicas:
             return None
-        names = tuple(instance_name(node, r, self.common, self.micro) + suffix for r in range(self.replicas))
+        names = tuple(one + suffix for one in self._names(node))
         placement, parts = self._held.get(original, (REPLICATED, ()))
         scattered = (self.partial and placement.differs) or (self.interleaved and placement.is_split)
         return None if scattered else View(names, placement, parts)
@@ -107,6 +114,8 @@ class Layout:
         node = self.graph.nodes.get(node_name)
         if node is None:
             return ()
-        if node.span is Span.ONCE:
-            return (node_name,)
-        return tuple(instance_name(node, r, self.common, self.micro) for r in range(self.replicas))
+        return self._names(node)
+
+    def _names(self, node: Node) -> tuple[str, ...]:
+        count = node.span.count(self.replicas, self.micro)
+        return tuple(instance_name(node, i, self.common, self.micro) for i in range(count))

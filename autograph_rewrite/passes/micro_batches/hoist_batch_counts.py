@@ -19,8 +19,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 from autograph_rewrite.analysis.barriers import late_nodes
 from autograph_rewrite.errors import PassError
-from autograph_rewrite.ir.copying import copy_node
+from autograph_rewrite.ir.copying import copy_node, select_first
 from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Select, Span, Value
+from autograph_rewrite.ir.op_traits import BACK_EDGES
 from autograph_rewrite.ir.traversal import ancestors, topological_order
 from autograph_rewrite.passes.collectives.all_gather import RESTORES
 from autograph_rewrite.passes.micro_batches.while_frame import UNROLL
@@ -37,7 +38,7 @@ def hoist_batch_counts(graph: Graph, slices: Mapping[Value, Value]) -> None:
         slices: by block, what it was cut out of.
 
     Raises:
-        PassError: such a value depends on the number of the block.
+        PassError: such a value depends on the number of the block, or is made in a loop.
     """
     order = topological_order(graph)
     late = late_nodes(order)
@@ -50,7 +51,10 @@ def hoist_batch_counts(graph: Graph, slices: Mapping[Value, Value]) -> None:
         if Select.ALL not in node.selects.values():
             for index in tuple(node.selects):
                 node.set_input(index, _whole(graph, node.inputs[index], slices, made))
+            select_first(node)
             continue
+        if node.span is Span.REPLICA or node.inputs[0].node.span is not Span.EACH:
+            continue  # a part of the whole; whoever needs it in a micro-batch is refused by name
         if node.op not in JOINS:
             raise PassError(
                 f"{node.op} '{node.name}' reads all micro-batches before they begin",
@@ -89,10 +93,12 @@ def _whole(graph: Graph, value: Value, slices: Mapping[Value, Value], made: dict
     """Return a value as it is of the whole batch."""
     if value in slices:
         return slices[value]
-    if value.node.span is Span.ONCE:
+    if value.node.span is not Span.EACH:
         return value
     if value not in made:
         node = value.node
+        if node.op in BACK_EDGES:
+            raise PassError(f"'{node.name}' is in a loop of its own", node=node, hint=UNROLL)
         if any(isinstance(raw, PerInstance) for raw in node.attrs.values()):
             raise PassError(
                 f"'{node.name}' differs between micro-batches, and all of them need it before they begin",
@@ -100,7 +106,8 @@ def _whole(graph: Graph, value: Value, slices: Mapping[Value, Value], made: dict
                 hint=UNROLL,
             )
         inputs = [_whole(graph, one, slices, made) for one in node.inputs]
-        controls = [control for control in node.controls if control.span is Span.ONCE]
+        controls = [control for control in node.controls if control.span is not Span.EACH]
         copy = copy_node(graph, node, inputs, name=f"{node.name}/whole", controls=controls)
+        select_first(copy)
         made |= {other: copy.output(other.index) for other in node.read_outputs}
     return made[value]

@@ -60,8 +60,11 @@ def roll_micro_batches(
         require_alike(node)
         _move_in(loop, node, inside, unconditional)
     for node in order:
-        if node.span is Span.ONCE and node.name in graph.nodes:
+        if node.span is not Span.EACH and node.name in graph.nodes:
             read_behind(graph, loop, node, inside, unconditional, replicas)
+    for node in graph:
+        if node.span is Span.REPLICA:
+            node.set_span(Span.EACH)  # as the loop has it now: an instance for each replica
     require_closed(graph)
 
 

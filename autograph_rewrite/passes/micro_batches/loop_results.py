@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from autograph_rewrite.errors import PassError
-from autograph_rewrite.ir.graph import Graph, Node, Select, Value
+from autograph_rewrite.ir.graph import Graph, Node, Select, Span, Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.passes.micro_batches.while_frame import UNROLL
 
@@ -47,7 +47,7 @@ def read_behind(
     Args:
         graph: the folded graph.
         made: by the loops.
-        node: runs once.
+        node: runs once, or once on each replica.
         inside: the nodes in loops.
         unconditional: the nodes that run in any case, not only in some branch.
         replicas: how many loops of each kind there are side by side.
@@ -67,11 +67,13 @@ def read_behind(
     if Select.ALL not in node.selects.values():
         for index, value in enumerate(node.inputs):
             if value.node in inside:
-                node.set_input(index, made.first(value), Select.FIRST)
+                node.set_input(index, made.first(value), Select.FIRST if node.span is Span.ONCE else None)
         return
     joined, join = _joined(made, node)
     inputs, attrs = [joined], {"N": replicas}
-    if replicas == 1:
+    if node.span is Span.REPLICA:
+        new = graph.add("Identity", inputs, name=f"{node.name}/looped", span=Span.EACH, origin=node)
+    elif replicas == 1:
         new = graph.add("Identity", inputs, name=f"{node.name}/looped", selects={0: Select.FIRST}, origin=node)
     else:
         if join == "ConcatV2":

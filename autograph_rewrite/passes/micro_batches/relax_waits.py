@@ -41,8 +41,9 @@ def relax_waits(graph: Graph) -> None:
     for node in nodes:
         if node not in unconditional:
             continue
-        if node.span is Span.ONCE and is_pure(node.op) and (node.op != "NoOp" or node.control_users):
-            for control in [one for one in node.controls if one in unconditional]:
+        if node.span is not Span.EACH and is_pure(node.op) and (node.op != "NoOp" or node.control_users):
+            members = {value.node for value in node.inputs}  # whose collectives would wait for the other replicas
+            for control in [one for one in node.controls if one in unconditional and one not in members]:
                 if is_pure(control.op) and control.op != "NoOp" and control not in acted:
                     node.remove_control(control)
             _let_instances_wait(node, unconditional)
@@ -59,8 +60,8 @@ def _acts(node: Node) -> bool:
 def _wait_later(node: Node) -> None:
     """Let those that read a value wait for what it waits for itself, if all of them run once."""
     readers = [use.node for use in node.output().uses]
-    if readers and all(reader.span is Span.ONCE for reader in (*readers, *node.control_users)):
-        for control in [control for control in node.controls if control.span is Span.ONCE]:
+    if readers and all(reader.span is not Span.EACH for reader in (*readers, *node.control_users)):
+        for control in [control for control in node.controls if control.span is not Span.EACH]:
             node.remove_control(control)
             for reader in readers:
                 reader.add_control(control)
@@ -94,7 +95,7 @@ def let_actors_wait(graph: Graph, *, count_first: bool) -> list[Node]:
     for node in order:
         if node not in unconditional or node in held or not _only_passes_on(node):
             continue
-        late = [one for one in node.controls if one.span is Span.ONCE and one in unconditional and levels[one]]
+        late = [one for one in node.controls if one.span is not Span.EACH and one in unconditional and levels[one]]
         for actor in _actors(node, unconditional, held) if late else ():
             for control in late:
                 actor.add_control(control)
@@ -126,7 +127,7 @@ def _actors(start: Node, unconditional: Collection[Node], held: Collection[Node]
                     return []
                 each = True
                 pending.append(user)
-            elif node.span is Span.ONCE and passes_on and user not in held and successors(user):
+            elif passes_on and user not in held and successors(user):
                 pending.append(user)  # on its way to the micro-batches, or to what acts
             else:
                 found[user] = None
@@ -136,7 +137,8 @@ def _actors(start: Node, unconditional: Collection[Node], held: Collection[Node]
 def _wait_behind(graph: Graph, total: Node) -> None:
     """Let what reads a running sum wait for what the sum waits for: a micro-batch that follows waits for the sum."""
     controls = list(total.controls)
-    behind = graph.add("Identity", [total.output()], name=f"{total.name}/behind", origin=total, controls=controls)
+    name, inputs = f"{total.name}/behind", [total.output()]
+    behind = graph.add("Identity", inputs, name=name, span=total.span, origin=total, controls=controls)
     total.output().replace_all_uses_with(behind.output(), keep={behind})
     for user in total.control_users:
         user.add_control(behind)

@@ -17,7 +17,7 @@ import numpy as np
 from autograph_rewrite.analysis.rules.base import AVERAGE, OF_BLOCK
 from autograph_rewrite.analysis.rules.nn.normalization import BLOCK_STATISTICS
 from autograph_rewrite.ir.control_flow import unconditional_nodes
-from autograph_rewrite.ir.copying import copy_node
+from autograph_rewrite.ir.copying import copy_node, select_first
 from autograph_rewrite.ir.graph import Node, Span, Value
 from autograph_rewrite.ir.traversal import ancestors, descendants, topological_order
 from autograph_rewrite.ir.types import dtypes
@@ -80,12 +80,12 @@ def update_averages(
     unconditional = unconditional_nodes(topological_order(context.graph)) if context.plan.looped else set()
     for average, statistic in averages.items():
         made = average.output()
-        update = _update_by(made if average.span is Span.ONCE else reshard.whole(made, average), kept)
+        update = _update_by(made if average.span is not Span.EACH else reshard.whole(made, average), kept)
         if update is None:
             continue
         repeated.update(update.reads, update.writes)
         means, filled = _statistics(context, reshard.blocks_at(statistic.node), statistic)
-        if context.plan.looped and _is_certain(update, unconditional):
+        if context.plan.looped and not context.mirrored and _is_certain(update, unconditional):
             update_averages_in_loop(context.graph, update, context.micro, means, filled, named)
         else:
             _unroll(context, update, _unpacked(context, means, filled))
@@ -180,27 +180,35 @@ def _unroll(context: Context, update: Update, statistics: Sequence[tuple[Value, 
         made: dict[Node, Node] = {}
         for read in update.reads:
             controls, name = [*read.controls, *before], f"{read.name}/micro_{number}"
-            made[read] = copy_node(context.graph, read, read.inputs, name=name, controls=controls)
+            made[read] = _copied(context, read, read.inputs, name, controls)
         if is_there is not None:
             name = f"{update.total.node.name}/or_old_{number}"
             old = made[update.reads[0]].output() if update.reads else statistic
             if old.dtype != statistic.dtype:
                 attrs = {"DstT": statistic.dtype}
-                cast = context.add("Cast", [old], Site(f"{name}/cast", Span.ONCE, update.total.node), attrs=attrs)
+                cast = context.add("Cast", [old], Site(f"{name}/cast", old.node.span, update.total.node), attrs=attrs)
                 old = cast.output()
             inputs = [is_there, statistic, old]
-            statistic = context.add("SelectV2", inputs, Site(name, Span.ONCE, update.total.node)).output()
+            statistic = context.add("SelectV2", inputs, Site(name, context.common_span, update.total.node)).output()
         for node in (*update.chain, *update.writes):
             inputs = [_moved(value, update.total, statistic, made) for value in node.inputs]
             if last and node in update.writes:
                 node.set_inputs(inputs)
+                select_first(node)
                 for control in before:
                     node.add_control(control)
             else:
                 controls = [*node.controls, *(before if is_update(node) else ())]
                 name = f"{node.name}/micro_{number}"
-                made[node] = copy_node(context.graph, node, inputs, name=name, controls=controls)
+                made[node] = _copied(context, node, inputs, name, controls)
         before = [made[node] for node in update.writes if node in made]
+
+
+def _copied(context: Context, node: Node, inputs: Sequence[Value], name: str, controls: Iterable[Node]) -> Node:
+    copy = copy_node(context.graph, node, inputs, name=name, controls=controls)
+    copy.set_span(node.span)
+    select_first(copy)
+    return copy
 
 
 def _moved(value: Value, total: Value, statistic: Value, made: dict[Node, Node]) -> Value:

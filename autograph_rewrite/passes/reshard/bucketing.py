@@ -14,10 +14,10 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from autograph_rewrite.ir.graph import Node, Span, Value
+from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.passes.base.builder import Builder
 from autograph_rewrite.passes.base.context import Context, Site
-from autograph_rewrite.passes.collectives.all_reduce import sum_of_members
+from autograph_rewrite.passes.collectives.all_reduce import contribution, sum_of_members
 from autograph_rewrite.passes.collectives.exchange import Exchange
 from autograph_rewrite.passes.collectives.key_operands import Keys
 from autograph_rewrite.passes.collectives.wire_values import cast
@@ -41,7 +41,7 @@ def reduce_bucket(
     name = f"autograph_bucket_{edge.bucket}"
 
     def add(op: str, inputs: Sequence[Value], what: str, origin: Node, **attrs: object) -> Node:
-        return context.add(op, inputs, Site(f"{name}/{what}", Span.EACH, origin), attrs=attrs or None)
+        return context.add(op, inputs, Site(f"{name}/{what}", span, origin), attrs=attrs or None)
 
     line = context.const([-1], np.int32, name=f"{name}/line", near=first)
     axis = context.const(0, np.int32, name=f"{name}/axis", near=first)
@@ -55,10 +55,14 @@ def reduce_bucket(
         ]
         sent = [one.code for one in halved]
     else:
-        sent = [cast(context, context.current(value), wire, f"{value.node.name}/widen") for value, _ in members]
+        sent = [
+            contribution(Exchange(context, keys, edge), context.current(value), context.fact(value))
+            for value, edge in members
+        ]
+    span = sent[0].node.span  # of what one member sends
     flat = [add("Reshape", [value, line], "flat", value.node).output() for value in sent]
     joined = add("ConcatV2", [*flat, axis], "concat", first.node, N=len(flat)).output()
-    build = Builder.of(context, first, name)
+    build = Builder.of(context, first, name, span=span)
     exchange = Exchange(context, keys, edge)
     total = add_cast16(exchange, build, joined, wire) if halved else sum_of_members(exchange, joined, name)
     shapes = [[dim for dim in fact.shape or () if isinstance(dim, int)] for fact in facts]

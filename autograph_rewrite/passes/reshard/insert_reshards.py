@@ -43,7 +43,7 @@ from autograph_rewrite.resolve.spans import differs_by_replica
 
 
 def assign_spans(context: Context) -> None:
-    """Mark each node with how often it runs: once, or on every replica."""
+    """Mark each node with how often it runs: once, on every replica, or for every micro-batch of each."""
     context.future_splits = future_splits(context.state)
     order = context.state.order
     for node in order:
@@ -70,7 +70,7 @@ def _span(context: Context, node: Node) -> Span:
     if not context.mirrored or is_pinned(node) or node in context.server_region.devices:
         return Span.ONCE
     is_input = node.op in ("Placeholder", "PlaceholderWithDefault") and node.name not in context.variables
-    return Span.ONCE if is_input else Span.EACH
+    return Span.ONCE if is_input else context.common_span
 
 
 def _carries(carrier: Node, merge: Node) -> bool:
@@ -78,7 +78,7 @@ def _carries(carrier: Node, merge: Node) -> bool:
     if carrier.op in BACK_EDGES:
         return True
     enters = carrier.op in ("Enter", "RefEnter") and not carrier.attr("is_constant")
-    return enters and merge.span is Span.ONCE and all(reader is merge for reader, _ in carrier.output().uses)
+    return enters and merge.span is not Span.EACH and all(reader is merge for reader, _ in carrier.output().uses)
 
 
 class ReshardInserter:
@@ -151,7 +151,7 @@ class ReshardInserter:
                 reshard = state.transfers[node].operand_reshards.get(
                     index, REPLICATED if value in state.reduced else None
                 )
-                if _carries(value.node, node) and (reshard is not None or node.span is Span.ONCE):
+                if _carries(value.node, node) and (reshard is not None or node.span is not Span.EACH):
                     self._carry(value, node, reshard)
 
     def _carry(self, value: Value, merge: Node, reshard: Reshard | None) -> None:
@@ -189,11 +189,14 @@ class ReshardInserter:
         return self._predicates[value]
 
     def _read(self, node: Node, index: int, value: Value) -> None:
-        crosses = node.span is Span.ONCE and value.node.span is Span.EACH
+        crosses = node.span.is_rarer_than(value.node.span)
         if not crosses and node._inputs[index] is value and not node.selects:
             return
+        mirrored = crosses and self._context.mirrored and node.span is Span.ONCE
+        if mirrored:
+            value = self._context.of_replica(value)
         node.set_input(index, value, Select.FIRST if crosses else None)
-        if crosses and self._context.mirrored:
+        if mirrored:
             node.add_control(value.node)  # fetching replica 0's value alone would leave its collectives waiting
 
     def convert(self, value: Value, reshard: Reshard, reader: Node) -> Value:

@@ -24,7 +24,7 @@ def common_predicate(context: Context, value: Value) -> Value:
     """
     name = f"{value.node.name}/predicate"
     once = _of_all(context, value, name) if _asks_for_a_value(value) else _of_first(context, value, name)
-    each = context.add("Identity", [once], Site(f"{name}/each", Span.EACH, value.node))
+    each = context.add("Identity", [once], Site(f"{name}/each", value.node.span, value.node))
     each.add_control(value.node)
     return each.output()
 

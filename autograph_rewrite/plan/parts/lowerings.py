@@ -5,6 +5,7 @@ A lowering is a row of data: the hops that a value takes, each an operation over
     add_n               reduce over the replicas of a process by ops
     host_reduce         reduce over the replicas of a process by ops, then over the processes by a collective
     collective_reduce   reduce over all replicas of all processes by a collective
+    micro_reduce        reduce over the micro-batches of a replica by ops, then over all replicas by a collective
 
 Passes emit hop by hop (`passes.collectives`), the simulator prices hop by hop (`cost.tasks.communication`), and which
 edges wait for each other, share keys or may be bucketed is read off the hops. Processes share nothing, so between them
@@ -26,6 +27,10 @@ ACROSS = frozenset((Axis.PROCESS,))
 """One member per process: what it has made of all its instances."""
 EVERYWHERE = IN_PROCESS | ACROSS
 """All instances of all processes."""
+IN_REPLICA = frozenset((Axis.MICRO,))
+"""The micro-batches of one replica."""
+REPLICAS = frozenset((Axis.PROCESS, Axis.REPLICA))
+"""One member per replica, of all processes: what it has made of all its micro-batches."""
 
 
 class Operation(Enum):
@@ -68,6 +73,11 @@ class Hop:
     over: frozenset[Axis]
     medium: Medium
     algorithm: str = ""
+
+
+def is_among_replicas(hop: Hop) -> bool:
+    """Return whether every replica of every process is a member."""
+    return hop.over >= REPLICAS
 
 
 @dataclass(frozen=True)
@@ -117,7 +127,7 @@ class Lowering:
     @property
     def is_everywhere(self) -> bool:
         """Whether every replica gets the result, and not only the first device of each process."""
-        return any(hop.over == EVERYWHERE for hop in self.hops)
+        return any(is_among_replicas(hop) for hop in self.hops)
 
 
 def _table(rows: Iterable[Lowering]) -> Mapping[str, Lowering]:
@@ -134,21 +144,21 @@ LOWERINGS = _table(
             "the sum of the replicas' values, made on the first device",
             (_REDUCE_IN_PROCESS,),
             is_bucketed=True,
-            instead_of=("collective_reduce",),
+            instead_of=("collective_reduce", "micro_reduce"),
             sums=True,
         ),
         Lowering(
             "fold",
             "the maximum, minimum or product of the replicas' values, made on the first device",
             (_REDUCE_IN_PROCESS,),
-            instead_of=("collective_reduce",),
+            instead_of=("collective_reduce", "micro_reduce"),
             sums=False,
         ),
         Lowering(
             "concat",
             "the replicas' blocks in replica order, made on the first device",
             (_GATHER_IN_PROCESS,),
-            instead_of=("collective_gather",),
+            instead_of=("collective_gather", "micro_gather"),
         ),
         Lowering("slice", "each replica's own block of a value that it holds"),
         Lowering("zeros", "the value on the first replica, zeros elsewhere: a sum of one term"),
@@ -189,6 +199,18 @@ LOWERINGS = _table(
             "collective_gather",
             "CollectiveGatherV2: every device gets all blocks, in replica order",
             (Hop(Operation.GATHER, EVERYWHERE, Medium.COLLECTIVE),),
+            is_bucketed=True,
+        ),
+        Lowering(
+            "micro_reduce",
+            "combined over the micro-batches of each replica, then by one CollectiveReduceV2 among the replicas",
+            (Hop(Operation.REDUCE, IN_REPLICA, Medium.OPS), Hop(Operation.REDUCE, REPLICAS, Medium.COLLECTIVE)),
+            is_bucketed=True,
+        ),
+        Lowering(
+            "micro_gather",
+            "joined over the micro-batches of each replica, then by one CollectiveGatherV2 among the replicas",
+            (Hop(Operation.GATHER, IN_REPLICA, Medium.OPS), Hop(Operation.GATHER, REPLICAS, Medium.COLLECTIVE)),
             is_bucketed=True,
         ),
     )

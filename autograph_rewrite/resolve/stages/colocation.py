@@ -74,7 +74,7 @@ def stay_at_tables(graph: Graph, pinned_devices: dict[Node, str], home: str) -> 
     for node in graph:
         if node.op not in LOOKUPS:
             continue
-        while node.span is Span.EACH and node not in pinned_devices:
+        while node.span is not Span.ONCE and node not in pinned_devices:
             pinned_devices[node] = home
             if not node.inputs:
                 break

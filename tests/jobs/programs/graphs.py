@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,12 @@ def small(
         return train(job, item, [{"x": job.part(x)} for x in whole], mode, replicas)
 
     return case
+
+
+def in_micro_batches(case: Case, form: str = "unrolled") -> Case:
+    """Return a case in which each replica takes its part of the batch in three pieces."""
+    more = {"microbatches": 3, "accumulation": {"form": form}}
+    return lambda job: case(replace(job, more=more))
 
 
 def contrastive() -> Mapping[str, Any]:
@@ -190,6 +197,10 @@ CASES: dict[str, Case] = {
     "lstm_v1_shared_two_devices": zoo("lstm_v1", "adam", "shared", 2),
     "masked": zoo("masked", "momentum", "mirrored", 2),
     "cond_v1": zoo("cond_v1", "adam", "shared", 2),
+    "mlp_in_micro_batches": in_micro_batches(zoo("mlp", "adam", "mirrored", 2)),
+    "masked_in_micro_batches": in_micro_batches(zoo("masked", "momentum"), "loop"),
+    "language_model_in_micro_batches": in_micro_batches(zoo("language_model", "adagrad", "mirrored", 2), "loop"),
+    "contrastive_in_micro_batches": in_micro_batches(small(contrastive, mode="mirrored", replicas=2)),
     "contrastive": small(contrastive, replicas=2),
     "two_views": small(two_views, replicas=2),
     "two_views_mirrored": small(two_views, mode="mirrored"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,14 @@ class Job:
         count: how many there are.
         alone: whether it takes its part and does not know of the others.
         folder: where it may write files.
+        more: what its configuration says besides.
     """
 
     task: int = 0
     count: int = 1
     alone: bool = False
     folder: Path = Path()
+    more: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def here(cls, folder: Path) -> Job:
@@ -83,4 +85,4 @@ class Job:
             return {"devices": ["CPU:0"], "strategy": strategy, "pipeline": pipeline, "timeout_seconds": 30, **more}
         strategy = {"name": os.environ.get("JOB_STRATEGY", "AllReduce"), "variables": mode}
         devices = [f"CPU:{i}" for i in range(replicas)]
-        return {"devices": devices, "strategy": strategy, "timeout_seconds": 30, **more}
+        return {"devices": devices, "strategy": strategy, "timeout_seconds": 30, **self.more, **more}

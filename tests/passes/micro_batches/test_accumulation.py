@@ -190,9 +190,10 @@ def test_uneven_micro_batches_can_be_refused() -> None:
             session.run("train", FEEDS[0])
 
 
-def test_mirrored_variables_and_micro_batches_are_refused_at_their_line() -> None:
-    config = {"devices": ["CPU:0", "CPU:1"], "microbatches": 2, "strategy": {"variables": "mirrored"}}
-    with pytest.raises(ConfigError, match=r"microbatches is 2, and strategy\.variables is mirrored"):
+def test_mirrored_variables_and_stages_are_refused_at_their_line() -> None:
+    pipeline = {"stages": 2, "microbatches": 2}
+    config = {"devices": ["CPU:0"], "pipeline": pipeline, "strategy": {"variables": "mirrored"}}
+    with pytest.raises(ConfigError, match=r"one copy of each variable, and strategy\.variables is mirrored"):
         ar.rewrite(make_item(perceptron), config)
 
 

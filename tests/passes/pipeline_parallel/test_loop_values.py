@@ -16,7 +16,8 @@ from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Select, Span
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.verify.folded import check_folded
-from autograph_rewrite.passes.emit.expand import ReplicaLayout, expand
+from autograph_rewrite.passes.emit.expand import expand
+from autograph_rewrite.passes.emit.replica_layout import ReplicaLayout
 from autograph_rewrite.passes.micro_batches.loop import roll_micro_batches
 from autograph_rewrite.passes.pipeline_parallel.loop import roll_stages
 from autograph_rewrite.plan.parts.messages import Micro, Pipeline
