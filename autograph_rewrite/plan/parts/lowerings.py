@@ -209,7 +209,7 @@ LOWERINGS = _table(
         ),
         Lowering(
             "micro_gather",
-            "joined over the micro-batches of each replica, then by one CollectiveGatherV2 among the replicas",
+            "what each replica sends of its micro-batches' sum, joined by one CollectiveGatherV2 among the replicas",
             (Hop(Operation.GATHER, IN_REPLICA, Medium.OPS), Hop(Operation.GATHER, REPLICAS, Medium.COLLECTIVE)),
             is_bucketed=True,
         ),

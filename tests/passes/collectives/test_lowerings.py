@@ -53,16 +53,15 @@ def test_every_hop_has_what_emits_it(row: Lowering) -> None:
 
 
 def test_what_is_asked_of_a_lowering_follows_from_its_hops() -> None:
-    assert {row.name for row in LOWERINGS.values() if row.is_collective} == {
-        "collective_reduce", "collective_gather", "host_reduce", "host_gather"
-    }  # fmt: skip
+    everywhere = {"collective_reduce", "collective_gather", "micro_reduce", "micro_gather"}
+    assert {row.name for row in LOWERINGS.values() if row.is_collective} == {*everywhere, "host_reduce", "host_gather"}
     assert {row.name for row in LOWERINGS.values() if row.is_stored} == {
         "accumulator",
         "server_reduce",
         "server_gather",
     }
     assert {row.name for row in LOWERINGS.values() if row.is_local} == {"add_n", "fold", "concat"}
-    assert {row.name for row in LOWERINGS.values() if row.is_everywhere} == {"collective_reduce", "collective_gather"}
+    assert {row.name for row in LOWERINGS.values() if row.is_everywhere} == everywhere
     assert {row.name for row in LOWERINGS.values() if not row.hops} == {"slice", "zeros", "local_size", "global_size"}
     for row in LOWERINGS.values():
         assert row.crosses == any(hop.over == ACROSS for hop in row.hops)
