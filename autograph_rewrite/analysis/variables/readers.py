@@ -76,13 +76,13 @@ class Readers:
         graph: the graph.
         variables: of the item, by name.
         outputs: nodes that the outside reads.
-        nodes: among which updates count: those of the step, or all.
+        updates: the nodes of the step, or of all of the graph, that write a variable.
     """
 
     graph: Graph
     variables: Mapping[str, Variable]
     outputs: Collection[Node]
-    nodes: Collection[Node]
+    updates: Collection[Node]
 
     def is_trained(self, variable: Variable, reads: Iterable[Use]) -> bool:
         """Return whether a step updates a variable by a gradient.
@@ -113,7 +113,7 @@ class Readers:
 
     @cached_property
     def _updated(self) -> set[str]:
-        return {handle_node(node.inputs[0]).name for node in self.nodes if node.inputs and is_update(node)}
+        return {handle_node(node.inputs[0]).name for node in self.updates if is_update(node)}
 
     @cached_property
     def _bits(self) -> dict[str, int]:

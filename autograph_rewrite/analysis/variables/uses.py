@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 
 from autograph_rewrite.analysis.facts.placement import REPLICATED
 from autograph_rewrite.analysis.propagate import Propagation
@@ -114,7 +115,8 @@ def variable_uses(
     slots: dict[str, list[str]] = {}
     for name, owner in found.items():
         slots.setdefault(owner, []).append(name)
-    readers = Readers(graph, variables, [value.node for value in graph.anchors.values()], nodes)
+    outputs, made = [value.node for value in graph.anchors.values()], list(chain.from_iterable(by_handle.values()))
+    readers = Readers(graph, variables, outputs, made)
     return {
         name: VariableUse(
             variables[name],
@@ -150,7 +152,8 @@ def plain_uses(
         outputs: nodes that the outside reads.
     """
     handles = {graph.nodes[v.handle]: name for name, v in variables.items() if v.handle in graph.nodes}
-    by_handle, readers = _updates(nodes, handles), Readers(graph, variables, outputs, nodes)
+    by_handle = _updates(nodes, handles)
+    readers = Readers(graph, variables, outputs, list(chain.from_iterable(by_handle.values())))
     return {
         name: VariableUse(variables[name], handle, tuple(by_handle.get(handle, ())), readers)
         for handle, name in handles.items()
