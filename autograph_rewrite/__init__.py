@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from autograph_rewrite.inspect.diff import diff
     from autograph_rewrite.inspect.dump import dump
     from autograph_rewrite.item import GraphItem
+    from autograph_rewrite.load.marks import checkpoint_name, recompute_grad
     from autograph_rewrite.plan.plan import Plan
 
 __version__ = "0.1.0"
@@ -55,11 +56,13 @@ __all__ = [
     "VerifyError",
     "allow_code",
     "build_plan",
+    "checkpoint_name",
     "diff",
     "distribute",
     "dump",
     "explain",
     "join",
+    "recompute_grad",
     "register_pass",
     "rewrite",
     "shard_dataset",
@@ -73,11 +76,13 @@ _LAZY = {
     "Plan": "plan.plan",
     "allow_code": "api",
     "build_plan": "api",
+    "checkpoint_name": "load.marks",
     "diff": "inspect.diff",
     "distribute": "api",
     "dump": "inspect.dump",
     "explain": "api",
     "join": "api",
+    "recompute_grad": "load.marks",
     "register_pass": "api",
     "rewrite": "api",
     "shard_dataset": "api",

@@ -12,6 +12,7 @@ from autograph_rewrite.config.sections import Override, Pipeline
 from autograph_rewrite.diagnostics.faults import Fault, did_you_mean, raise_if_any
 from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.ir.types.device_names import canonical, on_task
+from autograph_rewrite.load.marks import has_marked_scopes
 from autograph_rewrite.plan.parts import messages
 from autograph_rewrite.plan.parts.graph_digest import InputLike, ItemLike, graph_digest
 from autograph_rewrite.plan.plan import Plan
@@ -48,7 +49,7 @@ def request(item: ItemLike, config: Config, *, strategy: str) -> Plan:
         variables=tuple(_variable_requests(item, config)),
         micro=_micro(item, config),
         pipeline=_pipeline(config, len(devices)),
-        remat=_remat(config),
+        remat=_remat(item, config),
         passes=own_passes(config),
     )
     return replace(plan, id=f"{strategy}-{plan.digest()[:12]}")
@@ -106,8 +107,10 @@ def _pipeline(config: Config, replicas: int) -> messages.Pipeline | None:
     )
 
 
-def _remat(config: Config) -> messages.Remat | None:
+def _remat(item: ItemLike, config: Config) -> messages.Remat | None:
     section = config.remat
+    if "policy" not in section.model_fields_set and has_marked_scopes(item.graph.nodes):
+        return messages.Remat("marked", stages=section.stages)
     policy, _, size = section.policy.partition(":")
     if policy == "none":
         return None

@@ -29,7 +29,7 @@ from autograph_rewrite.resolve.spans import differs_by_replica
 from autograph_rewrite.resolve.stages.assignment import forward_stages
 from autograph_rewrite.resolve.stages.forward_backward import forward_nodes
 
-STATED = ("names", "scopes")
+STATED = ("names", "scopes", "marked")
 """Policies that say themselves what is computed again."""
 NOTHING = "nothing is computed again: no gradient reads what this policy would compute again, or all of them at once"
 FITS = "nothing is computed again: a step takes {peak:,} B on a device as it is, and {limit:,} B are allowed"
@@ -46,6 +46,8 @@ def recompute(rewrite: Rewrite, remat: Remat) -> tuple[Decision, Propagation]:
     state, graph = rewrite.get(Propagation), rewrite.graph
     resolved = reshard_edges.resolve_edges(rewrite.plan, state, rewrite.outputs, rewrite.item.variables)
     trained = [graph.value(edge.value).node for edge in resolved.edges if edge.owner != STEP]
+    if remat.policy == "marked" and not trained:
+        return Decision(), state
     exchanged = [graph.value(edge.value) for edge in resolved.edges]
     acts = find_activations(state, forward_nodes(resolved, state, rewrite.outputs), trained, exchanged)
     if remat.limit is not None:

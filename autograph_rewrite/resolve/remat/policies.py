@@ -4,6 +4,7 @@
     save_matmuls      products and convolutions are kept as well, and the single values between layers
     scopes            each name scope that a pattern matches is a segment
     names             what the patterns name is kept, and everything else computed again
+    marked            each scope that `ar.recompute_grad` has made is a segment
 
 Each policy is a function from activations to numbers of segments; a node without one is kept.
 
@@ -21,14 +22,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from autograph_rewrite.diagnostics.faults import did_you_mean
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.load.marks import AGAIN_SCOPE, names_given
 from autograph_rewrite.plan.parts.messages import Remat
 from autograph_rewrite.resolve.remat.activations import Activations, root_of
 from autograph_rewrite.resolve.remat.cuts import balanced_cuts, chain_of, single_cuts
 
 CONTRACTIONS = frozenset(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "SparseMatMul", "Einsum"))
 CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2dNative")
-NAMED = "checkpoint_name/"
-"""The scope in which `ar.checkpoint_name(x, name)` puts what it names."""
 Parts = Mapping[Node, int]
 """By node that is to be computed again, the number of its segment."""
 
@@ -81,9 +81,21 @@ def _between(acts: Activations, cuts: Sequence[int]) -> Parts:
     return {node: bisect_right(cuts, i) for i, node in enumerate(acts.forward) if node in acts.repeatable}
 
 
+def _marked(acts: Activations, remat: Remat) -> Parts:
+    """Make a segment of each scope that `ar.recompute_grad` has made."""
+    return _in_scopes(acts, (AGAIN_SCOPE,))[0]
+
+
 def _scopes(acts: Activations, remat: Remat) -> Parts:
-    """Make a segment of each scope that a pattern matches; of nested ones, the outermost."""
-    patterns = [re.compile(pattern) for pattern in remat.scopes]
+    """Make a segment of each scope that a pattern matches."""
+    parts, matched = _in_scopes(acts, remat.scopes)
+    _require_matches(acts, remat.scopes, matched, "scope")
+    return parts
+
+
+def _in_scopes(acts: Activations, scopes: Sequence[str]) -> tuple[Parts, set[int]]:
+    """Return the segments of scopes, of nested ones the outermost, and which patterns match one."""
+    patterns = [re.compile(pattern) for pattern in scopes]
     numbers: dict[str, int] = {}
     parts: dict[Node, int] = {}
     matched: set[int] = set()
@@ -93,8 +105,7 @@ def _scopes(acts: Activations, remat: Remat) -> Parts:
             matched.add(i)
             if node in acts.repeatable:
                 parts[node] = numbers.setdefault(scope, len(numbers))
-    _require_matches(acts, remat.scopes, matched, "scope")
-    return parts
+    return parts, matched
 
 
 def _scope_of(name: str, patterns: Sequence[re.Pattern[str]]) -> tuple[str | None, int]:
@@ -112,8 +123,8 @@ def _names(acts: Activations, remat: Remat) -> Parts:
     kept: set[Node] = set()
     matched: set[int] = set()
     for node in acts.forward:
-        named = node.name[node.name.rfind(NAMED) + len(NAMED) :] if NAMED in node.name else None
-        hits = {i for i, p in enumerate(patterns) if p.fullmatch(node.name) or (named and p.fullmatch(named))}
+        known = (node.name, *names_given(node.name))
+        hits = {i for i, pattern in enumerate(patterns) if any(pattern.fullmatch(name) for name in known)}
         if hits:
             matched |= hits
             kept |= {node, root_of(node)}
@@ -160,4 +171,5 @@ POLICIES: Mapping[str, Callable[[Activations, Remat], Parts]] = {
     "save_matmuls": _save_matmuls,
     "scopes": _scopes,
     "names": _names,
+    "marked": _marked,
 }
