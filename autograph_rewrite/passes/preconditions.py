@@ -6,25 +6,34 @@ from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.errors import GraphError, PlanError
 from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.ir.traversal import ancestors, depends_on_any
+from autograph_rewrite.ir.types.device_names import process_of
 from autograph_rewrite.ir.variable_ops import is_update
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.plan.plan import Plan
 
 
 def require_no_servers(plan: Plan) -> None:
-    """Refuse stages, and micro-batches in several processes, of variables that are on servers.
+    """Refuse stages, and micro-batches, in several processes of variables that are on servers.
 
     Raises:
         PlanError: a variable, or a shard of one, lives on one device.
     """
     several = plan.microbatches > 1 and len(plan.processes) > 1
-    if plan.homes and (several or plan.pipeline is not None):
+    driven = plan.pipeline is not None and (plan.stage_hosts or not _lives_here(plan))
+    if plan.homes and (several or driven):
         name, home = next(iter(plan.homes.items()))
-        what = "stages" if plan.pipeline is not None else "micro-batches in several processes"
+        what = "micro-batches in several processes"
+        if driven:
+            what = "stages in several processes (one session drives all stages, each worker's own reaches the servers)"
         raise PlanError(
             f"'{name}' lives on {home}, which does not go together with {what} yet",
             hint="use the strategy AllReduce or PartitionedAR, or leave microbatches and pipeline out",
         )
+
+
+def _lives_here(plan: Plan) -> bool:
+    """Return whether the process that trains holds all variables."""
+    return {process_of(home) for home in plan.homes.values()} <= set(plan.processes)
 
 
 def require_training(graph: Graph, item: GraphItem, state: Propagation) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autograph_rewrite.ir.graph import Span
 from autograph_rewrite.ir.types.device_names import parse, process_of
 from autograph_rewrite.passes.base.context import Context
 from autograph_rewrite.passes.base.instance_order import NO_ORDER
@@ -46,6 +47,11 @@ def place_instances(context: Context, stages: Stages | None) -> ReplicaLayout:
         order = schedule_stages(graph, stages, plan.pipeline.schedule, replicas, micro)
     driver = plan.stage_hosts[0] + HOST if plan.stage_hosts else ""
     place_stages(graph, stages, devices[:each], captured=context.captures, driver=driver)
+    if plan.looped:
+        follow(graph, pinned_devices)
+    for node, home in pinned_devices.items():
+        if node.span is Span.ONCE:
+            node.set_device(home)  # what a server holds is no part of a stage
     tell_ready(graph, stages, order.roots, replicas)
     by_stage = (tuple(own[s % each] for own in replicas for _ in range(micro)) for s in range(stages.count))
     return ReplicaLayout(tuple(by_stage), micro, order, stages.of, pinned_devices)

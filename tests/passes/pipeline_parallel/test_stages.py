@@ -104,15 +104,11 @@ def test_replicas_of_a_pipeline_are_summed_once_per_step() -> None:
 
 @pytest.mark.parametrize("strategy", ["PartitionedAR", "PS", "PartitionedPS", "FSDP"])
 @pytest.mark.parametrize("how", [{"microbatches": 4}, {"pipeline": {"stages": 2, "microbatches": 4}}])
-def test_variables_in_shards_and_on_servers_go_together_with_them_or_are_refused(how: Any, strategy: str) -> None:
+def test_variables_in_shards_and_on_servers_go_together_with_them(how: Any, strategy: str) -> None:
     item, _, expected = model("mlp")
     devices = ["CPU:0"] if "pipeline" in how else ["CPU:0", "CPU:1"]
     config = {"devices": devices, "strategy": {"name": strategy}, **how}
-    if "pipeline" in how and "PS" in strategy:
-        with pytest.raises(PlanError, match="does not go together with stages yet"):
-            ar.rewrite(item, config)
-    else:
-        assert_alike(train(ar.rewrite(item, config), feeds_of(item)), expected)
+    assert_alike(train(ar.rewrite(item, config), feeds_of(item)), expected)
 
 
 def test_a_batch_that_cannot_be_divided_makes_uneven_micro_batches() -> None:
