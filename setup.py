@@ -7,7 +7,7 @@ from setuptools import find_packages, setup
 MAPPED = ("strategies", "tools", "configs")
 
 TESTS = ["hypothesis", "pytest>=8", "pytest-timeout", "pytest-xdist"]
-CHECKS = ["mypy", "ruff", "types-PyYAML", "types-networkx", "types-protobuf"]
+CHECKS = ["mypy", "ruff", "types-regex", "types-PyYAML", "types-networkx", "types-protobuf"]
 DEMO = ["scikit-learn"]
 RAY = ["ray>=2.9"]  # for examples/ray_launch.py
 
@@ -20,7 +20,6 @@ CORPUS = [
     "kagglehub",
     "kagglesdk",
     "multipledispatch",
-    "regex",
     "sentencepiece",
     "tensorflow-probability>=0.25",
     "tf-slim>=1.1",
@@ -65,6 +64,7 @@ setup(
         "protobuf>=6.31.1,<8",
         "pydantic>=2.6",
         "pyyaml>=6",
+        "regex>=2024.4",  # as `re`, but a search can be ended
         "rich>=13",
     ],
     extras_require={

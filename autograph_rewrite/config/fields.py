@@ -8,6 +8,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
+from autograph_rewrite.diagnostics.patterns import check_pattern
 from autograph_rewrite.ir.types.device_names import canonical
 
 _UNITS = {"": 1, "b": 1}
@@ -38,10 +39,7 @@ def read_size(value: object) -> int:
 
 
 def _regular_expression(value: str) -> str:
-    try:
-        re.compile(value)
-    except re.error as error:
-        raise ValueError(f"must be a regular expression, and {value!r} is not: {error}") from None
+    check_pattern(value)
     return value
 
 

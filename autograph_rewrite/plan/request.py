@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -10,6 +9,7 @@ from autograph_rewrite.config.config import Config
 from autograph_rewrite.config.fields import read_size
 from autograph_rewrite.config.sections import Override, Pipeline
 from autograph_rewrite.diagnostics.faults import Fault, did_you_mean, raise_if_any
+from autograph_rewrite.diagnostics.patterns import matches
 from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.ir.types.device_names import canonical, on_task
 from autograph_rewrite.load.marks import has_marked_scopes
@@ -160,7 +160,7 @@ def default_options(config: Config) -> messages.Options:
 
 def override_of(variable: str, config: Config) -> Override | None:
     """The first override whose pattern matches the whole name."""
-    return next((o for o in config.variables if re.fullmatch(o.match, variable)), None)
+    return next((o for o in config.variables if matches(o.match, variable)), None)
 
 
 def _variable_requests(item: ItemLike, config: Config) -> Iterator[messages.VariableRequest]:
@@ -183,7 +183,7 @@ def _overridden(options: messages.Options, override: Override | None) -> message
 def _idle_overrides(item: ItemLike, config: Config) -> Iterator[Fault]:
     """Overrides that match no variable: misspelt, most likely."""
     for i, override in enumerate(config.variables):
-        if not any(re.fullmatch(override.match, name) for name in item.variables):
+        if not any(matches(override.match, name) for name in item.variables):
             message = f"variables[{i}].match: no variable's whole name matches '{override.match}'"
             hint = did_you_mean(override.match, list(item.variables), noun="known variables")
             yield config.fault(("variables", i, "match"), message, hint)

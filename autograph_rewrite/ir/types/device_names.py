@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from autograph_rewrite.errors import ConfigError
 
@@ -48,6 +49,7 @@ class Device:
         return f"{place}/device:{self.kind}:{self.index}"
 
 
+@lru_cache(2**16)  # of thousands of workers, each name is asked for many times
 def parse(text: str) -> Device:
     """Read a device name in any spelling that TensorFlow has.
 

@@ -10,7 +10,6 @@ behind what it reads; a variable is where it is first read.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -18,6 +17,7 @@ from autograph_rewrite.analysis.facts.placement import REPLICATED
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.variables.uses import variable_uses
 from autograph_rewrite.diagnostics.faults import did_you_mean
+from autograph_rewrite.diagnostics.patterns import first_match
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.graph import Graph, Node, Span, Value
 from autograph_rewrite.ir.traversal import ancestors, descendants
@@ -114,9 +114,7 @@ def _forward_stages(
     if pipeline.boundaries:
         return _behind(graph, work, pipeline.boundaries)
     if pipeline.names:
-        return _following(
-            work, {node: i for node in work if (i := _first_match(node.name, pipeline.names)) is not None}
-        )
+        return _following(work, {node: i for node in work if (i := first_match(pipeline.names, node.name)) is not None})
     if pipeline.assign == "device":
         return _following(work, _by_device(work, variable_dependent_nodes(state.order), pipeline.stages))
     return _balanced(state, work, pipeline.stages, alike=alike)
@@ -152,10 +150,6 @@ def _boundary(graph: Graph, name: str) -> Node:
         hint = did_you_mean(name, list(graph.nodes)) if len(graph.nodes) < 5000 else None
         raise PlanError(f"the graph has no tensor '{name}' to begin a stage behind", hint=hint)
     return node
-
-
-def _first_match(name: str, patterns: Sequence[str]) -> int | None:
-    return next((i for i, pattern in enumerate(patterns) if re.fullmatch(pattern, name)), None)
 
 
 def _by_device(work: Sequence[Node], learnt: Collection[Node], stages: int) -> dict[Node, int]:
