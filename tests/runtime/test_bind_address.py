@@ -118,3 +118,29 @@ print(reachable("{own_address}", port), confine(address))
 print(reachable("{own_address}", port), reachable("127.0.0.1", port))
 """
     assert forked_python(code).stdout == "True True\nFalse True\n"
+
+
+def test_a_worker_is_confined_from_its_first_operation_on(own_address: str, forked_python: Python) -> None:
+    """Nothing of the package has run by then but its import."""
+    code = f"""
+import json, os, socket, time
+
+with socket.socket() as probe:
+    probe.bind(("", 0))
+    port = probe.getsockname()[1]
+workers = [f"127.0.0.1:{{port}}", "127.0.0.1:1"]
+os.environ["TF_CONFIG"] = json.dumps(
+    {{"cluster": {{"worker": workers}}, "task": {{"type": "worker", "index": 0}}}}
+)
+import tensorflow as tf
+from autograph_rewrite.runtime.job.join_on_import import join_on_import
+from tests.runtime.test_bind_address import reachable
+
+join_on_import()
+tf.constant(1) + 1
+end = time.monotonic() + 5
+while reachable("{own_address}", port) and time.monotonic() < end:
+    pass
+print(reachable("{own_address}", port), reachable("127.0.0.1", port))
+"""
+    assert forked_python(code).stdout == "False True\n"

@@ -15,7 +15,7 @@ import ipaddress
 import socket
 import struct
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
 from autograph_rewrite.runtime.failures.sockets import sockets
@@ -37,16 +37,29 @@ def confine(address: str) -> bool:
         Whether it was done: not where this is not Linux, nobody listens there, or the host is no address of this
         machine (one that a router translates, for example) or stands for all of them (0.0.0.0).
     """
-    host, _, port = address.rpartition(":")
-    wanted = _own_addresses(host.strip("[]"))
-    if sys.platform != "linux" or not wanted or any(found.is_unspecified for found in wanted):
-        return False
-    confined = False
-    for listener in _listeners(int(port)):
-        with listener:
-            _attach(listener, _program(wanted))
-            confined = True
-    return confined
+    act = confinement(address)
+    return act is not None and act()
+
+
+def confinement(address: str) -> Callable[[], bool] | None:
+    """Return what confines the server at an address once it listens, and tells whether it did; None: nothing can."""
+    wanted, port = _wanted(address), int(address.rpartition(":")[2])
+
+    def act() -> bool:
+        confined = False
+        for listener in _listeners(port):
+            with listener:
+                _attach(listener, _program(wanted))
+                confined = True
+        return confined
+
+    return act if wanted else None
+
+
+def _wanted(address: str) -> list[_Address]:
+    """The addresses at which a server is to be reached; none where that cannot be told, or be done."""
+    wanted = _own_addresses(address.rpartition(":")[0].strip("[]")) if sys.platform == "linux" else []
+    return [] if any(found.is_unspecified for found in wanted) else wanted
 
 
 def _own_addresses(host: str) -> list[_Address]:

@@ -8,14 +8,15 @@ TensorFlow fixes its devices when the first op runs, and variables made before c
 took over. So a worker joins when TensorFlow is imported (`join_on_import`), which only says how to start: no port is
 opened, and nothing waits for anybody, before the program runs its first op.
 
-TensorFlow's server is not authenticated, and it listens on all interfaces whatever address it is given; `listening`
-confines it to the configured one.
+TensorFlow's server is not authenticated, and it listens on all interfaces whatever address it is given; `bind_address`
+confines it to the configured one, as soon as it listens.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+import time
 import warnings
 from collections.abc import Iterable, Mapping
 from itertools import count
@@ -28,12 +29,14 @@ from autograph_rewrite.ir.types.device_names import process_of
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.failures.background_thread import repeat
 from autograph_rewrite.runtime.failures.liveness import PeerMonitor, listed, others
-from autograph_rewrite.runtime.job.bind_address import confine
+from autograph_rewrite.runtime.job.bind_address import confine, confinement
 from autograph_rewrite.runtime.job.handshake import Meetings
 
 LEADER = "/job:worker/replica:0/task:0"
 _ASK = 2.0
 """Seconds from one look at the other workers to the next."""
+_STARTS, _GLANCE = 30.0, 0.001
+"""Seconds that a server takes to listen, at most, and between two looks whether it does."""
 
 
 def join_early(environ: Mapping[str, str] = os.environ) -> None:
@@ -191,7 +194,20 @@ class ServerDef:
         """
         require_free(self.member)
         encoded: bytes = self._message().SerializeToString()
+        self._confine_soon()
         return encoded
+
+    def _confine_soon(self) -> None:
+        """Confine the server as soon as it listens, which it is about to do: a thread waits for that."""
+        confine_now, end = confinement(self.member.address), time.monotonic() + _STARTS
+        if confine_now is None:
+            return
+
+        def look() -> bool:
+            self.confined = self.confined or confine_now()
+            return not self.confined and time.monotonic() < end
+
+        repeat(look, _GLANCE)
 
     def _message(self) -> Any:
         from tensorflow.core.protobuf import cluster_pb2, config_pb2, tensorflow_server_pb2
