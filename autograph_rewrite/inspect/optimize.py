@@ -14,11 +14,10 @@ from dataclasses import dataclass, replace
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.dump import header
-from autograph_rewrite.ir.format.annotations import Annotation, annotation
+from autograph_rewrite.inspect.placements import placements_of
 from autograph_rewrite.ir.format.printer import render
 from autograph_rewrite.ir.graph import Span
 from autograph_rewrite.item import GraphItem
-from autograph_rewrite.passes.base.context import Context
 from autograph_rewrite.passes.base.pass_manager import Pass, run_passes
 from autograph_rewrite.passes.base.rewriting import Request, Rewrite
 from autograph_rewrite.passes.preconditions import require_no_servers
@@ -100,17 +99,3 @@ def text_of(rewrite: Rewrite, *, full: bool = False) -> str:
     outputs = {name: replace(info, tensor=value.name) for (name, info), value in moved}
     item = rewrite.item.with_(graph=graph, outputs=outputs)
     return header(item, None) + render(graph, full=full, placements=placements_of(rewrite))
-
-
-def placements_of(rewrite: Rewrite) -> dict[str, Annotation]:
-    """Return the placements of the values of a rewrite that propagation has reached; none before `propagate`."""
-    if not rewrite.has(Propagation):
-        return {}
-    state = rewrite.get(Propagation)
-    source = rewrite.get(Context).fact if rewrite.has(Context) else state.source
-    found: dict[str, Annotation] = {}
-    for node in rewrite.graph:
-        if node in state.transfers:
-            values = [node.output(i) for i in range(len(state.transfers[node].outputs))]
-            found |= {value.name: annotation(source(value).placement, state.facts[value].placement) for value in values}
-    return found

@@ -13,13 +13,17 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from autograph_rewrite.inspect.placements import placements_of
 from autograph_rewrite.inspect.render.export import node_data
 from autograph_rewrite.ir.format import serde
+from autograph_rewrite.ir.format.annotations import Annotations
 from autograph_rewrite.ir.format.printer import line, render
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.replication import PerInstance, Span
 from autograph_rewrite.ir.types import wire
 from autograph_rewrite.ir.types.attrs import encode
+from autograph_rewrite.passes.base.pass_manager import RewriteObserver
+from autograph_rewrite.passes.base.rewriting import Rewrite
 
 CHANGES_SHOWN = 20
 
@@ -44,7 +48,7 @@ def _plain_attrs(node: Node) -> dict[str, bytes]:
     return attrs
 
 
-class Snapshots:
+class Snapshots(RewriteObserver):
     """An observer of the pipeline that keeps every state of the graph; nothing stands in the folder until `publish`.
 
     Args:
@@ -57,13 +61,23 @@ class Snapshots:
         self._partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
         self._count = 0
 
-    def __call__(self, name: str, graph: Graph) -> None:
-        """Keep the state of a graph after the pass of that name."""
+    def after_pass(self, name: str, rewrite: Rewrite) -> None:
+        """Keep the state of a rewrite after the pass of that name, with the placements that are known by then."""
+        self.keep(name, rewrite.graph, placements_of(rewrite))
+
+    def keep(self, name: str, graph: Graph, placements: Annotations) -> None:
+        """Keep the state of a graph.
+
+        Args:
+            name: of the pass that has left it.
+            graph: folded or expanded.
+            placements: of values, by name, as far as they are known.
+        """
         self._count += 1
         stem = self._partial / f"{self._count:02}_{name}"
         stem.with_suffix(".pb").write_bytes(viewable(graph))
-        stem.with_suffix(".txt").write_text(render(graph), encoding="utf-8")
-        data = {"pass": name, "nodes": [node_data(node) for node in graph]}
+        stem.with_suffix(".txt").write_text(render(graph, placements=placements), encoding="utf-8")
+        data = {"pass": name, "nodes": [node_data(node, placements) for node in graph]}
         stem.with_suffix(".json").write_text(json.dumps(data, ensure_ascii=False), encoding="utf-8")
 
     def publish(self) -> None:

@@ -183,6 +183,8 @@ def test_rewrite_keeps_what_every_pass_left_behind(call: Call, folder: Path) -> 
     assert (folder / "passes" / f"{stems[-1]}.pb").read_bytes() == (folder / "new.pb").read_bytes()
     reshard = next(stem for stem in stems if stem.endswith("_insert-reshards"))
     assert " each" in (folder / "passes" / f"{reshard}.txt").read_text()
+    propagated = next(stem for stem in stems if stem.endswith("_propagate"))
+    assert "@ partial(sum)" in (folder / "passes" / f"{propagated}.txt").read_text()
     folded = serde.from_bytes((folder / "passes" / f"{reshard}.pb").read_bytes())
     assert any(node.attr("_autograph_span") == b"each" for node in folded)
     assert json.loads((folder / "passes" / f"{reshard}.json").read_text())["pass"] == "insert-reshards"
@@ -232,7 +234,7 @@ def test_a_failure_is_bad_input_and_writes_nothing(call: Call, folder: Path, lin
 def test_an_error_in_a_pass_leaves_no_snapshot(call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(item: Any, config: Any, *, observers: Any, **options: Any) -> Any:
         for observe in observers:
-            observe("reshard", item.graph)
+            observe.keep("reshard", item.graph, {})
         raise PassError("the pass refuses")
 
     monkeypatch.setattr(rewrite, "rewrite", failing)

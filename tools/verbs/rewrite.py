@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         if plan_out is not None:
             new.report.plan.save(plan_out)
         if snapshots is not None:
-            snapshots("expand", new.graph)
+            snapshots.keep("expand", new.graph, new.placements)
             snapshots.publish()
     account = account_of(new)
     if args.json:

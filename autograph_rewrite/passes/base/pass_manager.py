@@ -16,7 +16,18 @@ from autograph_rewrite.ir.verify.folded import check_folded
 from autograph_rewrite.passes.base.report import PassRecord
 from autograph_rewrite.passes.base.rewriting import Rewrite
 
-Observer = Callable[[str, Graph], None]
+GraphObserver = Callable[[str, Graph], None]
+
+
+class RewriteObserver:
+    """Looks on at more than the graph: what passes have found so far, such as placements."""
+
+    def after_pass(self, name: str, rewrite: Rewrite) -> None:
+        """Look at a rewrite behind the pass of that name; nothing may be changed."""
+        raise NotImplementedError
+
+
+Observer = GraphObserver | RewriteObserver
 """Called after each pass with its name and the folded graph."""
 
 WHILE = "while running pass '{}'"
@@ -70,7 +81,10 @@ def run_passes(
         if one.when(rewrite):
             _run(rewrite, one, verify=verify)
             for observe in observers:
-                observe(one.name, rewrite.graph)
+                if isinstance(observe, RewriteObserver):
+                    observe.after_pass(one.name, rewrite)
+                else:
+                    observe(one.name, rewrite.graph)
             if rewrite.request.certificate is not None:
                 rewrite.request.certificate.check(one.name, rewrite.graph)
 

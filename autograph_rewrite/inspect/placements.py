@@ -1,0 +1,22 @@
+"""Placements of the values of a rewrite under way, for who looks on: `opt`, snapshots."""
+
+from __future__ import annotations
+
+from autograph_rewrite.analysis.propagate import Propagation
+from autograph_rewrite.ir.format.annotations import Annotation, annotation
+from autograph_rewrite.passes.base.context import Context
+from autograph_rewrite.passes.base.rewriting import Rewrite
+
+
+def placements_of(rewrite: Rewrite) -> dict[str, Annotation]:
+    """Return the placements of the values of a rewrite that propagation has reached; none before `propagate`."""
+    if not rewrite.has(Propagation):
+        return {}
+    state = rewrite.get(Propagation)
+    source = rewrite.get(Context).fact if rewrite.has(Context) else state.source
+    found: dict[str, Annotation] = {}
+    for node in rewrite.graph:
+        if node in state.transfers:
+            values = [node.output(i) for i in range(len(state.transfers[node].outputs))]
+            found |= {value.name: annotation(source(value).placement, state.facts[value].placement) for value in values}
+    return found
