@@ -15,11 +15,12 @@ which needs the memory of the whole step. save_matmuls is the policy of that kin
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cache, partial
 
 from autograph_rewrite.diagnostics.faults import did_you_mean
+from autograph_rewrite.diagnostics.patterns import first_match, matches
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.load.marks import AGAIN_SCOPE, names_given
@@ -95,36 +96,31 @@ def _scopes(acts: Activations, remat: Remat) -> Parts:
 
 def _in_scopes(acts: Activations, scopes: Sequence[str]) -> tuple[Parts, set[int]]:
     """Return the segments of scopes, of nested ones the outermost, and which patterns match one."""
-    patterns = [re.compile(pattern) for pattern in scopes]
+    known = cache(partial(first_match, scopes))
     numbers: dict[str, int] = {}
     parts: dict[Node, int] = {}
     matched: set[int] = set()
     for node in acts.forward:
-        scope, i = _scope_of(node.name, patterns)
+        scope = next((scope for scope in _scopes_of(node.name) if known(scope) is not None), None)
         if scope is not None:
-            matched.add(i)
+            matched.add(known(scope) or 0)
             if node in acts.repeatable:
                 parts[node] = numbers.setdefault(scope, len(numbers))
     return parts, matched
 
 
-def _scope_of(name: str, patterns: Sequence[re.Pattern[str]]) -> tuple[str | None, int]:
-    ends = [i for i, letter in enumerate(name) if letter == "/"]
-    for end in ends:
-        for i, pattern in enumerate(patterns):
-            if pattern.fullmatch(name, 0, end):
-                return name[:end], i
-    return None, -1
+def _scopes_of(name: str) -> Iterator[str]:
+    """Yield the scopes around a node, the outermost first."""
+    return (name[:i] for i, letter in enumerate(name) if letter == "/")
 
 
 def _names(acts: Activations, remat: Remat) -> Parts:
     """Make a segment of each connected part of what is left when the named nodes are kept."""
-    patterns = [re.compile(pattern) for pattern in remat.names]
     kept: set[Node] = set()
     matched: set[int] = set()
     for node in acts.forward:
         known = (node.name, *names_given(node.name))
-        hits = {i for i, pattern in enumerate(patterns) if any(pattern.fullmatch(name) for name in known)}
+        hits = {i for i, pattern in enumerate(remat.names) if any(matches(pattern, name) for name in known)}
         if hits:
             matched |= hits
             kept |= {node, root_of(node)}
