@@ -24,7 +24,7 @@ class Span(Enum):
 
     def is_rarer_than(self, other: Span) -> bool:
         """Return whether a node of this span reads several instances of one of the other, or has to choose one."""
-        return _ORDER[self] < _ORDER[other]
+        return other is not self and (self is Span.ONCE or other is Span.EACH)
 
     def count(self, instances: int, micro: int) -> int:
         """Return how many instances a node of this span has.
@@ -33,10 +33,9 @@ class Span(Enum):
             instances: those of an EACH node.
             micro: how many of them belong to one replica.
         """
-        return {Span.ONCE: 1, Span.REPLICA: instances // micro, Span.EACH: instances}[self]
-
-
-_ORDER = {Span.ONCE: 0, Span.REPLICA: 1, Span.EACH: 2}
+        if self is Span.EACH:
+            return instances
+        return 1 if self is Span.ONCE else instances // micro
 
 
 class Select(Enum):
