@@ -91,8 +91,8 @@ MUTANTS = (
     Mutant(
         "a sum of one replica too few",
         "passes/collectives/local_ops.py",
-        'what="add_n", gather=(0,), N=context.local,',
-        'what="add_n", gather=(0,), N=context.local - 1,',
+        'what="add_n", gather=(0,), N=count,',
+        'what="add_n", gather=(0,), N=count - 1,',
     ),
     Mutant(
         "blocks are joined along the first dimension only",
