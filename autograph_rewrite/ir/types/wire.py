@@ -48,8 +48,8 @@ def delimited(field: int, payload: bytes) -> bytes:
     return varint(field << 3 | LENGTH_DELIMITED) + varint(len(payload)) + payload
 
 
-_LONGEST_VARINT = 10
-"""Bytes of a number of 64 bits."""
+_BITS = 70
+"""Of the ten bytes that a number of 64 bits takes, seven of each."""
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
@@ -59,12 +59,14 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
     if value < 0x80:
         return value, at
     value &= 0x7F
-    for shift in range(7, 7 * _LONGEST_VARINT, 7):
+    shift = 7
+    while shift < _BITS:
         byte = data[at]
         at += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value, at
+        shift += 7
     raise ValueError("a number has more than 64 bits")
 
 
