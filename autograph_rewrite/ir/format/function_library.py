@@ -91,13 +91,13 @@ class Library:
         data: bytes = library.SerializeToString(deterministic=True)
         return data
 
-    def expanded_sizes(self) -> dict[str, int]:
-        """Return how many nodes a call of each function comes to, those of the functions that it calls included.
+    def expanded_sizes(self, roots: Iterable[str]) -> dict[str, int]:
+        """Return how many nodes a call of some functions comes to, those of the functions that they call included.
 
         A function that calls itself is counted once: whoever expands it refuses it.
         """
         sizes: dict[str, int] = {}
-        for root in self:
+        for root in roots:
             stack = [(root, False)]
             while stack:
                 name, is_behind = stack.pop()

@@ -9,6 +9,7 @@ The function that computes only initial values, or a dataset, is left as it is.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from itertools import chain
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.control_flow import OPENS
@@ -56,9 +57,10 @@ def _require_finite(graph: Graph, library: Library) -> None:
     Raises:
         GraphError: they do.
     """
-    sizes = library.expanded_sizes()
-    for node in graph:
-        copies = sum(sizes.get(name, 0) for name in called(node.op, node.attrs, library))
+    callers = {node: [n for n in called(node.op, node.attrs, library) if n in library] for node in graph}
+    sizes = library.expanded_sizes(chain.from_iterable(callers.values()))
+    for node, names in callers.items():
+        copies = sum(sizes[name] for name in names)
         if copies > MOST_NODES:
             problem = f"the functions that '{node.name}' calls come to {copies:,} nodes, calls within calls included"
             raise GraphError(problem, node=node, hint=f"at most {MOST_NODES:,} can be rewritten")

@@ -7,7 +7,7 @@ value runs once, and so does what is done with it before the exchange. A builder
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from autograph_rewrite.ir.graph import Node, Span, Value
@@ -68,7 +68,8 @@ class Builder:
             controls: nodes to wait for.
             attrs: what the op and its inputs do not say already.
         """
-        return self._add(op, inputs, what, self.span, gather, controls, attrs)
+        site = Site(f"{self.name}/{what}", self.span, self.origin)
+        return self.context.add(op, inputs, site, gather=gather, controls=controls, attrs=attrs or None).output()
 
     def common(self, op: str, *inputs: Value, what: str, **attrs: Any) -> Value:
         """Add a node that runs as often as replicated values are made; return its first output.
@@ -79,7 +80,7 @@ class Builder:
             what: told after the builder's name.
             **attrs: by name, decoded.
         """
-        return self._add(op, inputs, what, self.context.common_span, (), (), attrs)
+        return replace(self, span=self.context.common_span).op(op, *inputs, what=what, **attrs)
 
     def gather(self, op: str, value: Value, *others: Value, what: str, **attrs: Any) -> Value:
         """Add a node that runs once and reads all instances of `value`; return its first output.
@@ -91,15 +92,8 @@ class Builder:
             what: told after the builder's name.
             **attrs: by name, decoded.
         """
-        return self._add(
-            op,
-            (value, *others),
-            what,
-            Span.ONCE,
-            (0,),
-            (),
-            {"N": self.context.taken(Span.ONCE, value.node.span), **attrs},
-        )
+        count = self.context.taken(Span.ONCE, value.node.span)
+        return replace(self, span=Span.ONCE).op(op, value, *others, what=what, gather=(0,), N=count, **attrs)
 
     def const(self, content: Any, dtype: int, what: str) -> Value:
         """Add a constant of a type that numpy knows.
@@ -114,8 +108,3 @@ class Builder:
     def numbers(self, content: Any, what: str) -> Value:
         """Add a constant of int32: axes, sizes, positions."""
         return self.const(content, dtypes.INT32, what)
-
-    def _add(self, op: str, inputs: tuple[Value, ...], what: str, span: Span, *more: Any) -> Value:
-        gather, controls, attrs = more
-        site = Site(f"{self.name}/{what}", span, self.origin)
-        return self.context.add(op, inputs, site, gather=gather, controls=controls, attrs=attrs or None).output()

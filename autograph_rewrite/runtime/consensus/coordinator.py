@@ -1,12 +1,14 @@
 """Coordinators: what a failed step means for the workers of a job, alike for sessions and functions.
 
-steady ── a step fails ──────────► failed ── all agree to carry on ──► steady
-└───── somebody is missing ──► ended     every later run raises the same error
+    steady ── a step fails ──────────► failed ── all agree to carry on ──► steady
+       └───── somebody is missing ──► ended     every later run raises the same error
 
-Coordinator        nobody is waited for
-SingleProcess      replicas of one process wait for each other
-Workers            workers wait for each other, and carry on together after an error
-BoundedStaleness   workers update servers on their own, none too far ahead     (runtime.session.staleness_clock)
+    Coordinator        nobody is waited for
+    SingleProcess      replicas of one process wait for each other
+    Workers            workers wait for each other, and carry on together after an error
+    BoundedStaleness   workers update servers on their own, none too far ahead     (runtime.session.staleness_clock)
+
+A session or a function asks its own before and after each step, and about each error.
 """
 
 from __future__ import annotations
