@@ -7,7 +7,6 @@ configuration: keys stay text (`on` is no boolean), dates stay text, and a key t
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from types import MappingProxyType
 import yaml
 
 from autograph_rewrite.diagnostics.faults import Fault, failure
+from autograph_rewrite.diagnostics.file_kinds import is_device_or_pipe
 from autograph_rewrite.errors import RewriteError
 
 KeyPath = tuple[str | int, ...]
@@ -92,7 +92,7 @@ def load_yaml(path: str | os.PathLike[str], *, error: type[RewriteError]) -> Loc
     """
     shown = os.fspath(path)
     try:
-        if not os.path.isdir(path) and not stat.S_ISREG(os.stat(path).st_mode):  # a pipe, for one, has no end
+        if is_device_or_pipe(path):
             raise error(f"'{shown}' is no file, but a device or a pipe", hint="check the path")
         data = Path(path).read_bytes()
     except FileNotFoundError:

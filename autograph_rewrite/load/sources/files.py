@@ -5,7 +5,6 @@ Only a TF2 SavedModel needs TensorFlow itself; the rest is read from protos. An 
 
 from __future__ import annotations
 
-import stat
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -14,6 +13,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from autograph_rewrite.diagnostics.file_kinds import is_device_or_pipe
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.types.protos import Message, proto
 from autograph_rewrite.item import GraphItem
@@ -86,7 +86,7 @@ class _Named:
 
 def _content(path: Path) -> bytes:
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # a pipe, for one, has no end
+        if is_device_or_pipe(path):
             raise GraphError("this is no file, but a device or a pipe", hint=f"a graph is {_KINDS}")
         data = path.read_bytes()
     except FileNotFoundError:

@@ -23,7 +23,7 @@ from autograph_rewrite.ir.shapes.recorded import record_shapes
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.item import GraphItem
-from autograph_rewrite.plan.parts.batch_split import limits
+from autograph_rewrite.plan.parts.batch_split import block_begin, limits
 from autograph_rewrite.plan.plan import Plan
 
 _ENDS = ("begin", "end")
@@ -83,8 +83,9 @@ class _Part:
 
         def end(what: str, task: int) -> Value:
             index = self._const(f"{what}_index", self._at(task))
-            even = self._add("Mul", f"{what}_even", index, quotient)
-            return self._add("AddV2", what, even, self._add("Minimum", f"{what}_more", index, rest))
+            names = {"Mul": f"{what}_even", "Minimum": f"{what}_more", "AddV2": what}
+            begin: Value = block_begin(index, quotient, rest, lambda op, a, b: self._add(op, names[op], a, b))
+            return begin
 
         begin, stop = (end(what, self._task + i) for i, what in enumerate(_ENDS))
         return self._cut(begin, stop)

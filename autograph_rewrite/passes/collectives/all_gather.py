@@ -20,10 +20,11 @@ from autograph_rewrite.analysis.facts.symbolic_dims import has_rows_of_each_exam
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.graph import Span, Value
 from autograph_rewrite.ir.types import attrs
-from autograph_rewrite.passes.base.context import Context, Site
+from autograph_rewrite.passes.base.builder import Builder
+from autograph_rewrite.passes.base.context import Context
 from autograph_rewrite.passes.collectives.block_bounds import Blocks
 from autograph_rewrite.passes.collectives.exchange import Exchange, between_processes
-from autograph_rewrite.passes.collectives.local_ops import gather_local, joined
+from autograph_rewrite.passes.collectives.local_ops import gather_local, joined, transposed
 from autograph_rewrite.passes.collectives.padded_gather import Rows, gather_equal, gather_padded
 from autograph_rewrite.passes.collectives.rows import rows_at
 from autograph_rewrite.passes.collectives.server_stores import gather_at_server
@@ -137,21 +138,15 @@ def _among_processes(exchange: Exchange, part: Value, blocked: Blocked) -> Value
             node=part.node,
             hint="set its shape with tf.ensure_shape, or do not use it across examples",
         )
-    order = np.array([dim, *(i for i in range(rank) if i != dim)], np.int32)
-
-    def turned(value: Value, permutation: np.ndarray[tuple[int], np.dtype[np.int32]], what: str) -> Value:
-        if not dim:
-            return value
-        operand = context.const(permutation, np.int32, name=f"{name}/{what}_axes", near=value)
-        return context.add("Transpose", [value, operand], Site(f"{name}/{what}", Span.ONCE, part.node)).output()
-
-    first = turned(part, order, "rows_first")
+    order, build = [dim, *(i for i in range(rank) if i != dim)], Builder.of(context, part, span=Span.ONCE)
+    first = transposed(part, order, build, "rows_first", "rows_first_axes") if dim else part
     coded = encode(context, first, "gather", name)
     changing = blocked.changing or blocked.per_example is None
     rows = _rows_of_parts(exchange, coded, blocked)
     rank += coded.dtype != part.dtype and part.dtype in REAL_PARTS  # a number has become a row of two
     gathered = gather_padded(exchange, coded, rank, rows, changing=changing)
-    return turned(decode(context, gathered, part.dtype, name), np.argsort(order).astype(np.int32), "rows_back")
+    whole = decode(context, gathered, part.dtype, name)
+    return transposed(whole, np.argsort(order).tolist(), build, "rows_back", "rows_back_axes") if dim else whole
 
 
 def _rows_of_parts(exchange: Exchange, part: Value, blocked: Blocked) -> Rows:
@@ -162,22 +157,19 @@ def _rows_of_parts(exchange: Exchange, part: Value, blocked: Blocked) -> Rows:
         axis = context.const(0, np.int32, name=f"{name}/parts_axis", near=blocks.source)
         longest = _longest(context, parts, axis, part)
         return Rows(*(context.bring(v, part) for v in (blocks.rows("part", per_example), parts, longest)))
-    shape = context.add("Shape", [part], Site(f"{name}/extent", Span.ONCE, part.node)).output()
-    ends = [context.const([i], np.int32, name=f"{name}/{w}", near=part) for i, w in ((0, "from"), (1, "to"), (1, "by"))]
-    mine = context.add(
-        "StridedSlice", [shape, *ends], Site(f"{name}/rows", Span.ONCE, part.node), attrs={"shrink_axis_mask": 1}
-    ).output()
+    build = Builder.of(context, part, span=Span.ONCE)
+    shape = build.op("Shape", part, what="extent")
+    ends = [build.numbers([i], what) for i, what in ((0, "from"), (1, "to"), (1, "by"))]
+    mine = build.op("StridedSlice", shape, *ends, what="rows", shrink_axis_mask=1)
     lengths = blocks.of_each_process(mine, context.edges[exchange.planned.value, SIZES], part)
-    axis = context.const(0, np.int32, name=f"{name}/lengths_axis", near=part)
-    return Rows(mine, lengths, _longest(context, lengths, axis, part))
+    return Rows(mine, lengths, _longest(context, lengths, build.numbers(0, "lengths_axis"), part))
 
 
 def _longest(context: Context, lengths: Value, axis: Value, part: Value) -> Value:
     """Return how many rows are sent of each part: TensorFlow's gather of nothing at all ends the process."""
-    name = part.node.name
-    longest = context.add("Max", [lengths, axis], Site(f"{name}/longest", Span.ONCE, part.node)).output()
-    one = context.const(1, np.int32, name=f"{name}/least", near=part)
-    return context.add("Maximum", [longest, one], Site(f"{name}/padded", Span.ONCE, part.node)).output()
+    build = Builder.of(context, part, span=Span.ONCE)
+    longest = build.op("Max", lengths, axis, what="longest")
+    return build.op("Maximum", longest, build.numbers(1, "least"), what="padded")
 
 
 def _by_queues(exchange: Exchange, hop: Hop, value: Value, blocked: Blocked) -> Value:

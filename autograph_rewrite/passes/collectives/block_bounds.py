@@ -27,11 +27,12 @@ import numpy as np
 
 from autograph_rewrite.ir.graph import Span, Value
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.passes.base.builder import Builder
 from autograph_rewrite.passes.base.context import Context, Site
 from autograph_rewrite.passes.collectives.all_reduce import reduce_between_processes
 from autograph_rewrite.passes.collectives.exchange import Exchange
 from autograph_rewrite.passes.collectives.key_operands import Keys
-from autograph_rewrite.plan.parts.batch_split import DIGEST, bounds, limits
+from autograph_rewrite.plan.parts.batch_split import DIGEST, block_begin, bounds, limits
 from autograph_rewrite.plan.parts.messages import SIZES, EdgePlan
 
 SCOPE = "autograph_batch"
@@ -124,13 +125,8 @@ class Blocks:
         context = self._context
         mine = np.zeros((context.processes, 1) if is_row else context.processes, np.int32)
         mine[context.task] = 1
-        name = f"{near.node.name}/{SIZES}"
-
-        def add(op: str, what: str, *inputs: Value, **attrs: Any) -> Value:
-            return context.add(op, inputs, Site(f"{name}/{what}", Span.ONCE, near.node), attrs=attrs or None).output()
-
-        place = context.const(mine, np.int32, name=f"{name}/own", near=near)
-        placed = add("Mul", "mine", number, place)
+        build = Builder.of(context, near, f"{near.node.name}/{SIZES}", span=Span.ONCE)
+        placed = build.op("Mul", number, build.numbers(mine, "own"), what="mine")
         return reduce_between_processes(Exchange(context, self._keys, edge), placed, "sum", changing=False)
 
     @cached_property
@@ -214,9 +210,11 @@ class Blocks:
             return self._own(name, [self._limits[at] - start for at, start in zip(places, starts, strict=True)])
         firsts = [r // context.local * context.local for r in range(context.replicas)]
         index = self._own(f"{name}_index", [at - first for at, first in zip(places, firsts, strict=True)])
-        whole = self._each("Mul", f"{name}_whole", index, self._quotient)
-        extra = self._each("Minimum", f"{name}_extra", index, self._remainder)
-        return self._each("AddV2", f"{name}_limit", whole, extra)
+        names = {"Mul": f"{name}_whole", "Minimum": f"{name}_extra", "AddV2": f"{name}_limit"}
+        begin: Value = block_begin(
+            index, self._quotient, lambda: self._remainder, lambda op, a, b: self._each(op, names[op], a, b)
+        )
+        return begin
 
     @cached_property
     def _quotient(self) -> Value:

@@ -7,14 +7,15 @@ gather   ConcatV2(all(%x), dim)
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from autograph_rewrite.analysis.facts.placement import Fact
-from autograph_rewrite.ir.graph import Node, Span, Value
+from autograph_rewrite.ir.graph import Span, Value
 from autograph_rewrite.passes.base.builder import Builder
-from autograph_rewrite.passes.base.context import Context, Site
+from autograph_rewrite.passes.base.context import Context
 from autograph_rewrite.plan.parts.names import ROLE_ATTR
 
 FOLDS = {"max": "Max", "min": "Min", "prod": "Prod", "all": "Min", "any": "Max"}
@@ -61,9 +62,10 @@ def gather_local(context: Context, value: Value, fact: Fact) -> Value:
     if not dim or rank is None or not context.plan.looped:
         return joined(context, value, dim, name)
     others = [axis for axis in range(rank) if axis != dim]  # a loop joins what it makes along the first dimension only
-    ahead = _transposed(context, value, [dim, *others], f"{name}/ahead", value.node)
+    build = Builder.of(context, value)
+    ahead = transposed(value, [dim, *others], build, "ahead", "ahead_order")
     whole, back = joined(context, ahead, 0, name), np.argsort([dim, *others]).tolist()
-    return _transposed(context, whole, back, f"{name}/back", value.node)
+    return transposed(whole, back, replace(build, span=whole.node.span), "back", "back_order")
 
 
 def joined(context: Context, value: Value, dim: int, name: str) -> Value:
@@ -79,7 +81,15 @@ def joined(context: Context, value: Value, dim: int, name: str) -> Value:
     return build.gather("ConcatV2", value, build.numbers(dim, "axis"), what="concat")
 
 
-def _transposed(context: Context, value: Value, order: Sequence[int], name: str, origin: Node) -> Value:
-    """Return a value, made for an original node, with its dimensions in another order."""
-    dims = context.const(list(order), np.int32, name=f"{name}_order", near=value)
-    return context.add("Transpose", [value, dims], Site(name, value.node.span, origin)).output()
+def transposed(value: Value, order: Sequence[int], build: Builder, what: str, operand: str) -> Value:
+    """Return a value with its dimensions in another order.
+
+    Args:
+        value: of any rank.
+        order: of its dimensions.
+        build: adds the nodes.
+        what: name of the value, behind the builder's.
+        operand: name of the order.
+    """
+    dims = build.context.const(list(order), np.int32, name=f"{build.name}/{operand}", near=value)
+    return build.op("Transpose", value, dims, what=what)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from itertools import accumulate, pairwise
 from typing import Any
 
+_IN_PYTHON: dict[str, Callable[[Any, Any], Any]] = {"Mul": operator.mul, "Minimum": min, "AddV2": operator.add}
 DIGEST = 2
 """How many numbers a process sends about what it was given, beside the size of its part."""
 
@@ -16,16 +18,19 @@ def bounds(batch: int, parts: int) -> list[int]:
     return [block_begin(r, each, more) for r in range(parts + 1)]
 
 
-def block_begin(index: Any, each: Any, more: Any, minimum: Callable[[Any, Any], Any] = min) -> Any:
-    """Return where a block begins: numbers, or tensors of tf.data with TensorFlow's minimum.
+def block_begin(
+    index: Any, each: Any, more: Any, do: Callable[[str, Any, Any], Any] = lambda op, a, b: _IN_PYTHON[op](a, b)
+) -> Any:
+    """Return where a block begins: of numbers, of tensors of tf.data, or of values of a graph.
 
     Args:
         index: of the block; the number of blocks gives the end of the last.
         each: how many examples every block holds.
-        more: how many of the first blocks hold one example more.
-        minimum: of two numbers.
+        more: how many of the first blocks hold one example more; or what makes that number, once it is needed.
+        do: what makes the result of a TensorFlow op; by default, Python's.
     """
-    return index * each + minimum(index, more)
+    whole = do("Mul", index, each)
+    return do("AddV2", whole, do("Minimum", index, more() if callable(more) else more))
 
 
 def limits(batch: int, processes: int, each: int) -> list[int]:

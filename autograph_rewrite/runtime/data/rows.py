@@ -56,8 +56,11 @@ def _size(leaf: Any) -> Any:
 
 
 def _limits(size: Any, workers: int, task: int) -> tuple[Any, Any]:
-    each, more, minimum = size // workers, size % workers, tensorflow().minimum
-    begin, end = (block_begin(np.int64(at), each, more, minimum) for at in (task, task + 1))
+    raw = tensorflow().raw_ops
+    each, more = size // workers, size % workers
+    begin, end = (
+        block_begin(np.int64(at), each, more, lambda op, a, b: getattr(raw, op)(x=a, y=b)) for at in (task, task + 1)
+    )
     return begin, end
 
 
