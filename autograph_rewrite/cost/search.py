@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from autograph_rewrite.cost.simulate import Hardware, simulated, sizes_of
+from autograph_rewrite.cost.simulate import Hardware, simulated
 from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep, fold, whole
 from autograph_rewrite.cost.step.op_counts import OpCounts, count
 from autograph_rewrite.cost.tasks.result import Simulation
@@ -25,6 +25,7 @@ from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.resolve.wire_types import sizes_of
 
 WORTH = 0.999
 """A change is kept if the step takes less than this part of what it took before."""
@@ -52,7 +53,7 @@ class Evaluator:
         kind = (plan.devices, plan.mode, plan.semantics, plan.batch_inputs, plan.compresses, plan.micro, served)
         if kind not in self._folds:
             folded = fold(self.item, plan)
-            self._folds[kind] = folded, count(folded, sizes_of(folded, plan))
+            self._folds[kind] = folded, count(folded, sizes_of(plan, folded.state))
         folded, counts = self._folds[kind]
         plain = whole(plan)
         options = (kind, plain.default, plain.variables)

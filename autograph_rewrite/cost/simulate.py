@@ -35,6 +35,7 @@ from autograph_rewrite.passes.alternatives import add_alternatives
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.verify.check_plan import require
 from autograph_rewrite.plan.verify.variables import VARIABLE_CHECKS
+from autograph_rewrite.resolve.wire_types import sizes_of
 
 
 @dataclass(frozen=True)
@@ -110,9 +111,9 @@ def simulated(
     """
     resolved = folded.resolve(plan)
     notes: tuple[str, ...] = ()
-    if not (folded.state.semantics.batch or batch):
+    if not (folded.state.semantics.batch or batch or plan.batch):
         notes = (f"{EXAMPLES} examples for each replica are assumed",)
-    sizes = sizes_of(folded, plan, batch)
+    sizes = sizes_of(plan, folded.state, batch)
     topology = Topology(resolved, hardware.machine, network_link(hardware.network))
     if plan.looped:
         notes += ("a loop is played as the copies that do the same; its iterations take a little more",)
@@ -159,18 +160,6 @@ def _in_stages(
         events=tuple(_events(tasks)),
         notes=notes,
     )
-
-
-def sizes_of(folded: AnalyzedStep, plan: Plan, batch: int | None = None) -> Sizes:
-    """Return how large the batch is: as the graph says, as somebody says, or as is assumed.
-
-    Args:
-        folded: the analysed step.
-        plan: its replicas and micro-batches.
-        batch: examples of the global batch, where the graph does not say.
-    """
-    examples = folded.state.semantics.batch or batch or EXAMPLES * plan.replicas
-    return Sizes(examples, plan.replicas, plan.microbatches)
 
 
 def network_of(cluster: ConfigLike | Cluster | Network | None) -> Network | None:

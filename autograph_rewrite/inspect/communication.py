@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,11 +83,28 @@ def meetings(source: Source, plan: Plan | None = None) -> list[Meeting]:
         for index, group in enumerate(groups)
     ]
     found += _stores_of(item.graph, edges)
-    return found + [_meeting((node,), edges) for node in item.graph if _merges(node)]
+    merges: dict[tuple[str, str], list[Node]] = {}
+    made = {edge.node for edge in edges}
+    for node in filter(_merges, item.graph):
+        merges.setdefault((_exchanged(node, made), _role(node)), []).append(node)
+    return found + [_meeting(tuple(nodes), edges) for nodes in merges.values()]
 
 
-def report(found: list[Meeting]) -> str:
-    """Return the exchanges as a table, with a total."""
+def counted_batch(source: Source, plan: Plan | None = None) -> int | None:
+    """Return the examples that the bytes of exchanges count; None where no plan says."""
+    item = as_item(source)
+    if plan is None and item.report is not None:
+        plan = item.report.plan
+    return (plan.batch or None) if plan is not None else None
+
+
+def report(found: list[Meeting], batch: int | None = None) -> str:
+    """Return the exchanges as a table, with a total.
+
+    Args:
+        found: by `meetings`.
+        batch: examples that the bytes count, where that is known.
+    """
     rows = [
         (
             "" if one.order is None else one.order,
@@ -106,6 +123,7 @@ def report(found: list[Meeting]) -> str:
     known = [one.bytes for one in found if one.bytes is not None]
     unknown = len(found) - len(known)
     total = f"{several(len(found), 'exchange')}, {size(sum(known))} per member and step"
+    total += f" of {batch:,} examples" if batch else ""
     return drawn(table("exchanges", columns, rows)) + total + (f", {unknown} of unknown size" if unknown else "") + "\n"
 
 
@@ -117,11 +135,10 @@ def _meeting(
     keys: tuple[int, int | str] | None = None,
 ) -> Meeting:
     node = members[0]
-    value = served(node)
+    value = _exchanged(node, {edge.node for edge in edges})
     # A plan gives no instance key twice. Its group keys are not those of the graph where there are several processes.
     known = [edge for edge in edges if keys is not None and edge.instance_key == keys[1] != 0]
-    role = node.attr(ROLE_ATTR, b"").decode()
-    known = known or [edge for edge in edges if edge.node == value and edge.role == role]
+    known = known or [edge for edge in edges if edge.node == value and edge.role == _role(node)]
     if known:
         value = known[0].value + (f" and {len(known) - 1} more" if len(known) > 1 else "")
     return Meeting(
@@ -135,6 +152,21 @@ def _meeting(
         bytes=sum(edge.bytes for edge in known) if known else _bytes(node.inputs[0]) if node.inputs else None,
         owner=", ".join(dict.fromkeys(edge.owner for edge in known)),
     )
+
+
+def _role(node: Node) -> str:
+    role: str = node.attr(ROLE_ATTR, b"").decode()
+    return role
+
+
+def _exchanged(node: Node, made: Collection[str]) -> str:
+    """Return the node whose value is exchanged: the original, or a part of it that a pass has made (`Mean/sum`)."""
+    original, name = served(node), bare(node.name)
+    while original not in made and name.startswith(f"{original}/"):
+        if name in made:
+            return name
+        name = name.rpartition("/")[0]
+    return original
 
 
 def _stores(node: Node) -> bool:

@@ -33,6 +33,7 @@ def text_of(account: Account) -> str:
         *_inexact(account),
         *_gradients(account),
         *_step(account),
+        *_counted(account),
         *_local(account),
         *_whole(account),
         *_plan(account),
@@ -112,6 +113,11 @@ def _step(account: Account) -> Iterator[str]:
         f"{size(sum(edge.bytes for edge in shared))} per replica:"
     )
     yield from _listed(sorted(shared, key=lambda edge: (-edge.bytes, edge.value)))
+
+
+def _counted(account: Account) -> Iterator[str]:
+    if account.batch and any(edge.kind != "local" for edge in account.edges):
+        yield f"Bytes are those of a step of {account.batch:,} examples."
 
 
 def _local(account: Account) -> Iterator[str]:

@@ -70,6 +70,7 @@ class Account:
         plan_notes: what the plan says of itself: its builder's choices, settings that do nothing.
         inexact: node, op, text: what is another quantity than on one device, as the configuration asks.
         covered: how much of the step is divided.
+        batch: the examples of all replicas together that the bytes of the edges count; 0: not known.
     """
 
     replicas: int
@@ -84,6 +85,7 @@ class Account:
     plan_notes: tuple[str, ...] = ()
     inexact: tuple[tuple[str, str, str], ...] = ()
     covered: Coverage = NOT_MEASURED
+    batch: int = 0
 
 
 def account_of(item: GraphItem, batch: int | None = None) -> Account:
@@ -112,6 +114,7 @@ def account_of(item: GraphItem, batch: int | None = None) -> Account:
         plan_notes=tuple(note for note in plan.notes if not note.startswith(NOTE)),
         inexact=tuple((note.node, note.op, note.text) for note in report.inexact),
         covered=report.covered.at(batch),
+        batch=plan.batch,
     )
 
 

@@ -46,6 +46,7 @@ from autograph_rewrite.resolve.given_plan import accept_user_edges
 from autograph_rewrite.resolve.remat.decision import Decision
 from autograph_rewrite.resolve.segmentable import propagate_parts
 from autograph_rewrite.resolve.stated_placements import taken_as_given, with_stated
+from autograph_rewrite.resolve.wire_types import sizes_of
 
 MAX_DECOMPOSITIONS = 8
 OF_PARTS = "statistics of each part of the batch, not of the whole (semantics.batch_norm: local)"
@@ -251,11 +252,14 @@ def _resolve(rewrite: Rewrite) -> None:
     found = [Note(node.name, node.op, text) for node, text in notes(state)]
     if rewrite.plan.semantics.batch_norm == "local" and not inexact:
         found.append(Note("semantics.batch_norm", "local", IDLE))
-    resolved = reshard_edges.resolve_edges(rewrite.plan, state, rewrite.outputs, item.variables)
+    sizes = sizes_of(rewrite.job, state, rewrite.request.batch)
+    resolved = reshard_edges.resolve_edges(rewrite.plan, state, rewrite.outputs, item.variables, sizes)
     plan = accept_user_edges(rewrite.plan, resolved, state, item.with_(graph=rewrite.graph))
     found += skipped(plan, state, item.variables)
     stages = plan.pipeline.stages if plan.pipeline is not None else 1
-    covered = coverage_of(plan, state, item, parts=rewrite.job.replicas * stages, batch=rewrite.request.batch)
+    assumed = not (state.semantics.batch or rewrite.request.batch)
+    parts = rewrite.job.replicas * stages
+    covered = coverage_of(plan, state, item, parts=parts, sizes=sizes, assumed=assumed)
     rewrite.plan = with_coverage(plan, covered)
     rewrite.put(Resolved(tuple(found), inexact, shared, covered))
 

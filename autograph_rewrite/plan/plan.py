@@ -53,6 +53,7 @@ class Plan:
         pipeline: how the model is cut into stages; None: not at all.
         remat: what is computed again for the gradients; None: nothing.
         passes: those of the user's own.
+        batch: the examples of all replicas together that `bytes` of the edges count; 0: nobody has said.
         edges: empty in a request; resolved by propagation.
         source: the file that it came from, for error messages; no part of its value.
     """
@@ -75,6 +76,7 @@ class Plan:
     pipeline: Pipeline | None = None
     remat: Remat | None = None
     passes: tuple[OwnPass, ...] = ()
+    batch: int = 0
     source: Source = field(default_factory=lambda: Source("plan"), compare=False, repr=False)
 
     @property
@@ -225,8 +227,9 @@ class Plan:
         return replace(self, edges=tuple(edges), graph_digest=digest, notes=(*self.notes, *notes))
 
     def digest(self) -> str:
-        """A hash of what workers must agree on: everything but the id and the notes."""
-        data = replace(self, id="", notes=()).to_proto().SerializeToString(deterministic=True)
+        """A hash of what workers must agree on: everything but the id, the notes, and how many bytes there will be."""
+        edges = tuple(replace(edge, bytes=0) for edge in self.edges)
+        data = replace(self, id="", notes=(), edges=edges, batch=0).to_proto().SerializeToString(deterministic=True)
         return hashlib.sha256(data).hexdigest()
 
     def where(self, *path: str | int) -> str:

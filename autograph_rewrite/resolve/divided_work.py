@@ -47,7 +47,9 @@ BY_ELEMENT = families("elementwise", "layout")
 """Families of ops through which a gradient is looked for."""
 
 
-def coverage_of(plan: Plan, state: Propagation, item: GraphItem, *, parts: int, batch: int | None = None) -> Coverage:
+def coverage_of(
+    plan: Plan, state: Propagation, item: GraphItem, *, parts: int, sizes: Sizes, assumed: bool
+) -> Coverage:
     """Measure a step.
 
     Args:
@@ -55,11 +57,11 @@ def coverage_of(plan: Plan, state: Propagation, item: GraphItem, *, parts: int, 
         state: the placements; the graph is as propagation saw it.
         item: normalised, with the variables of that graph.
         parts: among how many replicas and stages the work is divided.
-        batch: examples of all of them together, where the graph leaves it open; left out, a usual number for each.
+        sizes: with the examples of all of them together.
+        assumed: whether nobody has said how many these are.
     """
-    static = state.semantics.batch
-    examples = static or batch or EXAMPLES * plan.replicas * plan.microbatches
-    coverage = Coverage(examples, not (static or batch), parts, least=plan.semantics.min_coverage)
+    examples = sizes.batch
+    coverage = Coverage(examples, assumed, parts, least=plan.semantics.min_coverage)
     if parts == 1:
         return coverage
     work = _Work(state, examples)

@@ -47,7 +47,14 @@ def accept_user_edges(given: Plan, resolved: Plan, state: Propagation, item: Gra
     check_plan.require(replace(given, graph_digest=""), item)
     faults = [given.source.fault(*finding) for finding in (*_lowerings(given, resolved), *_buckets(given, state))]
     raise_if_any(faults, error=PlanError, title=given.source.name)
-    return given
+    return given if given.batch in (0, resolved.batch) else _counted(given, resolved)
+
+
+def _counted(given: Plan, resolved: Plan) -> Plan:
+    """Return the given plan with the bytes of as many examples as are counted here."""
+    sent = {(edge.value, edge.to, edge.role): edge.bytes for edge in resolved.edges}
+    edges = tuple(replace(edge, bytes=sent[edge.value, edge.to, edge.role]) for edge in given.edges)
+    return replace(given, edges=edges, batch=resolved.batch)
 
 
 def _require_the_same_edges(given: Plan, resolved: Plan) -> None:

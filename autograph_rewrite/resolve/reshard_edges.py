@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from autograph_rewrite.analysis.barriers import late_nodes
-from autograph_rewrite.analysis.facts.concrete_sizes import static_bytes
+from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
 from autograph_rewrite.analysis.facts.placement import PARTIAL, REPLICATED, Fact, Shape
 from autograph_rewrite.analysis.facts.symbolic_dims import is_local, rows_per_example
 from autograph_rewrite.analysis.propagate import Propagation, is_pinned
@@ -35,7 +35,7 @@ from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve import compression, wire_types
 from autograph_rewrite.resolve.batch_inputs import measured_input
 from autograph_rewrite.resolve.buckets import assign_buckets
-from autograph_rewrite.resolve.wire_types import can_gather_collectively
+from autograph_rewrite.resolve.wire_types import as_sent, can_gather_collectively, sent_bytes
 
 MEASURES = frozenset(("Shape", "ShapeN", "Size", "Rank"))  # how many rows there are is not the rows
 MIXES_ROWS = families("contraction", "layers", "normalization", "pooling", "recurrent", "reduce")
@@ -46,7 +46,9 @@ MAX_REACH = 400
 """How many nodes to look at for the owner of an edge."""
 
 
-def resolve_edges(plan: Plan, state: Propagation, outputs: Iterable[Value], variables: Mapping[str, Variable]) -> Plan:
+def resolve_edges(
+    plan: Plan, state: Propagation, outputs: Iterable[Value], variables: Mapping[str, Variable], sizes: Sizes
+) -> Plan:
     """Return the plan with every reshard edge of the graph.
 
     Args:
@@ -54,8 +56,9 @@ def resolve_edges(plan: Plan, state: Propagation, outputs: Iterable[Value], vari
         state: the placements.
         outputs: values that the outside reads whole.
         variables: of the item.
+        sizes: numbers for the symbols of shapes, for the bytes of each edge.
     """
-    edges = _Edges(plan, state, Owners(state, variables))
+    edges = _Edges(plan, state, Owners(state, variables), sizes)
     if len(plan.processes) > 1:
         edges.add_of_job()
     for node in state.order:
@@ -66,7 +69,8 @@ def resolve_edges(plan: Plan, state: Propagation, outputs: Iterable[Value], vari
     found = _homed(plan, state, _without_statistics(state, edges.found))
     found = compression.choose(plan, state, found, variables)
     listed = compression.with_factors(assign_buckets(plan, state, found), state, variables)
-    return plan.with_edges(collective_keys.with_keys(listed, plan.devices, plan.hosts))
+    keyed = collective_keys.with_keys(listed, plan.devices, plan.hosts)
+    return replace(plan.with_edges(keyed), batch=sizes.batch)
 
 
 @dataclass
@@ -76,6 +80,7 @@ class _Edges:
     plan: Plan
     state: Propagation
     owners: Owners
+    sizes: Sizes
     found: dict[tuple[str, str], EdgePlan] = field(default_factory=dict)
 
     @cached_property
@@ -101,7 +106,7 @@ class _Edges:
         is_cut = value in state.whole_inputs and target == f"split({state.whole_inputs[value]})"
         if target != "replicated" and self.is_spread(value) and not is_cut:
             self.add(value, "replicated", reason)
-        edge = _edge(self.plan, state, self.owners, value, target, reason)
+        edge = self._edge(value, target, reason)
         if edge.lowering == "micro_reduce" and value.node not in self.late:
             edge = replace(edge, lowering=_by_hosts(self.plan, state.source(value)))
         if edge.lowering == "host_gather" and not self.plan.homes and not _knows_rows(state, value):
@@ -110,12 +115,13 @@ class _Edges:
 
     def add_of_job(self) -> None:
         """Add what several processes tell each other in any step: how many examples each has, and unseeded draws."""
-        measured = measured_input(self.state)
-        is_open = self.state.semantics.batch is None
+        state = self.state
+        measured = measured_input(state)
+        is_open = state.semantics.batch is None
         reason = "each process is given a part of any size" if is_open else "what all are given is compared"
         self.found[measured.name, SIZES] = _sizes_edge(measured, reason, 1 + DIGEST)
-        for value in fresh_draws(self.state):
-            self.found[value.name, "replicated"] = _draw_edge(value)
+        for value in fresh_draws(state):
+            self.found[value.name, "replicated"] = _draw_edge(value, sent_bytes(state, value, self.sizes))
 
     def add_of_node(self, node: Node) -> None:
         """Add the edges of what a node reads."""
@@ -138,6 +144,26 @@ class _Edges:
             elif self.is_spread(value):
                 self.add(value, "replicated", reason)
 
+    def _edge(self, value: Value, target: str, reason: str) -> EdgePlan:
+        plan, state = self.plan, self.state
+        fact = state.source(value)
+        owner = self.owners.of(value) if target == "replicated" and not fact.is_local else STEP
+        placement = "replicated" if value in state.whole_inputs else repr(fact.placement)
+        lowering = _lowering(plan, fact, target)
+        if value in state.whole_inputs and len(plan.processes) > 1:
+            placement = f"split({state.whole_inputs[value]})"
+            lowering = "host_gather" if target == "replicated" else lowering
+        return EdgePlan(
+            value=value.name,
+            from_=placement,
+            to=target,
+            owner=owner,
+            lowering=lowering,
+            dtype=dtypes.dtype_name(fact.dtype),
+            bytes=sent_bytes(state, value, self.sizes),
+            reason=reason,
+        )
+
 
 def fresh_draws(state: Propagation) -> list[Value]:
     """Return the random values that differ from process to process: those drawn whole, without any seed."""
@@ -147,10 +173,12 @@ def fresh_draws(state: Propagation) -> list[Value]:
     return [value for value in values if not state.source(value).placement.differs]
 
 
-def _draw_edge(value: Value) -> EdgePlan:
+def _draw_edge(value: Value, nbytes: int) -> EdgePlan:
     reason = "drawn without a seed: all processes take what the first one drew"
     dtype = dtypes.dtype_name(value.dtype)
-    return EdgePlan(value.name, "single", "replicated", lowering="host_reduce", dtype=dtype, reason=reason)
+    return EdgePlan(
+        value.name, "single", "replicated", lowering="host_reduce", dtype=dtype, bytes=nbytes, reason=reason
+    )
 
 
 def _sizes_edge(value: Value, reason: str, numbers: int = 1) -> EdgePlan:
@@ -181,26 +209,6 @@ def _without_statistics(state: Propagation, found: dict[tuple[str, str], EdgePla
     return result
 
 
-def _edge(plan: Plan, state: Propagation, owners: Owners, value: Value, target: str, reason: str) -> EdgePlan:
-    fact = state.source(value)
-    owner = owners.of(value) if target == "replicated" and not fact.is_local else STEP
-    placement = "replicated" if value in state.whole_inputs else repr(fact.placement)
-    lowering = _lowering(plan, fact, target)
-    if value in state.whole_inputs and len(plan.processes) > 1:
-        placement = f"split({state.whole_inputs[value]})"
-        lowering = "host_gather" if target == "replicated" else lowering
-    return EdgePlan(
-        value=value.name,
-        from_=placement,
-        to=target,
-        owner=owner,
-        lowering=lowering,
-        dtype=dtypes.dtype_name(fact.dtype),
-        bytes=static_bytes(_as_sent(fact)),
-        reason=reason,
-    )
-
-
 def _homed(
     plan: Plan, state: Propagation, found: Mapping[tuple[str, str], EdgePlan]
 ) -> dict[tuple[str, str], EdgePlan]:
@@ -228,13 +236,7 @@ def _through_servers(plan: Plan, state: Propagation, edge: EdgePlan) -> str:
         return "server_gather"
     if edge.lowering not in ("collective_reduce", "micro_reduce", "host_reduce"):
         return edge.lowering
-    return "accumulator" if fact.placement == PARTIAL and _as_sent(fact).dtype in ACCUMULATED else "server_reduce"
-
-
-def _as_sent(fact: Fact) -> Fact:
-    """Return the fact in the type that travels."""
-    placement = fact.placement
-    return fact._replace(dtype=wire_types.wire_type(fact.dtype, placement.op)) if placement.is_partial else fact
+    return "accumulator" if fact.placement == PARTIAL and as_sent(fact).dtype in ACCUMULATED else "server_reduce"
 
 
 def _lowering(plan: Plan, fact: Fact, target: str) -> str:

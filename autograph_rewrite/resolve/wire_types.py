@@ -1,12 +1,22 @@
-"""Wire types: the element type in which a value is sent, and whether its shape can change between steps."""
+"""What is sent: the element type of a value on its way, its bytes, and whether its shape can change between steps.
+
+All verbs count the bytes of one number of examples, which plans state:
+
+    sizes_of: 64 examples, 2 replicas     dw: partial(sum)[8, 1] float   32 B
+                                          rows: split(0)[3 b] int32      3 * 32 * 4 B
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from autograph_rewrite.analysis.facts.concrete_sizes import EXAMPLES, Sizes
 from autograph_rewrite.analysis.facts.placement import Fact
+from autograph_rewrite.analysis.propagate import Propagation
+from autograph_rewrite.ir.graph import Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_names import parse
+from autograph_rewrite.plan.plan import Plan
 
 NARROW = frozenset((dtypes.HALF, dtypes.BFLOAT16))
 COLLECTIVE_TYPES = frozenset((dtypes.FLOAT, dtypes.DOUBLE, dtypes.HALF, dtypes.INT32, dtypes.INT64, dtypes.BFLOAT16))
@@ -50,3 +60,33 @@ def can_gather_collectively(fact: Fact, per_example: int | None, devices: Sequen
     if ordered != sorted(ordered):
         return False
     return fact.dtype in GATHER_TYPES and fact.placement.dim == 0 and per_example is not None and fact.rank is not None
+
+
+def sizes_of(plan: Plan, state: Propagation, batch: int | None = None) -> Sizes:
+    """Return how large the batch is: as the graph says, as the caller says, as the plan says, or as is assumed.
+
+    Args:
+        plan: of the whole job, with its replicas and micro-batches.
+        state: the placements.
+        batch: examples of all replicas together, where the graph leaves that open.
+    """
+    examples = state.semantics.batch or batch or plan.batch or EXAMPLES * plan.replicas
+    return Sizes(examples, plan.replicas, plan.microbatches)
+
+
+def as_sent(fact: Fact) -> Fact:
+    """Return the fact in the type that travels."""
+    placement = fact.placement
+    return fact._replace(dtype=wire_type(fact.dtype, placement.op)) if placement.is_partial else fact
+
+
+def sent_bytes(state: Propagation, value: Value, sizes: Sizes) -> int:
+    """Return the bytes of a value that one replica hands over in a step: blocks of all micro-batches, or their sum.
+
+    Args:
+        state: the placements.
+        value: what is sent.
+        sizes: numbers for the symbols of its shape.
+    """
+    fact = state.facts[value] if value in state.whole_inputs else state.source(value)
+    return sizes.nbytes(as_sent(fact)) * (sizes.micro if fact.placement.is_split else 1)

@@ -21,7 +21,6 @@ from autograph_rewrite.cost.hardware.topology import Topology
 from autograph_rewrite.cost.pipeline.liveness import footprint
 from autograph_rewrite.cost.pipeline.parts import stage
 from autograph_rewrite.cost.pipeline.tasks import StagedStep, most, schedule_of
-from autograph_rewrite.cost.simulate import sizes_of
 from autograph_rewrite.cost.step.analyzed_step import fold
 from autograph_rewrite.cost.step.op_counts import count
 from autograph_rewrite.cost.tasks.event_simulation import simulate_events
@@ -31,6 +30,7 @@ from autograph_rewrite.normalize.normalize import normalise
 from autograph_rewrite.plan.parts import pipeline_schedule
 from autograph_rewrite.plan.parts.pipeline_schedule import ideal_in_flight
 from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.resolve.wire_types import sizes_of
 from autograph_rewrite.tools import cli
 from benchmarks.cost import allocated, traced
 from tests.passes.pipeline_parallel.test_stages import contrastive, looped
@@ -57,7 +57,7 @@ def planned(name: str, stages: int, micro: int, given: str, kind: str = "CPU", *
 def played(item: GraphItem, plan: Plan, batch: int, *, copies: bool = True) -> StagedStep:
     """Return the tasks of a step, played on links that take no time."""
     folded = fold(normalise(item), plan)
-    sizes = sizes_of(folded, plan, batch)
+    sizes = sizes_of(plan, folded.state, batch)
     staged = stage(folded, folded.resolve(plan), count(folded, sizes))
     assert plan.pipeline is not None
     held = footprint(staged, sizes, interleaved=plan.interleaved, copies=copies)

@@ -188,7 +188,7 @@ def test_the_buckets_of_a_job_have_the_bytes_of_all_their_gradients(variables: s
     new = ar.rewrite(item, {**JOB, "strategy": {"name": "AllReduce", "variables": variables}}, task=0)
     reported = {meeting.value: meeting.bytes for meeting in meetings(new) if meeting.keys is not None}
     assert None not in reported.values()
-    found = ar.simulate(item, new.report.plan, batch=2)
+    found = ar.simulate(item, new.report.plan)
     assert found.exchanged_bytes == sum(nbytes or 0 for nbytes in reported.values()) > 300
 
 

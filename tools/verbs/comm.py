@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from autograph_rewrite.inspect.communication import meetings, report
+from autograph_rewrite.inspect.communication import counted_batch, meetings, report
 from autograph_rewrite.tools.verbs.common_arguments import add_graph, load_graph, optional_plan, print_json
 
 
@@ -16,9 +16,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the exchanges."""
-    found = meetings(load_graph(args), optional_plan(args))
+    item, plan = load_graph(args), optional_plan(args)
+    found, batch = meetings(item, plan), counted_batch(item, plan)
     if args.json:
-        print_json({"exchanges": [meeting.data() for meeting in found]})
+        print_json({"batch": batch, "exchanges": [meeting.data() for meeting in found]})
     else:
-        print(report(found), end="")
+        print(report(found, batch), end="")
     return 0

@@ -45,6 +45,7 @@ def _data(account: Account) -> dict[str, Any]:
         "batch": account.covered.batch,
         "flops": account.covered.flops,
         "whole": whole_work(account.covered),
+        "bytes_of_batch": account.batch,
         "exchanges": [
             {"value": edge.value, "owner": edge.owner, "by": edge.means, "bytes": edge.bytes, "reason": edge.reason}
             for edge in account.edges

@@ -30,6 +30,7 @@ from autograph_rewrite.plan.parts.messages import STEP, Options, VariableRequest
 from autograph_rewrite.plan.parts.residence import OnServer, Residence, Sharded, placed, residence_of
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve import reshard_edges as edge_list
+from autograph_rewrite.resolve.wire_types import sizes_of
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,10 @@ class AnalyzedStep:
         """Return the plan with its edges: those of whole variables, where some are split; `cost` splits them itself."""
         if plan.edges and not splits(plan):
             return plan
-        edges = edge_list.resolve_edges(whole(plan), self.state, self.outputs, self.item.variables).edges
-        return replace(plan, edges=edges)
+        plain = whole(plan)
+        sizes = sizes_of(plain, self.state)
+        found = edge_list.resolve_edges(plain, self.state, self.outputs, self.item.variables, sizes)
+        return replace(plan, edges=found.edges, batch=found.batch)
 
     def variable_of(self, node: Node) -> str | None:
         """Return the name of the variable that a node reads or writes by its handle."""
@@ -131,7 +134,7 @@ def fold(item: GraphItem, plan: Plan, batch: int | None = None) -> AnalyzedStep:
     frames = frames_of(state.order)
     handles = {variable.handle: name for name, variable in item.variables.items()}
     assign_spans(Context(graph, plan, state, frames, frozenset(handles)))
-    resolved = edge_list.resolve_edges(plan, state, outputs, item.variables)
+    resolved = edge_list.resolve_edges(plan, state, outputs, item.variables, sizes_of(plan, state, batch))
     owned = [edge for edge in resolved.edges if edge.owner != STEP and edge.node in graph]
     uses = variable_uses(state, item.variables, gradients={graph.value(edge.value): edge.owner for edge in owned})
     gradients: dict[str, list[Node]] = {}

@@ -23,8 +23,8 @@ from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.plan.parts.lowerings import ACROSS, STORES, Hop, Medium, Operation
 from autograph_rewrite.plan.parts.messages import SIZES, EdgePlan
 from autograph_rewrite.plan.parts.residence import Residence
-from autograph_rewrite.resolve import wire_types
 from autograph_rewrite.resolve.compression import FEEDBACK, shape_of, wire_bytes
+from autograph_rewrite.resolve.wire_types import sent_bytes
 
 ENCODING = {"powersgd": 12.0}
 """What encoding and decoding take, in times that a gradient could be read; the others take four, and topk sorts."""
@@ -154,11 +154,10 @@ def _member(edge: EdgePlan, value: Value, folded: AnalyzedStep, sizes: Sizes) ->
         shape = shape_of(fact, folded.item.variables.get(edge.owner))
         columns = wire_bytes("powersgd", fact, shape)[1] if edge.compressor == "powersgd" else 0
         return Member(edge, value, edge.bytes, whole, whole, columns)
-    placement = fact.placement
-    wire = fact._replace(dtype=wire_types.wire_type(fact.dtype, placement.op)) if placement.is_partial else fact
-    if not placement.is_split:
-        return Member(edge, value, sizes.nbytes(wire), whole, whole)
-    return Member(edge, value, sizes.nbytes(wire) * sizes.micro, whole, whole * sizes.micro * sizes.replicas)
+    sent = sent_bytes(state, value, sizes)
+    if not fact.placement.is_split:
+        return Member(edge, value, sent, whole, whole)
+    return Member(edge, value, sent, whole, whole * sizes.micro * sizes.replicas)
 
 
 def tasks_of(group: Group, topology: Topology) -> Iterator[Task]:

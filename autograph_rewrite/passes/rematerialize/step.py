@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from autograph_rewrite.analysis.empty_lists import future_splits
-from autograph_rewrite.analysis.facts.concrete_sizes import EXAMPLES, Sizes
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.graph import Node
@@ -28,6 +27,7 @@ from autograph_rewrite.resolve.remat.step_memory import Step, StepMemory, variab
 from autograph_rewrite.resolve.spans import differs_by_replica
 from autograph_rewrite.resolve.stages.assignment import forward_stages
 from autograph_rewrite.resolve.stages.forward_backward import forward_nodes
+from autograph_rewrite.resolve.wire_types import sizes_of
 
 STATED = ("names", "scopes", "marked")
 """Policies that say themselves what is computed again."""
@@ -44,7 +44,8 @@ def recompute(rewrite: Rewrite, remat: Remat) -> tuple[Decision, Propagation]:
             fits the budget.
     """
     state, graph = rewrite.get(Propagation), rewrite.graph
-    resolved = reshard_edges.resolve_edges(rewrite.plan, state, rewrite.outputs, rewrite.item.variables)
+    sizes = sizes_of(rewrite.job, state, rewrite.request.batch)
+    resolved = reshard_edges.resolve_edges(rewrite.plan, state, rewrite.outputs, rewrite.item.variables, sizes)
     trained = [graph.value(edge.value).node for edge in resolved.edges if edge.owner != STEP]
     if remat.policy == "marked" and not trained:
         return Decision(), state
@@ -113,8 +114,7 @@ def step_of(rewrite: Rewrite, state: Propagation, resolved: Plan) -> Step:
         resolved: the plan with its edges.
     """
     plan, outputs = rewrite.plan, rewrite.outputs
-    batch = state.semantics.batch or rewrite.request.batch or EXAMPLES * rewrite.job.replicas
-    sizes = Sizes(batch, rewrite.job.replicas, plan.microbatches)
+    sizes = sizes_of(rewrite.job, state, rewrite.request.batch)
     kept = variable_bytes(plan, rewrite.item.variables)
     if plan.microbatches > 1:  # each gradient has a sum beside it
         owned = [rewrite.graph.value(edge.value) for edge in resolved.edges if edge.owner != STEP]
