@@ -1,9 +1,9 @@
-"""Configurations: every strategy, shared or mirrored, replicas, micro-batches in both forms, pipelines."""
+"""Configurations: every strategy, shared or mirrored, replicas, micro-batches in both forms, pipelines, remat."""
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 STRATEGIES = (
@@ -48,9 +48,8 @@ class Choice:
         """Return it in a few words."""
         strategy = self.config.get("strategy", {})
         words = [self.kind, strategy.get("name", "-"), strategy.get("variables", "-"), str(len(self.config["devices"]))]
-        words += [
-            f"{key}={self.config[key]}" for key in ("microbatches", "accumulation", "pipeline") if key in self.config
-        ]
+        keys = ("microbatches", "accumulation", "pipeline", "remat")
+        words += [f"{key}={self.config[key]}" for key in keys if key in self.config]
         return " ".join(words)
 
 
@@ -72,6 +71,19 @@ def draw(dice: random.Random) -> Choice:
         layout = dice.choice(["contiguous", "contiguous", "interleaved"])
         config["accumulation"] = {"form": "loop" if kind == "micro_loop" else "unrolled", "layout": layout}
     return Choice(kind, config)
+
+
+def extended(choice: Choice, dice: random.Random) -> Choice:
+    """Return a choice with what the first seeds never draw: remat, mirrored micro-batches, servers with stages."""
+    config = dict(choice.config)
+    if dice.random() < 0.5:
+        policies = ("sqrt", "every:1", "every:2", "save_matmuls", "budget:2KiB", "budget:64KiB", "budget:1MiB")
+        config["remat"] = {"policy": dice.choice(policies)}
+    if choice.kind in ("micro", "micro_loop") and dice.random() < 0.5:
+        config["strategy"] = {**config["strategy"], "variables": "mirrored"}
+    if choice.stages and dice.random() < 0.4:
+        config["strategy"] = {"name": dice.choice(STRATEGIES[:6])}
+    return replace(choice, config=config)
 
 
 def _pipeline(dice: random.Random, kind: str) -> Choice:

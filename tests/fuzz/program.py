@@ -31,6 +31,8 @@ LOSSES_APART = {
     for name in ("squared_mean", "squared_sum", "per_example", "cross_entropy", "weighted", "masked_mean", "over_time")
 }
 STEPS = 2
+EXTENDED_FROM = 3000
+"""The first seed whose configurations are `extended`; those before it stay comparable with older runs."""
 EXTRAS = (
     "weight_decay",
     "average",
@@ -76,6 +78,8 @@ class Program:
         """Draw what belongs to a seed."""
         dice = random.Random(f"program {seed}")
         choice = configurations.draw(dice)
+        if seed >= EXTENDED_FROM:
+            choice = configurations.extended(choice, random.Random(f"configuration {seed}"))
         (mode,) = dice.choices(("session", "reference", "function", "keras"), (45, 15, 36, 4))
         batches = _batches(dice)
         is_static = len(set(batches)) == 1 and dice.random() < 0.4

@@ -6,7 +6,8 @@
 What the graph orders is written down before any pass has changed it. Once all of them are done, each pair of accesses
 to one variable, or to one shard of it, of which at least one writes, must be in that order for all their instances:
 where a path was lost (a size became a constant, a value is taken from the first replica only), an edge is added; where
-it is turned round, the rewrite is refused. What happens in loops and branches keeps the edges that it has.
+it is turned round, the rewrite is refused. What happens in a loop or a branch is complete before what follows it; for
+what it follows, it keeps the edges that it has.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from autograph_rewrite.analysis.variables.completion import completions
 from autograph_rewrite.errors import GraphError, VerifyError
 from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.graph import ORIGIN_ATTR, Graph, Node, Select, Span
@@ -71,10 +73,11 @@ def order_accesses(graph: Graph, recorded: AccessOrder, repeated: Iterable[Node]
     """
     order = topological_order(graph)
     unconditional = unconditional_nodes(order)
-    accesses = [node for node in order if _is_access(node) and node in unconditional]
-    found = {node: original for node in accesses if (original := _original(graph, node, recorded))}
+    found = {node: original for node in order if _is_access(node) and (original := _original(graph, node, recorded))}
     alone = {_original(graph, node, recorded) for node in repeated if _is_access(node)}
-    pairs = [pair for pair in _pairs(found, recorded) if not alone.issuperset(found[node] for node in pair)]
+    ends = completions(order, unconditional, found)
+    ordered = [pair for pair in _pairs(found, recorded) if not alone.issuperset(found[node] for node in pair)]
+    pairs = [(end, other) for one, other in ordered if other in unconditional for end in ends[one]]
     marks = {node: 1 << i for i, node in enumerate(dict.fromkeys(node for pair in pairs for node in pair))}
     sound = _before_on_every_replica(order, marks)
     lost = [(one, other) for one, other in pairs if not sound[other] & marks[one]]
@@ -82,9 +85,10 @@ def order_accesses(graph: Graph, recorded: AccessOrder, repeated: Iterable[Node]
         return 0
     before = marks_before(order, marks)
     for one, other in lost:
-        if before[one] & marks[other]:
+        if not before[one] & marks[other]:
+            other.add_control(one)
+        elif one in found:
             raise VerifyError(_turned(one, other), node=other, hint=REPORT)
-        other.add_control(one)
     try:
         topological_order(graph)
     except GraphError as error:

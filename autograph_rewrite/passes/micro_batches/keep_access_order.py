@@ -2,12 +2,15 @@
 
 before   read(w) ─► %y ─► %dy ─^─► 0.9 ─► w -= 0.9 w      the constant waits for a gradient, which needs the read
 after    read(w) ─^─► w -= 0.9 w                          nothing waits for %dy, and the update is behind as before
+
+What a loop or a branch reads has been read when all that leaves it and follows from the read is there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
+from autograph_rewrite.analysis.variables.completion import completions
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.op_traits import READS
 from autograph_rewrite.ir.traversal import marks_before, topological_order
@@ -15,10 +18,10 @@ from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_node, is_update
 
 Pair = tuple[Node, Node]
-"""An access, and a later one of the same variable; one of them updates it."""
+"""What an earlier access of a variable is complete with, and a later access; one of the two accesses updates it."""
 
 
-def accesses_in_order(order: Sequence[Node], unconditional: Container[Node]) -> list[Pair]:
+def accesses_in_order(order: Sequence[Node], unconditional: Collection[Node]) -> list[Pair]:
     """Return the accesses of one variable of which the graph says which comes first.
 
     Args:
@@ -27,11 +30,19 @@ def accesses_in_order(order: Sequence[Node], unconditional: Container[Node]) -> 
     """
     of: dict[Node, list[Node]] = {}
     for node in order:
-        if node in unconditional and (node.op in READS or is_update(node)):
+        if node.op in READS or is_update(node):
             for handle in dict.fromkeys(handle_node(v) for v in node.inputs if v.dtype == dtypes.RESOURCE):
                 of.setdefault(handle, []).append(node)
     groups = [nodes for nodes in of.values() if any(map(is_update, nodes))]
-    pairs = [(a, b) for nodes in groups for a in nodes for b in nodes if a is not b and (is_update(a) or is_update(b))]
+    ends = completions(order, unconditional, dict.fromkeys(node for nodes in groups for node in nodes))
+    pairs = [
+        (end, later)
+        for nodes in groups
+        for later in nodes
+        for earlier in nodes
+        if earlier is not later and later in unconditional and (is_update(earlier) or is_update(later))
+        for end in ends[earlier]
+    ]
     return _in_order(order, pairs)
 
 
