@@ -78,8 +78,8 @@ def _is_local(state: Propagation, mask: Node, ends: Iterable[Node], *, ordered: 
     if any(value in kept for value in mask.graph.anchors.values()):
         return False
     return not any(
-        _is_of(transferred.inputs[i], size) and reshard != transferred.inputs[i].placement
-        for transferred in state.transfers.values()
+        node.inputs[i] in kept and reshard != state.facts[node.inputs[i]].placement
+        for node, transferred in state.transfers.items()
         for i, reshard in transferred.operand_reshards.items()
     )
 
