@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Any, TypeVar
 
 from autograph_rewrite.errors import GraphError
@@ -24,6 +24,8 @@ AGAIN = "recompute_grad"
 """The scope of what is computed again."""
 AGAIN_SCOPE = rf"(?:.*/)?{AGAIN}(?:_\d+)?"
 """What the names of these scopes look like."""
+SEGMENT_ATTR = "_autograph_segment"
+"""The attribute with the number of the segment in which `tf.recompute_grad` has computed a node again."""
 _NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\-]*")
 _USED_TWICE = re.compile(r"_\d+")
 
@@ -66,7 +68,11 @@ def names_given(node: str) -> tuple[str, ...]:
     return (name, counted[1]) if counted else (name,)
 
 
-def has_marked_scopes(nodes: Iterable[str]) -> bool:
-    """Return whether some node is in a scope that is to be computed again."""
+def has_segments(nodes: Iterable[tuple[str, Container[str]]]) -> bool:
+    """Return whether some node is in a scope that is to be computed again, or marked as such.
+
+    Args:
+        nodes: name and attributes of each.
+    """
     scope = re.compile(f"{AGAIN_SCOPE}/.+")
-    return any(scope.fullmatch(name) for name in nodes if AGAIN in name)
+    return any((AGAIN in name and scope.fullmatch(name) is not None) or SEGMENT_ATTR in attrs for name, attrs in nodes)

@@ -1,7 +1,7 @@
 """The normal form that analysis and passes work on: one flat graph, resource variables, folded shape constants.
 
     clone ─► flatten (calls, branches, loops) ─► draws in turn ─► each identity alone ─► barriers of
-          recompute_grad as edges ─► resource variables ─► one handle each ─► folded
+          recompute_grad as edges ─► resource variables ─► one handle each ─► its copies as segments ─► folded
 
 Names of outputs, targets and variables resolve in it as they did before.
 """
@@ -19,6 +19,7 @@ from autograph_rewrite.load.sources.original import require_original
 from autograph_rewrite.normalize.constant_folding import fold
 from autograph_rewrite.normalize.functions.inline import flatten
 from autograph_rewrite.normalize.recompute_barriers import wait_by_control_edges
+from autograph_rewrite.normalize.recompute_copies import merge_copies
 from autograph_rewrite.normalize.reference_variables.convert import convert
 from autograph_rewrite.normalize.sequential_loops import run_in_turn
 from autograph_rewrite.normalize.split_identities import separate_identities
@@ -44,9 +45,10 @@ def normalise(item: GraphItem, *, in_place: bool = False) -> GraphItem:
     named = {*item.targets, *read_outside, *(info.tensor.partition(":")[0] for info in item.inputs.values())}
     separate_identities(graph, named if item.targets or read_outside else graph.nodes)
     declared = [*item.targets, *read_outside]
-    wait_by_control_edges(graph)
+    barriers = wait_by_control_edges(graph)
     converted = convert(graph, read_outside, declared)
     merge_handles(graph)
+    merge_copies(graph, barriers)
     fold(graph, [graph.value(info.tensor) for info in item.inputs.values() if info.batch_axis is not None])
     graph.current_pass = ""
     variables = {

@@ -4,13 +4,15 @@
     after    x' = Identity(x) ^dy                                                             each block its gradient
 
 The zero is there so that XLA, which ignores control edges, computes the segment late. It reads the first element of the
-whole batch, for which neither a micro-batch nor a stage could wait. Source: `recompute_grad` of
+whole batch, for which neither a micro-batch nor a stage could wait. In graphs of TensorFlow 1, where b == b asks if
+two objects are one, the condition is a constant, and nothing is waited for. Source: `recompute_grad` of
 tensorflow/python/ops/custom_gradient.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,29 +24,43 @@ FIRST_ELEMENT = ("Cast", "Max", "StridedSlice", "Reshape")
 """What leads from a gradient to the truth value of its first element, the last op first."""
 
 
-def wait_by_control_edges(graph: Graph) -> int:
-    """Replace the additions of zero by edges, in place; return how many there were."""
-    count = 0
+@dataclass(frozen=True)
+class Barrier:
+    """What stands before a segment that is computed again.
+
+    Attributes:
+        entries: the Identities of its inputs.
+        gradient: what they wait for; None where the graph does not say.
+    """
+
+    entries: tuple[Node, ...]
+    gradient: Node | None
+
+
+def wait_by_control_edges(graph: Graph) -> list[Barrier]:
+    """Replace the additions of zero by edges, in place; return what there was."""
+    found = []
     for node in [node for node in graph if node.op == "SelectV2"]:
-        gradient = _awaited(node)
-        if gradient is None:
+        if not (_is_constant(node.inputs[1], 0.0) and _is_constant(node.inputs[2], np.nan)):
             continue
+        gradient = _awaited(node.inputs[0])
+        if gradient is None and not _is_constant(node.inputs[0], True):
+            continue
+        entries = []
         for add, other in _additions(node.output()):
-            if add.input_dtypes[0] not in dtypes.INEXACT:
-                continue
             become(add, "Identity", [other], {"T": add.input_dtypes[0]})
-            add.add_control(gradient.node)
-            count += 1
-    return count
+            if gradient is not None:
+                add.add_control(gradient.node)
+            entries.append(add)
+        if entries:
+            found.append(Barrier(tuple(entries), None if gradient is None else gradient.node))
+    return found
 
 
-def _awaited(select: Node) -> Value | None:
-    """Return the gradient whose first element decides between zero and no number, if that is what it is."""
-    condition, zero, fault = select.inputs
+def _awaited(condition: Value) -> Value | None:
+    """Return the gradient whose first element is compared with itself, if that is what a condition does."""
     equal = condition.node
     if equal.op != "Equal" or equal.inputs[0] is not equal.inputs[1] or equal.inputs[0].dtype != dtypes.BOOL:
-        return None
-    if not (_is_constant(zero, 0.0) and _is_constant(fault, np.nan)):
         return None
     value = equal.inputs[0]
     for op in FIRST_ELEMENT:
@@ -55,11 +71,11 @@ def _awaited(select: Node) -> Value | None:
 
 
 def _additions(zero: Value) -> Iterator[tuple[Node, Value]]:
-    """Yield what adds the zero to something, and to what."""
+    """Yield what adds the zero to a number, and to which."""
     for user, index in zero.uses:
         if user.op == "Cast":
             yield from _additions(user.output())
-        elif user.op == "AddV2":
+        elif user.op == "AddV2" and user.input_dtypes[0] in dtypes.INEXACT | dtypes.INTEGER:
             yield user, user.inputs[1 - index]
 
 

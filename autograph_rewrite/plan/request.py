@@ -12,7 +12,7 @@ from autograph_rewrite.diagnostics.faults import Fault, did_you_mean, raise_if_a
 from autograph_rewrite.diagnostics.patterns import matches
 from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.ir.types.device_names import canonical, on_task
-from autograph_rewrite.load.marks import has_marked_scopes
+from autograph_rewrite.load.marks import has_segments
 from autograph_rewrite.plan.parts import messages
 from autograph_rewrite.plan.parts.graph_digest import InputLike, ItemLike, graph_digest
 from autograph_rewrite.plan.plan import Plan
@@ -109,7 +109,8 @@ def _pipeline(config: Config, replicas: int) -> messages.Pipeline | None:
 
 def _remat(item: ItemLike, config: Config) -> messages.Remat | None:
     section = config.remat
-    if "policy" not in section.model_fields_set and has_marked_scopes(item.graph.nodes):
+    nodes = item.graph.nodes.values()
+    if "policy" not in section.model_fields_set and has_segments((node.name, node.attrs) for node in nodes):
         return messages.Remat("marked", stages=section.stages)
     policy, _, size = section.policy.partition(":")
     if policy == "none":

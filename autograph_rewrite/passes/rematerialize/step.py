@@ -49,8 +49,14 @@ def recompute(rewrite: Rewrite, remat: Remat) -> tuple[Decision, Propagation]:
     trained = [graph.value(edge.value).node for edge in resolved.edges if edge.owner != STEP]
     if remat.policy == "marked" and not trained:
         return Decision(), state
+    try:
+        forward = forward_nodes(resolved, state, rewrite.outputs)
+    except PlanError as error:
+        if remat.policy != "marked":  # nobody has asked for it in this configuration
+            raise
+        return Decision(left=(Left("recompute_grad", f"all of it is kept: {error.problem}"),)), state
     exchanged = [graph.value(edge.value) for edge in resolved.edges]
-    acts = find_activations(state, forward_nodes(resolved, state, rewrite.outputs), trained, exchanged)
+    acts = find_activations(state, forward, trained, exchanged)
     if remat.limit is not None:
         return _within(rewrite, acts, resolved, remat)
     parts = parts_of(acts, remat)

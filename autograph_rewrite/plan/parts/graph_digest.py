@@ -25,6 +25,8 @@ class NodeLike(Protocol):
     def inputs(self) -> Sequence[ValueLike]: ...  # noqa: D102
     @property
     def output_dtypes(self) -> Sequence[int]: ...  # noqa: D102
+    @property
+    def attrs(self) -> Mapping[str, object]: ...  # noqa: D102
 
 
 class GraphLike(Protocol):

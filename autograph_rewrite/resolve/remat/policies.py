@@ -4,7 +4,7 @@
     save_matmuls      products and convolutions are kept as well, and the single values between layers
     scopes            each name scope that a pattern matches is a segment
     names             what the patterns name is kept, and everything else computed again
-    marked            each scope that `ar.recompute_grad` has made is a segment
+    marked            each scope that `ar.recompute_grad` has made is a segment, and what `tf.recompute_grad` repeats
 
 Each policy is a function from activations to numbers of segments; a node without one is kept.
 
@@ -23,7 +23,7 @@ from autograph_rewrite.diagnostics.faults import did_you_mean
 from autograph_rewrite.diagnostics.patterns import first_match, matches
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.graph import Node
-from autograph_rewrite.load.marks import AGAIN_SCOPE, names_given
+from autograph_rewrite.load.marks import AGAIN_SCOPE, SEGMENT_ATTR, names_given
 from autograph_rewrite.plan.parts.messages import Remat
 from autograph_rewrite.resolve.remat.activations import Activations, root_of
 from autograph_rewrite.resolve.remat.cuts import balanced_cuts, chain_of, single_cuts
@@ -83,8 +83,13 @@ def _between(acts: Activations, cuts: Sequence[int]) -> Parts:
 
 
 def _marked(acts: Activations, remat: Remat) -> Parts:
-    """Make a segment of each scope that `ar.recompute_grad` has made."""
-    return _in_scopes(acts, (AGAIN_SCOPE,))[0]
+    """Make a segment of each scope that `ar.recompute_grad` has made, and of what `tf.recompute_grad` repeats."""
+    parts = dict(_in_scopes(acts, (AGAIN_SCOPE,))[0])
+    numbers: dict[str, int] = {}
+    for node in acts.forward:
+        if node in acts.repeatable and node not in parts and (segment := node.attr(SEGMENT_ATTR)) is not None:
+            parts[node] = numbers.setdefault(segment, -1 - len(numbers))
+    return parts
 
 
 def _scopes(acts: Activations, remat: Remat) -> Parts:

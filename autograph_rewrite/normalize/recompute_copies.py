@@ -1,0 +1,196 @@
+"""Take out what `tf.recompute_grad` has put in to be computed twice, and mark what it is a copy of as a segment.
+
+    before   c = Tanh(b)                      b' = Identity(b) ^dd;  c' = Tanh(b');  dc = TanhGrad(c', dd)
+    after    c = Tanh(b) {segment 0}                                                 dc = TanhGrad(c, dd)
+
+Rematerialisation puts the copies of marked segments back, with edges that no optimizer of TensorFlow removes: it merges
+these here as soon as it sees that x + 0 is x. And each replica, micro-batch and stage then has copies of its own.
+
+What is a copy follows from value numbering: behind a barrier, the same op on the same operands as before it. Reads of a
+variable are equal between the same writes. What has a state or an effect, or is in a loop or a branch, stays as it is,
+with all that is made of it, and waits as it did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from autograph_rewrite.ir.control_flow import unconditional_nodes
+from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.op_traits import forwards_value, is_pure, reads_variable, routes
+from autograph_rewrite.ir.traversal import descendants, marks_before, topological_order
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.attrs import encode
+from autograph_rewrite.ir.variable_ops import handle_node, handle_uses
+from autograph_rewrite.load.marks import SEGMENT_ATTR
+from autograph_rewrite.normalize.recompute_barriers import Barrier
+
+LOOKS = frozenset(("VarIsInitializedOp", "VariableShape"))
+"""What is given a variable's handle, and leaves the variable as it is, besides reads."""
+SIZES = frozenset(("Shape", "ShapeN", "Size", "Rank"))
+"""They hold no memory, whenever they run."""
+
+
+def merge_copies(graph: Graph, barriers: Sequence[Barrier]) -> int:
+    """Let the readers of copies read the originals, in place; return how many copies there were.
+
+    Args:
+        graph: it has no legacy variables, and one handle of each variable.
+        barriers: what stands before the copies.
+    """
+    barriers = [Barrier(there, one.gradient) for one in barriers if (there := _there(graph, one.entries))]
+    if not barriers:
+        return 0
+    entries = {entry: number for number, one in enumerate(barriers) for entry in one.entries}
+    equal = _Numbering(graph, entries).originals()
+    segments, readers = _segments(equal, entries), _waits(equal, entries)
+    for copy, original in equal.items():
+        for value in copy.read_outputs:
+            value.replace_all_uses_with(original[value.index])
+        node = original[0].node
+        if copy not in entries and is_pure(node.op) and SEGMENT_ATTR not in node.attrs:
+            node.set_raw_attr(SEGMENT_ATTR, encode("string", str(segments[copy])))
+    _keep_waiting(graph, barriers, readers)
+    return len(equal) - len(entries)
+
+
+def _there(graph: Graph, entries: Iterable[Node]) -> tuple[Node, ...]:
+    return tuple(entry for entry in entries if graph.nodes.get(entry.name) is entry and entry.op == "Identity")
+
+
+class _Numbering:
+    """Finds equal values: each has the first one that is equal as its representative.
+
+    Args:
+        graph: what is looked at.
+        entries: the Identities behind barriers.
+    """
+
+    def __init__(self, graph: Graph, entries: Mapping[Node, int]) -> None:
+        self._order = topological_order(graph)
+        self._entries = entries
+        self._sure = unconditional_nodes(self._order)
+        self._same: dict[Value, Value] = {}
+        self._first: dict[object, Node] = {}
+        writes = [node for node in self._order if _may_write(node)]
+        self._bits = {node: 1 << i for i, node in enumerate(writes)}
+        self._before = marks_before(self._order, self._bits)
+        self._writes: dict[Node, int] = {}
+
+    def originals(self) -> dict[Node, list[Value]]:
+        """Return, by copy, producers first, the values that are equal to its own."""
+        after = descendants(self._entries)
+        copied = descendants(self._entries, controls=False)
+        for node in self._order:
+            if node not in after:
+                self._number(node)
+        found: dict[Node, list[Value]] = {}
+        for node in self._order:
+            if node not in after:
+                continue
+            if node in self._entries:
+                self._same[node.output()] = self._of(node.inputs[0])
+            else:
+                self._find(node)
+            same = [self._of(value) for value in node.outputs]
+            if node in copied and same and all(value.node not in after for value in same):
+                found[node] = same
+        return found
+
+    def _of(self, value: Value) -> Value:
+        return self._same.get(value, value)
+
+    def _number(self, node: Node) -> None:
+        """Give a node before the barriers its number."""
+        if forwards_value(node.op) and not _is_handle(node):
+            self._same[node.output()] = self._of(node.inputs[0])
+        elif (key := self._key(node)) is not None:
+            first = self._first.setdefault(key, node)
+            if first is not node:
+                self._same |= zip(node.outputs, first.outputs, strict=True)
+
+    def _find(self, node: Node) -> None:
+        """Look for what is equal to a node behind a barrier; an edge that it waits by must hold for that, too."""
+        if forwards_value(node.op) and not node.controls and not _is_handle(node):
+            source = node.inputs[0]
+            if source in self._same or source.node in self._sure:
+                self._same[node.output()] = self._of(source)
+            return
+        first = self._first.get(self._key(node)) if node in self._sure else None
+        if first is not None and set(node.controls) <= set(first.controls):
+            self._same |= zip(node.outputs, first.outputs, strict=True)
+
+    def _key(self, node: Node) -> object | None:
+        """Return what is equal for equal values; None for what may make other values when it runs again."""
+        if node not in self._sure or routes(node.op) or not node.outputs:
+            return None
+        reads = reads_variable(node.op)
+        if not reads and (not is_pure(node.op) or _is_handle(node)):
+            return None
+        attrs = frozenset((key, raw) for key, raw in node.attrs.items() if not key.startswith("_"))
+        written: tuple[object, ...] = ()
+        operands = [self._of(value) for value in node.inputs]
+        if reads:
+            handle = handle_node(node.inputs[0])
+            written = (handle, self._before[node] & self._writes_of(handle))
+            operands = operands[1:]
+        return node.op, node.device, attrs, written, *operands
+
+    def _writes_of(self, handle: Node) -> int:
+        if handle not in self._writes:
+            bits = 0
+            for use in handle_uses(handle):
+                bits |= self._bits.get(use.node, 0)
+            self._writes[handle] = bits
+        return self._writes[handle]
+
+
+def _may_write(node: Node) -> bool:
+    """Return whether a node is given a handle, and may change what it is the handle of."""
+    if routes(node.op) or forwards_value(node.op) or reads_variable(node.op) or node.op in LOOKS:
+        return False
+    return any(value.dtype == dtypes.RESOURCE for value in node.inputs)
+
+
+def _is_handle(node: Node) -> bool:
+    return any(dtype in (dtypes.RESOURCE, dtypes.VARIANT) or dtype > dtypes.REF_OFFSET for dtype in node.output_dtypes)
+
+
+def _segments(equal: Iterable[Node], entries: Mapping[Node, int]) -> dict[Node, int]:
+    """Return the segment of each copy: of barriers within what is behind another one, the outermost."""
+    found: dict[Node, int] = {}
+    outer: dict[int, int] = {}
+    for node in equal:
+        inside = [found[value.node] for value in node.inputs if value.node in found]
+        number = entries.get(node)
+        found[node] = min(inside) if number is None else outer.setdefault(number, min(inside, default=number))
+    return found
+
+
+def _waits(equal: Iterable[Node], entries: Mapping[Node, int]) -> dict[Node, int]:
+    """Return, as bits, the barriers that what reads copies without being one has to wait for."""
+    found: dict[Node, int] = {}
+    readers: dict[Node, int] = {}
+    for node in (copies := dict.fromkeys(equal)):
+        bits = 1 << entries[node] if node in entries else 0
+        for value in node.inputs if node not in entries else ():
+            bits |= found.get(value.node, 0)
+        found[node] = bits
+        for value in node.read_outputs:
+            for user, _ in value.uses:
+                if user not in copies and user.op not in SIZES:
+                    readers[user] = readers.get(user, 0) | bits
+    return readers
+
+
+def _keep_waiting(graph: Graph, barriers: Sequence[Barrier], readers: Mapping[Node, int]) -> None:
+    """Let what is no copy wait for the gradient that its operands waited for, unless it needs that anyway."""
+    bits: dict[Node, int] = {}
+    for number, one in enumerate(barriers):
+        if one.gradient is not None:
+            bits[one.gradient] = bits.get(one.gradient, 0) | 1 << number
+    before = marks_before(topological_order(graph), bits)
+    for user, wanted in readers.items():
+        for gradient, mark in bits.items():
+            if mark & wanted & ~before[user]:
+                user.add_control(gradient)
