@@ -41,7 +41,7 @@ def viewable(graph: Graph) -> bytes:
 def _plain_attrs(node: Node) -> dict[str, bytes]:
     attrs = {key: raw.raws[0] if isinstance(raw, PerInstance) else raw for key, raw in node.attrs.items()}
     if node.span is not Span.ONCE:
-        attrs["_autograph_span"] = encode("string", node.span.value)
+        attrs["_autograph_span"] = encode("string", node.span.word)
     if node.selects:
         texts = [f"{index}:{select.value}" for index, select in sorted(node.selects.items())]
         attrs["_autograph_selects"] = encode("list(string)", texts)

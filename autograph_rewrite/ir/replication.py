@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from enum import Enum
@@ -16,26 +17,20 @@ class Axis(Enum):
 
 
 class Span(Enum):
-    """How often the expanded graph runs a node."""
+    """How often a process runs a node: the axes along which its instances lie."""
 
-    ONCE = "once"
-    REPLICA = "replica"  # once per replica, for all of its micro-batches; where there are none, EACH says so
-    EACH = "each"  # once per replica, or per micro-batch of each
+    ONCE = frozenset[Axis]()
+    REPLICA = frozenset((Axis.REPLICA,))  # once for all micro-batches of a replica
+    EACH = frozenset((Axis.REPLICA, Axis.MICRO))
+
+    @property
+    def word(self) -> str:
+        """How texts name it."""
+        return self._name_.lower()
 
     def is_rarer_than(self, other: Span) -> bool:
         """Return whether a node of this span reads several instances of one of the other, or has to choose one."""
-        return other is not self and (self is Span.ONCE or other is Span.EACH)
-
-    def count(self, instances: int, micro: int) -> int:
-        """Return how many instances a node of this span has.
-
-        Args:
-            instances: those of an EACH node.
-            micro: how many of them belong to one replica.
-        """
-        if self is Span.EACH:
-            return instances
-        return 1 if self is Span.ONCE else instances // micro
+        return not other._value_ <= self._value_
 
 
 class Select(Enum):
@@ -46,31 +41,56 @@ class Select(Enum):
 
 
 @dataclass(frozen=True)
+class Mesh:
+    """The instances of a process: its replicas, and the micro-batches of each, which follow one another.
+
+    Attributes:
+        replicas: of this process.
+        micro: micro-batches of each.
+    """
+
+    replicas: int
+    micro: int = 1
+
+    @property
+    def axes(self) -> tuple[tuple[Axis, int], ...]:
+        """Its axes, the major one first, and their sizes."""
+        return (Axis.REPLICA, self.replicas), (Axis.MICRO, self.micro)
+
+    def count(self, span: Span) -> int:
+        """Return how many instances a node of this span has."""
+        return math.prod(size for axis, size in self.axes if axis in span._value_)
+
+    def read(self, reader: Span, instance: int, producer: Span, select: Select | None) -> list[int]:
+        """Return which instances of a producer one instance of a reader reads.
+
+        Args:
+            reader: its span.
+            instance: which one.
+            producer: its span.
+            select: how the reader chooses along the axes that it lacks.
+        """
+        place, wanted = self._place(reader, instance), [0]
+        for axis, size in self.axes:
+            if axis in producer._value_:
+                chosen = (place[axis],) if axis in place else range(size if select is Select.ALL else 1)
+                wanted = [first * size + i for first in wanted for i in chosen]
+        return wanted
+
+    def _place(self, span: Span, instance: int) -> dict[Axis, int]:
+        """Return where an instance lies along each axis of its span."""
+        place = {}
+        for axis, size in reversed(self.axes):
+            if axis in span._value_:
+                instance, place[axis] = divmod(instance, size)
+        return place
+
+
+@dataclass(frozen=True)
 class PerInstance:
     """Raw attribute values that differ between the instances of an EACH node."""
 
     raws: tuple[bytes, ...]
-
-
-def instances_read(
-    reader: Span, instance: int, producer: Span, select: Select | None, *, instances: int, micro: int
-) -> range:
-    """Return which instances of a producer one instance of a reader reads.
-
-    Args:
-        reader: its span.
-        instance: which one.
-        producer: its span.
-        select: how the reader chooses, where it runs less often.
-        instances: those of an EACH node.
-        micro: how many of them belong to one replica.
-    """
-    mine, theirs = reader.count(instances, micro), producer.count(instances, micro)
-    if theirs <= mine:
-        own = instance * theirs // mine
-        return range(own, own + 1)
-    each = theirs // mine
-    return range(instance * each, instance * each + (each if select is Select.ALL else 1))
 
 
 _INSTANCE = re.compile(r"replica_\d+/(micro_\d+/)?")

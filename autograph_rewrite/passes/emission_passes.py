@@ -75,7 +75,7 @@ def _report(rewrite: Rewrite) -> Report:
     graph, item, plan, job = rewrite.graph, rewrite.item, rewrite.plan, rewrite.job
     resolved, context, instances = rewrite.get(Resolved), rewrite.get(Context), rewrite.get(ReplicaLayout)
     recomputed = rewrite.get(Decision) if rewrite.has(Decision) else Decision()
-    copies = sum(node.span.count(len(instances), instances.micro) for node in graph)
+    copies = sum(instances.count(node) for node in graph)
     notes = [*resolved.notes, *(Note(*one) for one in (*item.notes, *recomputed.notes))]
     notes += [Note(info.name, "input", OTHER_SIZE) for info in resolved.shared]
     notes += [Note(node.name, node.op, MEETING) for node in instances.order.meetings]
@@ -107,11 +107,10 @@ def _layout(rewrite: Rewrite) -> Layout:
         set(merged.common & set(rewrite.graph)),
         merged.spread,
         context.aliases,
-        len(instances),
+        instances.mesh,
         rewrite.feeds,
         moved=merged.moved,
         partial=context.processes > 1,
-        micro=instances.micro,
         hidden=plan.looped,
         interleaved=plan.interleaved,
         state=(state.facts, state.raw),

@@ -22,7 +22,7 @@ from autograph_rewrite.certify.execution.samples import COMBINE, Sample, Token, 
 from autograph_rewrite.errors import VerifyError
 from autograph_rewrite.ir.claims import OWN, Read
 from autograph_rewrite.ir.graph import Node, PerInstance, Select, Span, Value
-from autograph_rewrite.ir.replication import instances_read
+from autograph_rewrite.ir.replication import Mesh
 from autograph_rewrite.ir.types import dtypes
 
 MERGES = {b"Add": "sum", b"Max": "max", b"Min": "min", b"Mul": "prod"}
@@ -56,7 +56,8 @@ class Simulation:
         self._baseline, self._sample, self._order = baseline, sample, order
         self._micro = baseline.claims.micro if looped else 1
         self._copies = sample.instances // self._micro  # of each EACH node
-        self._parts = 1 if looped else baseline.claims.micro  # of them belong to one replica
+        parts = 1 if looped else baseline.claims.micro
+        self._mesh = Mesh(self._copies // parts, parts)
         self._held: dict[Value, Any] = {}
         self._loops: dict[Node, Loop] = {}  # by original node in it
         self.matches = {node: baseline.match(node) for node in order}
@@ -223,12 +224,11 @@ class Simulation:
 
     def _count(self, node: Node) -> int:
         """Return how many instances a node has."""
-        return node.span.count(self._copies, self._parts)
+        return self._mesh.count(node.span)
 
-    def _taken(self, node: Node, instance: int, value: Value, select: Select | None) -> range:
+    def _taken(self, node: Node, instance: int, value: Value, select: Select | None) -> list[int]:
         """Return which instances of a value an instance of a node reads."""
-        spans = node.span, instance, value.node.span
-        return instances_read(*spans, select, instances=self._copies, micro=self._parts)
+        return self._mesh.read(node.span, instance, value.node.span, select)
 
     def _at(self, value: Value, instance: int) -> Any:
         """Return the data that an instance of a value holds; a list as it is."""

@@ -25,7 +25,7 @@ def to_networkx(graph: Graph, nodes: Collection[Node] | None = None) -> networkx
     shown = set(graph if nodes is None else nodes)
     ordered = [node for node in graph if node in shown]
     for node in ordered:
-        result.add_node(node.name, op=node.op, device=node.device, span=node.span.value)
+        result.add_node(node.name, op=node.op, device=node.device, span=node.span.word)
     for node in ordered:
         for index, value in enumerate(node.inputs):
             if value.node in shown:
@@ -58,7 +58,7 @@ def node_data(node: Node, placements: Annotations = NO_PLACEMENTS) -> dict[str, 
         if stated := placements.get(node.output(index).name):
             output["placement"] = str(stated)
     if node.span is not Span.ONCE:
-        data["span"] = node.span.value
+        data["span"] = node.span.word
     if node.selects:
         data["selects"] = {str(index): select.value for index, select in sorted(node.selects.items())}
     for key, attr in (("pass", PASS_ATTR), ("origin", ORIGIN_ATTR)):

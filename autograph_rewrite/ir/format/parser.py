@@ -252,7 +252,7 @@ def _tail(content: str, at: int, line: _Line) -> None:
             quoted = found["device"].startswith('"')
             line.device = json.loads(found["device"]) if quoted else device_specs.canonical(found["device"])
         elif found["span"]:
-            line.span = Span(found["span"])
+            line.span = Span[found["span"].upper()]
         else:
             line.rest = base64.b64decode(json.loads(found["fields"]))
     left = content[at:].strip()

@@ -90,7 +90,7 @@ def line(node: Node, shapes: Shapes | None = None, placements: Annotations = NO_
     if node.device:
         parts.append(f"@{device_specs.short(node.device)}")
     if node.span is not Span.ONCE:
-        parts.append(node.span.value)
+        parts.append(node.span.word)
     if PASS_ATTR in node.attrs:
         parts.append(f" # {provenance(node)}")
     return " ".join(parts)
@@ -112,7 +112,7 @@ def full_line(node: Node, shapes: Shapes | None = None, placements: Annotations 
     if node.device:
         parts.append(f"@{json.dumps(node.device)}")
     if node.span is not Span.ONCE:
-        parts.append(node.span.value)
+        parts.append(node.span.word)
     if node.rest:
         parts.append(f"fields {_coded(node.rest)}")
     return " ".join(parts)

@@ -17,7 +17,7 @@ from autograph_rewrite.errors import GraphError, VerifyError
 from autograph_rewrite.ir.format.printer import function_names
 from autograph_rewrite.ir.graph import PASS_ATTR, Graph, Node, Value
 from autograph_rewrite.ir.op_traits import ENTERS
-from autograph_rewrite.ir.replication import PerInstance, Select, Span
+from autograph_rewrite.ir.replication import Mesh, PerInstance, Select, Span
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types import device_specs
 from autograph_rewrite.ir.types.attrs import decode
@@ -44,13 +44,8 @@ class View:
 
     graph: Graph
     nodes: tuple[Node, ...]
-    replicas: int
+    mesh: Mesh
     devices: tuple[str, ...]
-    micro: int = 1
-
-    def count(self, span: Span) -> int:
-        """Return how many instances a node has."""
-        return span.count(self.replicas, self.micro)
 
 
 Invariant = Callable[[View], Iterable[Fault]]
@@ -80,7 +75,7 @@ def folded_faults(graph: Graph, replicas: int, devices: Sequence[str] = (), micr
         devices: canonical names of all that may be used; none: not checked.
         micro: how many of the instances belong to one replica.
     """
-    view = View(graph, tuple(graph), replicas, tuple(devices), micro)
+    view = View(graph, tuple(graph), Mesh(replicas // micro, micro), tuple(devices))
     return [fault for invariant in INVARIANTS for fault in invariant(view)]
 
 
@@ -231,7 +226,7 @@ def _taken(view: View, node: Node, index: int) -> int:
     """Return how many instances of an input one instance of a node reads."""
     if node.selects.get(index) is not Select.ALL or not 0 <= index < len(node._inputs):
         return 1
-    return view.count(node._inputs[index].node.span) // view.count(node.span)
+    return view.mesh.count(node._inputs[index].node.span) // view.mesh.count(node.span)
 
 
 def selectors_fit(view: View) -> Iterator[Fault]:
@@ -250,7 +245,7 @@ def _unselected(node: Node) -> Iterator[Fault]:
     for i, value in enumerate(node._inputs):
         other = value.node.span
         if other is not span and i not in node.selects and span.is_rarer_than(other):
-            problem = f"'{node.name}' runs {_OFTEN[span]} and reads {other.value} '{value.name}' without a selector"
+            problem = f"'{node.name}' runs {_OFTEN[span]} and reads {other.word} '{value.name}' without a selector"
             yield Fault(problem, node)
 
 
@@ -305,9 +300,9 @@ def instances_have_their_attributes(view: View) -> Iterator[Fault]:
                 yield Fault(f"'{node.name}' has an attribute '{key}' that is not encoded", node)
             elif node.span is Span.ONCE:
                 yield Fault(f"'{node.name}' runs once, but its attribute '{key}' differs between instances", node)
-            elif len(raw.raws) != view.count(node.span):
-                count = len(raw.raws)
-                yield Fault(f"'{node.name}' has {count} values of '{key}' for {view.count(node.span)} replicas", node)
+            elif len(raw.raws) != view.mesh.count(node.span):
+                count, often = len(raw.raws), view.mesh.count(node.span)
+                yield Fault(f"'{node.name}' has {count} values of '{key}' for {often} replicas", node)
             elif find_op(node.op) is not None and key in get_op(node.op).type_attrs:
                 yield Fault(f"'{node.name}' decides a type by '{key}', which differs between instances", node)
 
@@ -349,8 +344,8 @@ def collectives_are_complete(view: View) -> Iterator[Fault]:
     found, _ = collect(view.nodes)
     for group in found:
         each = [node for node in group.members if node.span is not Span.ONCE]
-        if each and group.group_size % view.count(each[0].span):
-            count = view.count(each[0].span)
+        if each and group.group_size % view.mesh.count(each[0].span):
+            count = view.mesh.count(each[0].span)
             yield Fault(f"{group.name} of {group.group_size} members runs on {count} replicas", each[0])
         if len(each) > 1 and not any("Bcast" in node.op for node in each):
             yield Fault(f"'{each[0].name}' and '{each[1].name}' are both {group.name}", each[1])

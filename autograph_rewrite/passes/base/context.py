@@ -19,6 +19,7 @@ from autograph_rewrite.analysis.facts.placement import Fact
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.control_flow import Frame, unconditional_nodes
 from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Select, Span, Value
+from autograph_rewrite.ir.replication import Mesh
 from autograph_rewrite.ir.types import attrs as raw_attrs
 from autograph_rewrite.item import Variable
 from autograph_rewrite.plan.parts.messages import EdgePlan
@@ -107,6 +108,11 @@ class Context:
         """Number of processes."""
         return len(self.plan.processes)
 
+    @property
+    def mesh(self) -> Mesh:
+        """The instances of this process."""
+        return Mesh(self.plan.replicas_each, self.plan.microbatches)
+
     def own(self, entries: Sequence[Any]) -> Sequence[Any]:
         """Return the entries of this process's replicas, of a list that has one for every replica."""
         return entries[self.task * self.local : (self.task + 1) * self.local]
@@ -130,7 +136,7 @@ class Context:
 
     def taken(self, reader: Span, producer: Span) -> int:
         """Return how many instances of a producer in this process one instance of a reader stands for."""
-        return producer.count(self.local, self.micro) // reader.count(self.local, self.micro)
+        return self.mesh.count(producer) // self.mesh.count(reader)
 
     def current(self, value: Value) -> Value:
         """Return what stands for an original value now."""

@@ -27,6 +27,6 @@ def name_resources(context: Context) -> None:
             continue
         own = (node.attr(attr, b"") or b"").decode() or node.name
         micro = context.micro if node.span is Span.EACH else 1
-        count = node.span.count(context.local, context.micro)
+        count = context.mesh.count(node.span)
         names = [own if r == 0 else prefix(r, micro) + own for r in range(count)]
         node.set_raw_attr(attr, PerInstance(tuple(encode("string", name) for name in names)))

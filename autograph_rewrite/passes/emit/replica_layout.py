@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from autograph_rewrite.ir.graph import Node, Select, Span
-from autograph_rewrite.ir.replication import instances_read, prefix
+from autograph_rewrite.ir.replication import Mesh, prefix
 from autograph_rewrite.passes.base.instance_order import NO_ORDER, InstanceOrder
 
 
@@ -37,13 +38,18 @@ class ReplicaLayout:
     def __len__(self) -> int:
         return len(self.devices[0])
 
+    @cached_property
+    def mesh(self) -> Mesh:
+        """The instances of a process."""
+        return Mesh(len(self) // self.micro, self.micro)
+
     def of(self, node: Node) -> tuple[str, ...]:
         """Return the device of each micro-batch's instance of a node."""
         return self.devices[self.stages.get(node, 0)]
 
     def count(self, node: Node) -> int:
         """Return how many instances a node has."""
-        return node.span.count(len(self), self.micro)
+        return self.mesh.count(node.span)
 
     def device(self, node: Node, instance: int) -> str:
         """Return the device of an instance of a node that does not run once."""
@@ -51,7 +57,7 @@ class ReplicaLayout:
             return self.pinned_devices[node]
         return self.of(node)[instance * len(self) // self.count(node)]
 
-    def read(self, node: Node, instance: int, producer: Node, select: Select | None) -> range:
+    def read(self, node: Node, instance: int, producer: Node, select: Select | None) -> list[int]:
         """Return which instances of a producer an instance of a node reads.
 
         Args:
@@ -60,8 +66,7 @@ class ReplicaLayout:
             producer: what it reads.
             select: which of several.
         """
-        spans = node.span, instance, producer.span
-        return instances_read(*spans, select, instances=len(self), micro=self.micro)
+        return self.mesh.read(node.span, instance, producer.span, select)
 
 
 def instance_name(node: Node, instance: int, common: Collection[Node], micro: int = 1) -> str:

@@ -12,6 +12,7 @@ from autograph_rewrite.analysis.facts.symbolic_dims import segments
 from autograph_rewrite.ir.control_flow import frames_of
 from autograph_rewrite.ir.format.annotations import Annotation, annotation
 from autograph_rewrite.ir.graph import Graph, Node, Span, Value
+from autograph_rewrite.ir.replication import Mesh
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.passes.emit.replica_layout import instance_name
 
@@ -39,11 +40,10 @@ class Layout:
         common: nodes whose instances hold the same value.
         facts: of the original values, where instances differ.
         aliases: what took the place of original values.
-        replicas: how many instances there are.
+        mesh: the instances of this process.
         feeds: placeholders of the original graph, also those that no step needs.
         moved: new names of nodes whose own name only waits for them now.
         partial: whether there are replicas in other processes, so that values that differ are not all here.
-        micro: how many of them belong to one replica.
         interleaved: whether blocks hold examples that do not follow each other.
         hidden: whether instances are iterations of a loop, out of which nothing can be fetched.
         state: facts of all values as their readers see them, and of those that are converted as they are produced.
@@ -53,11 +53,10 @@ class Layout:
     common: set[Node]
     facts: Mapping[Value, Fact]
     aliases: Mapping[Value, Value]
-    replicas: int
+    mesh: Mesh
     feeds: frozenset[str] = frozenset()
     moved: Mapping[str, str] = field(default_factory=dict)
     partial: bool = False
-    micro: int = 1
     interleaved: bool = False
     hidden: bool = False
     state: tuple[Mapping[Value, Fact], Mapping[Value, Fact]] = field(default_factory=lambda: ({}, {}))
@@ -117,5 +116,5 @@ class Layout:
         return self._names(node)
 
     def _names(self, node: Node) -> tuple[str, ...]:
-        count = node.span.count(self.replicas, self.micro)
-        return tuple(instance_name(node, i, self.common, self.micro) for i in range(count))
+        count = self.mesh.count(node.span)
+        return tuple(instance_name(node, i, self.common, self.mesh.micro) for i in range(count))
