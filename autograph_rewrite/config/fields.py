@@ -17,7 +17,9 @@ _UNITS |= {f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", sta
 _SIZE = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?) *(?P<unit>[A-Za-z]*)")
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
 _FUNCTION = re.compile(r".+\.py:[A-Za-z_][A-Za-z0-9_]*")
-_REMAT = re.compile(r"none|sqrt|names|scopes|save_matmuls|every:[1-9][0-9]*|budget:(?P<size>.+)")
+_REMAT = re.compile(
+    r"none|sqrt|hierarchical|names|collection|scopes|save_matmuls|every:[1-9][0-9]*|budget:(?P<size>.+)"
+)
 
 # `4m` could be either; asking costs one second, guessing may cost a night.
 SIZE_HINT = "write a number of bytes, or a text like 512KiB, 4MiB or 4MB"
@@ -54,7 +56,7 @@ def read_address(value: str) -> str:
 def _remat_policy(value: str) -> str:
     match = _REMAT.fullmatch(value)
     if match is None:
-        known = "none, sqrt, names, scopes, save_matmuls, every:N or budget:SIZE"
+        known = "none, sqrt, hierarchical, names, collection, scopes, save_matmuls, every:N or budget:SIZE"
         raise ValueError(f"must be {known}, not {value!r}")
     if match["size"] is not None:
         read_size(match["size"])

@@ -168,8 +168,9 @@ class Remat(Section):
     """Recompute activations in the backward part instead of keeping them."""
 
     policy: RematPolicy = "none"
-    """none, sqrt (cut where least is kept), every:N (keep every N-th of the single values between layers), save_matmuls
-    (keep products and convolutions), names, scopes, or budget:SIZE (as little again as lets a step fit a device)."""
+    """none, sqrt (cut where least is kept), hierarchical (segments within segments), every:N (keep every N-th of the
+    single values between layers), save_matmuls (keep products and convolutions), names, scopes, collection (keep the
+    graph's collection of checkpoints), or budget:SIZE (as little again as lets a step fit a device)."""
     names: tuple[Pattern, ...] = ()
     """Patterns of the tensors that are kept, for the policy `names`."""
     scopes: tuple[Pattern, ...] = ()

@@ -16,6 +16,7 @@ from collections.abc import Callable, Container, Iterable
 from typing import Any, TypeVar
 
 from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.graph import Graph
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 NAMED = "checkpoint_name/"
@@ -26,6 +27,10 @@ AGAIN_SCOPE = rf"(?:.*/)?{AGAIN}(?:_\d+)?"
 """What the names of these scopes look like."""
 SEGMENT_ATTR = "_autograph_segment"
 """The attribute with the number of the segment in which `tf.recompute_grad` has computed a node again."""
+CHECKPOINTS = "checkpoints"
+"""The collection of what `remat: {policy: collection}` keeps."""
+CHECKPOINT_ATTR = "_autograph_checkpoint"
+"""The attribute of a node that was in it."""
 _NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\-]*")
 _USED_TWICE = re.compile(r"_\d+")
 
@@ -57,6 +62,13 @@ def recompute_grad(f: Function) -> Function:
             return f(*args, **kwargs)
 
     return scoped  # type: ignore[return-value]
+
+
+def mark_checkpoints(graph: Graph, names: Iterable[str]) -> None:
+    """Mark the nodes that the collection of checkpoints lists; of names that the graph does not have, none."""
+    for name in names:
+        if name in graph.nodes:
+            graph.nodes[name].set_attr(CHECKPOINT_ATTR, CHECKPOINTS)
 
 
 def names_given(node: str) -> tuple[str, ...]:

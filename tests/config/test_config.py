@@ -192,7 +192,8 @@ variables:
         "10: mesh must be a mapping (key: value), not 3",
         "11: the key 'microbatches' stands here twice (first in line 9)",
         "12: unknown key 'bucket_bytes' (did you mean 'strategy.bucket_bytes'?)",
-        "13: remat.policy must be none, sqrt, names, scopes, save_matmuls, every:N or budget:SIZE, not 'every:0'",
+        "13: remat.policy must be none, sqrt, hierarchical, names, collection, scopes, save_matmuls, "
+        "every:N or budget:SIZE, not 'every:0'",
         "15: variables[0].match must be a regular expression, and 'a(' is not: "
         "missing ), unterminated subpattern at position 1",
         "16: the key 'match' is missing in variables[1]",

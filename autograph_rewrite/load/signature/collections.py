@@ -1,10 +1,12 @@
-"""The collections of a TensorFlow v1 graph: variables, their initializers, train ops."""
+"""The collections of a TensorFlow v1 graph: variables, their initializers, train ops, checkpoints."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from autograph_rewrite.load.marks import CHECKPOINTS
 
 
 @dataclass(frozen=True)
@@ -17,6 +19,7 @@ class Collected:
         train_ops: ops that optimizers registered as train ops.
         update_ops: ops that layers registered to be run with each step.
         keep: nodes that outsiders run besides the step (saver, table initialisers).
+        checkpoints: nodes whose values are to be kept where others are computed again.
     """
 
     trainable: frozenset[str] | None = None
@@ -24,6 +27,7 @@ class Collected:
     train_ops: tuple[str, ...] = ()
     update_ops: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()
+    checkpoints: tuple[str, ...] = ()
 
 
 def from_tf_graph(graph: Any) -> Collected:
@@ -41,6 +45,7 @@ def from_tf_graph(graph: Any) -> Collected:
         train_ops=_names(graph, "train_op"),
         update_ops=_names(graph, "update_ops"),
         keep=_names(graph, "table_initializer"),
+        checkpoints=_names(graph, CHECKPOINTS),
     )
 
 

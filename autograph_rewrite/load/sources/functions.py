@@ -10,7 +10,9 @@ from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.ir.replace_op import take_name
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.item import GraphItem, TensorInfo, Variable
+from autograph_rewrite.load.marks import mark_checkpoints
 from autograph_rewrite.load.signature.captures import Capture, FunctionBinding
+from autograph_rewrite.load.signature.collections import from_tf_graph
 from autograph_rewrite.load.signature.inputs import ITERATORS, describe, named_batches
 from autograph_rewrite.load.signature.keras_names import keras_variables
 from autograph_rewrite.load.signature.nested_specs import as_spec, leaves, output_leaves
@@ -88,6 +90,7 @@ def from_concrete(
     if traced.deferred_external_captures:
         raise GraphError("the function captures a value that only exists at call time (a deferred capture)")
     graph = read(traced)
+    mark_checkpoints(graph, from_tf_graph(traced).checkpoints)
     _order_controls(graph)
     arguments = [tensor.op.name for tensor in concrete.inputs[: len(concrete.inputs) - len(traced.captures)]]
     names = _rename_captures(graph, [internal.op.name for _, internal in traced.captures])

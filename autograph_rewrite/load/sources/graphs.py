@@ -18,6 +18,7 @@ from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.op_traits import forwards_value
 from autograph_rewrite.ir.traversal import ancestors, descendants
 from autograph_rewrite.item import GraphItem
+from autograph_rewrite.load.marks import mark_checkpoints
 from autograph_rewrite.load.signature import collections
 from autograph_rewrite.load.signature.collections import Collected
 from autograph_rewrite.load.signature.inputs import ITERATORS, describe_output, graph_inputs
@@ -130,6 +131,7 @@ def build_item(
     Raises:
         GraphError: unknown name, or a batch of unknown rank.
     """
+    mark_checkpoints(graph, collected.checkpoints)
     named = as_list(train_op)
     targets = tuple(dict.fromkeys(find_node(graph, one, "train_op").name for one in named))
     left_out: tuple[str, ...] = ()

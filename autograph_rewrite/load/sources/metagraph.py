@@ -6,6 +6,7 @@ from typing import Any
 
 from autograph_rewrite.ir.types import wire
 from autograph_rewrite.ir.types.protos import proto
+from autograph_rewrite.load.marks import CHECKPOINTS
 from autograph_rewrite.load.signature.collections import Collected
 
 _GRAPH_DEF = 2
@@ -36,6 +37,7 @@ def collected(meta_graph: Any) -> Collected:
         train_ops=_nodes(collections, "train_op"),
         update_ops=_nodes(collections, "update_ops"),
         keep=tuple(dict.fromkeys((*map(_node, filter(None, saver_names)), *_nodes(collections, "table_initializer")))),
+        checkpoints=_nodes(collections, CHECKPOINTS),
     )
 
 

@@ -20,16 +20,16 @@ from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve import reshard_edges
 from autograph_rewrite.resolve.remat.activations import Activations, find_activations
 from autograph_rewrite.resolve.remat.budget import choose
-from autograph_rewrite.resolve.remat.decide import segments_of
+from autograph_rewrite.resolve.remat.decide import nested_segments, segments_of
 from autograph_rewrite.resolve.remat.decision import Decision, Left, Peaks, Segment
-from autograph_rewrite.resolve.remat.policies import by_stage, parts_of
+from autograph_rewrite.resolve.remat.policies import by_stage, nested_parts, parts_of
 from autograph_rewrite.resolve.remat.step_memory import Step, StepMemory, variable_bytes
 from autograph_rewrite.resolve.spans import differs_by_replica
 from autograph_rewrite.resolve.stages.assignment import forward_stages
 from autograph_rewrite.resolve.stages.forward_backward import forward_nodes
 from autograph_rewrite.resolve.wire_types import sizes_of
 
-STATED = ("names", "scopes", "marked")
+STATED = ("names", "collection", "scopes", "marked")
 """Policies that say themselves what is computed again."""
 NOTHING = "nothing is computed again: no gradient reads what this policy would compute again, or all of them at once"
 FITS = "nothing is computed again: a step takes {peak:,} B on a device as it is, and {limit:,} B are allowed"
@@ -59,10 +59,12 @@ def recompute(rewrite: Rewrite, remat: Remat) -> tuple[Decision, Propagation]:
     acts = find_activations(state, forward, trained, exchanged)
     if remat.limit is not None:
         return _within(rewrite, acts, resolved, remat)
-    parts = parts_of(acts, remat)
+    parts, inner = parts_of(acts, remat), nested_parts(acts, remat)
     if resolved.pipeline is not None:
-        parts = by_stage(parts, _stages(acts, resolved), remat.stages)
+        stages = _stages(acts, resolved)
+        parts, inner = (by_stage(one, stages, remat.stages) for one in (parts, inner))
     segments, wasted = segments_of(acts, parts, only_saving=remat.policy not in STATED)
+    segments = [replace(one, inside=tuple(nested_segments(acts, one, inner))) for one in segments]
     decision, state = rematerialize(acts, segments)
     left = _first_of_each((*wasted, *decision.left))
     if not decision.segments:

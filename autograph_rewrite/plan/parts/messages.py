@@ -76,8 +76,8 @@ class Remat:
     """What is computed again for the gradients, instead of being kept from the forward.
 
     Attributes:
-        policy: "sqrt", "every:N", "names", "scopes", "save_matmuls", "budget:BYTES", or "marked" (what the
-            graph marks: `ar.recompute_grad`).
+        policy: "sqrt", "hierarchical", "every:N", "names", "collection", "scopes", "save_matmuls", "budget:BYTES",
+            or "marked" (what the graph marks: `ar.recompute_grad`).
         names: patterns of what is kept (names).
         scopes: patterns of name scopes, each of which is a segment (scopes).
         stages: the stages of a pipeline in which something is computed again; empty: all.

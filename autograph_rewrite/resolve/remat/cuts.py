@@ -128,6 +128,31 @@ def balanced_cuts(chain: Chain) -> list[int]:
     return found
 
 
+def nested_cuts(chain: Chain) -> tuple[list[int], list[int]]:
+    """Return after how many nodes to cut, and where the parts between are cut once more when they are computed again.
+
+    Then the outer cuts, the inner ones of one part, and the largest part between two of these are there together: of a
+    chain of n equal layers, three times the third root of n.
+    """
+    places = candidates(chain)
+    before = np.array([0.0, *(place.before for place in places), chain.total])
+    costs = _costs(places)
+    best, found = chain.total, (list[int](), list[int]())
+    for limit in _limits(before) if places else ():
+        cuts = _least_kept(before, costs, limit * (1 + 1e-9)) or []
+        for size in range(1, len(cuts) + 1):
+            outer = cuts[size - 1 :: size]
+            stops = [0, *outer, len(before) - 1]
+            inner = [[a, *(cut for cut in cuts if a < cut < b), b] for a, b in itertools.pairwise(stops)]
+            parts = [before[b] - before[a] for one in inner for a, b in itertools.pairwise(one)]
+            kept = sum(costs[a, b] for a, b in itertools.pairwise(stops))
+            again = max(sum(costs[a, b] for a, b in itertools.pairwise(one[:-1])) for one in inner)
+            if (peak := kept + again + max(parts)) < best * (1 - 1e-9):
+                best = peak
+                found = [places[i - 1].at for i in outer], [places[i - 1].at for i in cuts]
+    return found
+
+
 def _limits(before: Any) -> list[float]:
     """Return what the largest part may weigh: of a short chain all that there can be, of a long one a choice."""
     if len(before) <= SHORT:

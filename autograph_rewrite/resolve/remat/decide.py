@@ -37,6 +37,26 @@ def segments_of(acts: Activations, parts: Parts, *, only_saving: bool) -> tuple[
     return [one for one in found if one not in wasted], [Left(one.nodes[0], SAVES_NOTHING) for one in wasted]
 
 
+def nested_segments(acts: Activations, segment: Segment, inner: Parts) -> list[Segment]:
+    """Return the segments within a segment: all but its last part, which gradients read as soon as it is there.
+
+    Args:
+        acts: what may be computed again.
+        segment: what is, together.
+        inner: the numbers of its parts.
+    """
+    inside = [acts.state.graph.nodes[name] for name in segment.nodes]
+    parts = {node: inner[node] for node in inside if node in inner}
+    if not parts:
+        return []
+    last, kept = max(parts.values()), _kept_between(acts, parts)
+    members: dict[int, list[Node]] = {}
+    for node in inside:
+        if node in parts and node not in kept and parts[node] != last:
+            members.setdefault(parts[node], []).append(node)
+    return [one for nodes in members.values() if (one := _segment(acts, nodes)) is not None]
+
+
 def _without_draws(acts: Activations, parts: Parts) -> Parts:
     """Return the numbers without what is made of kept draws alone: a mask has fewer bytes than what was drawn."""
     made: set[Node] = set()

@@ -14,12 +14,19 @@ class Segment:
         kept: values that they read, and that are kept for them.
         saved_bytes: how much less is kept, of one example.
         added_flops: what computing them again costs, of one example.
+        inside: segments within it: they are computed again once more, from what is kept of it the first time.
     """
 
     nodes: tuple[str, ...]
     kept: tuple[str, ...]
     saved_bytes: float
     added_flops: float
+    inside: tuple[Segment, ...] = ()
+
+    @property
+    def all_flops(self) -> float:
+        """What computing it again costs with all within, of one example."""
+        return self.added_flops + sum(one.all_flops for one in self.inside)
 
 
 @dataclass(frozen=True)
@@ -83,7 +90,7 @@ class Decision:
         peaks = self.peaks
         nodes = sum(len(segment.nodes) for segment in self.segments)
         saved = sum(segment.saved_bytes for segment in self.segments)
-        flops = sum(segment.added_flops for segment in self.segments)
+        flops = sum(segment.all_flops for segment in self.segments)
         return [
             f"recomputed: {nodes} nodes in {len(self.segments)} segments; of one example {saved:,.0f} B less are kept, "
             f"for {flops:,.0f} FLOPs more",

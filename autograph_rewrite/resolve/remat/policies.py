@@ -1,9 +1,11 @@
 """Rematerialisation policies: which recomputable nodes are recomputed, and in which segments.
 
     every:N, sqrt     the forward is cut; what crosses a cut is kept, and everything else computed again
+    hierarchical      so are its segments, when they are computed again
     save_matmuls      products and convolutions are kept as well, and the single values between layers
     scopes            each name scope that a pattern matches is a segment
     names             what the patterns name is kept, and everything else computed again
+    collection        what a collection of the graph lists is kept, and everything else computed again
     marked            each scope that `ar.recompute_grad` has made is a segment, and what `tf.recompute_grad` repeats
 
 Each policy is a function from activations to numbers of segments; a node without one is kept.
@@ -23,10 +25,10 @@ from autograph_rewrite.diagnostics.faults import did_you_mean
 from autograph_rewrite.diagnostics.patterns import first_match, matches
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.graph import Node
-from autograph_rewrite.load.marks import AGAIN_SCOPE, SEGMENT_ATTR, names_given
+from autograph_rewrite.load.marks import AGAIN_SCOPE, CHECKPOINT_ATTR, CHECKPOINTS, SEGMENT_ATTR, names_given
 from autograph_rewrite.plan.parts.messages import Remat
 from autograph_rewrite.resolve.remat.activations import Activations, root_of
-from autograph_rewrite.resolve.remat.cuts import balanced_cuts, chain_of, single_cuts
+from autograph_rewrite.resolve.remat.cuts import balanced_cuts, chain_of, nested_cuts, single_cuts
 
 CONTRACTIONS = frozenset(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "SparseMatMul", "Einsum"))
 CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2dNative")
@@ -66,6 +68,15 @@ def _every(acts: Activations, number: int) -> Parts:
 
 def _sqrt(acts: Activations, remat: Remat) -> Parts:
     return _between(acts, balanced_cuts(chain_of(acts)))
+
+
+def _hierarchical(acts: Activations, remat: Remat) -> Parts:
+    return _between(acts, nested_cuts(chain_of(acts))[0])
+
+
+def nested_parts(acts: Activations, remat: Remat) -> Parts:
+    """Return the numbers of the parts that a segment is cut into when it is computed again; of most policies, none."""
+    return _between(acts, nested_cuts(chain_of(acts))[1]) if remat.policy == "hierarchical" else {}
 
 
 def _save_matmuls(acts: Activations, remat: Remat) -> Parts:
@@ -133,6 +144,17 @@ def _names(acts: Activations, remat: Remat) -> Parts:
     return _connected(acts, kept)
 
 
+def _collection(acts: Activations, remat: Remat) -> Parts:
+    """Make a segment of each connected part of what is left without the tensors of the collection."""
+    marked = [node for node in acts.forward if CHECKPOINT_ATTR in node.attrs]
+    if not marked:
+        raise PlanError(
+            f"remat.policy collection: nothing on the way to the loss is in the graph's collection '{CHECKPOINTS}'",
+            hint=f"tf.compat.v1.add_to_collection('{CHECKPOINTS}', tensor) before the graph is loaded",
+        )
+    return _connected(acts, {one for node in marked for one in (node, root_of(node))})
+
+
 def _require_matches(acts: Activations, patterns: Sequence[str], matched: Collection[int], what: str) -> None:
     for i, pattern in enumerate(patterns):
         if i not in matched:
@@ -169,8 +191,10 @@ def _connected(acts: Activations, kept: Collection[Node]) -> Parts:
 
 POLICIES: Mapping[str, Callable[[Activations, Remat], Parts]] = {
     "sqrt": _sqrt,
+    "hierarchical": _hierarchical,
     "save_matmuls": _save_matmuls,
     "scopes": _scopes,
     "names": _names,
+    "collection": _collection,
     "marked": _marked,
 }

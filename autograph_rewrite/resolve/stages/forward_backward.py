@@ -69,6 +69,12 @@ def is_named_gradient(name: str) -> bool:
     return any(GRADIENTS.fullmatch(part) for part in name.split("/"))
 
 
+def copied(name: str) -> str:
+    """Return the name of which a node is a copy; of another node, its own."""
+    match = _COPY.fullmatch(name)
+    return name if match is None else match[1]
+
+
 def differentiated(name: str, forward: Mapping[str, int]) -> int | None:
     """Return the entry of the forward node of which a node computes the gradient, or is a copy, going by its name.
 
