@@ -16,6 +16,7 @@ from autograph_rewrite.analysis.facts.concrete_sizes import static_bytes
 from autograph_rewrite.analysis.facts.placement import REPLICATED
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.variables.uses import converted_uses, variable_uses
+from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.control_flow import frames_of, unconditional_nodes
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.op_traits import SWITCHES
@@ -116,7 +117,23 @@ def _keep_branches_together(state: Propagation, nodes: set[Node], differing: Col
                 producers = (value.node for value in node.inputs)
                 if any(producer in nodes and producer not in unconditional for producer in producers):
                     nodes.add(node)
+        _keep_containers_together(state, nodes, differing)
         grown = len(nodes) > before
+
+
+def _keep_containers_together(state: Propagation, nodes: set[Node], differing: Collection[Node]) -> None:
+    """Serve all that reads an array or a stack that is filled by what is served: those of the replicas stay empty."""
+    served = [cell for cell, puts in state.puts.items() if not nodes.isdisjoint(puts)]
+    if not served:
+        return
+    users = {node for node in state.order if any(state.facts[value].cell in served for value in node.inputs)}
+    if apart := next((node for node in users if node in differing), None):
+        raise PassError(
+            f"'{apart.name}' reads on each replica what the servers put into an array",
+            node=apart,
+            hint="set strategy.variables to shared, or choose AllReduce",
+        )
+    nodes |= users
 
 
 def _keep_reads_together(state: Propagation, region: ServerRegion, differing: Collection[Node]) -> None:

@@ -14,8 +14,9 @@ from tests.fuzz.__main__ import seeds_of
 from tests.fuzz.program import Program
 
 SAMPLE = (1, 6, 7, 10, 11, 15, 17, 27, 30, 33)
-FOUND = (25, 93, 103, 3477)
-"""A handle away from its variable; a trial without micro-batches; a lookup as an update; sizes and interleaved rows."""
+FOUND = (25, 93, 103, 3477, 3876)
+"""A handle away from its variable; a trial without micro-batches; a lookup as an update; sizes and interleaved rows;
+arrays of gradients that servers fill."""
 
 
 @pytest.mark.parametrize("seed", SAMPLE + FOUND)

@@ -24,6 +24,7 @@ from autograph_rewrite.ir.types.attrs import decode
 from autograph_rewrite.ir.types.dtypes import base, dtype_name
 from autograph_rewrite.ir.types.opdefs import OpDef, find_op, get_op, signature
 from autograph_rewrite.ir.verify.collective_groups import collect
+from autograph_rewrite.ir.verify.containers import unwritten_reads
 from autograph_rewrite.ir.verify.loops import loop_faults
 
 SHOWN = 12  # faults in one message
@@ -351,8 +352,15 @@ def collectives_are_complete(view: View) -> Iterator[Fault]:
             yield Fault(f"'{each[0].name}' and '{each[1].name}' are both {group.name}", each[1])
 
 
+def containers_are_filled(view: View) -> Iterator[Fault]:
+    """What is read from a tensor array or a stack on each replica is put into it on each replica."""
+    for node, problem in unwritten_reads(view.nodes):
+        yield Fault(problem, node)
+
+
 INVARIANTS: tuple[Invariant, ...] = (
     names_are_unique,
+    containers_are_filled,
     edges_are_known_at_both_ends,
     no_cycles,
     loops_are_closed,

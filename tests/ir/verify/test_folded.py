@@ -159,6 +159,15 @@ def break_all_on_two_inputs(graph: Graph) -> None:
     graph.node("pair").set_inputs([graph.value("x")], {0: Select.ALL})
 
 
+def break_container(graph: Graph) -> None:
+    size = graph.value("axis")
+    array = graph.add("TensorArrayV3", [size], name="array", attrs={"dtype": FLOAT}, span=Span.EACH)
+    handle, flow, x = array.output(0), array.output(1), graph.value("x")
+    attrs, selects = {"T": FLOAT}, dict.fromkeys((0, 2, 3), Select.FIRST)
+    graph.add("TensorArrayWriteV3", [handle, size, x, flow], name="put", attrs=attrs, selects=selects)
+    graph.add("TensorArrayReadV3", [handle, size, flow], name="get", attrs={"dtype": FLOAT}, span=Span.EACH)
+
+
 def break_count(graph: Graph) -> None:
     graph.node("joined").set_attr("N", 3)
 
@@ -223,6 +232,7 @@ BREAKS: list[tuple[Callable[[Graph], None], str]] = [
     (break_selector_index, "'first' selects instances of an input 4"),
     (break_all_without_list, "'first' takes all instances as input 0, where Neg has no list"),
     (break_all_on_two_inputs, "'pair' takes all instances as input 0, where AddV2 has no list"),
+    (break_container, "'get' reads each what 'put' puts into a container once"),
     (break_count, "'joined' has 3 inputs; its op and attributes ask for 4"),
     (break_instances, "'x' has 3 values of 'shape' for 2 replicas"),
     (break_instances_of_once, "'axis' runs once, but its attribute 'value' differs between instances"),
