@@ -51,6 +51,7 @@ setup(
         "autograph_rewrite": ["py.typed"],
         "autograph_rewrite.configs": ["*.yaml"],
         "autograph_rewrite.inspect.render": ["*.html", "*.js", "*.css"],
+        "autograph_rewrite.inspect.report": ["page/*"],
         "autograph_rewrite.ir.types": ["*.binpb", "*.binpb.gz"],
         "autograph_rewrite.plan": ["*.binpb", "*.proto", "*.json"],
     },

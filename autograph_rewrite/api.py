@@ -12,7 +12,7 @@ from typing import Any
 from autograph_rewrite.cluster.membership import in_job
 from autograph_rewrite.compile import Instrumentation, Job, compile_item, request, resolve_plan, with_processes
 from autograph_rewrite.config import user_code
-from autograph_rewrite.config.config import ConfigLike
+from autograph_rewrite.config.config import Config, ConfigLike
 from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.ir.gc_pause import no_garbage_collection
 from autograph_rewrite.item import GraphItem, RewrittenTrace
@@ -222,6 +222,56 @@ def verify(item: Any, config: ConfigLike | Plan | None = None, **options: Any) -
         return run(item, chosen(config), **options)
     trace = _traces(item)[0]
     return run(trace.original, trace.rewritten.report.plan if config is None else chosen(config), **options)
+
+
+def report(
+    target: Any,
+    out: str | Path = "report.html",
+    config: ConfigLike | Plan | None = None,
+    *,
+    batch: int | None = None,
+    task: int = 0,
+    title: str = "",
+) -> Path:
+    """Write one offline HTML file that shows a graph, what each pass made of it, and what a step costs.
+
+    Args:
+        target: a training graph; a rewritten item; or a distributed function or Keras model that has run, of which the
+            first trace is shown.
+        out: the file.
+        config: what to rewrite a training graph by; left out, it is shown as it is.
+        batch: examples of all devices together, where the graph leaves that open.
+        task: of several processes, the one whose graph is shown.
+        title: of the page; left out, the name of the file.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        RewriteError: the graph cannot be rewritten so; nothing is written then.
+    """
+    from autograph_rewrite.inspect.report.build import Shown, is_rewritten, report_page
+    from autograph_rewrite.inspect.report.graph_states import GraphStates
+
+    original, new = _traces(target)[0]
+    given = chosen(config) if config is not None else None
+    plan = new.report.plan if new.report is not None else given if isinstance(given, Plan) else None
+    states = GraphStates()
+    if original is new and (new.report is not None or is_rewritten(new.graph)):
+        states.keep("graph", new.graph, new.placements)
+        shown = Shown(states, None, new, plan, batch=batch)
+    elif original is new and given is None:
+        states.keep("graph", original.graph, original.placements)
+        shown = Shown(states, original)
+    else:
+        states.keep("original", original.graph, original.placements)
+        flat = normalise_original(original)
+        states.keep("normalise", flat.graph)
+        new = rewrite(flat, plan if given is None else given, observers=[states], batch=batch, task=task)
+        states.keep("expand", new.graph, new.placements)
+        shown = Shown(states, original, new, new.report.plan, given if isinstance(given, Config) else None, batch)
+    Path(out).write_text(report_page(title or Path(out).stem, shown), encoding="utf-8")
+    return Path(out)
 
 
 def _traces(target: Any) -> Sequence[RewrittenTrace]:

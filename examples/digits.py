@@ -154,12 +154,13 @@ def show_times(one: Run, many: Run, replicas: int) -> None:
 
 
 def write(item: ar.GraphItem, config: dict[str, Any], folder: Path) -> None:
-    """Write the plan, the rewritten graph and both graphs as text."""
+    """Write the plan, the rewritten graph, both graphs as text, and the report: one page for a browser."""
     folder.mkdir(parents=True, exist_ok=True)
     ar.build_plan(item, config).save(folder / "plan.yaml")
     new = ar.rewrite(item, config)
     (folder / "rewritten.pb").write_bytes(new.graph_bytes)
     (folder / "rewritten.txt").write_text(ar.dump(new), encoding="utf-8")
+    ar.report(item, folder / "report.html", config)
     (folder / "original.txt").write_text(ar.dump(item), encoding="utf-8")
     console.print(str(new.report), highlight=False, soft_wrap=True)
     console.print(f"\nwrote {', '.join(sorted(path.name for path in folder.iterdir()))} to {folder}/")

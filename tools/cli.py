@@ -38,6 +38,7 @@ VERBS = {
     "comm": "list the collectives: members, order, bytes per step",
     "opt": "run chosen passes on a graph and print what they leave, with placements",
     "verify": "check a rewrite numerically against the single-device graph",
+    "report": "write one offline HTML file: the graph behind every pass, tables, the predicted step",
     "simulate": "predict step time, memory and communication",
     "run": "run a script under a configuration",
     "launch": "run a script under a configuration on several processes",

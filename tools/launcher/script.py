@@ -66,7 +66,7 @@ def require_script(args: argparse.Namespace) -> Config | None:
         raise ConfigError(f"there is no script '{args.script}'", hint="give the path of a Python file")
     if args.config is None:
         return None
-    from autograph_rewrite.tools.verbs.common_arguments import (
+    from autograph_rewrite.tools.common_arguments import (
         read_config,  # half of the time to start a script that needs none
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from autograph_rewrite.inspect.diff import diff
-from autograph_rewrite.tools.verbs.common_arguments import GRAPH_HELP, add_names, load_graph, print_json
+from autograph_rewrite.tools.common_arguments import GRAPH_HELP, add_names, load_graph, print_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

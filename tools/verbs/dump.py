@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from autograph_rewrite.inspect.dump import FORMATS, dump
-from autograph_rewrite.tools.verbs.common_arguments import add_graph, emit, load_graph
+from autograph_rewrite.tools.common_arguments import add_graph, emit, load_graph
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from autograph_rewrite.api import rewrite
 from autograph_rewrite.inspect.explain import text_of
 from autograph_rewrite.inspect.report_view import Account, account_of
-from autograph_rewrite.tools.verbs.common_arguments import (
+from autograph_rewrite.tools.common_arguments import (
     add_batch,
     add_config,
     add_graph,

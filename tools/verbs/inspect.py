@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from autograph_rewrite.inspect.summary import summarise
-from autograph_rewrite.tools.verbs.common_arguments import add_graph, load_graph, print_json
+from autograph_rewrite.tools.common_arguments import add_graph, load_graph, print_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

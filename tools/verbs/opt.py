@@ -18,9 +18,7 @@ from autograph_rewrite.passes.pass_pipeline import PIPELINE
 from autograph_rewrite.passes.selection import require_known, select
 from autograph_rewrite.passes.user_passes import with_user_passes
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.tools.launcher.script import at_least
-from autograph_rewrite.tools.reproducer import reproducible
-from autograph_rewrite.tools.verbs.common_arguments import (
+from autograph_rewrite.tools.common_arguments import (
     GRAPH_HELP,
     add_config,
     add_names,
@@ -29,6 +27,8 @@ from autograph_rewrite.tools.verbs.common_arguments import (
     load_graph,
     print_json,
 )
+from autograph_rewrite.tools.launcher.script import at_least
+from autograph_rewrite.tools.reproducer import reproducible
 
 FOLDED = "assign-devices"
 """The last pass that leaves a folded graph to print."""

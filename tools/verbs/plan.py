@@ -7,7 +7,7 @@ import json
 
 from autograph_rewrite.api import build_plan
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.tools.verbs.common_arguments import (
+from autograph_rewrite.tools.common_arguments import (
     PLAN_FORMS,
     add_batch,
     add_config,

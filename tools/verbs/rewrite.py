@@ -12,9 +12,7 @@ from typing import Any
 from autograph_rewrite.api import rewrite
 from autograph_rewrite.inspect.pass_snapshots import Changes, Snapshots
 from autograph_rewrite.inspect.report_view import Account, account_of
-from autograph_rewrite.tools.launcher.script import at_least
-from autograph_rewrite.tools.reproducer import reproducible
-from autograph_rewrite.tools.verbs.common_arguments import (
+from autograph_rewrite.tools.common_arguments import (
     GRAPH_FORMS,
     PLAN_FORMS,
     add_batch,
@@ -28,6 +26,8 @@ from autograph_rewrite.tools.verbs.common_arguments import (
     whole_work,
     write_item,
 )
+from autograph_rewrite.tools.launcher.script import at_least
+from autograph_rewrite.tools.reproducer import reproducible
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,7 +12,7 @@ from autograph_rewrite.item import GraphItem
 from autograph_rewrite.normalize.normalize import normalise
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.strategies import named_builder
-from autograph_rewrite.tools.verbs.common_arguments import (
+from autograph_rewrite.tools.common_arguments import (
     add_batch,
     add_config,
     add_graph,

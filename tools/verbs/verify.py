@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from autograph_rewrite.api import verify
-from autograph_rewrite.tools.verbs.common_arguments import (
+from autograph_rewrite.tools.common_arguments import (
     add_batch,
     add_config,
     add_graph,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from autograph_rewrite.inspect.why import why
-from autograph_rewrite.tools.verbs.common_arguments import add_graph, load_graph, optional_plan, print_json
+from autograph_rewrite.tools.common_arguments import add_graph, load_graph, optional_plan, print_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,0 +1,92 @@
+"""Put a report together: from an original and its rewrite, or from whichever of them is at hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from autograph_rewrite.config.config import ConfigLike
+from autograph_rewrite.cost.simulate import simulate
+from autograph_rewrite.errors import RewriteError
+from autograph_rewrite.inspect.report import overview, tables
+from autograph_rewrite.inspect.report.graph_states import GraphStates
+from autograph_rewrite.inspect.report.html_file import page
+from autograph_rewrite.inspect.report_view import account_of
+from autograph_rewrite.ir.graph import PASS_ATTR, Graph
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.plan.plan import Plan
+
+SCHEMA = 1
+NO_SNAPSHOTS = "There are no snapshots of the passes: give the original graph and --config, and they run again."
+NO_ORIGINAL = "There is no original to simulate: give the original graph and --config."
+NO_PLAN = "A file keeps no plan: with --plan, owners, bytes and reasons are shown as well."
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a report is about.
+
+    Attributes:
+        states: of the graph, the last as the file has it.
+        original: the graph before it was rewritten, where that is at hand.
+        new: the rewritten one, if there is one.
+        plan: of the rewrite, where that is known.
+        config: how it was rewritten, for the speed of the network.
+        batch: examples of all devices together, where the graph leaves that open.
+    """
+
+    states: GraphStates
+    original: GraphItem | None = None
+    new: GraphItem | None = None
+    plan: Plan | None = None
+    config: ConfigLike | None = None
+    batch: int | None = None
+
+
+def is_rewritten(graph: Graph) -> bool:
+    """Return whether passes have made nodes of a graph."""
+    return any(PASS_ATTR in node.attrs for node in graph)
+
+
+def report_data(shown: Shown) -> dict[str, Any]:
+    """Return what the page shows, as plain data by view; docs/report.md has the schema."""
+    item, new, plan = shown.original or shown.new, shown.new, shown.plan
+    assert item is not None
+    told = new is not None and new.report is not None
+    notes = [NO_SNAPSHOTS] if new is not None and len(shown.states.steps) == 1 else []
+    notes += [NO_PLAN] if new is not None and plan is None else []
+    step, problem = _step(shown)
+    return {
+        "overview": {
+            "schema": SCHEMA,
+            "graph": overview.overview(item),
+            "rewrite": overview.of_rewrite(account_of(new, shown.batch)) if told and new is not None else None,
+            "batch": plan.batch if plan is not None else 0,
+            "notes": [*notes, problem] if problem else notes,
+            "no_step": problem,
+        },
+        "graph": shown.states.data(),
+        **{f"step-{index}": one.data() for index, one in enumerate(shown.states.steps)},
+        "variables": tables.variables(item, plan),
+        "exchanges": tables.exchanges(new, plan) if new is not None else [],
+        "reshards": tables.reshards(new, plan) if new is not None and plan is not None else [],
+        "step": step,
+    }
+
+
+def _step(shown: Shown) -> tuple[dict[str, Any] | None, str]:
+    """Return the simulated step, or why there is none."""
+    if shown.new is None:
+        return None, ""
+    if shown.original is None or shown.plan is None:
+        return None, NO_ORIGINAL
+    try:
+        found = simulate(shown.original, shown.plan, shown.config, batch=shown.batch)
+    except RewriteError as error:
+        return None, f"The step cannot be simulated: {error}"
+    return overview.of_step(found), ""
+
+
+def report_page(title: str, shown: Shown) -> str:
+    """Return the page that shows it."""
+    return page(f"{title} - autograph-rewrite", report_data(shown))

@@ -1,0 +1,126 @@
+"""The page of a report in a browser: what opens, folds, is found and compared, and how fast."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import autograph_rewrite as ar
+from autograph_rewrite.inspect.report.build import Shown, report_data
+from autograph_rewrite.inspect.report.graph_states import GraphStates
+from autograph_rewrite.inspect.report.html_file import page
+from autograph_rewrite.ir.graph import Graph
+from autograph_rewrite.ir.types import dtypes
+from tests.inspect.test_report import CONFIG, HOSTILE, hostile_graph
+from tests.support.headless import CHROMIUM, driven
+from tests.support.small_items import regression
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed here")
+
+VIEWS = ("overview", "graph", "compare", "variables", "communication", "timeline", "memory")
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return ar.report(regression(), tmp_path_factory.mktemp("page") / "report.html", CONFIG)
+
+
+def test_every_view_opens_and_no_request_leaves(report: Path) -> None:
+    opened = "".join(f"Page.show('{view}'); R.{view} = document.getElementById('{view}').innerText;" for view in VIEWS)
+    found = driven(report, f"{opened} R.requests = performance.getEntriesByType('resource').length;")
+    assert found["requests"] == 0
+    assert "predicted step" in found["overview"]
+    assert "after expand" in found["graph"]
+    assert "added" in found["compare"]
+    assert "w/Momentum" in found["variables"] or "Momentum" in found["variables"]
+    assert "CollectiveReduceV2" in found["communication"]
+    assert "Predicted step" in found["timeline"]
+    assert "variables and slots" in found["memory"]
+
+
+def test_the_slider_goes_through_the_passes(report: Path) -> None:
+    script = """
+    const seen = index => { Page.pass(index); return document.getElementById('pass-name').innerText; };
+    R.seen = Page.steps.map((step, index) => seen(index));
+    R.nodes = Page.steps.map((step, index) => Page.state(index).ids.length);
+    R.said = Page.steps.map(step => step.nodes);
+    """
+    found = driven(report, script, view="graph")
+    assert (found["seen"][0], found["seen"][-1]) == ("original", "after expand")
+    assert found["nodes"] == found["said"]
+
+
+def test_a_node_is_found_and_told_about(report: Path) -> None:
+    script = """
+    const found = Page.search('all_reduce');
+    R.names = found.map(id => Page.graph.state.names[id]);
+    Page.go(found[0]);
+    R.details = document.getElementById('details').innerText;
+    Page.go(Page.search('gradient').find(id => Page.graph.state.names[id] === 'gradient'));
+    R.gradient = document.getElementById('details').innerText;
+    """
+    found = driven(report, script, view="graph")
+    assert "gradient/all_reduce" in found["names"]
+    assert "CollectiveReduceV2" in found["details"]
+    assert "pass insert-reshards" in found["details"]
+    assert "partial(sum) → replicated by collective_reduce" in found["gradient"].replace("\n", " ")
+    assert "for w" in found["gradient"]
+
+
+def test_hostile_names_stay_text(tmp_path: Path) -> None:
+    file = ar.report(ar.GraphItem(hostile_graph()), tmp_path / "hostile.html")
+    script = """
+    Page.show('compare'); Page.show('graph');
+    for (const id of Page.state(0).ids) Page.go(id);
+    R.found = Page.search('script').length;
+    R.hacked = window.hacked === undefined ? 0 : 1;
+    R.names = Page.state(0).ids.map(id => Page.state(0).names[id]);
+    R.images = document.images.length;
+    """
+    found = driven(file, script, view="graph")
+    assert (found["hacked"], found["images"], found["found"]) == (0, 0, 1)
+    assert found["names"] == list(HOSTILE)
+
+
+def layered(count: int, per_scope: int) -> Graph:
+    """Return a chain of so many nodes, in scopes."""
+    graph = Graph()
+    value = graph.add("Placeholder", name="x", attrs={"dtype": dtypes.FLOAT, "shape": (None, 3)}).output()
+    for index in range(count - 1):
+        layer, rest = divmod(index, per_scope)
+        value = graph.add(
+            "Tanh", [value], name=f"block_{layer // 25}/layer_{layer}/part_{rest // 12}/op_{rest}"
+        ).output()
+    return graph
+
+
+@pytest.mark.parametrize("per_scope", [60, 100_000], ids=["scopes", "flat"])
+def test_a_hundred_thousand_nodes_open_and_fold_at_once(tmp_path: Path, per_scope: int) -> None:
+    states = GraphStates()
+    states.keep("graph", layered(100_000, per_scope))
+    small = report_data(Shown(GraphStates(), regression()))
+    large = {**small, "graph": states.data(), "step-0": states.steps[0].data()}
+    file = tmp_path / "large.html"
+    file.write_text(page("large", large), encoding="utf-8")
+    found: dict[str, Any] = driven(file, MEASURED, view="graph")
+    assert found["opened"] < 2000
+    assert max(found["unfold"]) < 1500
+    assert found["search"] < 300
+    assert found["drawn"] < 1000
+
+
+MEASURED = """
+R.opened = performance.now();
+const took = work => { const began = performance.now(); work(); return performance.now() - began; };
+R.search = took(() => { R.hits = Page.search('op_17').length; });
+const view = Page.graph;
+R.unfold = [];
+for (let i = 0; i < 3; i++) {
+  const closed = [...view.boxes.keys()].filter(item => !item.isLeaf && !view.layout.isOpen(item));
+  if (closed.length) R.unfold.push(took(() => view.toggle(closed[Math.floor(closed.length / 2)])));
+}
+R.reveal = took(() => Page.go(Page.state(Page.steps.length - 1).ids.slice(-1)[0]));
+R.drawn = view.boxes.size;
+"""

@@ -1,0 +1,43 @@
+"""`report GRAPH --config C`: write one offline HTML file: the graph behind every pass, tables, the predicted step."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from autograph_rewrite.api import report
+from autograph_rewrite.tools.common_arguments import (
+    add_batch,
+    add_config,
+    add_graph,
+    check_form,
+    load_graph,
+    optional_plan,
+    print_json,
+    read_config,
+    replacing,
+)
+from autograph_rewrite.tools.launcher.script import at_least
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_graph(parser)
+    add_config(parser, plan=True, required=False)
+    add_batch(parser)
+    parser.add_argument("-o", dest="out", metavar="FILE", default="report.html", help="the file (default: report.html)")
+    parser.add_argument("--task", metavar="K", type=at_least(0), default=0, help="show the graph of worker K of a job")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Rewrite once more if there is something to rewrite by, and write the file."""
+    check_form(args.out, (".html",), "report")
+    chosen = read_config(args) if args.config is not None else optional_plan(args)
+    item = load_graph(args)
+    with replacing(args.out) as partial:
+        report(item, partial, chosen, batch=args.batch, task=args.task, title=Path(args.graph).name)
+    if args.json:
+        print_json({"out": args.out, "bytes": Path(args.out).stat().st_size})
+    else:
+        print(f"{args.out}: {Path(args.out).stat().st_size:,} bytes, open it in a browser")
+    return 0
