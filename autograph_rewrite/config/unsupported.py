@@ -13,8 +13,12 @@ if TYPE_CHECKING:
 
 def unavailable(config: Config) -> Iterator[tuple[KeyPath, str]]:
     """Each setting of `config` that asks for a feature to come, with the words for it."""
-    if config.remat.policy.startswith("budget") and config.pipeline is not None:
-        yield ("remat", "policy"), f"remat.policy {config.remat.policy} with pipeline"
+    if (
+        config.remat.policy.startswith("budget")
+        and config.pipeline is not None
+        and config.pipeline.chunks != config.pipeline.stages
+    ):
+        yield ("remat", "policy"), f"remat.policy {config.remat.policy} with several stages per device"
     if config.mesh is not None and config.mesh.model > 1:
         yield ("mesh", "model"), "mesh.model above 1"
     if config.sharding:

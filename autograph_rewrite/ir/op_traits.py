@@ -25,6 +25,8 @@ BACK_EDGES = frozenset(("NextIteration", "RefNextIteration"))
 """They lead from one iteration of a loop to the next."""
 READS = frozenset(("ReadVariableOp", "ResourceGather", "ResourceGatherNd"))
 """Ops that take the contents of a variable, or rows of it, and leave it as it is."""
+MEASURES = frozenset(("Shape", "ShapeN", "Size", "Rank", "BroadcastGradientArgs"))
+"""Ops that ask how large a value is, or compare sizes: what they make is small, and known as soon as the value is."""
 PUSHES = frozenset(("ResourceAccumulatorApplyGradient",))
 """Ops that write a store of gradients, which is a resource, but no variable."""
 

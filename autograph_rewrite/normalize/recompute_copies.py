@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.op_traits import forwards_value, is_pure, reads_variable, routes
+from autograph_rewrite.ir.op_traits import MEASURES, forwards_value, is_pure, reads_variable, routes
 from autograph_rewrite.ir.traversal import descendants, marks_before, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
@@ -27,8 +27,6 @@ from autograph_rewrite.normalize.recompute_barriers import Barrier
 
 LOOKS = frozenset(("VarIsInitializedOp", "VariableShape"))
 """What is given a variable's handle, and leaves the variable as it is, besides reads."""
-SIZES = frozenset(("Shape", "ShapeN", "Size", "Rank"))
-"""They hold no memory, whenever they run."""
 
 
 def merge_copies(graph: Graph, barriers: Sequence[Barrier]) -> int:
@@ -178,7 +176,7 @@ def _waits(equal: Iterable[Node], entries: Mapping[Node, int]) -> dict[Node, int
         found[node] = bits
         for value in node.read_outputs:
             for user, _ in value.uses:
-                if user not in copies and user.op not in SIZES:
+                if user not in copies and user.op not in MEASURES:
                     readers[user] = readers.get(user, 0) | bits
     return readers
 

@@ -96,8 +96,11 @@ def test_what_is_not_available_yet_is_refused_where_it_is_used_each_at_its_line(
     [
         ({"steps_per_run": 2}, "steps_per_run above 1"),
         (
-            {"remat": {"policy": "budget:1MiB"}, "pipeline": {"stages": 2, "microbatches": 2}},
-            "remat.policy budget:1MiB with pipeline",
+            {
+                "remat": {"policy": "budget:1MiB"},
+                "pipeline": {"stages": 2, "microbatches": 2, "circular_repeat": 2, "schedule": "interleaved"},
+            },
+            "remat.policy budget:1MiB with several stages per device",
         ),
     ],
 )

@@ -19,14 +19,12 @@ from autograph_rewrite.analysis.rules.base import OWN_VALUE
 from autograph_rewrite.analysis.work.op_work import VIEWS
 from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.graph import Node, Use, Value
-from autograph_rewrite.ir.op_traits import is_pure, routes
+from autograph_rewrite.ir.op_traits import MEASURES, is_pure, routes
 from autograph_rewrite.ir.traversal import ancestors, descendants
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import variable_dependent_nodes
 from autograph_rewrite.resolve.stages.flops import value_bytes
 
-MEASURES = frozenset(("Shape", "ShapeN", "Size", "Rank", "BroadcastGradientArgs"))
-"""They ask how large a value is, which is known before any gradient is: they hold nothing."""
 SOURCES = frozenset(("Const", "Placeholder", "PlaceholderV2", "PlaceholderWithDefault", "NoOp"))
 
 

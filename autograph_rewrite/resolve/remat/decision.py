@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -96,3 +97,12 @@ class Decision:
             f"for {flops:,.0f} FLOPs more",
             *([f"static peak of a device, {peaks.batch} examples in all: {peaks.line}"] if peaks else []),
         ]
+
+
+def first_of_each(left: Sequence[Left]) -> tuple[Left, ...]:
+    """Return one of those with one reason, with how many more there are."""
+    found: dict[str, list[Left]] = {}
+    for one in left:
+        found.setdefault(one.reason, []).append(one)
+    more = {reason: f" (and {len(same) - 1} more such segments)" for reason, same in found.items() if len(same) > 1}
+    return tuple(Left(same[0].node, reason + more.get(reason, "")) for reason, same in found.items())

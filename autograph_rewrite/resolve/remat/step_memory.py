@@ -90,6 +90,14 @@ class StepMemory:
         Args:
             segments: the nodes that are computed again, by segment, producers first.
         """
+        return self.kept + most_alive(*self.lifetimes(segments))
+
+    def lifetimes(self, segments: Iterable[Sequence[Node]]) -> tuple[Any, Any, Any]:
+        """Return when each buffer is made and given back, and its size; those of copies come last.
+
+        Args:
+            segments: the nodes that are computed again, by segment, producers first.
+        """
         parts = [[node for node in nodes if node in self._at] for nodes in segments]
         inside = {node for nodes in parts for node in nodes}
         places = np.arange(len(self._at), dtype=float)
@@ -105,7 +113,7 @@ class StepMemory:
         made, ends, sizes = born.tolist(), freed.tolist(), list(self._nbytes)
         for nodes in parts:
             self._copies(nodes, places, (made, ends, sizes))
-        return self.kept + most_alive(np.array(made), np.array(ends), np.array(sizes, dtype=np.int64))
+        return np.array(made), np.array(ends), np.array(sizes, dtype=np.int64)
 
     def _copies(self, nodes: Sequence[Node], places: Any, lists: tuple[list[float], list[float], list[int]]) -> None:
         """Add the buffers of a segment's copies, and let what they read live until then."""

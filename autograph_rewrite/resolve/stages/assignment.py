@@ -20,6 +20,7 @@ from autograph_rewrite.diagnostics.faults import did_you_mean
 from autograph_rewrite.diagnostics.patterns import first_match
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.graph import Graph, Node, Span, Value
+from autograph_rewrite.ir.op_traits import MEASURES
 from autograph_rewrite.ir.traversal import ancestors, descendants
 from autograph_rewrite.ir.types.device_specs import canonical
 from autograph_rewrite.ir.variable_ops import variable_dependent_nodes
@@ -75,9 +76,10 @@ def assign_stages(
     if plan.looped:
         require_isomorphic_stages(state, work, chosen, pipeline.stages)
     needed = ancestors((graph.value(edge.value).node for edge in plan.edges), controls=False)
-    backward = {node for node in each if node not in forward and node in needed}
-    _backward_stages([node for node in each if node not in forward], chosen, backward, pipeline.stages)
-    return Stages(pipeline.stages, chosen, backward, _owners(plan, state, variables))
+    rest = [node for node in each if node not in forward]
+    backward = gradients_of(rest, needed, chosen)
+    backward_stages(rest, chosen, backward, pipeline.stages)
+    return Stages(pipeline.stages, chosen, backward, owners_of(plan, state, variables))
 
 
 def forward_stages(plan: Plan, state: Propagation, work: Sequence[Node]) -> dict[Node, int]:
@@ -97,7 +99,7 @@ def forward_stages(plan: Plan, state: Propagation, work: Sequence[Node]) -> dict
     return chosen
 
 
-def _owners(plan: Plan, state: Propagation, variables: Mapping[str, Variable]) -> dict[Node, Node]:
+def owners_of(plan: Plan, state: Propagation, variables: Mapping[str, Variable]) -> dict[Node, Node]:
     """Return for which variable the state of an optimizer is kept."""
     graph = state.graph
     edges = [edge for edge in plan.edges if edge.owner in variables and edge.to == repr(REPLICATED)]
@@ -235,8 +237,33 @@ def _require_every_stage(stages: Mapping[Node, int], count: int) -> None:
         )
 
 
-def _backward_stages(rest: Sequence[Node], stages: dict[Node, int], backward: set[Node], count: int) -> None:
-    """Place the gradients, and whatever else runs for each block: outputs beside the loss, and what reads gradients."""
+def gradients_of(rest: Iterable[Node], needed: Collection[Node], made: Collection[Node]) -> set[Node]:
+    """Return the nodes that compute gradients. Sizes of what the forward makes are measured there, so that it may go.
+
+    Args:
+        rest: what runs for each block, and is not forward, producers first.
+        needed: what the gradients are made of.
+        made: the forward nodes that run for each block.
+    """
+    found: set[Node] = set()
+    measured = set(made)
+    for node in rest:
+        if node.op in MEASURES and all(value.node in measured or value.node.op == "Const" for value in node.inputs):
+            measured.add(node)
+        elif node in needed:
+            found.add(node)
+    return found
+
+
+def backward_stages(rest: Sequence[Node], stages: dict[Node, int], backward: set[Node], count: int) -> None:
+    """Place the gradients, and whatever else runs for each block: outputs beside the loss, and what reads gradients.
+
+    Args:
+        rest: what runs for each block, and is not forward, producers first.
+        stages: of the forward nodes; those of the rest are added.
+        backward: the nodes that compute gradients; more are added.
+        count: how many stages there are.
+    """
     named = {node.name: stage for node, stage in stages.items()}
     for node in rest:
         known = [producer for producer in _producers(node) if producer in stages]

@@ -13,7 +13,7 @@ import pytest
 
 import autograph_rewrite as ar
 from autograph_rewrite.errors import ConfigError, PlanError
-from autograph_rewrite.passes.rematerialize import step
+from autograph_rewrite.passes.rematerialize import within_budget
 from autograph_rewrite.resolve.remat import budget
 from autograph_rewrite.resolve.remat.chain_budget import Costs, Part, least_flops
 from benchmarks.cost import allocated, traced
@@ -244,7 +244,7 @@ def test_a_budget_is_a_size_and_the_plan_holds_it_in_bytes() -> None:
 def test_what_cannot_wait_is_not_taken_to_be_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     item = make_item(chain(16, 16))
     _, least = peaks_of(item)
-    real = step.rematerialize
-    monkeypatch.setattr(step, "rematerialize", lambda acts, segments: real(acts, segments[1:]))
+    real = within_budget.rematerialize
+    monkeypatch.setattr(within_budget, "rematerialize", lambda acts, segments: real(acts, segments[1:]))
     with pytest.raises(PlanError, match="with what can wait for a gradient computed again"):
         ar.rewrite(item, {**ONE, "remat": {"policy": f"budget:{least}"}}, batch=512)

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 import autograph_rewrite as ar
-from autograph_rewrite.errors import ConfigError
+from autograph_rewrite.errors import ConfigError, PlanError
 from autograph_rewrite.passes.rematerialize import step
+from autograph_rewrite.resolve.stages import assignment
 from tests.passes.rematerialize.test_rematerialize import BLOCKS, EVERY, SQRT, assert_same, rewritten
 from tests.support.recomputed import chain, feeds, transformer
 from tests.support.training import make_item
@@ -133,3 +134,48 @@ def test_a_simulation_says_that_stages_hold_less() -> None:
         peaks.append([one.peak_bytes for one in ar.simulate(item, plan, batch=4096).devices])
     assert all(again < kept for kept, again in zip(*peaks, strict=True) if kept == max(peaks[0]))
     assert sum(peaks[1]) < 0.8 * sum(peaks[0])
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "loop"])
+def test_to_a_budget_each_stage_computes_as_little_again_as_fits_its_device(schedule: str) -> None:
+    item = make_item(chain(16, 16))
+    config = stages(schedule, devices=DEVICES)
+    plain = [one.peak_bytes for one in ar.simulate(item, ar.build_plan(item, config), batch=4096).devices]
+    limit = int(0.85 * max(plain))
+    new = ar.rewrite(item, {**config, "remat": {"policy": f"budget:{limit}B"}}, batch=4096)
+    again = [one.peak_bytes for one in ar.simulate(item, new.report.plan, batch=4096).devices]
+    peaks = new.report.recomputed.peaks
+    assert peaks.before == pytest.approx(max(plain), rel=0.1)
+    assert peaks.after == pytest.approx(max(again), rel=0.1)
+    assert peaks.after <= limit
+    assert max(again) <= 1.03 * limit
+    inside = {stage_of(name) for segment in new.report.recomputed.segments for name in segment.nodes if "layer" in name}
+    assert inside <= {i for i, peak in enumerate(plain) if peak > 0.9 * limit}
+
+
+def test_stages_to_a_budget_train_to_the_same_variables_and_what_does_not_fit_is_refused() -> None:
+    item = make_item(chain())
+    config = stages("1f1b", devices=DEVICES)
+    big = ar.rewrite(item, {**config, "remat": {"policy": "budget:1GiB"}}, batch=4096)
+    assert big.report.recomputed.segments == ()
+    before = big.report.recomputed.peaks.before
+    remat = {"policy": f"budget:{int(0.8 * before)}B"}
+    new = ar.rewrite(item, {**config, "remat": remat}, batch=4096)
+    assert new.report.recomputed.segments
+    assert_same(item, new, FEEDS)
+    with pytest.raises(PlanError, match=r"stage \d on .*: a step takes at least"):
+        ar.rewrite(item, {**config, "remat": {"policy": f"budget:{before // 8}B"}}, batch=4096)
+
+
+def test_sizes_of_the_forward_are_measured_there_so_that_it_is_not_kept_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    item = make_item(chain(16, 16))
+    plan = ar.build_plan(item, stages("gpipe", devices=DEVICES))
+
+    def kept_for_gradients() -> int:
+        return ar.simulate(item, plan, batch=4096).devices[-1].activation_bytes
+
+    measured = kept_for_gradients()
+    monkeypatch.setattr(assignment, "gradients_of", lambda rest, needed, made: {one for one in rest if one in needed})
+    assert measured < 0.9 * kept_for_gradients()
