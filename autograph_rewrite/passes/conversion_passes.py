@@ -16,6 +16,7 @@ from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.rules.base import OWN_VALUE
 from autograph_rewrite.ir.control_flow import frames_of
 from autograph_rewrite.ir.graph import Node, Span, Value
+from autograph_rewrite.ir.replication import Mesh
 from autograph_rewrite.passes.base.claims import claims_of
 from autograph_rewrite.passes.base.context import Context
 from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
@@ -218,7 +219,7 @@ def _roll(rewrite: Rewrite) -> None:
     if rewrite.has(Stages):
         roll_stages(graph, rewrite.get(Stages), plan, slices, rewrite.roots)
     else:
-        roll_micro_batches(graph, plan.replicas_each, plan.microbatches, slices, rewrite.roots)
+        roll_micro_batches(graph, Mesh(plan.replicas_each, plan.microbatches), slices, rewrite.roots)
 
 
 def _is_looped(rewrite: Rewrite) -> bool:

@@ -37,6 +37,7 @@ class Loop:
         span: ONCE for one loop that all replicas share.
 
     Attributes:
+        scope: begins the names of its nodes.
         number: of the iteration.
         end: gives how many iterations there were, once they are over.
         stages: of the nodes that it has added, which run on each replica.
@@ -47,7 +48,7 @@ class Loop:
     ) -> None:
         self.stages: dict[Node, int] = {}
         self._graph = graph
-        self._scope, self._span = scope, span
+        self.scope, self._span = scope, span
         self._stage = 0
         self._runs: Value | None = None
         self._turn: Value | None = None
@@ -314,7 +315,7 @@ class Loop:
 
     def _named(self, name: str) -> str:
         """Return a name in the loop's scope."""
-        return name if name.startswith(f"{self._scope}/") else f"{self._scope}/{name}"
+        return name if name.startswith(f"{self.scope}/") else f"{self.scope}/{name}"
 
     def _add(self, op: str, inputs: list[Value], name: str, attrs: dict[str, Any] | None = None) -> Node:
         node = self._graph.add(op, inputs, name=self._named(name), attrs=attrs, span=self._span)

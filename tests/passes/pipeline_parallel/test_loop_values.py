@@ -13,6 +13,7 @@ import autograph_rewrite as ar
 from autograph_rewrite import GraphItem
 from autograph_rewrite.errors import ConfigError, PassError, PlanError
 from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Select, Span
+from autograph_rewrite.ir.replication import Mesh
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.verify.folded import check_folded
@@ -175,7 +176,7 @@ def test_who_reads_one_micro_batch_reads_the_first(stage: int | None) -> None:
     graph, read = first_of_three()
     stages = Stages(2, {node: stage or 0 for node in graph if node.span is Span.EACH}, set())
     if stage is None:
-        roll_micro_batches(graph, 1, 3, {}, [read])
+        roll_micro_batches(graph, Mesh(1, 3), {}, [read])
     else:
         devices = ("/device:CPU:0", "/device:CPU:1")
         plan = Plan(devices=devices[:1], micro=Micro(3, loop=True), pipeline=Pipeline(2, devices, "gpipe"))

@@ -1,0 +1,273 @@
+"""Move clusters of nodes into the bodies of loops, each of which works on one micro-batch in an iteration.
+
+    micro-batches     one loop, one cluster, which runs in every iteration
+    a pipeline        a forward and a backward loop; a cluster for each stage, which runs when the loop's table of turns
+                      has a micro-batch for it
+
+A cluster reads what other clusters make through slots that the loop carries, or out of a list that the forward loop has
+kept for the backward one. What runs once enters a loop as a constant. What differs between micro-batches is looked up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+
+from autograph_rewrite.analysis.barriers import predecessors
+from autograph_rewrite.errors import PassError
+from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Span, Value
+from autograph_rewrite.ir.op_traits import is_pure
+from autograph_rewrite.ir.replication import Mesh
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.attrs import decode, encode
+from autograph_rewrite.passes.micro_batches.loop_results import read_behind
+from autograph_rewrite.passes.micro_batches.while_frame import UNROLL, Loop
+from autograph_rewrite.plan.parts.pipeline_schedule import BACKWARD, FORWARD
+
+Turns = Sequence[Sequence[int | None]]
+"""By stage, the micro-batch that it works on in each iteration, if any."""
+
+
+class Cluster(NamedTuple):
+    """Nodes that run one behind the other for one micro-batch: the forward or backward part of a stage."""
+
+    kind: str
+    stage: int
+
+
+class _Gate(NamedTuple):
+    """On which micro-batch a cluster works, or -1; whether it runs; the first again, there only where it runs."""
+
+    turn: Value
+    runs: Value
+    micro: Value
+
+
+class LoopBodies:
+    """Loops, and which of their clusters each node is in.
+
+    Args:
+        graph: the folded graph.
+        loops: by the kind of their clusters.
+        turns: of each kind; none where all clusters run in every iteration.
+
+    Attributes:
+        of: the clusters of the nodes in loops.
+    """
+
+    def __init__(self, graph: Graph, loops: Mapping[str, Loop], turns: Mapping[str, Turns] | None = None) -> None:
+        self.of: dict[Node, Cluster] = {}
+        self._graph = graph
+        self._loops = loops
+        self._turns = turns or {}
+        self._gates: dict[Cluster, _Gate] = {}
+        self._items: dict[tuple[Value, Cluster], Value] = {}
+
+    def fill(
+        self, order: Sequence[Node], unconditional: set[Node], cluster_of: Callable[[Node], Cluster], mesh: Mesh
+    ) -> None:
+        """Turn the instances of EACH nodes into iterations; afterwards each has one instance per replica.
+
+        Args:
+            order: the nodes, producers first.
+            unconditional: nodes that run in every step.
+            cluster_of: says where a node belongs.
+            mesh: of this process.
+
+        Raises:
+            PassError: something cannot be done in a loop; the message says what.
+        """
+        for node in order:
+            if node.span is not Span.EACH:
+                continue
+            if _is_plain_constant(node) and node in unconditional:
+                for control in node.controls:  # it may be had before, and then nothing outside waits for a loop
+                    node.remove_control(control)
+            else:
+                self.of[node] = cluster_of(node)
+        for node in [node for node in self.of if node.op == "Const" and not _is_plain_constant(node)]:
+            self._look_up(node, mesh, unconditional)
+        for node in [node for node in order if node in self.of]:
+            _require_alike(node)
+            self._move_in(node, unconditional)
+        for node in order:
+            if node.span is not Span.EACH and node.name in self._graph.nodes:
+                read_behind(self._graph, self, node, self.of, unconditional, mesh.replicas)
+
+    def _look_up(self, node: Node, mesh: Mesh, unconditional: set[Node]) -> None:
+        """Replace a constant that differs between micro-batches by entries of a table, one in each cluster.
+
+        Raises:
+            PassError: it is in a branch.
+        """
+        _require_certain(node, node, unconditional)
+        table, own = _table_of(self._graph, node, mesh), self.of.pop(node)
+        entries: dict[Cluster, Value] = {}
+        for reader, index in node.output().uses:
+            cluster = self.of.get(reader, own)
+            if cluster not in entries:
+                with self._at(cluster) as loop:
+                    gate = self._gate(cluster)
+                    entries[cluster] = loop.entry(table, node.name, gate.micro if gate is not None else None)
+                self.of[entries[cluster].node] = cluster
+            reader.set_input(index, entries[cluster], reader.selects.get(index))
+        for user in node.control_users:
+            user.remove_control(node)
+        for control in node.controls:
+            node.remove_control(control)
+        self._graph.erase(node)
+
+    def _move_in(self, node: Node, unconditional: set[Node]) -> None:
+        """Let a node read what other clusters, or nodes outside, have made for its micro-batch, and run only for one.
+
+        Raises:
+            PassError: something that it reads may not be there, or will be there only later.
+        """
+        cluster = self.of[node]
+        for index, value in enumerate(node.inputs):
+            if self.of.get(value.node) != cluster:
+                _require_certain(node, value.node, unconditional)
+                node.set_input(index, self._brought(node, value, cluster))
+        for control in node.controls:
+            if self.of.get(control) != cluster:
+                _require_certain(node, control, unconditional)
+                node.remove_control(control)
+                self._wait(node, control, cluster)
+        gate = self._gate(cluster)
+        if gate is None:
+            if not node.inputs and not node.controls:
+                node.add_control(self._loops[cluster.kind].number.node)
+        elif not any(producer in self.of for producer in predecessors(node)):
+            node.add_control(gate.micro.node)
+
+    def _brought(self, node: Node, value: Value, cluster: Cluster) -> Value:
+        source = self.of.get(value.node)
+        if source is None:
+            with self._at(cluster) as loop:
+                return loop.constant(value)
+        if source.kind == FORWARD and cluster.kind == BACKWARD:
+            return self._remembered(value, source, cluster)
+        distance = self._distance(node, value.node, source, cluster)
+        with self._at(source) as loop:
+            return loop.later(value, distance, 1 if cluster.kind == FORWARD else -1)
+
+    def _remembered(self, value: Value, source: Cluster, cluster: Cluster) -> Value:
+        """Return what the forward loop has kept of a value for the micro-batch that a backward cluster works on."""
+        if (value, cluster) not in self._items:
+            with self._at(source) as loop:
+                kept = loop.kept(value)
+            gate, behind = self._gate(cluster), self._loops[BACKWARD]
+            assert gate is not None
+            with behind.at(source.stage):
+                self._items[value, cluster] = behind.item(kept, value, gate.micro)
+        return self._items[value, cluster]
+
+    def _wait(self, node: Node, control: Node, cluster: Cluster) -> None:
+        """Keep what a control edge from outside of its cluster is for."""
+        source = self.of.get(control)
+        if source is None:
+            self._loops[cluster.kind].wait_for(control)
+        elif source.kind == FORWARD and cluster.kind == BACKWARD:
+            with self._at(source) as loop:
+                self._loops[BACKWARD].wait_for(loop.ran(control))
+        elif self._distance(node, control, source, cluster) and not is_pure(control.op):
+            raise PassError(
+                f"'{node.name}' waits for '{control.name}', which is in another stage", node=node, hint=UNROLL
+            )
+
+    def _distance(self, node: Node, producer: Node, source: Cluster, cluster: Cluster) -> int:
+        distance = cluster.stage - source.stage if cluster.kind == FORWARD else source.stage - cluster.stage
+        if source.kind != cluster.kind or distance < 1:
+            raise PassError(
+                f"an edge leads back: '{node.name}' is in stage {cluster.stage} and needs '{producer.name}' "
+                f"of stage {source.stage}, which is there only later",
+                node=node,
+                hint=UNROLL,
+            )
+        return distance
+
+    def _gate(self, cluster: Cluster) -> _Gate | None:
+        """Return when a cluster runs: its row of the table has a micro-batch for each iteration, or none."""
+        if cluster.kind not in self._turns:
+            return None
+        if cluster not in self._gates:
+            loop, name = self._loops[cluster.kind], f"stage_{cluster.stage}"
+            row = [-1 if m is None else m for m in self._turns[cluster.kind][cluster.stage]]
+            attrs = {"value": np.asarray(row, np.int32), "dtype": dtypes.INT32}
+            turn = self._graph.add("Const", name=f"{loop.scope}/{name}/turns", attrs=attrs).output()
+            with loop.at(cluster.stage):
+                self._gates[cluster] = _Gate(*loop.turn(turn, name))
+        return self._gates[cluster]
+
+    @contextmanager
+    def _at(self, cluster: Cluster) -> Iterator[Loop]:
+        """Add nodes for a cluster."""
+        loop, gate = self._loops[cluster.kind], self._gate(cluster)
+        with loop.at(cluster.stage, *((gate.runs, gate.turn) if gate is not None else ())):
+            yield loop
+
+    def finished(self, node: Node) -> Node:
+        """Return what to wait for until a node of a loop has run as often as it does."""
+        with self._at(self.of[node]) as loop:
+            return loop.ran(node) if self._turns else loop.finished(node)
+
+    def total(self, value: Value) -> Value:
+        """Return the sum of a value over all micro-batches."""
+        with self._at(self.of[value.node]) as loop:
+            return loop.total(value)
+
+    def first(self, value: Value) -> Value:
+        """Return a value as it is of the first micro-batch."""
+        with self._at(self.of[value.node]) as loop:
+            return loop.first(value)
+
+    def stacked(self, value: Value) -> Value:
+        """Return the values of all micro-batches along a new first dimension."""
+        with self._at(self.of[value.node]) as loop:
+            return loop.stacked(value)
+
+    def joined(self, value: Value) -> Value:
+        """Return the values of all micro-batches, joined along their first dimension."""
+        with self._at(self.of[value.node]) as loop:
+            return loop.joined(value)
+
+
+def _is_plain_constant(node: Node) -> bool:
+    """Return whether a node is a constant that is the same for all micro-batches."""
+    return node.op == "Const" and not any(isinstance(raw, PerInstance) for raw in node.attrs.values())
+
+
+def _require_alike(node: Node) -> None:
+    """Refuse attributes that differ between iterations.
+
+    Raises:
+        PassError: there is one.
+    """
+    for key, raw in node.attrs.items():
+        if isinstance(raw, PerInstance):
+            raise PassError(f"'{key}' of '{node.name}' differs between micro-batches", node=node, hint=UNROLL)
+
+
+def _require_certain(node: Node, producer: Node, unconditional: set[Node]) -> None:
+    """Refuse what only some branch gives to a loop from outside: the loop would wait for it, or end with it.
+
+    Raises:
+        PassError: the producer is in a branch.
+    """
+    if producer not in unconditional:
+        problem = f"'{node.name}' is in a branch, and needs '{producer.name}' of it from outside of the loop"
+        raise PassError(problem, node=node, hint=UNROLL)
+
+
+def _table_of(graph: Graph, node: Node, mesh: Mesh) -> Value:
+    """Return, as a table of each replica, a constant that differs between micro-batches: [micro, ...]."""
+    raw = node.attrs["value"]
+    assert isinstance(raw, PerInstance)
+    arrays = [np.asarray(decode(one)) for one in raw.raws]
+    tables = [np.stack(arrays[r * mesh.micro : (r + 1) * mesh.micro]) for r in range(mesh.replicas)]
+    own = PerInstance(tuple(encode("tensor", one) for one in tables)) if mesh.replicas > 1 else tables[0]
+    attrs = {"dtype": node.output_dtypes[0], "value": own}
+    return graph.add("Const", name=f"{node.name}/table", attrs=attrs, span=Span.EACH, origin=node).output()
