@@ -165,7 +165,7 @@ class GraphStates(RewriteObserver):
                 Row(
                     text(node.op),
                     devices[places],
-                    text("" if node.span is Span.ONCE else node.span.value),
+                    text("" if node.span is Span.ONCE else node.span.word),
                     text(made_by),
                     text(origin),
                     attrs,
