@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from autograph_rewrite.cluster.membership import in_job
+from autograph_rewrite.codecs.codec import Codec
 from autograph_rewrite.compile import Instrumentation, Job, compile_item, request, resolve_plan, with_processes
-from autograph_rewrite.config import user_code
+from autograph_rewrite.config import compressor_names, user_code
 from autograph_rewrite.config.config import Config, ConfigLike
 from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.ir.gc_pause import no_garbage_collection
@@ -157,6 +158,19 @@ def shard_dataset(
     from autograph_rewrite.runtime.data.shard_dataset import shard_dataset as run
 
     return run(dataset, global_batch_size, policy=policy, config=config)
+
+
+def register_compressor(name: str, codec: Codec) -> None:
+    """Let configurations name a codec of your own as a compressor; one of the same name takes its place.
+
+    Args:
+        name: as in `compressor: NAME`.
+        codec: an instance of a class derived from `autograph_rewrite.codecs.codec.Codec` (docs/writing_compressors.md).
+
+    Raises:
+        ConfigError: the name is no name or one of this package's, or this is no codec.
+    """
+    compressor_names.register_compressor(name, codec)
 
 
 def register_pass(name: str, function: Callable[[Any], None], *, after: str) -> None:

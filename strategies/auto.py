@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.errors import RewriteError
 from autograph_rewrite.item import GraphItem
+from autograph_rewrite.plan.codecs import shown
 from autograph_rewrite.plan.parts.messages import VariableRequest
 from autograph_rewrite.plan.parts.residence import Sharded, residence_of
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.plan.request import override_of
+from autograph_rewrite.plan.request import default_options, override_of
 from autograph_rewrite.strategies.assemble import assemble, trained_variables
 from autograph_rewrite.strategies.builder.choice import Choice, Parts, TrainedVariable
 from autograph_rewrite.strategies.builder.protocol import StrategyBuilder
@@ -139,7 +140,7 @@ class Auto:
 
     def _compress(self, item: GraphItem, config: Config, search: Search) -> None:
         """Try the compressor that the configuration allows, on variables that are alike, the largest first."""
-        allowed = config.strategy.compressor
+        allowed = default_options(config).compressor
         if allowed == "none":
             return
         free = _free(search.best.plan, config, "compressor")
@@ -147,7 +148,7 @@ class Auto:
             names = free & {one.name for one in alike}
             if names and not alike[0].role.sparse:
                 make = partial(_with_options, search.best.plan, names, compressor=allowed)
-                search.offer(make, f"{_shown(alike)} sent as {allowed}")
+                search.offer(make, f"{_shown(alike)} sent as {shown(allowed)}")
 
 
 def _assembled(item: GraphItem, config: Config, choices: Mapping[str, Choice]) -> Plan:

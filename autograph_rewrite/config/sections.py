@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from autograph_rewrite.config.compressor_names import CompressorName
 from autograph_rewrite.config.fields import (
     Address,
     Count,
@@ -25,7 +26,6 @@ from autograph_rewrite.config.strategy_names import BuilderName
 
 Mode = Literal["shared", "mirrored"]
 Hint = Literal["auto", "ring", "nccl"]
-Compressor = Literal["none", "fp16", "bf16", "fp16_ef", "bf16_ef", "topk", "powersgd"]
 
 
 class Section(BaseModel):
@@ -72,9 +72,10 @@ class Strategy(Section):
     process and with micro-batches, mirrored across processes."""
     bucket_bytes: Size = 4 * 1024**2
     """Gradients of one type are reduced together up to this size (4MiB, or a number); 0: each alone."""
-    compressor: Compressor = "none"
+    compressor: CompressorName = "none"
     """What makes dense gradients smaller on their way, so not exact (docs/compression.md): 16-bit types (fp16, bf16),
-    the same with error feedback (fp16_ef, bf16_ef), the largest hundredth (topk) or two thin factors (powersgd)."""
+    the same and bytes with error feedback (fp16_ef, bf16_ef, int8_ef), the largest hundredth (topk) or two thin factors
+    (powersgd); or a codec of yours, registered or as in path/to/file.py:Class."""
     hint: Hint = "auto"
     """Which implementation TensorFlow's collectives use."""
 
@@ -109,7 +110,7 @@ class Override(Section):
     """Whether each worker reads a local copy that is refreshed once per step."""
     bucket_bytes: Size | None = None
     """As in strategy."""
-    compressor: Compressor | None = None
+    compressor: CompressorName | None = None
     """As in strategy."""
     hint: Hint | None = None
     """As in strategy."""

@@ -50,15 +50,20 @@ def require_allowed(path: Path, where: str) -> None:
 
 
 def named_files(config: Config) -> list[Path]:
-    """The Python files that a configuration names: of its builder, and of its passes.
+    """The Python files that a configuration names: of its builder, its compressors and its passes.
 
     Raises:
         ConfigError: there is no such file.
     """
-    own = own_builder(config.strategy.name)
-    files = [find_file(own[0], config.where("strategy", "name"))] if own is not None else []
-    named = ((one.file.rpartition(":")[0], config.where("passes", i, "file")) for i, one in enumerate(config.passes))
-    return [*files, *(find_file(file, where) for file, where in named)]
+    strategy = config.strategy
+    classes: list[tuple[str | None, tuple[str | int, ...]]] = [
+        (strategy.name, ("strategy", "name")),
+        (strategy.compressor, ("strategy", "compressor")),
+        *((one.compressor, ("variables", i, "compressor")) for i, one in enumerate(config.variables)),
+    ]
+    named = [(own[0], path) for name, path in classes if name is not None and (own := own_builder(name))]
+    named += [(one.file.rpartition(":")[0], ("passes", i, "file")) for i, one in enumerate(config.passes)]
+    return [find_file(file, config.where(*path)) for file, path in named]
 
 
 def load_module(path: Path, where: str) -> ModuleType:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from autograph_rewrite.inspect.render.format import few, several, size
 from autograph_rewrite.inspect.report_view import STEP, Account, Edge, account_of
 from autograph_rewrite.item import GraphItem
+from autograph_rewrite.plan.codecs import shown
 
 SHOWN = 10  # entries of one list
 
@@ -88,7 +89,7 @@ def _gradients(account: Account) -> Iterator[str]:
     if more:
         yield f"  More than one reduction: {few(more)}."
     compressed = [
-        f"{edge.owner} ({edge.compressor})" for edge in reduced if edge.compressor != "none" and not edge.role
+        f"{edge.owner} ({shown(edge.compressor)})" for edge in reduced if edge.compressor != "none" and not edge.role
     ]
     if compressed:
         yield f"  Compressed, so not exact: {few(compressed)}."

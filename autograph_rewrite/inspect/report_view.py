@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.item import GraphItem
+from autograph_rewrite.plan.codecs import shown
 from autograph_rewrite.plan.parts.lowerings import Operation, lowering
 from autograph_rewrite.plan.parts.messages import STEP
 from autograph_rewrite.plan.plan import Plan
@@ -37,7 +38,7 @@ class Edge:
     @property
     def means(self) -> str:
         """The lowering, with the compressor where there is one."""
-        return self.lowering if self.compressor == "none" else f"{self.lowering} of {self.compressor}"
+        return self.lowering if self.compressor == "none" else f"{self.lowering} of {shown(self.compressor)}"
 
     @property
     def node(self) -> str:

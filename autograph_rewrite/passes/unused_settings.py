@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from autograph_rewrite.analysis.rules.arrays import random
+from autograph_rewrite.codecs.builtin import NONE
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.diagnostics.located_yaml import KeyPath, dotted
 from autograph_rewrite.diagnostics.user_warning import warn_user
@@ -24,9 +25,9 @@ from autograph_rewrite.ir.types.device_names import parse
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes.base.report import Report
 from autograph_rewrite.passes.configured_setting import Setting
+from autograph_rewrite.plan.codecs import codec_of
 from autograph_rewrite.plan.parts.messages import STEP, EdgePlan
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.resolve.compression import SIXTEEN_BIT
 
 SHOWN = 5
 PLACING = frozenset(
@@ -93,7 +94,8 @@ def _buckets(setting: Setting) -> str:
 
 
 def _is_summed(edge: EdgePlan) -> bool:
-    return edge.is_collective and edge.from_ == "partial(sum)" and edge.compressor in ("none", *SIXTEEN_BIT)
+    adds = edge.compressor == NONE or codec_of(edge.compressor).elementwise
+    return edge.is_collective and edge.from_ == "partial(sum)" and adds
 
 
 def _no_collective(setting: Setting) -> str:

@@ -172,7 +172,7 @@ class BatchInput(_message.Message):
     def __init__(self, name: _Optional[str] = ..., axis: _Optional[int] = ..., whole: bool = ...) -> None: ...
 
 class Options(_message.Message):
-    __slots__ = ("synchronizer", "hint", "compressor", "bucket_bytes")
+    __slots__ = ("synchronizer", "hint", "compressor", "bucket_bytes", "own_compressor")
     class Synchronizer(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         all_reduce: _ClassVar[Options.Synchronizer]
@@ -196,6 +196,8 @@ class Options(_message.Message):
         bf16_ef: _ClassVar[Options.Compressor]
         topk: _ClassVar[Options.Compressor]
         powersgd: _ClassVar[Options.Compressor]
+        int8_ef: _ClassVar[Options.Compressor]
+        own: _ClassVar[Options.Compressor]
     none: Options.Compressor
     fp16: Options.Compressor
     bf16: Options.Compressor
@@ -203,15 +205,19 @@ class Options(_message.Message):
     bf16_ef: Options.Compressor
     topk: Options.Compressor
     powersgd: Options.Compressor
+    int8_ef: Options.Compressor
+    own: Options.Compressor
     SYNCHRONIZER_FIELD_NUMBER: _ClassVar[int]
     HINT_FIELD_NUMBER: _ClassVar[int]
     COMPRESSOR_FIELD_NUMBER: _ClassVar[int]
     BUCKET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OWN_COMPRESSOR_FIELD_NUMBER: _ClassVar[int]
     synchronizer: Options.Synchronizer
     hint: Options.Hint
     compressor: Options.Compressor
     bucket_bytes: int
-    def __init__(self, synchronizer: _Optional[_Union[Options.Synchronizer, str]] = ..., hint: _Optional[_Union[Options.Hint, str]] = ..., compressor: _Optional[_Union[Options.Compressor, str]] = ..., bucket_bytes: _Optional[int] = ...) -> None: ...
+    own_compressor: str
+    def __init__(self, synchronizer: _Optional[_Union[Options.Synchronizer, str]] = ..., hint: _Optional[_Union[Options.Hint, str]] = ..., compressor: _Optional[_Union[Options.Compressor, str]] = ..., bucket_bytes: _Optional[int] = ..., own_compressor: _Optional[str] = ...) -> None: ...
 
 class Server(_message.Message):
     __slots__ = ("sync", "staleness", "proxy")
@@ -242,7 +248,7 @@ class VariableRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., placement: _Optional[str] = ..., options: _Optional[_Union[Options, _Mapping]] = ..., servers: _Optional[_Iterable[str]] = ..., sizes: _Optional[_Iterable[int]] = ..., server: _Optional[_Union[Server, _Mapping]] = ..., stage: _Optional[int] = ...) -> None: ...
 
 class Edge(_message.Message):
-    __slots__ = ("value", "to", "owner", "role", "lowering", "dtype", "bytes", "group_key", "instance_key", "order", "bucket", "reason", "compressor")
+    __slots__ = ("value", "to", "owner", "role", "lowering", "dtype", "bytes", "group_key", "instance_key", "order", "bucket", "reason", "compressor", "own_compressor")
     VALUE_FIELD_NUMBER: _ClassVar[int]
     FROM_FIELD_NUMBER: _ClassVar[int]
     TO_FIELD_NUMBER: _ClassVar[int]
@@ -257,6 +263,7 @@ class Edge(_message.Message):
     BUCKET_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     COMPRESSOR_FIELD_NUMBER: _ClassVar[int]
+    OWN_COMPRESSOR_FIELD_NUMBER: _ClassVar[int]
     value: str
     to: str
     owner: str
@@ -270,4 +277,5 @@ class Edge(_message.Message):
     bucket: int
     reason: str
     compressor: Options.Compressor
-    def __init__(self, value: _Optional[str] = ..., to: _Optional[str] = ..., owner: _Optional[str] = ..., role: _Optional[str] = ..., lowering: _Optional[str] = ..., dtype: _Optional[str] = ..., bytes: _Optional[int] = ..., group_key: _Optional[int] = ..., instance_key: _Optional[int] = ..., order: _Optional[int] = ..., bucket: _Optional[int] = ..., reason: _Optional[str] = ..., compressor: _Optional[_Union[Options.Compressor, str]] = ..., **kwargs) -> None: ...
+    own_compressor: str
+    def __init__(self, value: _Optional[str] = ..., to: _Optional[str] = ..., owner: _Optional[str] = ..., role: _Optional[str] = ..., lowering: _Optional[str] = ..., dtype: _Optional[str] = ..., bytes: _Optional[int] = ..., group_key: _Optional[int] = ..., instance_key: _Optional[int] = ..., order: _Optional[int] = ..., bucket: _Optional[int] = ..., reason: _Optional[str] = ..., compressor: _Optional[_Union[Options.Compressor, str]] = ..., own_compressor: _Optional[str] = ..., **kwargs) -> None: ...

@@ -16,6 +16,8 @@ from autograph_rewrite.plan.parts import messages
 
 Part = TypeVar("Part")
 
+_OWN = "own_"
+"""Begins the name of a field with the name of what is the user's own, where the enumerated one says `own`."""
 _PARTS: dict[str, type[Any]] = {
     "Axis": messages.Axis,
     "Semantics": messages.Semantics,
@@ -37,7 +39,7 @@ def fill(message: Message, part: object) -> None:
     Raises:
         PlanError: when a field holds what its type in plan.proto cannot.
     """
-    for field in descriptor_of(message).fields:
+    for field in _fields(message):
         value = getattr(part, _attribute(field))
         if value is None:
             continue
@@ -54,12 +56,13 @@ def fill(message: Message, part: object) -> None:
 def read(kind: type[Part], message: Message) -> Part:
     """Read a dataclass out of `message`; what the message leaves out takes the dataclass's default."""
     values: dict[str, Any] = {}  # field values are of many types
-    for field in descriptor_of(message).fields:
+    for field in _fields(message):
         if field.has_presence and not message.HasField(field.name):
             continue
         value = getattr(message, field.name)
         many = is_repeated(field)
-        values[_attribute(field)] = tuple(_read(field, one) for one in value) if many else _read(field, value)
+        read_ = tuple(_read(field, one) for one in value) if many else _read(field, value)
+        values[_attribute(field)] = getattr(message, _OWN + field.name) if _is_own(field, read_) else read_
     return kind(**values)
 
 
@@ -82,7 +85,20 @@ def _attribute(field: FieldDescriptor) -> str:
     return "from_" if field.name == "from" else field.name
 
 
+def _fields(message: Message) -> list[FieldDescriptor]:
+    """The fields of a message, without those that hold names of the user's own for enumerated ones."""
+    return [field for field in descriptor_of(message).fields if not field.name.startswith(_OWN)]
+
+
+def _is_own(field: FieldDescriptor, value: object) -> bool:
+    """Whether an enumerated field says that a field beside it has the name."""
+    return field.enum_type is not None and value == _OWN.rstrip("_") and value in _numbers(field)
+
+
 def _set(message: Message, field: FieldDescriptor, value: Any) -> None:
+    if field.enum_type is not None and isinstance(value, str) and "@" in value and "own" in _numbers(field):
+        setattr(message, _OWN + field.name, value)
+        value = "own"
     try:
         if is_repeated(field):
             getattr(message, field.name).extend(value)

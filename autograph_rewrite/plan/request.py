@@ -13,6 +13,7 @@ from autograph_rewrite.diagnostics.patterns import matches
 from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.ir.types.device_names import canonical, on_task
 from autograph_rewrite.load.marks import has_segments
+from autograph_rewrite.plan.codecs import plan_name
 from autograph_rewrite.plan.parts import messages
 from autograph_rewrite.plan.parts.graph_digest import InputLike, ItemLike, graph_digest
 from autograph_rewrite.plan.plan import Plan
@@ -156,7 +157,8 @@ def _is_made_alike(item: ItemLike, tensor: InputLike, config: Config) -> bool:
 def default_options(config: Config) -> messages.Options:
     """What the strategy section says of every reduction."""
     section = config.strategy
-    return messages.Options("all_reduce", section.hint, section.compressor, section.bucket_bytes)
+    compressor = plan_name(config, section.compressor, "strategy", "compressor")
+    return messages.Options("all_reduce", section.hint, compressor, section.bucket_bytes)
 
 
 def override_of(variable: str, config: Config) -> Override | None:
@@ -171,13 +173,16 @@ def _variable_requests(item: ItemLike, config: Config) -> Iterator[messages.Vari
         override = override_of(name, config)
         if override is None and variable.trainable is False:
             continue
-        yield messages.VariableRequest(name, options=_overridden(default, override))
+        yield messages.VariableRequest(name, options=_overridden(default, override, config))
 
 
-def _overridden(options: messages.Options, override: Override | None) -> messages.Options:
+def _overridden(options: messages.Options, override: Override | None, config: Config) -> messages.Options:
     if override is None:
         return options
     said = override.model_dump(include={"hint", "compressor", "bucket_bytes"}, exclude_none=True)
+    if "compressor" in said:
+        place = ("variables", config.variables.index(override), "compressor")
+        said["compressor"] = plan_name(config, said["compressor"], *place)
     return replace(options, **said)
 
 

@@ -12,15 +12,16 @@ from dataclasses import replace
 
 from autograph_rewrite.analysis.facts.placement import PARTIAL
 from autograph_rewrite.analysis.propagate import Propagation
+from autograph_rewrite.codecs.builtin import NONE
 from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.traversal import dependencies
 from autograph_rewrite.ir.types.device_names import parse
+from autograph_rewrite.plan.codecs import codec_of
 from autograph_rewrite.plan.parts.lowerings import Operation
 from autograph_rewrite.plan.parts.messages import STEP, EdgePlan
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve import wire_types
-from autograph_rewrite.resolve.compression import SIXTEEN_BIT
 
 TOO_LARGE_TO_COPY = 128 * 1024
 """Bytes from which on, between devices of one memory, packing a value into a bucket takes longer than a collective of
@@ -70,9 +71,9 @@ def assign_buckets(plan: Plan, state: Propagation, edges: Mapping[Key, EdgePlan]
 
 def _is_summed(edge: EdgePlan) -> bool:
     """Return whether a collective adds the value up, element by element."""
-    if edge.compressor == "none":
+    if edge.compressor == NONE:
         return edge.lowered.is_everywhere and edge.lowered.does(Operation.REDUCE)
-    return edge.compressor in SIXTEEN_BIT and edge.is_collective and edge.lowered.is_everywhere
+    return codec_of(edge.compressor).elementwise and edge.is_collective and edge.lowered.is_everywhere
 
 
 def _is_fixed(state: Propagation, value: Value) -> bool:

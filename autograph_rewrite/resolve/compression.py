@@ -3,9 +3,11 @@
     dw: partial(sum) ──► replicated, owner w      compressor: topk    dense, of a fixed shape: it sends 1 % of it
     rows: split(0)   ──► replicated, owner emb    compressor: topk    sparse: left as it is, with a note
 
-What one replica sends, for n elements of w bytes, k = max(1, ceil(n / 100)), and an [m, n / m] matrix:
+What one replica sends is what the codec says (`codecs`): for n elements of w bytes, k = max(1, ceil(n / 100)), and an
+[m, n / m] matrix:
 
     fp16 bf16 fp16_ef bf16_ef   2 n
+    int8_ef                     n + w                numbers and their scale
     topk                        k (w + 4)            values and int32 positions
     powersgd                    2 m w  +  2 (n/m) w  two factors, one exchange each
 """
@@ -18,38 +20,21 @@ from dataclasses import replace
 
 from autograph_rewrite.analysis.facts.placement import PARTIAL, Fact
 from autograph_rewrite.analysis.propagate import Propagation
+from autograph_rewrite.codecs.builtin import NONE
+from autograph_rewrite.codecs.codec import round_bytes
 from autograph_rewrite.ir.control_flow import unconditional_nodes
-from autograph_rewrite.ir.graph import Value
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.item import Variable
-from autograph_rewrite.plan.parts import lowerings
+from autograph_rewrite.plan.codecs import codec_of, shown
+from autograph_rewrite.plan.parts.lowerings import Lowering
 from autograph_rewrite.plan.parts.messages import STEP, EdgePlan
 from autograph_rewrite.plan.parts.notes import Note
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve import wire_types
 
-NONE = "none"
-SIXTEEN_BIT: Mapping[str, int] = {
-    "fp16": dtypes.HALF,
-    "bf16": dtypes.BFLOAT16,
-    "fp16_ef": dtypes.HALF,
-    "bf16_ef": dtypes.BFLOAT16,
-}
-"""The types in which 16-bit compressors send."""
-FEEDBACK = frozenset(("fp16_ef", "bf16_ef", "topk", "powersgd"))
-"""What these take away is sent in later steps."""
-RANK = 2
-"""Columns of the factors of powersgd."""
 FACTOR = "factor"
-"""The role of powersgd's second exchange."""
-GATHERED_UP_TO = 3
-"""Up to so many members, halves with error feedback are gathered and added in full precision, so that nothing is lost.
-
-On a ring a gather moves (N - 1) 2n bytes, a sum in 16 bits 2 (N - 1) / N of 2n, and one in float32 of 4n: beyond 3
-replicas a gather saves nothing any more. There the halves are added as halves, and what those additions round away is
-not fed back.
-"""
+"""The role of the second exchange of a codec that has two."""
 GATHERS: Mapping[str, str] = {
     "collective_reduce": "collective_gather",
     "micro_reduce": "micro_gather",
@@ -61,16 +46,6 @@ SERVED = "a server adds it up, which takes whole gradients"
 SHOWN = 3
 
 Key = tuple[str, str]
-
-
-def kept(count: int) -> int:
-    """Return how many of `count` elements topk sends."""
-    return max(1, -(-count // 100))
-
-
-def matrix(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return rows and columns of a tensor as a matrix: its first dimension, and all others."""
-    return (shape[0], math.prod(shape[1:])) if shape else (1, 1)
 
 
 def static_shape(fact: Fact) -> tuple[int, ...]:
@@ -87,26 +62,22 @@ def shape_of(fact: Fact, owner: Variable | None) -> tuple[int, ...]:
 
 
 def wire_bytes(compressor: str, fact: Fact, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the bytes that one member sends in each exchange of a compressed gradient.
+    """Return the bytes that one member sends in each exchange of a gradient.
 
     Args:
         compressor: its name in a plan.
         fact: of the gradient.
         shape: static, of the gradient.
     """
-    count, width = math.prod(shape), dtypes.width(wire_types.wire_type(fact.dtype, "sum"))
-    if compressor in SIXTEEN_BIT:
-        return (2 * count,)
-    if compressor == "topk":
-        return (kept(count) * (width + 4),)
-    if compressor == "powersgd":
-        return tuple(RANK * side * width for side in matrix(shape))
-    return (count * width,)
+    wide = wire_types.wire_type(fact.dtype, "sum")
+    if compressor == NONE:
+        return (math.prod(shape) * dtypes.width(wide),)
+    return tuple(round_bytes(codes) for codes in codec_of(compressor).rounds(shape, wide))
 
 
-def _sent(edge: EdgePlan, compressor: str, state: Propagation, variables: Mapping[str, Variable]) -> tuple[int, ...]:
-    fact = state.source(state.graph.value(edge.value))
-    return wire_bytes(compressor, fact, shape_of(fact, variables.get(edge.owner)))
+def members_of(lowering: Lowering, plan: Plan) -> int:
+    """Return how many meet in the last hop of a lowering."""
+    return len(plan.processes) if lowering.crosses else plan.replicas
 
 
 class CompressionRules:
@@ -137,7 +108,8 @@ class CompressionRules:
 
     def sent(self, edge: EdgePlan, compressor: str) -> tuple[int, ...]:
         """Return the bytes of each exchange."""
-        return _sent(edge, compressor, self._state, self._variables)
+        fact = self._state.source(self._state.graph.value(edge.value))
+        return wire_bytes(compressor, fact, self._shape(edge, fact))
 
     def choice(self, edge: EdgePlan) -> tuple[str, str]:
         """Return the compressor of an edge; where it is none although one was asked for, also why."""
@@ -148,23 +120,30 @@ class CompressionRules:
             return NONE, SERVED
         if edge.from_.startswith("split"):
             return NONE, SPARSE
-        value = self._state.graph.value(edge.value)
-        fact = self._state.source(value)
+        fact = self._state.source(self._state.graph.value(edge.value))
         if fact.placement != PARTIAL or fact.dtype not in dtypes.FLOATING:
             return NONE, ""
-        reason = self._obstacle(edge, asked, value, fact)
+        reason = self._obstacle(edge, asked, fact)
         return (NONE, reason) if reason else (asked, "")
 
-    def _obstacle(self, edge: EdgePlan, asked: str, value: Value, fact: Fact) -> str:
+    def _obstacle(self, edge: EdgePlan, asked: str, fact: Fact) -> str:
+        value = self._state.graph.value(edge.value)
         if wire_types.may_change(fact):
             return "the shape of its gradient is not known before the step runs"
         if value.node not in self._certain:
             return "its gradient is combined inside a loop or branch"
         if any(use.node in self._before for use in value.uses):
             return "other gradients are computed from its gradient"
-        if sum(self.sent(edge, asked)) >= sum(self.sent(edge, NONE)):
+        sent, whole = (sum(self.sent(edge, name)) for name in (asked, NONE))
+        lowered, members = edge.lowered, members_of(edge.lowered, self._plan)
+        if sent >= whole or codec_of(asked).obstacle(self._shape(edge, fact)):
             return "nothing would be saved on its gradient"
+        if lowered.is_collective and not codec_of(asked).adds and members * sent >= 2 * whole:
+            return f"gathered from {members} members it would take longer than the sum of the whole gradients"
         return ""
+
+    def _shape(self, edge: EdgePlan, fact: Fact) -> tuple[int, ...]:
+        return shape_of(fact, self._variables.get(edge.owner))
 
 
 def choose(
@@ -186,21 +165,16 @@ def _with(edge: EdgePlan, compressor: str, plan: Plan, judge: CompressionRules) 
     if compressor == NONE:
         return edge
     sent, *_ = judge.sent(edge, compressor)
-    return replace(edge, compressor=compressor, bytes=sent, lowering=_lowering(edge.lowering, compressor, plan))
+    codec, lowering = codec_of(compressor), edge.lowering
+    if not codec.adds:
+        lowering = GATHERS.get(lowering, "concat")
+    elif members_of(edge.lowered, plan) <= codec.gather_up_to:
+        lowering = GATHERS.get(lowering, lowering)
+    return replace(edge, compressor=compressor, bytes=sent, lowering=lowering)
 
 
-def _lowering(lowering: str, compressor: str, plan: Plan) -> str:
-    members = len(plan.processes) if lowerings.lowering(lowering).crosses else plan.replicas
-    exact = compressor in SIXTEEN_BIT and compressor in FEEDBACK and members <= GATHERED_UP_TO
-    if lowering in GATHERS:
-        return GATHERS[lowering] if compressor == "topk" or exact else lowering
-    return "concat" if compressor == "topk" else lowering
-
-
-def with_factors(
-    edges: Iterable[EdgePlan], state: Propagation, variables: Mapping[str, Variable]
-) -> Iterator[EdgePlan]:
-    """Yield the edges, and behind each that has two exchanges the second one.
+def with_rounds(edges: Iterable[EdgePlan], state: Propagation, variables: Mapping[str, Variable]) -> Iterator[EdgePlan]:
+    """Yield the edges, and behind each that has several exchanges the others.
 
     Args:
         edges: with compressors chosen.
@@ -209,9 +183,16 @@ def with_factors(
     """
     for edge in edges:
         yield edge
-        if edge.compressor == "powersgd":
-            _, sent = _sent(edge, edge.compressor, state, variables)
-            yield replace(edge, role=FACTOR, bytes=sent)
+        if edge.compressor != NONE:
+            fact = state.source(state.graph.value(edge.value))
+            _, *later = wire_bytes(edge.compressor, fact, shape_of(fact, variables.get(edge.owner)))
+            for i, sent in enumerate(later, 1):
+                yield replace(edge, role=role_of(i), bytes=sent)
+
+
+def role_of(number: int) -> str:
+    """Return the role of an exchange of a compressed edge, by its number."""
+    return "" if not number else FACTOR if number == 1 else f"{FACTOR}_{number}"
 
 
 def skipped(plan: Plan, state: Propagation, variables: Mapping[str, Variable]) -> Iterator[Note]:
@@ -233,4 +214,4 @@ def skipped(plan: Plan, state: Propagation, variables: Mapping[str, Variable]) -
         first, *others = names
         more = ", ".join(f"'{name}'" for name in others[: SHOWN - 1])
         more += f" and {len(others) - SHOWN + 1} more" if len(others) >= SHOWN else ""
-        yield Note(first, asked, f"not compressed: {reason}" + (f"; the same holds for {more}" if more else ""))
+        yield Note(first, shown(asked), f"not compressed: {reason}" + (f"; the same holds for {more}" if more else ""))

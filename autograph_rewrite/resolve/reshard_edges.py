@@ -68,7 +68,7 @@ def resolve_edges(
             edges.add(value, "replicated", "it is an output")
     found = _homed(plan, state, _without_statistics(state, edges.found))
     found = compression.choose(plan, state, found, variables)
-    listed = compression.with_factors(assign_buckets(plan, state, found), state, variables)
+    listed = compression.with_rounds(assign_buckets(plan, state, found), state, variables)
     keyed = collective_keys.with_keys(listed, plan.devices, plan.hosts)
     return replace(plan.with_edges(keyed), batch=sizes.batch)
 

@@ -35,7 +35,7 @@ LAYERS = (
     {"errors"},
     {"requires"},
     {"ir"},
-    {"diagnostics", "certify"},
+    {"diagnostics", "certify", "codecs"},
     {"config", "item"},
     {"cluster", "load", "analysis"},
     {"plan", "normalize"},

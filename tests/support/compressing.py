@@ -14,7 +14,7 @@ from autograph_rewrite import GraphItem
 v1 = tf.compat.v1
 MODES = ("shared", "mirrored")
 HALVES = ("fp16", "bf16")
-WITH_FEEDBACK = ("fp16_ef", "bf16_ef", "topk", "powersgd")
+WITH_FEEDBACK = ("fp16_ef", "bf16_ef", "topk", "powersgd", "int8_ef")
 COMPRESSORS = (*HALVES, *WITH_FEEDBACK)
 WEIGHTS = {"w1": (6, 20), "b1": (20,), "w2": (20, 4)}
 RATE = 0.05

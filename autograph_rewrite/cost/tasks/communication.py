@@ -14,24 +14,21 @@ from dataclasses import dataclass
 from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
 from autograph_rewrite.analysis.facts.placement import Fact
 from autograph_rewrite.analysis.work.op_work import Work
+from autograph_rewrite.codecs.builtin import NONE
+from autograph_rewrite.codecs.codec import Codec, Price, kept_back
 from autograph_rewrite.cost.hardware.topology import Exchange, Topology
 from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep
 from autograph_rewrite.cost.tasks.task import COMPUTE, EXCHANGE, Task, compute_seconds, on_cores
 from autograph_rewrite.ir.graph import Value
 from autograph_rewrite.ir.replication import Axis
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.plan.codecs import codec_of
 from autograph_rewrite.plan.parts.lowerings import ACROSS, STORES, Hop, Medium, Operation
 from autograph_rewrite.plan.parts.messages import SIZES, EdgePlan
 from autograph_rewrite.plan.parts.residence import Residence
-from autograph_rewrite.resolve.compression import FEEDBACK, shape_of, wire_bytes
+from autograph_rewrite.resolve import wire_types
+from autograph_rewrite.resolve.compression import shape_of
 from autograph_rewrite.resolve.wire_types import sent_bytes
-
-ENCODING = {"powersgd": 12.0}
-"""What encoding and decoding take, in times that a gradient could be read; the others take four, and topk sorts."""
-ENCODING_MEMORY = {"topk": 1.25, "powersgd": 1.0}
-"""Copies of a gradient that are alive meanwhile."""
-ENCODING_OPS = {"topk": 25, "powersgd": 60}
-"""Ops that each replica starts for each gradient."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +41,7 @@ class Member:
         sent: the bytes that one replica hands over.
         whole: the bytes of the value as one replica makes it.
         result: the bytes of what comes out.
-        columns: the bytes of what powersgd multiplies it with, kept from step to step.
+        kept: the bytes of what a codec keeps from step to step, besides the residual.
     """
 
     edge: EdgePlan
@@ -52,7 +49,12 @@ class Member:
     sent: int
     whole: int
     result: int
-    columns: int = 0
+    kept: int = 0
+
+    @property
+    def codec(self) -> Codec | None:
+        """What encodes it, in its first exchange."""
+        return None if self.edge.compressor == NONE or self.edge.role else codec_of(self.edge.compressor)
 
 
 @dataclass(frozen=True)
@@ -100,14 +102,14 @@ class Group:
     @property
     def residual(self) -> int:
         """The bytes that error feedback keeps on each replica from step to step."""
-        kept = [one for one in self.members if one.edge.compressor in FEEDBACK and not one.edge.role]
-        return sum(one.whole + one.columns for one in kept)
+        kept = [one for one in self.members if one.codec is not None and one.codec.error_feedback]
+        return sum(one.whole + one.kept for one in kept)
 
     @property
     def scratch(self) -> int:
         """The bytes that encoding needs meanwhile, on each replica."""
-        made = [one for one in self.members if not one.edge.role]
-        return sum(int(one.whole * ENCODING_MEMORY.get(one.edge.compressor, 0)) + 3 * one.columns for one in made)
+        made = [(one, one.codec.price) for one in self.members if one.codec is not None]
+        return sum(int(one.whole * price.memory) + 3 * one.kept for one, price in made)
 
     @property
     def is_everywhere(self) -> bool:
@@ -150,10 +152,10 @@ def _member(edge: EdgePlan, value: Value, folded: AnalyzedStep, sizes: Sizes) ->
     whole = sizes.nbytes(fact)
     if edge.to == SIZES:
         return Member(edge, value, edge.bytes, 0, 4)
-    if edge.compressor != "none":
+    if edge.compressor != NONE:
         shape = shape_of(fact, folded.item.variables.get(edge.owner))
-        columns = wire_bytes("powersgd", fact, shape)[1] if edge.compressor == "powersgd" else 0
-        return Member(edge, value, edge.bytes, whole, whole, columns)
+        kept = kept_back(shape, wire_types.wire_type(fact.dtype, "sum"), codec_of(edge.compressor))
+        return Member(edge, value, edge.bytes, whole, whole, kept)
     sent = sent_bytes(state, value, sizes)
     if not fact.placement.is_split:
         return Member(edge, value, sent, whole, whole)
@@ -167,8 +169,10 @@ def tasks_of(group: Group, topology: Topology) -> Iterator[Task]:
     micro = topology.plan.microbatches
     if micro > 1 and edge.from_.startswith("partial"):
         yield _pass(group, topology, Work("elementwise", 0.0, (micro + 1) * nbytes), local, "accumulate")
-    if edge.compressor != "none":
-        yield _pass(group, topology, _encoding(group), local, "encode", _encoding_ops(group))
+    if edge.compressor != NONE:
+        price = codec_of(edge.compressor).price
+        ops = price.ops if price.ops == 1 else price.ops * len(group.members)
+        yield _pass(group, topology, _encoding(group, price), local, "encode", ops)
     elif len(group.members) > 1:
         yield _pass(group, topology, Work("elementwise", 0.0, 4.0 * nbytes), local, "pack")
     hops = edge.lowered.hops
@@ -229,18 +233,12 @@ def _push(group: Group, holder: Residence, topology: Topology, nbytes: float) ->
         yield Task(group.name, COMPUTE, "AddN", dict.fromkeys(lanes, seconds), seconds)
 
 
-def _encoding(group: Group) -> Work:
+def _encoding(group: Group, price: Price) -> Work:
     """Return what making gradients smaller takes on each replica."""
     whole = sum(member.whole for member in group.members)
-    passes = ENCODING.get(group.first.compressor, 4.0)
-    if group.first.compressor == "topk":
-        return Work("sort", whole / dtypes.width(group.members[0].value.dtype), passes * whole)
-    return Work("elementwise", 0.0, passes * whole)
-
-
-def _encoding_ops(group: Group) -> int:
-    """Return how many ops each replica starts for it, where they are many."""
-    return len(group.members) * ENCODING_OPS[group.first.compressor] if group.first.compressor in ENCODING_OPS else 1
+    if price.sorts:
+        return Work("sort", whole / dtypes.width(group.members[0].value.dtype), price.passes * whole)
+    return Work("elementwise", 0.0, price.passes * whole)
 
 
 def _pass(group: Group, topology: Topology, work: Work, instances: int, op: str, ops: int = 1) -> Task:

@@ -9,6 +9,7 @@ from autograph_rewrite.passes.base.context import Context
 from autograph_rewrite.passes.collectives.key_operands import Keys
 from autograph_rewrite.plan.parts.lowerings import ACROSS, IN_REPLICA, LOWERINGS, Hop
 from autograph_rewrite.plan.parts.messages import EdgePlan
+from autograph_rewrite.resolve.compression import members_of
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Exchange:
     @property
     def members(self) -> int:
         """How many meet in the last hop: all replicas, or the processes where each has made one value of its own."""
-        return self.context.processes if self.planned.lowered.crosses else self.context.plan.replicas
+        return members_of(self.planned.lowered, self.context.plan)
 
 
 def between_processes(hops: tuple[Hop, ...]) -> tuple[Hop, ...]:

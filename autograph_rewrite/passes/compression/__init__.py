@@ -1,1 +1,1 @@
-"""Gradient compression: 16 bits, top-k, PowerSGD, and the state that error feedback keeps."""
+"""Gradient compression: the exchange of what codecs encode, and the state that error feedback keeps."""

@@ -1,74 +1,197 @@
-"""Make a gradient smaller on its way, as its edge says.
+"""Make gradients smaller on their way, as their edges say: encode, exchange, decode, whatever the codec is.
 
     before   %dw: partial(sum) ──► sum ──► update
-    after    %dw ──► code ──► exchange ──► decode ──► update          (error feedback: residual := dw + residual - code)
+    after    %dw + residual ──► code ──► exchange ──► decode ──► update             residual := what was not sent
 
-A compressed value is a sum that belongs to a variable, dense and of a fixed shape (`compress_choice`). What travels
-depends on the compressor, how it travels on the edge's lowering.
+A compressed value is a sum that belongs to a variable, dense and of a fixed shape (`resolve.compression`). The codec
+says what travels, the edge's lowering how: codes are added, or gathered and decoded one by one; where ordinary ops add
+them up and nothing travels, each member decodes its own. The members of a bucket are one vector to the codec.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
-from autograph_rewrite.analysis.facts.placement import Fact
+from autograph_rewrite.codecs.codec import Code, Codec, Gradient
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.graph import Value
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.passes.base.builder import Builder
+from autograph_rewrite.passes.base.compression_record import CompressedSum
+from autograph_rewrite.passes.collectives.all_gather import vectors_of_members
+from autograph_rewrite.passes.collectives.all_reduce import contribution, sum_of_members
 from autograph_rewrite.passes.collectives.exchange import Exchange
-from autograph_rewrite.passes.compression.cast16 import reduce_cast16
-from autograph_rewrite.passes.compression.powersgd import reduce_powersgd
-from autograph_rewrite.passes.compression.topk import reduce_topk
-from autograph_rewrite.plan.parts.messages import EdgePlan
-from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.passes.collectives.packing import Packing
+from autograph_rewrite.passes.collectives.wire_values import cast
+from autograph_rewrite.passes.compression.compressor_state import AuxiliaryVariable, auxiliary_name, residual_of
+from autograph_rewrite.passes.compression.words import pack, unpack
+from autograph_rewrite.plan.codecs import codec_of, shown
+from autograph_rewrite.plan.parts.lowerings import Operation
 from autograph_rewrite.resolve import wire_types
-from autograph_rewrite.resolve.compression import FACTOR, GATHERS, SIXTEEN_BIT, matrix, shape_of
-
-REDUCERS: Mapping[str, Callable[[Exchange, Value, Fact], Value]] = {
-    **dict.fromkeys(SIXTEEN_BIT, reduce_cast16),
-    "topk": reduce_topk,
-    "powersgd": reduce_powersgd,
-}
+from autograph_rewrite.resolve.compression import GATHERS, role_of, shape_of
 
 
-def reduce(exchange: Exchange, value: Value, fact: Fact) -> Value:
-    """Return the sum of a value's instances, of which each sends less than it holds.
+def reduce_compressed(exchanges: Sequence[Exchange], values: Sequence[Value], name: str) -> list[Value]:
+    """Return the sums of gradients, of which each member sends less than there is.
 
     Args:
-        exchange: the edge that is lowered, with its compressor and keys.
-        value: the gradient of each replica.
-        fact: of it.
+        exchanges: the edge of each, with its keys.
+        values: the original values: one, or those of a bucket.
+        name: prefix of the names of new nodes.
 
     Raises:
-        PassError: the plan asks for a compressor that cannot act on this value.
+        PassError: the plan asks for a compressor that cannot act on one of them.
     """
+    exchange, context = exchanges[0], exchanges[0].context
+    codec, pairs = codec_of(exchange.planned.compressor), list(zip(exchanges, values, strict=True))
+    for one, value in pairs:
+        _require_fit(one, value, codec)
+    packing = Packing(context, values, name)
+    sent = [contribution(one, context.current(value), context.fact(value)) for one, value in pairs]
+    total = before = packing.join(sent)
+    build = Builder.of(context, total, name, origin=values[0].node)
+    residuals: list[AuxiliaryVariable] = []
+    if codec.error_feedback:
+        residuals = [
+            residual_of(context, full, context.fact(value), one.planned)
+            for full, (one, value) in zip(sent, pairs, strict=True)
+        ]
+        before = packing.join([one.before for one in residuals])
+        total = build.op("AddV2", total, before, what="total")
+    owner = context.owners.get(exchange.planned.owner)
+    shape = shape_of(context.fact(values[0]), owner) if len(values) == 1 else packing.shape
+    wide = wire_types.wire_type(context.fact(values[0]).dtype, "sum")
+    state = {
+        what: AuxiliaryVariable(context, auxiliary_name(exchange.planned.owner, what), kept, wide, near=sent[0])
+        for what, kept in codec.state(shape).items()
+    }
+    gradient = Gradient(total, shape, wide, exchange.members, {what: one.before for what, one in state.items()})
+    found = exchange_codes(exchange, codec, gradient, build)
+
+    sums = [found.total]
+    if len(values) > 1 or exchange.planned.lowered.does(Operation.GATHER) or not codec.elementwise:
+        sums = packing.split(found.total, found.total)
+    afters: list[Value] = []
+    if found.own is not None:
+        own = found.own
+        if not codec.elementwise:
+            own = build.op("Reshape", own, build.numbers(list(packing.shape), "shape"), what="own_whole")
+        rest = build.op("Sub", total, own, what="rest")
+        rest = build.op("SelectV2", build.op("IsFinite", rest, what="keeps"), rest, before, what="residual")
+        afters = packing.split(rest, rest) if len(values) > 1 else [rest]
+    results = []
+    for i, (one, value) in enumerate(pairs):
+        results.append(cast(context, sums[i], context.fact(value).dtype, f"{value.node.name}/narrow"))
+        if residuals:
+            residuals[i].becomes(afters[i], results[i])
+        seen = sent[i] if one.adds_micro_batches else context.current(value)
+        was, becomes = (residuals[i].before, afters[i]) if residuals else (None, None)
+        context.compressed.append(CompressedSum(one.planned, seen, was, becomes, results[i]))
+    for what, after in codec.update(build, gradient, found.received).items():
+        state[what].becomes(after, results[0])
+    return results
+
+
+class Exchanged(NamedTuple):
+    """What the exchanges of an encoded value have given.
+
+    Attributes:
+        total: the sum of what all members' codes stand for.
+        own: what this member's code stands for; None without error feedback.
+        received: what all exchanges gave.
+    """
+
+    total: Value
+    own: Value | None
+    received: tuple[Value, ...]
+
+
+def exchange_codes(exchange: Exchange, codec: Codec, gradient: Gradient, build: Builder) -> Exchanged:
+    """Send what stands for a gradient, in as many exchanges as its codec has.
+
+    Args:
+        exchange: of the first.
+        codec: encodes and decodes.
+        gradient: of one member.
+        build: adds nodes at the member.
+
+    Raises:
+        PassError: the codec does not send what it says.
+    """
+    context, lowered = exchange.context, exchange.planned.lowered
+    whole = replace(build, span=context.common_span, name=f"{build.name}/sum")
+    received: tuple[Value, ...] = ()
+    codes: tuple[Value, ...] = ()
+    rounds = codec.rounds(gradient.shape, gradient.dtype)
+    for number, said in enumerate(rounds):
+        codes = codec.encode_round(build, gradient, received)
+        _require_what_is_said(exchange, codes, said)
+        if lowered.does(Operation.GATHER):
+            every = vectors_of_members(exchange, pack(build, codes, said), build.name)
+            total = codec.decode_sum(whole, gradient, unpack(whole, every, said, gradient.members))
+            return Exchanged(total, _own(codec, build, gradient, codes), ())
+        if lowered.is_local and codec.gather_up_to:
+            decoded = codec.decode(build, gradient, codes)
+            return Exchanged(sum_of_members(exchange, decoded, whole.name), decoded, ())
+        total = sum_of_members(_round(exchange, number), codes[0], f"{whole.name}/{role_of(number)}".rstrip("/"))
+        is_last = number == len(rounds) - 1
+        received = (*received, total if is_last else codec.receive(whole, gradient, total))
+    own = _own(codec, build, gradient, (*received[:-1], *codes))
+    return Exchanged(codec.decode(whole, gradient, received), own, received)
+
+
+def _own(codec: Codec, build: Builder, gradient: Gradient, codes: Sequence[Value]) -> Value | None:
+    """Return what the codes of one member stand for."""
+    if not codec.error_feedback:
+        return None
+    build = replace(build, name=f"{build.name}/own")
+    if codec.adds:
+        return codec.decode(build, gradient, codes)
+    axis = build.numbers(0, "sender")
+    return codec.decode_sum(build, gradient, [build.op("ExpandDims", one, axis, what="sent") for one in codes])
+
+
+def _round(exchange: Exchange, number: int) -> Exchange:
+    """Return the exchange with that number of the same edge."""
+    if not number:
+        return exchange
+    edge, edges, role = exchange.planned, exchange.context.plan.edges, role_of(number)
+    return replace(exchange, edge=next(e for e in edges if (e.value, e.to, e.role) == (edge.value, edge.to, role)))
+
+
+def _require_what_is_said(exchange: Exchange, codes: Sequence[Value], said: Sequence[Code]) -> None:
+    if [one.dtype for one in codes] == [one.dtype for one in said]:
+        return
+    made, meant = (", ".join(dtypes.dtype_name(one.dtype) for one in many) for many in (codes, said))
+    raise PassError(
+        f"the compressor '{shown(exchange.planned.compressor)}' encodes as {made}, but says that it sends {meant}",
+        hint="let its `codes` name what its `encode` returns",
+    )
+
+
+def _require_fit(exchange: Exchange, value: Value, codec: Codec) -> None:
     context, edge = exchange.context, exchange.planned
-    _require_fit(value, fact, edge, shape_of(fact, context.owners.get(edge.owner)), context.plan)
-    return REDUCERS[edge.compressor](exchange, value, fact)
-
-
-def _require_fit(value: Value, fact: Fact, edge: EdgePlan, shape: tuple[int, ...], plan: Plan) -> None:
-    problem = ""
-    adds, gathers = ("add_n", *GATHERS), tuple(GATHERS.values())
-    fitting = {"topk": ("concat", *gathers), "powersgd": adds}.get(edge.compressor, (*adds, *gathers))
+    fact = context.fact(value)
+    shape = shape_of(fact, context.owners.get(edge.owner))
+    problem, roles = "", {e.role for e in context.plan.edges if (e.value, e.to) == (edge.value, edge.to)}
     if wire_types.may_change(fact) or fact.placement.op != "sum" or fact.dtype not in dtypes.FLOATING:
         problem = "it is no sum of floats of a fixed shape"
-    elif edge.compressor == "powersgd" and min(matrix(shape)) < 2:
-        problem = "it is no matrix"
-    elif edge.compressor == "topk" and not math.prod(shape):
-        problem = "it has no elements"
-    elif edge.lowering not in fitting:
-        problem = f"{edge.lowering} cannot carry that"
-    elif edge.compressor == "powersgd" and not any(_is_second(other, edge) for other in plan.edges):
-        problem = f"there is no second edge, with role: {FACTOR}"
+    elif obstacle := codec.obstacle(shape):
+        problem = obstacle
+    else:
+        rounds = len(codec.rounds(shape, wire_types.wire_type(fact.dtype, "sum")))
+        sums = ("add_n", *GATHERS) if codec.adds else ("concat",)
+        gathers = tuple(GATHERS.values()) if rounds == 1 else ()
+        missing = next((role for role in map(role_of, range(1, rounds)) if role not in roles), None)
+        if edge.lowering not in (*sums, *gathers):
+            problem = f"{edge.lowering} cannot carry that"
+        elif missing:
+            problem = f"there is no second edge, with role: {missing}"
     if problem:
         raise PassError(
-            f"the plan compresses '{edge.value}' by {edge.compressor}, but {problem}",
+            f"the plan compresses '{edge.value}' by {shown(edge.compressor)}, but {problem}",
             node=value.node,
             hint="set its compressor to none, or delete the plan's edges to have them resolved anew",
         )
-
-
-def _is_second(other: EdgePlan, edge: EdgePlan) -> bool:
-    return (other.value, other.to, other.role) == (edge.value, edge.to, FACTOR)

@@ -31,7 +31,7 @@ from autograph_rewrite.passes.collectives.exchange import Exchange
 from autograph_rewrite.passes.collectives.key_operands import Keys
 from autograph_rewrite.passes.collectives.rows import rows_at, rows_between
 from autograph_rewrite.passes.collectives.wire_values import refuse_container
-from autograph_rewrite.passes.compression import compress
+from autograph_rewrite.passes.compression.compress import reduce_compressed
 from autograph_rewrite.passes.reshard.bucketing import reduce_bucket
 from autograph_rewrite.passes.reshard.constant_sizes import constant_size
 from autograph_rewrite.passes.reshard.global_sizes import global_size, read_early
@@ -265,7 +265,8 @@ class ReshardInserter:
             if edge is not None and edge.bucket:
                 return self._from_bucket(original, edge.bucket)
             if edge is not None and edge.compressor != "none":
-                return compress.reduce(exchange, value, fact)
+                (total,) = reduce_compressed([exchange], [original], f"{value.node.name}/compress")
+                return total
             return all_reduce(exchange, value, fact)
         rows, blocks = rows_per_example(fact.split_size), self.blocks_at(original.node)
         joined = all_gather(exchange, value, Blocked(fact, blocks, rows))

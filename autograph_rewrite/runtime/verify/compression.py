@@ -10,36 +10,33 @@ is compared with the original as ever, without the compressors.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from autograph_rewrite.ir.types.dtypes import HALF
+from autograph_rewrite.codecs.builtin import NONE
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes.base.compression_record import Compressed
-from autograph_rewrite.passes.compression.cast16 import largest_of_sum
+from autograph_rewrite.plan.codecs import codec_of, shown
+from autograph_rewrite.plan.parts.lowerings import Operation, lowering
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.requires import tensorflow
-from autograph_rewrite.resolve.compression import FEEDBACK, GATHERS, SIXTEEN_BIT, kept
 from autograph_rewrite.runtime.verify.error_norm import Array, Deviation, deviation, epsilon
 from autograph_rewrite.runtime.verify.report import Row, VerifyReport
 from autograph_rewrite.runtime.verify.side_by_side import Tolerance, Training, first_line, invent
 from autograph_rewrite.runtime.verify.trained_graph import TrainedGraph
 
 KIND = "compressed"
-_BITS = {"fp16": 11, "fp16_ef": 11, "bf16": 8, "bf16_ef": 8}
 _SLACK = 1 + 1e-3
 _TINY = 2.0**-24  # the least fp16 above zero; far below what matters in bf16
 
 
 def without(plan: Plan) -> Plan:
     """Return the plan without compressors; the plan itself if it has none."""
-    if not plan.compresses and all(edge.compressor == "none" for edge in plan.edges):
+    if not plan.compresses and all(edge.compressor == NONE for edge in plan.edges):
         return plan
-    requests = (replace(one, options=replace(one.options, compressor="none")) for one in plan.variables)
-    default = replace(plan.default, compressor="none")
+    requests = (replace(one, options=replace(one.options, compressor=NONE)) for one in plan.variables)
+    default = replace(plan.default, compressor=NONE)
     return replace(plan, default=default, variables=tuple(requests), edges=())
 
 
@@ -52,7 +49,7 @@ def with_compressed(report: VerifyReport, rows: Sequence[Row], plan: Plan) -> Ve
         plan: which names the compressors.
     """
     names = list(dict.fromkeys(o.compressor for o in (plan.default, *(r.options for r in plan.variables))))
-    asked = ", ".join(name for name in names if name != "none")
+    asked = ", ".join(shown(name) for name in names if name != NONE)
     if plan.looped:
         said = "so the graph was compared without it; what is in a loop of micro-batches cannot be looked at"
     elif rows:
@@ -82,6 +79,7 @@ def compressed_rows(item: GraphItem, training: Training, allowed: Tolerance) -> 
     if not sums or plan.looped:
         return []
     checks = [_Sum(item, one, allowed.rtol, allowed.atol) for one in sums]
+    checks = [one for one in checks if one.is_known]
     with TrainedGraph(item, plan.timeout_seconds) as trainee:
         try:
             trainee.initialise()
@@ -116,6 +114,7 @@ class _Sum:
 
     def __init__(self, item: GraphItem, one: Compressed, rtol: float, atol: float | None) -> None:
         self._one, self._rtol, self._atol = one, rtol, atol
+        self._codec, self._lowering = codec_of(one.compressor), lowering(one.lowering)
         self._groups = [self._instances(item, name) for name in (one.gradient, one.before, one.after, one.result)]
         self._last: Sequence[Array] = ()
         self._worst = Deviation(0.0, 0.0, "")
@@ -124,6 +123,11 @@ class _Sum:
     def _instances(item: GraphItem, name: str) -> tuple[str, ...]:
         view = item.layout.find(name) if name else None
         return view.tensors if view is not None else ()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether its codec says what the sum is to be compared with."""
+        return self._codec.error_feedback or self._codec.sent(np.zeros(1), 1) is not None
 
     @property
     def tensors(self) -> list[str]:
@@ -142,7 +146,7 @@ class _Sum:
     def row(self) -> Row:
         """Return the verdict."""
         one, worst = self._one, self._worst
-        name = f"{one.owner} by {one.compressor}"
+        name = f"{one.owner} by {shown(one.compressor)}"
         return Row(name, KIND, worst.error, worst.max_abs, worst.where, worst.error <= self._rtol)
 
     def _missed(self, before: Sequence[Array]) -> Deviation | None:
@@ -156,21 +160,21 @@ class _Sum:
     def _error(
         self, gradients: Sequence[Array], before: Sequence[Array], after: Sequence[Array], result: Array
     ) -> Deviation:
-        one = self._one
-        if one.compressor not in FEEDBACK:
-            sent = [_sent(gradient, one.compressor, len(gradients)) for gradient in gradients]
+        codec = self._codec
+        if not codec.error_feedback:
+            sent = [np.asarray(codec.sent(gradient, len(gradients))) for gradient in gradients]
             return self._compared(result, sent, result)
         total = [gradient + residual for gradient, residual in zip(gradients, before, strict=True)]
         for replica, (had, back) in enumerate(zip(total, after, strict=True)):
             if not np.isfinite(back).all():
                 return Deviation(float("inf"), 0.0, f"the residual of replica {replica} is not finite")
-            if np.isfinite(had).all() and not _norm(back) <= _most_kept(one, had, len(total)) * _SLACK + 1e-30:
+            if np.isfinite(had).all() and not _norm(back) <= codec.most_kept(had, len(total)) * _SLACK + 1e-30:
                 return Deviation(float("inf"), _largest(had), f"replica {replica} keeps too much back")
         finite = np.isfinite(sum(gradients))
         if not finite.all():
             if np.isfinite(result).all():
                 return Deviation(float("inf"), 0.0, "a gradient that is not finite has become finite")
-            finite &= one.compressor != "powersgd"  # there it spreads over the whole matrix
+            finite &= not codec.spreads
         got = np.where(finite, result + sum(residual.astype(np.float64) for residual in after), 0.0)
         return self._compared(got, [np.where(finite, term, 0.0) for term in total], result)
 
@@ -179,11 +183,21 @@ class _Sum:
         expected = np.asarray(sum(terms))
         kind = np.float64 if result.dtype == np.float64 else np.float32
         with np.errstate(all="ignore"):
-            near = np.abs(got - expected) <= _rounding(self._one, terms, result)
+            near = np.abs(got - expected) <= self._rounding(terms, result)
             got = np.where(near, expected, got).astype(kind)
             found = deviation(got, expected.astype(kind), self._rtol, self._atol)
         size = max(_largest(term) for term in terms)
         return found._replace(error=found.error * found.max_abs / size) if size > found.max_abs > 0 else found
+
+    def _rounding(self, terms: Sequence[Array], result: Array) -> Array:
+        """Return what adding the terms in their type may round away, and the type of the result."""
+        allowed: Array = np.zeros(terms[0].shape)
+        codec, lowered = self._codec, self._lowering
+        is_exact = lowered.does(Operation.GATHER) or (lowered.is_local and codec.gather_up_to)
+        if codec.added_bits is not None and not is_exact:
+            size = np.sum(np.abs(np.asarray(terms)), axis=0)
+            allowed = (len(terms) - 1) * (2.0**-codec.added_bits * size + _TINY * len(terms))
+        return allowed + (epsilon(result) * np.abs(result.astype(np.float64)) if epsilon(result) > 1e-4 else 0.0)
 
 
 def _largest(array: Array) -> float:
@@ -192,35 +206,3 @@ def _largest(array: Array) -> float:
 
 def _norm(array: Array) -> float:
     return float(np.linalg.norm(array.ravel()))
-
-
-def _sent(gradient: Array, compressor: str, replicas: int) -> Array:
-    """Return what a 16-bit number makes of a gradient, as the passes send it."""
-    scale = 2.0 ** math.ceil(math.log2(replicas)) if SIXTEEN_BIT[compressor] == HALF else 1.0
-    kind = np.float16 if SIXTEEN_BIT[compressor] == HALF else tensorflow().bfloat16.as_numpy_dtype
-    with np.errstate(over="ignore"):
-        return (gradient / scale).astype(np.float32).astype(kind).astype(np.float64) * scale
-
-
-def _rounding(one: Compressed, terms: Sequence[Array], result: Array) -> Array:
-    """Return what adding the terms in their type may round away, and the type of the result."""
-    allowed: Array = np.zeros(terms[0].shape)
-    if one.compressor in SIXTEEN_BIT and one.lowering not in GATHERS.values() and not _is_exact(one):
-        size = np.sum(np.abs(np.asarray(terms)), axis=0)
-        allowed = (len(terms) - 1) * (2.0 ** -_BITS[one.compressor] * size + _TINY * len(terms))
-    return allowed + (epsilon(result) * np.abs(result.astype(np.float64)) if epsilon(result) > 1e-4 else 0.0)
-
-
-def _is_exact(one: Compressed) -> bool:
-    """Tell whether 16-bit numbers are added in a wider type."""
-    return one.compressor in FEEDBACK and one.lowering == "add_n"
-
-
-def _most_kept(one: Compressed, total: Array, replicas: int) -> float:
-    """Return the largest norm that a residual may have after a step that began with `total`."""
-    if one.compressor == "topk":
-        return _norm(total) * math.sqrt(1 - kept(total.size) / total.size)
-    if one.compressor == "powersgd":
-        return _norm(total)
-    over = np.maximum(np.abs(total) - largest_of_sum(SIXTEEN_BIT[one.compressor], replicas), 0)
-    return _norm(2.0 ** -_BITS[one.compressor] * np.abs(total) + _TINY + over)

@@ -16,10 +16,11 @@ import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite import GraphItem
+from autograph_rewrite.codecs.powersgd import matrix
+from autograph_rewrite.codecs.topk import kept
 from autograph_rewrite.errors import PassError, PlanError
 from autograph_rewrite.inspect.communication import meetings
 from autograph_rewrite.plan.parts.messages import STEP, EdgePlan
-from autograph_rewrite.resolve.compression import kept, matrix
 from tests.support.compressing import COMPRESSORS, LIMIT, MODES, WEIGHTS, batch, config, graph_item, sums_item
 from tests.support.golden_text import check_golden
 from tests.support.paths import ROOT
@@ -39,6 +40,7 @@ def expected_bytes(compressor: str, shape: tuple[int, ...]) -> int:
     m, columns = shape[0], n // shape[0]
     return {
         "none": 4 * n,
+        "int8_ef": 4 * -(-n // 4) + 4,
         "topk": 8 * -(-n // 100),
         "powersgd": 4 * 2 * (m + columns),
     }.get(compressor, 2 * n)

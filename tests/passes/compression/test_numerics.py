@@ -11,8 +11,8 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autograph_rewrite.codecs.cast16 import LARGEST, largest_of_sum
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.passes.compression.cast16 import LARGEST, largest_of_sum
 from tests.support.compressing import COMPRESSORS, MODES, WITH_FEEDBACK, Sums, config, sums_item
 
 SHAPE = (6, 7)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,12 +10,12 @@ import pytest
 import tensorflow as tf
 
 import autograph_rewrite as ar
+from autograph_rewrite.codecs.builtin import BUILTIN
+from autograph_rewrite.codecs.cast16 import Cast16
+from autograph_rewrite.codecs.codec import Codec
 from autograph_rewrite.ir.graph import Span, Value
-from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.passes.base.builder import Builder
 from autograph_rewrite.passes.base.context import Site
-from autograph_rewrite.passes.collectives.exchange import Exchange
-from autograph_rewrite.passes.compression import cast16, powersgd, topk
+from autograph_rewrite.passes.compression import compress
 from autograph_rewrite.passes.compression.compressor_state import AuxiliaryVariable
 from tests.support.compressing import COMPRESSORS, HALVES, MODES, WITH_FEEDBACK, Net, config, graph_item, sums_item
 
@@ -78,13 +79,13 @@ def test_what_compresses_nothing_says_so():
 
 @pytest.mark.parametrize("compressor", HALVES)
 def test_a_sum_that_is_wrong_is_found(compressor: str, monkeypatch: pytest.MonkeyPatch):
-    add = cast16.add_cast16
+    decode = Cast16.decode
 
-    def twice(exchange: Exchange, build: Builder, *args: Any) -> Value:
-        total = add(exchange, build, *args)
-        return build.common("AddV2", total, total, what="twice")
+    def twice(self: Cast16, build: Any, gradient: Any, codes: Any) -> Value:
+        total = decode(self, build, gradient, codes)
+        return build.op("AddV2", total, total, what="twice")
 
-    monkeypatch.setattr(cast16, "add_cast16", twice)
+    monkeypatch.setattr(Cast16, "decode", twice)
     assert_wrong(verified("shared", compressor, steps=1))
 
 
@@ -100,26 +101,28 @@ def test_a_residual_that_does_not_last_is_found(compressor: str, monkeypatch: py
     assert_wrong(verified("mirrored", compressor, steps=2), "was not kept")
 
 
-@pytest.mark.parametrize(
-    ("compressor", "module"),
-    [("fp16_ef", cast16), ("topk", topk), ("powersgd", powersgd)],
-)
-def test_what_is_lost_is_found(compressor: str, module: Any, monkeypatch: pytest.MonkeyPatch):
-    record = module.CompressedSum
+@pytest.mark.parametrize("compressor", WITH_FEEDBACK)
+def test_what_is_lost_is_found(compressor: str, monkeypatch: pytest.MonkeyPatch):
+    record = compress.CompressedSum
 
     def lossy(edge: Any, value: Value, before: Value, after: Value, result: Value) -> Any:
         return record(edge, value, before, before, result)
 
-    monkeypatch.setattr(module, "CompressedSum", lossy)
+    monkeypatch.setattr(compress, "CompressedSum", lossy)
     assert_wrong(verified("shared", compressor, steps=1))
 
 
-def test_a_compressor_that_sends_too_little_is_found(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(cast16.LARGEST, dtypes.HALF, (2.0**-20, 11))
-    limit = cast16.largest_of_sum
-    monkeypatch.setattr("autograph_rewrite.runtime.verify.compression.largest_of_sum", lambda *_: 65504.0 / 2)
-    assert limit(dtypes.HALF, 2) < 1e-6
-    assert_wrong(verified("shared", "fp16_ef", steps=1), "keeps too much back")
+@pytest.mark.parametrize("compressor", ["fp16_ef", "int8_ef"])
+def test_a_compressor_that_sends_too_little_is_found(compressor: str, monkeypatch: pytest.MonkeyPatch):
+    codec = BUILTIN[compressor]
+    encode = type(codec).encode
+
+    def nothing(self: Codec, build: Any, gradient: Any) -> tuple[Value, ...]:
+        zeros = build.op("ZerosLike", gradient.value, what="nothing")
+        return encode(self, build, replace(gradient, value=zeros))
+
+    monkeypatch.setattr(type(codec), "encode", nothing)
+    assert_wrong(verified("shared", compressor, steps=1), "keeps too much back")
 
 
 def assert_wrong(report: Any, said: str = "") -> None:

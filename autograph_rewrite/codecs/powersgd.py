@@ -11,69 +11,92 @@ A column that is zero (at the start, after a gradient of zero) is replaced by a 
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from collections.abc import Mapping, Sequence
 
-from autograph_rewrite.analysis.facts.placement import Fact
-from autograph_rewrite.ir.graph import Value
+from autograph_rewrite.codecs.codec import Code, Codec, Gradient, Nodes, Price, Shape
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.passes.base.builder import Builder
-from autograph_rewrite.passes.base.compression_record import CompressedSum
-from autograph_rewrite.passes.collectives.all_reduce import contribution, sum_of_members
-from autograph_rewrite.passes.collectives.exchange import Exchange
-from autograph_rewrite.passes.collectives.wire_values import cast
-from autograph_rewrite.passes.compression.compressor_state import AuxiliaryVariable, auxiliary_name, residual_of
-from autograph_rewrite.resolve import wire_types
-from autograph_rewrite.resolve.compression import FACTOR, RANK, matrix, shape_of, static_shape
+from autograph_rewrite.ir.value import Value
 
+RANK = 2
+"""Columns of the factors."""
 _PARALLEL = 1e-4
 """Sine of the angle below which the second column counts as a multiple of the first, and is left out."""
 _FREQUENCIES = [[0.7, 1.9]]
 """Of the waves that the columns of Q are where there is nothing better."""
 
 
-def reduce_powersgd(exchange: Exchange, value: Value, fact: Fact) -> Value:
-    """Return the sum of all replicas' matrices as far as the two factors hold it.
-
-    Args:
-        exchange: the edge that is lowered, with its compressor and keys.
-        value: the gradient of each replica, seen as [m, n]; the factors are [m, 2] and [n, 2].
-        fact: of it.
-    """
-    context, edge = exchange.context, exchange.planned
-    full = contribution(exchange, value, fact)
-    build = Builder.of(context, full, f"{value.node.name}/powersgd", origin=value.node)
-    wide = wire_types.wire_type(fact.dtype, "sum")
-    shape = static_shape(fact)
-    rows, columns = matrix(shape_of(fact, context.owners.get(edge.owner)))
-    residual = residual_of(context, full, fact, edge)
-    start = AuxiliaryVariable(context, auxiliary_name(edge.owner, "q"), (columns, RANK), wide, near=full)
-
-    total = build.op("AddV2", full, residual.before, what="total")
-    size = build.const([rows, columns], dtypes.INT32, "matrix_shape")
-    m = build.op("Reshape", total, size, what="matrix")
-    q = _started(build, start.before, columns, wide)
-    p = sum_of_members(exchange, build.op("MatMul", m, q, what="p"), f"{build.name}/p")
-    p = _orthonormal(build, p, wide)
-    mine = build.op("MatMul", m, p, what="r", transpose_a=True)
-    second = next(e for e in context.plan.edges if (e.value, e.to, e.role) == (edge.value, edge.to, FACTOR))
-    r = sum_of_members(replace(exchange, edge=second), mine, f"{build.name}/{FACTOR}")
-
-    dims = build.const(shape, dtypes.INT32, "shape")
-    product = build.common("MatMul", p, r, what="product", transpose_b=True)
-    product = build.common("Reshape", product, dims, what="unflat")
-    result = cast(context, product, fact.dtype, f"{value.node.name}/narrow")
-
-    sent = build.op("Reshape", build.op("MatMul", p, mine, what="mine", transpose_b=True), dims, what="sent")
-    rest = build.op("Sub", total, sent, what="rest")
-    after = build.op("SelectV2", build.op("IsFinite", rest, what="keeps"), rest, residual.before, what="residual")
-    residual.becomes(after, result)
-    start.becomes(_finite_units(build, r, wide), result)
-    seen = full if exchange.adds_micro_batches else value
-    context.compressed.append(CompressedSum(edge, seen, residual.before, after, result))
-    return result
+def matrix(shape: Shape) -> tuple[int, int]:
+    """Return rows and columns of a tensor as a matrix: its first dimension, and all others."""
+    return (shape[0], math.prod(shape[1:])) if shape else (1, 1)
 
 
-def _started(build: Builder, kept: Value, columns: int, wide: int) -> Value:
+class PowerSGD(Codec):
+    """Sends two factors of a matrix, one after the other."""
+
+    adds = spreads = True
+    price = Price(passes=12.0, memory=1.0, ops=60)
+
+    def rounds(self, shape: Shape, dtype: int) -> tuple[tuple[Code, ...], ...]:
+        """Return the two factors."""
+        return tuple((Code(dtype, (side, RANK)),) for side in matrix(shape))
+
+    def state(self, shape: Shape) -> Mapping[str, Shape]:
+        """Return the start of the next step."""
+        return {"q": (matrix(shape)[1], RANK)}
+
+    def encode_round(self, build: Nodes, gradient: Gradient, received: Sequence[Value]) -> tuple[Value, ...]:
+        """Return the member's part of P, then that of R.
+
+        Args:
+            build: adds nodes.
+            gradient: of the member, seen as [m, n].
+            received: nothing, or P [m, 2].
+        """
+        rows, columns = matrix(gradient.shape)
+        if received:
+            m = build.op("Reshape", gradient.value, build.numbers([rows, columns], "again"), what="matrix_again")
+            return (build.op("MatMul", m, received[0], what="r", transpose_a=True),)
+        m = build.op("Reshape", gradient.value, build.numbers([rows, columns], "matrix_shape"), what="matrix")
+        q = _started(build, gradient.state["q"], columns, gradient.dtype)
+        return (build.op("MatMul", m, q, what="p"),)
+
+    def receive(self, build: Nodes, gradient: Gradient, total: Value) -> Value:
+        """Make the columns of P orthonormal.
+
+        Args:
+            build: adds nodes.
+            gradient: of the member.
+            total: P [m, 2].
+        """
+        return _orthonormal(build, total, gradient.dtype)
+
+    def decode(self, build: Nodes, gradient: Gradient, codes: Sequence[Value]) -> Value:
+        """Multiply the factors.
+
+        Args:
+            build: adds nodes.
+            gradient: of one member.
+            codes: P [m, 2] and R [n, 2].
+        """
+        return build.op("MatMul", *codes, what="product", transpose_b=True)
+
+    def update(self, build: Nodes, gradient: Gradient, received: Sequence[Value]) -> Mapping[str, Value]:
+        """Start the next step with the columns of R.
+
+        Args:
+            build: adds nodes.
+            gradient: of the member.
+            received: P [m, 2] and R [n, 2].
+        """
+        return {"q": _finite_units(build, received[1], gradient.dtype)}
+
+    def obstacle(self, shape: Shape) -> str:
+        """Factors of rank 2 hold a vector that they need not hold."""
+        return "it is no matrix" if min(matrix(shape)) < 2 else ""
+
+
+def _started(build: Nodes, kept: Value, columns: int, wide: int) -> Value:
     """Return the columns of the last step, waves in place of those that are zero."""
     zero, one = build.const(0, dtypes.INT32, "zero"), build.const(1, dtypes.INT32, "one")
     count = build.common("Range", zero, build.const(columns, dtypes.INT32, "columns"), one, what="count")
@@ -89,7 +112,7 @@ def _started(build: Builder, kept: Value, columns: int, wide: int) -> Value:
 class _Columns:
     """Arithmetic on single columns, [n, 1]."""
 
-    def __init__(self, build: Builder, wide: int, name: str) -> None:
+    def __init__(self, build: Nodes, wide: int, name: str) -> None:
         self._build, self._wide, self._name = build, wide, name
         self._axis = build.const(0, dtypes.INT32, f"{name}/axis")
 
@@ -118,7 +141,7 @@ class _Columns:
         return self._build.const(content, self._wide, f"{self._name}/{what}")
 
 
-def _orthonormal(build: Builder, p: Value, wide: int) -> Value:
+def _orthonormal(build: Nodes, p: Value, wide: int) -> Value:
     """Return the columns as orthonormal ones (Gram-Schmidt, twice); what is no new direction becomes zero."""
     do = _Columns(build, wide, "orthonormal")
     axis = build.const(1, dtypes.INT32, "orthonormal/columns")
@@ -134,7 +157,7 @@ def _orthonormal(build: Builder, p: Value, wide: int) -> Value:
     return do.op("ConcatV2", first, second, axis, what="p", N=RANK)
 
 
-def _finite_units(build: Builder, r: Value, wide: int) -> Value:
+def _finite_units(build: Nodes, r: Value, wide: int) -> Value:
     """Return the columns at length 1; one that is not finite becomes zero, so that it is started anew."""
     do = _Columns(build, wide, "next")
     units = do.unit(r, "units")
