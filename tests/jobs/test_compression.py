@@ -71,7 +71,7 @@ def test_two_processes_apply_the_same_and_lose_nothing(jobs: Jobs, tmp_path: Pat
 
     exact = np.load(tmp_path / "exact.npy")
     runs = sorted(tmp_path.glob("* 0.npz"))
-    assert len(runs) == 2 * 2 * 6
+    assert len(runs) == 2 * 2 * 7
     for path in runs:
         first, second = np.load(path), np.load(path.with_name(path.name.replace(" 0.npz", " 1.npz")))
         assert np.array_equal(first["applied"], second["applied"]), path.name
