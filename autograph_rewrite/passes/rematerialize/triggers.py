@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.ir.op_traits import MEASURES
 from autograph_rewrite.ir.traversal import descendants, topological_order
-from autograph_rewrite.resolve.remat.activations import MEASURES, Activations
+from autograph_rewrite.resolve.remat.activations import Activations
 
 NEVER_LATE = frozenset(("ZerosLike", "OnesLike", *MEASURES))
 """They read the size of a value alone, so that TensorFlow may make a constant of them, for which nobody waits."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from autograph_rewrite.ir.graph import Node
-from autograph_rewrite.resolve.remat.activations import MEASURES, Activations, root_of
+from autograph_rewrite.ir.op_traits import MEASURES
+from autograph_rewrite.resolve.remat.activations import Activations, root_of
 from autograph_rewrite.resolve.remat.decision import Left, Segment
 from autograph_rewrite.resolve.remat.policies import Parts
 from autograph_rewrite.resolve.stages.flops import cost_of

@@ -17,8 +17,9 @@ import numpy as np
 from autograph_rewrite.analysis.work.buffers import FED, most_alive
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.ir.op_traits import MEASURES
 from autograph_rewrite.plan.parts.messages import Remat
-from autograph_rewrite.resolve.remat.activations import MEASURES, Activations
+from autograph_rewrite.resolve.remat.activations import Activations
 from autograph_rewrite.resolve.remat.budget import Choice, choose
 from autograph_rewrite.resolve.remat.step_memory import Step, StepMemory
 

@@ -21,10 +21,11 @@ from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
 from autograph_rewrite.analysis.work.buffers import FED, Buffers, buffers_of, most_alive
 from autograph_rewrite.ir.control_flow import frames_of
 from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.op_traits import MEASURES
 from autograph_rewrite.ir.traversal import ancestors, dependencies
 from autograph_rewrite.item import Variable
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.resolve.remat.activations import MEASURES, Activations
+from autograph_rewrite.resolve.remat.activations import Activations
 
 
 @dataclass(frozen=True)
