@@ -126,7 +126,7 @@ def simulated(
         step_seconds=seconds,
         exposed_seconds=_exposed(built.tasks, set(topology.lanes)),
         bubble=0.0,
-        devices=tuple(_devices(built, topology, seconds)),
+        devices=tuple(_devices(built, topology, seconds, events)),
         links=tuple(_links(built.tasks, topology)),
         exchanges=tuple(_exchanges(built.groups)),
         replicas=plan.replicas,
@@ -186,7 +186,7 @@ def _exchanges(groups: Iterable[Group]) -> Iterator[ExchangeUse]:
             yield ExchangeUse(group.first.value, "hand_over", owners, group.handed_over)
 
 
-def _devices(built: Built, topology: Topology, seconds: float) -> list[DeviceUse]:
+def _devices(built: Built, topology: Topology, seconds: float, lines: bool) -> list[DeviceUse]:
     busy = dict.fromkeys([*topology.lanes, *built.variable_bytes], 0.0)
     for task in built.tasks:
         if task.kind == COMPUTE:
@@ -203,14 +203,14 @@ def _devices(built: Built, topology: Topology, seconds: float) -> list[DeviceUse
         elif lane not in topology.lanes:
             count = 1
         if lane == CPU and topology.local > 1:
-            found += _cpu_devices(built, topology, own, busy[lane], seconds)
+            found += _cpu_devices(built, topology, own, busy[lane], seconds, lines)
         else:
-            found.append(_use(lane, count, busy[lane] / built.cores.get(lane, 1), own, seconds))
+            found.append(_use(lane, count, busy[lane] / built.cores.get(lane, 1), own, seconds, lines))
     return found
 
 
 def _cpu_devices(
-    built: Built, topology: Topology, own: list[Buffer], busy: float, seconds: float
+    built: Built, topology: Topology, own: list[Buffer], busy: float, seconds: float, lines: bool
 ) -> Iterator[DeviceUse]:
     """Yield the CPU devices of a process: the first also has what exists once, and all replicas of shared variables."""
     others = topology.processes * (topology.local - 1)
@@ -219,17 +219,18 @@ def _cpu_devices(
     each = [buffer for buffer in own if buffer.each]
     if topology.plan.mode == "shared":
         together = own + each * (topology.local - 1)
-        yield _use(CPU, topology.processes, busy, together, seconds)
+        yield _use(CPU, topology.processes, busy, together, seconds, lines)
         if apart:
-            yield _use(OTHERS, others, 0.0, held, seconds)
+            yield _use(OTHERS, others, 0.0, held, seconds, lines)
     else:
-        yield _use("first cpu device", topology.processes, busy, own, seconds)
-        yield _use(OTHERS, others, 0.0, each + held, seconds)
+        yield _use("first cpu device", topology.processes, busy, own, seconds, lines)
+        yield _use(OTHERS, others, 0.0, each + held, seconds, lines)
 
 
-def _use(name: str, count: int, busy: float, buffers: list[Buffer], seconds: float) -> DeviceUse:
+def _use(name: str, count: int, busy: float, buffers: list[Buffer], seconds: float, lines: bool) -> DeviceUse:
     variables = sum(buffer.nbytes for buffer in buffers if buffer.kept and buffer.maker is None)
-    return DeviceUse(name, count, busy, liveness.peak(buffers, seconds), variables)
+    memory = liveness.over_time(buffers) if lines else ()
+    return DeviceUse(name, count, busy, liveness.peak(buffers, seconds), variables, memory=memory)
 
 
 def _links(tasks: list[Task], topology: Topology) -> list[LinkUse]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import autograph_rewrite as ar
@@ -63,3 +65,15 @@ def test_the_peak_is_near_what_tensorflow_records(strategy: str) -> None:
     found = ar.simulate(item, new.report.plan, batch=64).devices[0]
     assert found.variable_bytes == variable_bytes(new)
     assert found.peak_bytes == pytest.approx(measured, rel=0.25)  # which ops overlap differs from run to run
+
+
+@pytest.mark.parametrize("more", [{}, {"pipeline": {"stages": 2, "microbatches": 4}}], ids=["replicas", "stages"])
+def test_memory_over_time_is_highest_at_its_peak(more: dict[str, Any]) -> None:
+    item = ZOO["transformer"].build(optimizer="adam", dtype="float32").item()
+    plan = ar.build_plan(item, {"devices": ["CPU:0", "CPU:1"], **more})
+    for device in ar.simulate(item, plan).devices:
+        times = [at for at, _ in device.memory]
+        assert times == sorted(times)
+        assert max(nbytes for _, nbytes in device.memory) == device.peak_bytes
+        assert min(nbytes for _, nbytes in device.memory) >= device.variable_bytes
+        assert len(device.memory) <= 402

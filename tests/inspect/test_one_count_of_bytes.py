@@ -1,4 +1,4 @@
-"""The bytes of exchanges are the same from plan, comm, simulate and explain, and each says of how many examples."""
+"""The bytes of exchanges are the same from plan, comm, simulate, explain and report, of a batch that each states."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import autograph_rewrite as ar
 from autograph_rewrite.inspect.communication import counted_batch, meetings
 from autograph_rewrite.inspect.explain import text_of
+from autograph_rewrite.inspect.report import tables
 from autograph_rewrite.inspect.report_view import account_of
 from autograph_rewrite.plan.parts.messages import EdgePlan
 from tests.support.small_items import regression
@@ -44,6 +45,8 @@ def told_by_all(item: ar.GraphItem, config: dict[str, Any], batch: int | None = 
         sum(edge.bytes for edge in account.edges if edge.kind != "local"),
         sum(one.bytes or 0 for one in listed),
         simulation.exchanged_bytes,
+        sum(row["bytes"] for row in tables.exchanges(new, plan) if row["for"]),
+        sum(row["bytes"] for row in tables.reshards(new, plan) if row["kind"] != "local"),
     }
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from autograph_rewrite.cost.hardware.machine import Link
@@ -279,17 +279,14 @@ def schedule_of(pipeline: Pipeline, staged: Staged, micro: int) -> tuple[str, in
 
 def most(alive: Iterable[Alive]) -> int:
     """Return the most bytes that are alive at one time; of what happens at one time, memory is given back first."""
-    changes: list[tuple[float, int]] = []
-    for one in alive:
-        end = one.end
-        if one.nbytes and end > one.maker.start:
-            changes += [(one.maker.start, one.nbytes), (end, -one.nbytes)]
-    changes.sort()
-    found = now = 0
-    for _, change in changes:
-        now += change
-        found = max(found, now)
-    return found
+    return max(accumulate(change for _, change in sorted(changes(alive))), default=0)
+
+
+def changes(alive: Iterable[Alive]) -> list[tuple[float, int]]:
+    """Return when how many bytes more, or less, are alive."""
+    living = [(one.maker.start, one.end, one.nbytes) for one in alive]
+    living = [(start, end, nbytes) for start, end, nbytes in living if nbytes and end > start]
+    return [change for start, end, nbytes in living for change in ((start, nbytes), (end, -nbytes))]
 
 
 def _lane(device: str) -> str:

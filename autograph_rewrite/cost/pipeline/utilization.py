@@ -9,9 +9,10 @@ from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
 from autograph_rewrite.cost.hardware.topology import Topology
 from autograph_rewrite.cost.pipeline.liveness import footprint
 from autograph_rewrite.cost.pipeline.parts import stage
-from autograph_rewrite.cost.pipeline.tasks import StagedStep, most, schedule_of
+from autograph_rewrite.cost.pipeline.tasks import StagedStep, changes, most, schedule_of
 from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep
 from autograph_rewrite.cost.step.op_counts import OpCounts, count
+from autograph_rewrite.cost.tasks import liveness
 from autograph_rewrite.cost.tasks.result import DeviceUse, ExchangeUse
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.types.device_names import short
@@ -92,6 +93,7 @@ def _devices(step: StagedStep) -> Iterator[DeviceUse]:
                 kept,
                 activation_bytes=most(one for one in alive if one.held and one.held.activation_of is not None),
                 gradient_bytes=step.footprint.sums(device),
+                memory=liveness.line(changes(alive), kept + fed),
                 in_flight=sum(pipeline_schedule.in_flight(orders[slot]) for slot in slots),
             )
 

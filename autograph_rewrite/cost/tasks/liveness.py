@@ -6,9 +6,15 @@ TensorFlow allocates what an op makes as soon as its inputs are there, and lets 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import accumulate
 
 from autograph_rewrite.analysis.work.buffers import most_alive
 from autograph_rewrite.cost.tasks.task import Buffer, Task
+
+POINTS = 400
+"""To so many points a line of memory over time is drawn."""
+Line = tuple[tuple[float, int], ...]
+"""Seconds since the start of the step, and the bytes that are alive from then on."""
 
 
 def peak(buffers: Iterable[Buffer], end: float) -> int:
@@ -18,15 +24,52 @@ def peak(buffers: Iterable[Buffer], end: float) -> int:
         buffers: of one device, after their tasks have been played.
         end: of the step.
     """
-    kept, born, freed, nbytes = 0, [], [], []
+    kept, lives = _lives(buffers)
+    return kept + most_alive(*zip(*lives, strict=True)) if lives else kept
+
+
+def over_time(buffers: Iterable[Buffer]) -> Line:
+    """Return when how many bytes are alive; its highest point is `peak`.
+
+    Args:
+        buffers: of one device, after their tasks have been played.
+    """
+    kept, lives = _lives(buffers)
+    return line([change for born, freed, nbytes in lives for change in ((born, nbytes), (freed, -nbytes))], kept)
+
+
+def line(changes: Iterable[tuple[float, int]], kept: int) -> Line:
+    """Return bytes over time; of many changes, the most of each of `POINTS` equal parts.
+
+    Args:
+        changes: when how many bytes more, or less, are alive; of what happens at one time, the least comes first.
+        kept: bytes that are always there.
+    """
+    ordered = sorted(changes)
+    alive = accumulate((nbytes for _, nbytes in ordered), initial=kept)
+    found = list(zip([0.0, *(at for at, _ in ordered)], alive, strict=True))
+    if len(found) <= POINTS:
+        return tuple(found)
+    width, most = found[-1][0] / POINTS or 1.0, list[int]()
+    last = kept
+    for at, nbytes in found:
+        part = min(POINTS - 1, int(at / width))
+        while len(most) <= part:
+            most.append(last)
+        most[part] = max(most[part], nbytes)
+        last = nbytes
+    return (*((part * width, nbytes) for part, nbytes in enumerate(most)), (found[-1][0], last))
+
+
+def _lives(buffers: Iterable[Buffer]) -> tuple[int, list[tuple[float, float, int]]]:
+    """Return the bytes that are always there, and of each other buffer when it is made, when freed, and its bytes."""
+    kept, lives = 0, []
     for buffer in buffers:
         if buffer.kept:
             kept += buffer.nbytes
         elif buffer.maker is not None and buffer.nbytes:
-            born.append(buffer.maker.ready)
-            freed.append(_freed(buffer))
-            nbytes.append(buffer.nbytes)
-    return kept + most_alive(born, freed, nbytes)
+            lives.append((buffer.maker.ready, _freed(buffer), buffer.nbytes))
+    return kept, lives
 
 
 def _freed(buffer: Buffer) -> float:

@@ -23,6 +23,7 @@ class DeviceUse:
         activation_bytes: in a pipeline, the most that forward parts keep at a time for their backward parts.
         gradient_bytes: in a pipeline, sums of gradients.
         in_flight: in a pipeline, of how many micro-batches activations are kept at most.
+        memory: seconds since the start of the step, and the bytes that are alive from then on; empty without events.
     """
 
     name: str
@@ -33,6 +34,7 @@ class DeviceUse:
     activation_bytes: int = 0
     gradient_bytes: int = 0
     in_flight: int = 0
+    memory: tuple[tuple[float, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,10 @@ class Simulation:
         return sum(exchange.bytes for exchange in self.exchanges)
 
     def data(self) -> dict[str, Any]:
-        """Return it as plain data, without the events."""
+        """Return it as plain data, without the events and memory over time."""
+        devices = [vars(device).copy() for device in self.devices]
+        for device in devices:
+            del device["memory"]
         return {
             "step_seconds": self.step_seconds,
             "exposed_seconds": self.exposed_seconds,
@@ -128,7 +133,7 @@ class Simulation:
             "batch": self.batch,
             "peak_bytes": self.peak_bytes,
             "exchanged_bytes": self.exchanged_bytes,
-            "devices": [vars(device).copy() for device in self.devices],
+            "devices": devices,
             "links": [vars(link).copy() for link in self.links],
             "exchanges": [{**vars(one), "owners": list(one.owners)} for one in self.exchanges],
             "notes": list(self.notes),

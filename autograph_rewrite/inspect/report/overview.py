@@ -66,6 +66,7 @@ def of_step(found: Simulation) -> dict[str, Any]:
     events = found.events
     return {
         **found.data(),
+        "memory": [[[round(at * 1e6, 3), nbytes] for at, nbytes in device.memory] for device in found.devices],
         "events": {
             "name": [names.setdefault(event.name, len(names)) for event in events],
             "lane": [lanes.setdefault(event.lane, len(lanes)) for event in events],

@@ -87,7 +87,7 @@ function shortened(devices) { return devices.length > 3 ? `${devices[0]} … ${d
 
 function showCommunication(view) {
   const rows = Data.get("exchanges"), { batch } = Data.get("overview");
-  if (!rows.length) { view.append(make("p", { class: "hint" }, "Nothing is exchanged: the graph is not distributed.")); return; }
+  if (!rows.length) { view.append(make("p", { class: "hint" }, "No replicas exchange anything in this graph.")); return; }
   const total = rows.reduce((sum, row) => sum + (row.bytes || 0), 0), most = Math.max(1, ...rows.map(row => row.bytes || 0));
   view.append(make("h2", {}, `${several(rows.length, "exchange")}: ${bytes(total)} handed over by each member in a step${batch ? " of " + batch.toLocaleString("en") + " examples" : ""}`),
     table([
@@ -110,12 +110,35 @@ function showMemory(view) {
   const step = Data.get("step");
   if (!step) { view.append(make("p", { class: "hint" }, Data.get("overview").no_step || "Nothing was simulated.")); return; }
   const most = Math.max(...step.devices.map(one => one.peak_bytes));
-  view.append(make("h2", {}, `Peak memory of each device in a step of ${step.batch.toLocaleString("en")} examples (predicted)`),
-    ...step.devices.map(device => {
+  view.append(make("h2", {}, `Memory of each device in a step of ${step.batch.toLocaleString("en")} examples (predicted)`),
+    ...step.devices.map((device, index) => {
       const rest = device.peak_bytes - device.variable_bytes - device.activation_bytes - device.gradient_bytes;
       const parts = [["variables and slots", device.variable_bytes, "#4477aa"], ["activations", device.activation_bytes, "#e08a1e"], ["sums of gradients", device.gradient_bytes, "#8a6fb8"], [device.activation_bytes ? "others" : "activations, gradients and temporaries", rest, "#66a61e"]].filter(([, count]) => count > 0);
       const row = make("div", { class: "memory-bar" }, parts.map(([text, count, colour]) => { const one = make("i", { title: text + ": " + bytes(count) }); one.style.width = 100 * count / most + "%"; one.style.background = colour; return one; }));
-      return make("div", { class: "memory-row" }, make("b", {}, (device.count > 1 ? device.count + " × " : "") + device.name), row, make("div", { class: "small" }, bytes(device.peak_bytes) + " at its peak: ", parts.map(([text, count, colour]) => make("span", {}, swatch(colour), text + " " + bytes(count) + "  "))));
+      return make("div", { class: "memory-row" }, make("b", {}, (device.count > 1 ? device.count + " × " : "") + device.name), row,
+        make("div", { class: "small" }, bytes(device.peak_bytes) + " at its peak: ", parts.map(([text, count, colour]) => make("span", {}, swatch(colour), text + " " + bytes(count) + "  "))),
+        memoryLine(step.memory[index], device, most, step.step_seconds * 1e6));
     }),
-    make("p", { class: "hint" }, "Peaks come from the lifetimes of the simulated step; a line of memory over time is not in this file."));
+    make("p", { class: "hint" }, "A tensor lives from when the op that makes it could start until its last reader ends. Move the pointer over a line to read it."));
+}
+/* Memory over time: an area in steps, and what it is where the pointer is. */
+function memoryLine(points, device, most, end) {
+  if (!points.length) return null;
+  const width = 1000, height = 130, last = Math.max(end, points[points.length - 1][0]);
+  const x = at => width * at / last, y = count => height - (height - 6) * count / most;
+  let path = `M0,${height}`, area = 0;
+  for (const [at, count] of points) { path += `L${x(at)},${y(area)}L${x(at)},${y(count)}`; area = count; }
+  path += `L${width},${y(area)}L${width},${height}Z`;
+  const drawing = svg("svg", { class: "memory-line", viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none" });
+  const cursor = svg("path", { class: "cursor", d: "" }), top = points.reduce((best, point) => point[1] > best[1] ? point : best);
+  const said = make("div", { class: "small said" }, `highest at ${seconds(top[0] / 1e6)}: ${bytes(top[1])}`);
+  drawing.append(svg("path", { class: "area", d: path }), svg("path", { class: "variables", d: `M0,${y(device.variable_bytes)}H${width}` }), cursor);
+  drawing.addEventListener("pointermove", event => {
+    const box = drawing.getBoundingClientRect(), at = last * (event.clientX - box.left) / box.width;
+    let now = points[0];
+    for (const point of points) { if (point[0] > at) break; now = point; }
+    cursor.setAttribute("d", `M${x(at)},0V${height}`);
+    said.textContent = `${seconds(at / 1e6)}: ${bytes(now[1])}`;
+  });
+  return make("div", {}, drawing, make("div", { class: "memory-axis small" }, make("span", {}, "0 s"), said, make("span", {}, seconds(last / 1e6))));
 }
