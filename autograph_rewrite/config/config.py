@@ -15,7 +15,7 @@ from pydantic import PrivateAttr, ValidationError
 
 from autograph_rewrite.config import presets
 from autograph_rewrite.config.cross_field_checks import CHECKS, IN_JOB
-from autograph_rewrite.config.fields import Count, DeviceName, Positive
+from autograph_rewrite.config.fields import Count, DeviceName, Positive, Size
 from autograph_rewrite.config.sections import (
     Accumulation,
     Cluster,
@@ -57,6 +57,8 @@ class Config(Section):
     """How these parts are cut, and run."""
     remat: Remat = Remat()
     """Recompute activations instead of keeping them."""
+    memory_limit: Size | None = None
+    """The memory of a device (4GiB, or a number), for the strategy Auto: its plan fits, or an error says what would."""
     passes: tuple[PassSection, ...] = ()
     """Passes of one's own, which edit the graph before it is distributed (docs/writing_passes.md)."""
     mesh: Mesh | None = None

@@ -49,8 +49,7 @@ class Evaluator:
 
     def simulate(self, plan: Plan) -> Simulation:
         """Return what one step of a plan takes."""
-        served = any(request.servers for request in plan.variables)
-        kind = (plan.devices, plan.mode, plan.semantics, plan.batch_inputs, plan.compresses, plan.micro, served)
+        kind = _analysed(plan)
         if kind not in self._folds:
             folded = fold(self.item, plan)
             self._folds[kind] = folded, count(folded, sizes_of(plan, folded.state))
@@ -62,6 +61,14 @@ class Evaluator:
         self.tried += 1
         resolved = replace(plan, edges=self._edges[options])
         return simulated(folded, resolved, self.hardware, events=False, counts=counts)
+
+
+def _analysed(plan: Plan) -> object:
+    """Return what the analysis of a step depends on; of a budget for recomputation, also what variables take."""
+    places = plan.variables if plan.remat is not None and plan.remat.limit is not None else ()
+    served = any(request.servers for request in plan.variables)
+    given = (plan.devices, plan.mode, plan.semantics, plan.batch_inputs, plan.compresses)
+    return (*given, plan.micro, plan.pipeline, plan.remat, served, places)
 
 
 @dataclass(frozen=True)
@@ -76,6 +83,10 @@ class Candidate:
         """What is compared: the step, then memory, then bytes."""
         return self.found.step_seconds, self.found.peak_bytes, self.found.exchanged_bytes
 
+    def fits(self, limit: int | None) -> bool:
+        """Return whether a device with so many bytes has room for it."""
+        return limit is None or self.found.peak_bytes <= limit
+
     def is_better_than(self, other: Candidate) -> bool:
         """Return whether it is worth a change."""
         return self.found.step_seconds < WORTH * other.found.step_seconds
@@ -89,6 +100,7 @@ class Search:
         evaluator: simulates.
         budget: how many plans may be tried.
         best: so far.
+        limit: bytes that a device has; None where nobody says.
         reasons: for people.
         kept: what was the best, one after another; each but the first has its reason.
     """
@@ -96,6 +108,7 @@ class Search:
     evaluator: Evaluator
     budget: int
     best: Candidate
+    limit: int | None = None
     reasons: list[str] = field(default_factory=list)
     kept: list[Candidate] = field(default_factory=list)
 
@@ -111,7 +124,7 @@ class Search:
             candidate = Candidate(plan, self.evaluator.simulate(plan))
         except RewriteError:  # a mixture that no graph can follow
             return False
-        if not candidate.is_better_than(self.best):
+        if not candidate.is_better_than(self.best) or not candidate.fits(self.limit):
             return False
         saved = self.best.found.step_seconds - candidate.found.step_seconds
         self.reasons.append(f"{reason}: {milliseconds(saved)} less")

@@ -8,18 +8,19 @@ The graph is analysed once; plans that differ in placements, buckets or compress
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from autograph_rewrite.analysis.facts.placement import PARTIAL
-from autograph_rewrite.analysis.propagate import Propagation, is_pinned
+from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.rules.base import LocalEntry, Slice
 from autograph_rewrite.analysis.variables.uses import VariableUse, update_regions, variable_uses
+from autograph_rewrite.analysis.work.executed import executed
 from autograph_rewrite.ir.control_flow import Frame, frames_of
 from autograph_rewrite.ir.graph import Graph, Node, Span, Value
 from autograph_rewrite.ir.op_traits import forwards_handle
-from autograph_rewrite.ir.traversal import ancestors, descendants
-from autograph_rewrite.ir.variable_ops import handle_node, is_update
+from autograph_rewrite.ir.traversal import descendants
+from autograph_rewrite.ir.variable_ops import handle_node
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes import pass_pipeline
 from autograph_rewrite.passes.base.anchors import anchor_outputs
@@ -146,7 +147,7 @@ def fold(item: GraphItem, plan: Plan, batch: int | None = None) -> AnalyzedStep:
         item,
         state,
         tuple(outputs),
-        tuple(needed(state.order, outputs)),
+        tuple(executed(state.order, outputs)),
         frozenset(node for node in state.order if node.span is Span.EACH),
         frames,
         region,
@@ -154,14 +155,6 @@ def fold(item: GraphItem, plan: Plan, batch: int | None = None) -> AnalyzedStep:
         uses,
         handles,
     )
-
-
-def needed(order: Iterable[Node], outputs: Iterable[Value]) -> list[Node]:
-    """Return the nodes that a step runs: gradients that somebody merely waits for are left out, as TensorFlow does."""
-    nodes = list(order)
-    effects = [node for node in nodes if is_update(node) or is_pinned(node)]
-    kept = ancestors([*effects, *(value.node for value in outputs)], controls=False)
-    return [node for node in nodes if node in kept or node.op == "NoOp"]
 
 
 def wanted(state: Propagation, node: Node, index: int) -> str | None:

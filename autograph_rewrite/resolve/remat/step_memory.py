@@ -19,6 +19,7 @@ import numpy as np
 
 from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
 from autograph_rewrite.analysis.work.buffers import FED, Buffers, buffers_of, most_alive
+from autograph_rewrite.analysis.work.executed import executed
 from autograph_rewrite.ir.control_flow import frames_of
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.op_traits import MEASURES
@@ -55,7 +56,7 @@ class StepMemory:
 
     def __init__(self, acts: Activations, step: Step) -> None:
         needed = ancestors(step.roots)
-        order = [node for node in acts.state.order if node in needed]
+        order = executed((node for node in acts.state.order if node in needed), step.outputs)
         self._buffers = buffers_of(acts.state, order, frames_of(acts.state.order), step.sizes)
         self._at = {node: i for i, node in enumerate(_queued(order))}
         self._of: dict[Value, int] = {}  # the buffer of a value

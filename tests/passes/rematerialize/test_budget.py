@@ -17,6 +17,7 @@ from autograph_rewrite.passes.rematerialize import within_budget
 from autograph_rewrite.resolve.remat import budget
 from autograph_rewrite.resolve.remat.chain_budget import Costs, Part, least_flops
 from benchmarks.cost import allocated, traced
+from benchmarks.memory_limits import LIMITED
 from benchmarks.remat import Built
 from tests.passes.rematerialize.test_rematerialize import LOOP, MICRO, MIRRORED, ONE, SMALL, TWO, assert_same, rewritten
 from tests.support.recomputed import chain, feeds, residual, transformer, two_losses
@@ -229,6 +230,14 @@ def test_a_simulation_has_the_same_peak() -> None:
     for config, peak in ((ONE, peaks.before), (asked, peaks.after)):
         simulated = ar.simulate(item, ar.build_plan(item, config), batch=512)
         assert simulated.devices[0].peak_bytes == pytest.approx(peak, 0.01)
+
+
+def test_gradients_of_constants_that_adam_merely_waits_for_hold_nothing() -> None:
+    item = LIMITED["deep"].item()
+    plain, least = peaks_of(item, batch=None)
+    simulated = ar.simulate(item, ar.build_plan(item, ONE)).devices[0]
+    assert simulated.peak_bytes == pytest.approx(plain, 0.01)
+    assert least < 0.2 * plain
 
 
 def test_a_budget_is_a_size_and_the_plan_holds_it_in_bytes() -> None:
