@@ -205,15 +205,15 @@ def _tensor_bytes(description: Any) -> float:
     return float(count * tf.dtypes.as_dtype(description.dtype).size)
 
 
-def allocated(stats: Any, new: Any) -> float:
-    """Return the most bytes beside those of variables that were alive at a time on the first device, in the step.
+def allocated(stats: Any, new: Any, name: str = "CPU:0") -> float:
+    """Return the most bytes beside those of variables that were alive at a time on one device, in the step.
 
     A variable that is assigned gives back the memory that it had before, of which this step has no record.
     """
     graph = new.graph.nodes
     changes: list[tuple[int, int]] = []
     for device in stats.dev_stats:
-        if not device.device.endswith("CPU:0"):
+        if not device.device.endswith(name):
             continue
         for node in device.node_stats:
             assigned = graph.get(node.node_name)

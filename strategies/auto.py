@@ -7,13 +7,12 @@ chosen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from autograph_rewrite.config.config import Config
-from autograph_rewrite.errors import RewriteError
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.plan.codecs import shown
 from autograph_rewrite.plan.parts.messages import VariableRequest
@@ -23,6 +22,8 @@ from autograph_rewrite.plan.request import default_options, override_of
 from autograph_rewrite.strategies.assemble import assemble, trained_variables
 from autograph_rewrite.strategies.builder.choice import Choice, Parts, TrainedVariable
 from autograph_rewrite.strategies.builder.protocol import StrategyBuilder
+from autograph_rewrite.strategies.candidates import in_mode, plans_of
+from autograph_rewrite.strategies.memory_limit import Starts, room_of
 
 if TYPE_CHECKING:
     from autograph_rewrite.cost.search import Candidate, Evaluator, Search
@@ -31,6 +32,8 @@ NODES = 240_000
 """So many nodes are simulated in all: fewer plans of larger graphs."""
 FEWEST, MOST = 24, 120
 """Plans that are tried at least, and at most."""
+AROUND = 12
+"""The same with a memory limit, beside what fits: recomputation is chosen anew for each of them."""
 BUCKETS = (256 * 1024, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
 
 
@@ -58,11 +61,18 @@ class Auto:
 
         network = config.cluster.network if config.cluster is not None else None
         evaluator = Evaluator(item, Hardware(network=network))
-        plans, dropped = self._plans(item, config)
-        compared = self._compared(evaluator, plans)
+        room = room_of(config)
+        if room is None:
+            plans, dropped = plans_of(item, config, self.builders)
+            compared = self._compared(evaluator, plans)
+            tries = max(FEWEST, min(MOST, NODES // max(len(item.graph), 1)))
+        else:
+            fits = Starts(item, config, evaluator, self.builders, room).fitting()
+            config = fits[0].config
+            plans, dropped = plans_of(item, config, self.builders)
+            compared, tries = {start.name: start.candidate for start in fits}, AROUND
         best = min(compared, key=lambda name: compared[name].key)
-        budget = evaluator.tried + max(FEWEST, min(MOST, NODES // max(len(item.graph), 1)))
-        search = Search(evaluator, budget, compared[best])
+        search = Search(evaluator, evaluator.tried + tries, compared[best], room)
         self._mix(item, config, search, list(plans.values()))
         self._bucket(config, search)
         self._compress(item, config, search)
@@ -71,36 +81,6 @@ class Auto:
         ranked = sorted(compared.values(), key=lambda candidate: candidate.key)
         found, impossible = first_possible(item, [*reversed(search.kept), *ranked])
         return _named(search, compared, found, [*dropped, *impossible])
-
-    def _plans(self, item: GraphItem, config: Config) -> tuple[dict[str, Plan], list[str]]:
-        """Return the plans of all builders that have one for this item, and why the others have none.
-
-        Raises:
-            RewriteError: none has one.
-        """
-        plans: dict[str, Plan] = {}
-        errors: dict[str, RewriteError] = {}
-        for name, make in self._single(item, config):
-            try:
-                plans[name] = make()
-            except RewriteError as error:
-                errors[name] = error
-        if not plans:
-            raise next(iter(errors.values()))
-        return plans, [f"{name} has no plan: {error.problem}" for name, error in errors.items()]
-
-    def _single(self, item: GraphItem, config: Config) -> Iterator[tuple[str, Callable[[], Plan]]]:
-        """Yield what makes the plan of every builder; in both modes, where the configuration leaves that open."""
-        known = config.strategy.variables
-        modes = (known,) if known or config.workers > 1 else ("shared", "mirrored")
-        for mode in modes:
-            if mode == "mirrored" and len(set(config.devices or ())) < len(config.devices or ()):
-                continue  # it needs distinct devices
-            section = config.strategy.model_copy(update={"variables": mode, "compressor": "none"})
-            chosen = config.model_copy(update={"strategy": section})
-            chosen._source = config._source
-            for name, builder in self.builders.items():
-                yield f"{name} ({mode})" if len(modes) > 1 else name, partial(builder.build, item, chosen)
 
     def _compared(self, evaluator: Evaluator, plans: Mapping[str, Plan]) -> dict[str, Candidate]:
         from autograph_rewrite.cost.search import Candidate
@@ -112,9 +92,7 @@ class Auto:
         trained = trained_variables(item, search.best.plan.graph_digest)
         choices = {name: _choices(name, plans) for name in trained}
         mode = search.best.plan.mode
-        section = config.strategy.model_copy(update={"variables": mode, "compressor": "none"})
-        chosen = config.model_copy(update={"strategy": section})
-        chosen._source = config._source
+        chosen = in_mode(config, mode)
         current = {request.name: _choice(request) for request in search.best.plan.variables}
         for alike in _alike(trained):
             first = alike[0]

@@ -203,6 +203,10 @@ def _timeout(setting: Setting) -> str:
     return "there is one process, whose replicas share their variables: nothing waits for another"
 
 
+def _memory_limit(setting: Setting) -> str:
+    return "" if setting.config.strategy.name == "Auto" else "only the strategy Auto chooses by it"
+
+
 READERS: Mapping[str, Reader] = MappingProxyType(
     {
         "devices": read,
@@ -251,6 +255,7 @@ READERS: Mapping[str, Reader] = MappingProxyType(
         "accumulation.uneven": _with_micro,
         **dict.fromkeys(("remat", *(f"remat.{key}" for key in ("policy", "names", "scopes", "stages"))), read),
         **dict.fromkeys(("passes", "passes.file", "passes.after"), read),
+        "memory_limit": _memory_limit,
         "mesh": read,
         "mesh.data": read,  # it must be what the devices make of it
         "mesh.model": read,

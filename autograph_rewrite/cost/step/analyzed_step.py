@@ -16,6 +16,7 @@ from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.rules.base import LocalEntry, Slice
 from autograph_rewrite.analysis.variables.uses import VariableUse, update_regions, variable_uses
 from autograph_rewrite.analysis.work.executed import executed
+from autograph_rewrite.cost.step.shard_room import with_same_room
 from autograph_rewrite.ir.control_flow import Frame, frames_of
 from autograph_rewrite.ir.graph import Graph, Node, Span, Value
 from autograph_rewrite.ir.op_traits import forwards_handle
@@ -130,7 +131,11 @@ def fold(item: GraphItem, plan: Plan, batch: int | None = None) -> AnalyzedStep:
     graph = item.graph.clone()
     anchor_outputs(graph, item)
     eliminate_dead_code(graph, _step_roots(graph, item))
-    state, outputs = pass_pipeline.analyse(graph, item, _homed(plan), batch)
+    homed = _homed(plan)
+    if splits(plan) and plan.remat is not None and plan.remat.limit is not None:
+        uses = fold(item, replace(plan, remat=None), batch).uses
+        homed = with_same_room(homed, plan, item.variables, {name: use.owner or name for name, use in uses.items()})
+    state, outputs = pass_pipeline.analyse(graph, item, homed, batch)
     plan = neutral(replace(plan, edges=()))
     frames = frames_of(state.order)
     handles = {variable.handle: name for name, variable in item.variables.items()}

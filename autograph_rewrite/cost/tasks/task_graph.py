@@ -22,6 +22,7 @@ from autograph_rewrite.cost.tasks.communication import Group, groups, tasks_of
 from autograph_rewrite.cost.tasks.task import COMPUTE, Buffer, Task, compute_seconds, on_cores
 from autograph_rewrite.cost.tasks.variable_reads import Reads
 from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.plan.parts.messages import STEP
 from autograph_rewrite.plan.parts.residence import REPLICATED, Residence
 from autograph_rewrite.plan.plan import Plan
 
@@ -162,6 +163,7 @@ class Builder:
             self._keep(group.residual, lane, each=True)
         for lane in self.topology.lanes if group.scratch else ():
             self._buffer(group.scratch, lane, chain[0], each=True)
+        self._sum_up(group, chain[0])
         for member in group.members:
             key = (member.edge.value, member.edge.to)
             if member.edge.role and key in self.exchanged:  # the second exchange of one value
@@ -178,6 +180,15 @@ class Builder:
             for lane in lanes:
                 self.results[key[0], key[1], lane] = self._buffer(result, lane, chain[-1], each=group.is_everywhere)
         return chain[0]
+
+    def _sum_up(self, group: Group, reader: Task) -> None:
+        """Hold the sums to which the micro-batches of each replica add their gradients, from the first of them on."""
+        if self.plan.microbatches == 1 or group.first.owner == STEP or not group.first.from_.startswith("partial"):
+            return
+        first = Task(f"first of {group.first.value}", COMPUTE, "sum", {}, 0.0)
+        self.built.tasks.append(first)
+        for lane in self.topology.lanes:
+            self._buffer(sum(one.whole for one in group.members), lane, first, each=True).readers.append(reader)
 
     def _buffer(self, nbytes: int, lane: str, maker: Task, *, each: bool) -> Buffer:
         made = Buffer(nbytes, lane, each, maker)

@@ -1,0 +1,211 @@
+"""Auto with a memory limit: which stages, micro-batches and recomputation let a step fit the memory of a device.
+
+    1. every builder's plan as it is                        of those that no other beats in time and in memory:
+    2. 2, 4, 8, ... micro-batches; stages on the devices     all plans by their time, the shortest first
+    3. what does not fit computes activations again         as long as it is shorter than what fits
+
+Recomputation never makes a step shorter, so what takes longer than a plan that fits is not tried with it. All of it is
+limited by counts, so that every process finds the same plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from autograph_rewrite.config.config import Config
+from autograph_rewrite.config.sections import Pipeline, Remat
+from autograph_rewrite.errors import PlanError, RewriteError
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.strategies.builder.protocol import StrategyBuilder
+from autograph_rewrite.strategies.candidates import in_mode, modes_of, with_settings
+
+if TYPE_CHECKING:
+    from autograph_rewrite.cost.search import Candidate, Evaluator
+
+RESERVE = 0.05
+"""The part of the memory that is left free: so far may a measured peak lie above the predicted one."""
+NODES = 1_000_000
+"""So many nodes are simulated in all, about."""
+FEWEST = 40
+"""Plans that are tried at least."""
+COUNTS = (2, 3, 4, 6, 8, 16)
+"""Of micro-batches."""
+POLICIES = ("save_matmuls", "sqrt")
+ATTEMPTS = 4
+"""How often a budget is made smaller."""
+
+
+class Start(NamedTuple):
+    """A plan from which a search may begin.
+
+    Attributes:
+        config: what a user would have written for it.
+        builder: by name.
+        candidate: the plan and what it takes.
+    """
+
+    config: Config
+    builder: str
+    candidate: Candidate
+
+    @property
+    def name(self) -> str:
+        """What it is, for people."""
+        config, mode = self.config, self.config.mode
+        parts = [f"{self.builder} ({mode})"]
+        if config.pipeline is not None:
+            parts.append(f"{config.pipeline.stages} stages")
+        count = config.pipeline.microbatches if config.pipeline is not None else config.microbatches
+        parts += [f"{count} micro-batches"] if (count or 1) > 1 else []
+        parts += [f"remat {config.remat.policy}"] if config.remat.policy != "none" else []
+        parts += [f"in stages {', '.join(map(str, config.remat.stages))}"] if config.remat.stages else []
+        return ", ".join(parts)
+
+
+@dataclass
+class Starts:
+    """Plans that have been simulated.
+
+    Attributes:
+        item: normalised.
+        config: of the user.
+        evaluator: simulates.
+        builders: by name.
+        limit: the bytes that a predicted peak may have.
+        found: the plans.
+        errors: why others could not be made.
+    """
+
+    item: GraphItem
+    config: Config
+    evaluator: Evaluator
+    builders: Mapping[str, StrategyBuilder]
+    limit: int
+    found: list[Start] = field(default_factory=list)
+    errors: list[RewriteError] = field(default_factory=list)
+
+    def fitting(self) -> list[Start]:
+        """Return those that fit, the shortest step first.
+
+        Raises:
+            PlanError: none does; it says the least memory that was found.
+            RewriteError: there is no plan at all.
+        """
+        self._layouts()
+        if not self.found:
+            raise self.errors[0]
+        if "policy" not in self.config.remat.model_fields_set:
+            self._recompute()
+        fits = [start for start in self.found if start.candidate.fits(self.limit)]
+        if not fits:
+            self._raise_least()
+        return sorted(fits, key=lambda start: start.candidate.key)
+
+    def _layouts(self) -> None:
+        """Try every builder, then micro-batches and stages with those that no other beats."""
+        for mode in modes_of(self.config):
+            for builder in self.builders:
+                self._try(in_mode(self.config, mode), builder)
+        front = list(_front(self.found))
+        if self.config.microbatches == 1 and self.config.pipeline is None:
+            for count in self._counts(len(self.config.devices or ()) * self.config.workers):
+                for start in front:
+                    self._try(with_settings(start.config, microbatches=count), start.builder)
+        in_stages = dict.fromkeys(start.builder for start in front)
+        for stages in self._stages():
+            for count in self._counts(len(self.config.devices or ()) // stages):
+                section = Pipeline(stages=stages, microbatches=count)
+                for builder in in_stages:
+                    self._try(with_settings(in_mode(self.config, "shared"), pipeline=section), builder)
+
+    def _recompute(self) -> None:
+        """Let what does not fit compute activations again, if it takes less time than what does."""
+        for start in list(_front(self.found)):
+            if start.candidate.fits(self.limit) or start.candidate.found.step_seconds >= self._shortest:
+                continue
+            for section in _sections(start.config):
+                self._try(with_settings(start.config, remat=section), start.builder)
+            if start.config.pipeline is None:
+                self._budget(start)
+
+    def _budget(self, start: Start) -> None:
+        """Look for the largest budget with which the whole step fits: a device may hold more than a budget counts."""
+        room = self.limit
+        for _ in range(ATTEMPTS):
+            section = Remat(policy=f"budget:{room}")
+            made = self._try(with_settings(start.config, remat=section), start.builder)
+            if made is None or made.candidate.fits(self.limit):
+                return
+            room = room * self.limit // made.candidate.found.peak_bytes
+
+    @property
+    def _shortest(self) -> float:
+        """The time of the shortest step that fits."""
+        fits = (start.candidate for start in self.found if start.candidate.fits(self.limit))
+        return min((candidate.found.step_seconds for candidate in fits), default=float("inf"))
+
+    def _try(self, config: Config, builder: str) -> Start | None:
+        """Simulate one plan; None where there is no such plan, or enough has been tried."""
+        from autograph_rewrite.cost.search import Candidate
+
+        if self.evaluator.tried >= max(FEWEST, NODES // max(1, len(self.item.graph))):
+            return None
+        try:
+            plan = self.builders[builder].build(self.item, config)
+            start = Start(config, builder, Candidate(plan, self.evaluator.simulate(plan)))
+        except RewriteError as error:
+            self.errors.append(error)
+            return None
+        self.found.append(start)
+        return start
+
+    def _counts(self, replicas: int) -> list[int]:
+        """Return the numbers of micro-batches into which the examples of each replica can be cut."""
+        shapes = ((info.shape, info.batch_axis) for info in self.item.inputs.values())
+        sizes = [shape[axis] for shape, axis in shapes if shape is not None and axis is not None]
+        known = [size // max(1, replicas) for size in sizes if size]
+        return [count for count in COUNTS if all(size >= count for size in known)]
+
+    def _stages(self) -> Iterator[int]:
+        """Yield how many stages the devices of this process can hold, if nothing speaks against any."""
+        config, count = self.config, len(self.config.devices or ())
+        is_open = config.pipeline is None and config.mesh is None and config.workers == 1 and config.microbatches == 1
+        apart = len(set(config.devices or ())) == count and config.strategy.variables != "mirrored"
+        if is_open and apart:
+            yield from (stages for stages in range(2, count + 1) if count % stages == 0)
+
+    def _raise_least(self) -> None:
+        least = min(self.found, key=lambda start: start.candidate.found.peak_bytes)
+        peak = least.candidate.found.peak_bytes
+        wanted = -(-peak * 1000 // round(1000 * (1 - RESERVE)))
+        limit = self.config.memory_limit or 0
+        raise PlanError(
+            f"{self.config.where('memory_limit')}: memory_limit is {limit:,} B; of {self.evaluator.tried} plans the "
+            f"one that needs least takes {peak:,} B on a device: {least.name}",
+            hint=f"set memory_limit to {wanted} or more ({RESERVE:.0%} is left free), or give it more devices or a "
+            "smaller batch",
+        )
+
+
+def room_of(config: Config) -> int | None:
+    """Return the bytes that a predicted peak may have; None without a limit."""
+    return None if config.memory_limit is None else int(config.memory_limit * (1 - RESERVE))
+
+
+def _sections(config: Config) -> Iterator[Remat]:
+    """Yield what may be computed again; with stages, also in the first of them alone, which keep most micro-batches."""
+    stages = config.pipeline.stages if config.pipeline is not None else 0
+    for policy in POLICIES:
+        yield from (Remat(policy=policy, stages=tuple(range(count))) for count in range(1, stages))
+        yield Remat(policy=policy)
+
+
+def _front(starts: list[Start]) -> Iterator[Start]:
+    """Yield those that no other beats both in time and in memory."""
+    least = float("inf")
+    for start in sorted(starts, key=lambda start: start.candidate.key):
+        if start.candidate.found.peak_bytes < least:
+            least = start.candidate.found.peak_bytes
+            yield start
