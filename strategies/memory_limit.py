@@ -115,7 +115,7 @@ class Starts:
                     self._try(with_settings(start.config, microbatches=count), start.builder)
         in_stages = dict.fromkeys(start.builder for start in front)
         for stages in self._stages():
-            for count in self._counts(len(self.config.devices or ()) // stages):
+            for count in (1, *self._counts(len(self.config.devices or ()) // stages)):
                 section = Pipeline(stages=stages, microbatches=count)
                 for builder in in_stages:
                     self._try(with_settings(in_mode(self.config, "shared"), pipeline=section), builder)

@@ -81,6 +81,8 @@ class Builder:
         self.residences = {name: one for name, one in plan.residences.items() if one != REPLICATED}
         self.once = self._made_once()
         self.each = folded.each - self.once
+        meets = any(holder.stage == 3 for holder in self.residences.values())
+        self.together = plan.microbatches if meets else 1  # where variables are gathered again, all micro-batches meet
         self.built = Built()
         self.reads = Reads(folded, self.residences, topology, sizes)
         self.values: dict[tuple[Value, str], Buffer] = {}  # by value and lane
@@ -306,6 +308,7 @@ class Builder:
                     self.values[value, lane] = own
                 continue
             each = node in self.each or bool(holder and holder.stage)
-            made = self._buffer(nbytes // share, lane, task, each=each)
+            times = self.together if node in self.each else 1
+            made = self._buffer(nbytes * times // share, lane, task, each=each)
             made.kept = node.op in FED or value in self.folded.outputs
             self.values[value, lane] = made

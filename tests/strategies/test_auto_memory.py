@@ -1,0 +1,73 @@
+"""Auto with a memory limit: its plan fits, when it is simulated and when it runs; what cannot fit says the least."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import autograph_rewrite as ar
+from autograph_rewrite.config.config import Config
+from autograph_rewrite.errors import PlanError
+from autograph_rewrite.normalize.normalize import normalise
+from benchmarks.auto_memory import by_hand, measured_peak, simulated
+from benchmarks.memory_limits import LIMITED
+from tests.support.recomputed import chain
+from tests.support.training import make_item
+
+WIDE = LIMITED["wide"]
+AUTO = {"devices": ["CPU:0", "CPU:1"], "strategy": {"name": "Auto"}}
+
+
+def test_the_plan_fits_and_no_plan_of_a_single_builder_that_fits_is_faster() -> None:
+    item = normalise(WIDE.item())
+    plan = ar.build_plan(item, {**AUTO, "memory_limit": WIDE.limit})
+    found = ar.simulate(item, plan)
+    assert found.peak_bytes < WIDE.limit
+    hands = list(simulated(item, by_hand(WIDE)))
+    plain = [one for config, one in hands if "AllReduce" in str(config) and config.keys() == {"devices", "strategy"}]
+    assert [one.peak_bytes > WIDE.limit for one in plain] == [True, True]
+    assert found.step_seconds <= min(one.step_seconds for _, one in hands if one.peak_bytes <= WIDE.limit)
+    assert plan.strategy == "Auto"
+
+
+def test_the_plan_fits_when_it_runs() -> None:
+    item = WIDE.item()
+    assert measured_peak(item, {**AUTO, "memory_limit": WIDE.limit}, WIDE.feeds()) <= WIDE.limit
+    plain = {"devices": ["CPU:0", "CPU:1"], "strategy": {"name": "AllReduce"}}
+    assert measured_peak(item, plain, WIDE.feeds()) > WIDE.limit
+
+
+def test_activations_are_computed_again_where_nothing_else_helps() -> None:
+    item = make_item(chain(12, 16))
+    one = {"devices": ["CPU:0"], "strategy": {"name": "Auto"}, "microbatches": 1}
+    plain = ar.simulate(item, ar.build_plan(item, {**one, "strategy": {"name": "AllReduce"}})).peak_bytes
+    plan = ar.build_plan(item, {**one, "memory_limit": int(0.85 * plain)})
+    assert plan.micro is not None or plan.remat is not None
+    assert ar.simulate(item, plan).peak_bytes < 0.85 * plain
+    new = ar.rewrite(item, plan)
+    assert new.report.plan.remat == plan.remat
+
+
+def test_what_cannot_fit_says_the_least_that_could() -> None:
+    item = normalise(WIDE.item())
+    with pytest.raises(PlanError, match="memory_limit is 1,048,576 B") as caught:
+        ar.build_plan(item, {**AUTO, "memory_limit": "1MiB"})
+    wanted = re.findall(r"set memory_limit to (\d+) or more", str(caught.value))[0]
+    plan = ar.build_plan(item, {**AUTO, "memory_limit": int(wanted)})
+    assert ar.simulate(item, plan).peak_bytes <= int(wanted)
+
+
+def test_what_the_configuration_says_is_kept() -> None:
+    item = normalise(WIDE.item())
+    asked = {**AUTO, "memory_limit": WIDE.limit, "microbatches": 2, "remat": {"policy": "none"}}
+    plan = ar.build_plan(item, asked)
+    assert (plan.microbatches, plan.remat, plan.pipeline) == (2, None, None)
+
+
+def test_another_builder_does_not_choose_by_the_limit_and_a_note_says_so() -> None:
+    config = {"devices": ["CPU:0", "CPU:1"], "memory_limit": "1GiB"}
+    with pytest.warns(UserWarning, match="memory_limit"):
+        plan = ar.build_plan(WIDE.item(), config)
+    assert any("only the strategy Auto chooses by it" in note for note in plan.notes)
+    assert Config.of(config).memory_limit == 2**30
