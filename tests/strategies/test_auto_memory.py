@@ -60,7 +60,7 @@ def test_what_cannot_fit_says_the_least_that_could() -> None:
 
 def test_what_the_configuration_says_is_kept() -> None:
     item = normalise(WIDE.item())
-    asked = {**AUTO, "memory_limit": WIDE.limit, "microbatches": 2, "remat": {"policy": "none"}}
+    asked = {**AUTO, "memory_limit": "40MiB", "microbatches": 2, "remat": {"policy": "none"}}
     plan = ar.build_plan(item, asked)
     assert (plan.microbatches, plan.remat, plan.pipeline) == (2, None, None)
 
