@@ -19,4 +19,8 @@ def placements_of(rewrite: Rewrite) -> dict[str, Annotation]:
         if node in state.transfers:
             values = [node.output(i) for i in range(len(state.transfers[node].outputs))]
             found |= {value.name: annotation(source(value).placement, state.facts[value].placement) for value in values}
+    if rewrite.has(Context):
+        for value, placement in rewrite.get(Context).converted.items():
+            if rewrite.graph.nodes.get(value.node.name) is value.node:
+                found[value.name] = annotation(placement, placement)
     return found

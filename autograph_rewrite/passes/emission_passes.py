@@ -114,4 +114,5 @@ def _layout(rewrite: Rewrite) -> Layout:
         hidden=plan.looped,
         interleaved=plan.interleaved,
         state=(state.facts, state.raw),
+        converted=context.converted,
     )

@@ -165,6 +165,8 @@ def test_a_rewritten_graph_keeps_the_placements_of_its_values(tmp_path: Path, mo
     assert kinds == {"replicated", "split", "partial", "local"}
     assert again.placements == new.placements
     assert {name.partition(":")[0] for name in again.placements} <= again.graph.nodes.keys()
+    blocks = [name for name in again.placements if name.endswith("x/block")]
+    assert {str(again.placements[name]) for name in blocks} == {"split(0) each"}
     for full in (False, True):
         text = ar.dump(again, full=full)
         assert text == ar.dump(new, full=full)

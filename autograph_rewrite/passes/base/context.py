@@ -21,6 +21,7 @@ from autograph_rewrite.ir.control_flow import Frame, unconditional_nodes
 from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Select, Span, Value
 from autograph_rewrite.ir.replication import Mesh
 from autograph_rewrite.ir.types import attrs as raw_attrs
+from autograph_rewrite.ir.types.placement import Placement
 from autograph_rewrite.item import Variable
 from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.plan.plan import Plan
@@ -73,6 +74,7 @@ class Context:
     edges: dict[tuple[str, str], EdgePlan] = field(default_factory=dict)
     future_splits: dict[Value, int] = field(default_factory=dict)  # empty lists that will hold blocks
     aliases: dict[Value, Value] = field(default_factory=dict)  # original values whose place another one took
+    converted: dict[Value, Placement] = field(default_factory=dict)  # what conversions hand to readers
     slices: dict[Value, Value] = field(default_factory=dict)  # by block, what it was cut out of
     open_sizes: dict[tuple[Value, int], Value] = field(default_factory=dict)  # of dimensions that all blocks share
     added: list[AuxiliaryVariable] = field(default_factory=list)  # variables that a pass made

@@ -47,6 +47,7 @@ class Layout:
         interleaved: whether blocks hold examples that do not follow each other.
         hidden: whether instances are iterations of a loop, out of which nothing can be fetched.
         state: facts of all values as their readers see them, and of those that are converted as they are produced.
+        converted: what conversions hand to readers.
     """
 
     graph: Graph
@@ -60,6 +61,7 @@ class Layout:
     interleaved: bool = False
     hidden: bool = False
     state: tuple[Mapping[Value, Fact], Mapping[Value, Fact]] = field(default_factory=lambda: ({}, {}))
+    converted: Mapping[Value, Placement] = field(default_factory=dict)
 
     @cached_property
     def _held(self) -> Mapping[str, tuple[Placement, tuple[int, ...]]]:
@@ -78,13 +80,14 @@ class Layout:
     def placements(self) -> Mapping[str, Annotation]:
         """How the values of the rewritten graph that propagation knows are spread, by their names."""
         facts, raw = self.state
+        known = [(value, raw.get(value, fact).placement, fact.placement) for value, fact in facts.items()]
+        known += [(value, placement, placement) for value, placement in self.converted.items()]
         found: dict[str, Annotation] = {}
-        for value, fact in facts.items():
+        for value, source, seen in known:
             node = value.node
             if self.graph.nodes.get(node.name) is not node:
                 continue  # erased since
-            source = raw.get(value, fact).placement
-            one = annotation(source, fact.placement, node.span)
+            one = annotation(source, seen, node.span)
             suffix = f":{value.index}" if value.index else ""
             found |= dict.fromkeys([f"{name}{suffix}" for name in self.instances(node.name)], one)
         return found

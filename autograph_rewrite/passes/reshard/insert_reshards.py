@@ -13,7 +13,7 @@ import numpy as np
 
 from autograph_rewrite.analysis.batch_groups import batch_groups
 from autograph_rewrite.analysis.empty_lists import future_splits
-from autograph_rewrite.analysis.facts.placement import PARTIAL, REPLICATED, Fact, split
+from autograph_rewrite.analysis.facts.placement import LOCAL, PARTIAL, REPLICATED, Fact, Placement, split
 from autograph_rewrite.analysis.facts.symbolic_dims import rows_per_example, segments
 from autograph_rewrite.analysis.propagate import is_pinned
 from autograph_rewrite.analysis.rules.base import LocalEntry, Reshard, Slice
@@ -207,14 +207,20 @@ class ReshardInserter:
             reshard: the placement that is wanted, or the block.
             reader: for messages, and for the loop that it is in.
         """
+        made, placement = self._converted(value, reshard, reader)
+        if made not in self._context.state.facts:
+            self._context.converted[made] = placement
+        return made
+
+    def _converted(self, value: Value, reshard: Reshard, reader: Node) -> tuple[Value, Placement]:
         if isinstance(reshard, LocalEntry):
-            return self._local_entry(value, reshard, reader)
+            return self._local_entry(value, reshard, reader), LOCAL
         if isinstance(reshard, Slice):
-            return self.piece(value, reshard, reader)
+            return self.piece(value, reshard, reader), split(reshard[0])
         if reshard == PARTIAL:
-            return self._term(self.whole(value, reader))
+            return self._term(self.whole(value, reader)), PARTIAL
         if reshard == REPLICATED:
-            return self.whole(value, reader)
+            return self.whole(value, reader), REPLICATED
         raise PassError(f"no conversion of '{value.name}' to {reshard}", node=reader)
 
     def whole(self, value: Value, reader: Node) -> Value:

@@ -100,7 +100,13 @@ def forward_stages(plan: Plan, state: Propagation, work: Sequence[Node]) -> dict
 
 
 def owners_of(plan: Plan, state: Propagation, variables: Mapping[str, Variable]) -> dict[Node, Node]:
-    """Return for which variable the state of an optimizer is kept."""
+    """Return for which variable the state of an optimizer is kept.
+
+    Args:
+        plan: resolved, whose edges say which gradient is whose.
+        state: a propagation.
+        variables: of the item, by name.
+    """
     graph = state.graph
     edges = [edge for edge in plan.edges if edge.owner in variables and edge.to == repr(REPLICATED)]
     taken = {graph.value(edge.value): edge.owner for edge in edges}
