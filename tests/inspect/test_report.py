@@ -18,7 +18,17 @@ from autograph_rewrite.ir.types import dtypes
 from tests.support.small_items import regression
 
 CONFIG = {"devices": ["CPU:0", "CPU:1"], "strategy": {"name": "AllReduce", "variables": "mirrored"}}
-HOSTILE = ("</script><script>window.hacked=1</script>", "<img src=x onerror=window.hacked=1>", "__proto__", "a\u2028b")
+HOSTILE = (
+    "</script><script>window.hacked=1</script>",
+    "<img src=x onerror=window.hacked=1>",
+    "__proto__",
+    "a\u2028b",
+    "/",
+    "//a",
+    "b//c",
+    "/".join(["deep"] * 20_000),
+    "long" * 5_000,
+)
 
 
 def data_of(file: Path) -> dict[str, Any]:

@@ -77,11 +77,50 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
     R.found = Page.search('script').length;
     R.hacked = window.hacked === undefined ? 0 : 1;
     R.names = Page.state(0).ids.map(id => Page.state(0).names[id]);
+    R.shown = [...Page.graph.boxes.keys()].filter(item => item.isLeaf).length;
     R.images = document.images.length;
     """
     found = driven(file, script, view="graph")
     assert (found["hacked"], found["images"], found["found"]) == (0, 0, 1)
     assert found["names"] == list(HOSTILE)
+    assert found["shown"] == len(HOSTILE)
+
+
+def test_what_differs_is_listed_and_told_about(report: Path) -> None:
+    script = """
+    const names = text => [...document.querySelectorAll('#changes ' + text)].map(one => one.textContent);
+    R.headings = names('h3'); R.listed = names('li');
+    const view = Page.after, now = view.state;
+    const id = now.ids.find(one => now.names[one] === 'gradient/all_reduce');
+    view.reveal(id);
+    R.details = document.getElementById('changes').innerText;
+    view.select(null);
+    R.again = names('h3');
+    """
+    found = driven(report, script, view="compare")
+    assert [heading.partition(" ")[2] for heading in found["headings"]] == ["added", "removed", "rewired"]
+    assert "gradient/all_reduce" in found["listed"]
+    assert "pass insert-reshards" in found["details"]
+    assert found["again"] == found["headings"]
+
+
+@pytest.mark.full
+def test_bert_over_eight_replicas_is_looked_through_at_once(tmp_path: Path) -> None:
+    from benchmarks import bert
+
+    item = ar.GraphItem.from_graph(bert.build(12, tiny=True), **bert.NAMES)
+    file = ar.report(item, tmp_path / "bert.html", bert.config(8))
+    more = """
+    R.slide = Page.steps.map((step, index) => took(() => Page.pass(index)));
+    R.compare = took(() => Page.show('compare'));
+    """
+    found = driven(file, MEASURED + more, view="graph")
+    assert file.stat().st_size < 10_000_000
+    assert found["opened"] < 2000
+    assert max(found["unfold"]) < 1000
+    assert found["search"] < 300
+    assert max(found["slide"]) < 1000
+    assert found["compare"] < 2000
 
 
 def layered(count: int, per_scope: int) -> Graph:

@@ -4,7 +4,7 @@ const VIEWS = [["overview", "Overview"], ["graph", "Graph"], ["compare", "Before
 const Page = (() => {
   const opened = new Set(), states = new Map();
   const steps = Data.graph().steps;
-  let graph = null, before = null, after = null, current = steps.length - 1, constants = false, left = 0, right = steps.length - 1;
+  let graph = null, before = null, after = null, listChanges = () => {}, current = steps.length - 1, constants = false, left = 0, right = steps.length - 1;
 
   function state(index) { if (!states.has(index)) states.set(index, new State(index)); return states.get(index); }
   const byId = id => document.getElementById(id);
@@ -52,8 +52,13 @@ const Page = (() => {
   function openCompare() {
     const open = new Set();
     const mirror = other => item => { other().layout.kept.clear(); other().draw(); };
-    before = new GraphView(byId("pane-before"), { open, onselect: () => {}, ontoggle: mirror(() => after) });
-    after = new GraphView(byId("pane-after"), { open, onselect: () => {}, ontoggle: mirror(() => before) });
+    const onselect = (item, view) => {
+      if (!item) { listChanges(); return; }
+      details(byId("changes"), item, view);
+      byId("changes").prepend(make("button", { onclick: () => view.select(null) }, "Back to what differs"));
+    };
+    before = new GraphView(byId("pane-before"), { open, onselect, ontoggle: mirror(() => after) });
+    after = new GraphView(byId("pane-after"), { open, onselect, ontoggle: mirror(() => before) });
     before.colour = after.colour = "change";
     const choose = (value, change) => make("select", { onchange: event => { change(+event.target.value); compare(); } }, steps.map((step, index) => make("option", { value: index, selected: index === value ? "" : null }, (index ? "after " : "") + step.pass)));
     byId("compare-bar").append(make("label", {}, "Before ", choose(left, index => { left = index; })), make("label", {}, "After ", choose(right, index => { right = index; })), make("span", { class: "small", id: "compare-note" }), make("span", { class: "space" }), make("button", { onclick: () => { open.clear(); before.refold(); after.refold(); fitBoth(); } }, "Fold all"));
@@ -73,7 +78,8 @@ const Page = (() => {
     after.title.textContent = `after ${steps[right].pass}: ${steps[right].nodes.toLocaleString("en")} nodes`;
     const count = kind => changes.reduce((sum, one) => sum + (one === kind), 0).toLocaleString("en");
     byId("compare-note").textContent = `${count(ADDED)} added, ${count(REMOVED)} removed, ${count(REWIRED)} rewired; copies of one node are one node`;
-    changeList(byId("changes"), a, b, changes, (id, kind) => { if (kind !== ADDED) before.reveal(id); if (kind !== REMOVED) after.reveal(id); (kind === ADDED ? before : after).refold(); });
+    listChanges = () => changeList(byId("changes"), a, b, changes, (id, kind) => { if (kind !== ADDED) before.reveal(id); if (kind !== REMOVED) after.reveal(id); (kind === ADDED ? before : after).refold(); });
+    listChanges();
   }
 
   function search(text) {

@@ -48,6 +48,13 @@ class Group extends Item {
   items(tree) { if (!this._items) this._items = grouped(this, this.members, tree, true); return this._items; }
 }
 
+const DEEPEST = 60;
+/* The scopes of a name, as far as they are drawn inside each other. */
+function scopeName(name) {
+  let end = -1;
+  for (let depth = 0; depth < DEEPEST; depth++) { const next = name.indexOf("/", end + 1); if (next < 0) break; end = next; }
+  return end < 0 ? "" : name.slice(0, end);
+}
 const lastName = name => name.slice(name.lastIndexOf("/") + 1) || name;
 const base = label => label.replace(/_?\d+$/, "");
 
@@ -105,8 +112,7 @@ class Tree {
       return scope;
     };
     for (const id of state.ids) {
-      const name = state.names[id], cut = name.lastIndexOf("/");
-      const scope = find(cut < 0 ? "" : name.slice(0, cut));
+      const scope = find(scopeName(state.names[id]));
       scope.leaves.push(id);
       this.scopeOf.set(id, scope);
       for (let one = scope; one; one = one.parent) one.count++;
