@@ -2,13 +2,17 @@
 
 before   c = Tanh(b)                        dc = TanhGrad(c, dd)
 after    c = Tanh(b);  c' = Tanh(b) ^dd     dc = TanhGrad(c', dd)        c' is c: same op, attributes and operands
+
+What is offloaded goes through Snapshots, which are what they read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from autograph_rewrite.errors import VerifyError
 from autograph_rewrite.ir.attr_inference import ORIGIN_ATTR, PASS_ATTR
-from autograph_rewrite.ir.graph import Graph, Node
+from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types.opdefs import get_op
 
@@ -22,14 +26,18 @@ def check_recomputed(before: Graph, after: Graph) -> None:
         VerifyError: a node is gone, changed, or reads another value; a copy has an effect, or is of something else.
     """
     origins: dict[str, str] = {}
+    moved: dict[str, tuple[str, int]] = {}
     for node in topological_order(after):
         original = before.nodes.get(node.name)
+        if original is None and node.op == "Snapshot":
+            moved[node.name] = _read(node.inputs[0], origins, moved)
+            continue
         if original is None:
             original = _original(before, node)
             origins[node.name] = original.name
         if node.op != original.op or _attrs(node) != _attrs(original) or node.device != original.device:
             raise VerifyError(f"'{node.name}' is not what '{original.name}' is", node=node)
-        reads = [(origins.get(value.node.name, value.node.name), value.index) for value in node.inputs]
+        reads = [_read(value, origins, moved) for value in node.inputs]
         if reads != [(value.node.name, value.index) for value in original.inputs]:
             raise VerifyError(f"'{node.name}' does not read what '{original.name}' read", node=node)
     gone = [name for name in before.nodes if name not in after.nodes]
@@ -39,6 +47,12 @@ def check_recomputed(before: Graph, after: Graph) -> None:
         lost = {one.name for one in node.controls} - {one.name for one in after.nodes[name].controls}
         if lost:
             raise VerifyError(f"'{name}' no longer waits for '{min(lost)}'", node=after.nodes[name])
+
+
+def _read(value: Value, origins: Mapping[str, str], moved: Mapping[str, tuple[str, int]]) -> tuple[str, int]:
+    """Return which value of the graph before a value is: of a copy, the original's; of what is moved, what that is."""
+    name = value.node.name
+    return moved.get(name, (origins.get(name, name), value.index))
 
 
 def _original(before: Graph, copy: Node) -> Node:

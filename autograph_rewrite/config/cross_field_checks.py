@@ -195,10 +195,12 @@ def shardings_say_one_thing(config: Config) -> Iterator[Clash]:
 
 
 def remat_names_go_with_their_policy(config: Config) -> Iterator[Clash]:
-    """`names` and `scopes` are read by one policy each."""
+    """`names` and `scopes` are read by one policy each, and `names` by `offload`, too."""
+    if config.remat.offload == "names" and not config.remat.names:
+        yield Clash(("remat", "offload"), "remat.offload: names needs remat.names", "list patterns of tensors")
     for key, what in (("names", "tensors to keep"), ("scopes", "name scopes to compute again")):
         given = getattr(config.remat, key)
-        if given and config.remat.policy != key:
+        if given and config.remat.policy != key and config.remat.offload != key:
             message = f"remat.{key} is read by the policy '{key}', not by '{config.remat.policy}'"
             yield Clash(("remat", key), message, f"set remat.policy to {key}")
         if config.remat.policy == key and not given:

@@ -178,6 +178,9 @@ class Remat(Section):
     """Patterns of the name scopes that are computed again, each by itself, for the policy `scopes`."""
     stages: tuple[Natural, ...] = ()
     """With `pipeline`: the stages in which something is computed again; left out: all."""
+    offload: Literal["none", "names", "auto"] = "none"
+    """What goes from an accelerator to the host's memory until gradients need it: nothing, what `names` match, or what
+    is kept for what is computed again (auto; with the policy none, what gradients read)."""
 
 
 AFTER = ("eliminate-dead-code", "propagate", "split-draws", "decompose", "place-reductions")

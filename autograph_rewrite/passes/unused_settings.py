@@ -253,7 +253,9 @@ READERS: Mapping[str, Reader] = MappingProxyType(
         "accumulation.form": _with_micro,
         "accumulation.layout": _with_micro,
         "accumulation.uneven": _with_micro,
-        **dict.fromkeys(("remat", *(f"remat.{key}" for key in ("policy", "names", "scopes", "stages"))), read),
+        **dict.fromkeys(
+            ("remat", *(f"remat.{key}" for key in ("policy", "names", "scopes", "stages", "offload"))), read
+        ),
         **dict.fromkeys(("passes", "passes.file", "passes.after"), read),
         "memory_limit": _memory_limit,
         "mesh": read,

@@ -68,16 +68,18 @@ class OwnPass(_message.Message):
     def __init__(self, name: _Optional[str] = ..., after: _Optional[str] = ..., code: _Optional[str] = ...) -> None: ...
 
 class Remat(_message.Message):
-    __slots__ = ("policy", "names", "scopes", "stages")
+    __slots__ = ("policy", "names", "scopes", "stages", "offload")
     POLICY_FIELD_NUMBER: _ClassVar[int]
     NAMES_FIELD_NUMBER: _ClassVar[int]
     SCOPES_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
+    OFFLOAD_FIELD_NUMBER: _ClassVar[int]
     policy: str
     names: _containers.RepeatedScalarFieldContainer[str]
     scopes: _containers.RepeatedScalarFieldContainer[str]
     stages: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, policy: _Optional[str] = ..., names: _Optional[_Iterable[str]] = ..., scopes: _Optional[_Iterable[str]] = ..., stages: _Optional[_Iterable[int]] = ...) -> None: ...
+    offload: str
+    def __init__(self, policy: _Optional[str] = ..., names: _Optional[_Iterable[str]] = ..., scopes: _Optional[_Iterable[str]] = ..., stages: _Optional[_Iterable[int]] = ..., offload: _Optional[str] = ...) -> None: ...
 
 class Pipeline(_message.Message):
     __slots__ = ("stages", "devices", "schedule", "boundaries", "names", "assign")

@@ -110,14 +110,15 @@ def _pipeline(config: Config, replicas: int) -> messages.Pipeline | None:
 
 def _remat(item: ItemLike, config: Config) -> messages.Remat | None:
     section = config.remat
+    offload = "" if section.offload == "none" else section.offload
     nodes = item.graph.nodes.values()
     if "policy" not in section.model_fields_set and has_segments((node.name, node.attrs) for node in nodes):
-        return messages.Remat("marked", stages=section.stages)
+        return messages.Remat("marked", section.names, stages=section.stages, offload=offload)
     policy, _, size = section.policy.partition(":")
-    if policy == "none":
+    if policy == "none" and not offload:
         return None
     stated = f"budget:{read_size(size)}" if policy == "budget" else section.policy
-    return messages.Remat(stated, section.names, section.scopes, section.stages)
+    return messages.Remat(stated, section.names, section.scopes, section.stages, offload)
 
 
 def job_devices(config: Config) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from autograph_rewrite.passes.pipeline_parallel.early_sends import tell_ready
 from autograph_rewrite.passes.pipeline_parallel.placement import complete_stages, place_stages
 from autograph_rewrite.passes.pipeline_parallel.schedule import schedule_stages
 from autograph_rewrite.plan.replica_devices import HOST, run_devices
+from autograph_rewrite.resolve.remat.offloaded import OFFLOAD_ATTR
 from autograph_rewrite.resolve.stages.assignment import Stages
 from autograph_rewrite.resolve.stages.colocation import follow, require_beside, stay_at_tables
 
@@ -31,6 +32,7 @@ def place_instances(context: Context, stages: Stages | None) -> ReplicaLayout:
     micro = 1 if plan.looped else plan.microbatches
     devices = run_devices(plan, context.task)
     stay_at_tables(graph, pinned_devices, _host(devices[0]))
+    pinned_devices.update((node, _host(devices[0])) for node in graph if OFFLOAD_ATTR in node.attrs)
     if stages is None or plan.pipeline is None:
         order = sequence_micro_batches(graph, micro)
         if plan.looped:

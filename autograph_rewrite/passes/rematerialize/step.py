@@ -12,7 +12,9 @@ from autograph_rewrite.analysis.empty_lists import future_splits
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.ir.types.device_names import parse
 from autograph_rewrite.passes.base.rewriting import Rewrite
+from autograph_rewrite.passes.rematerialize.offload import offload
 from autograph_rewrite.passes.rematerialize.rewrite import rematerialize
 from autograph_rewrite.passes.rematerialize.within_budget import recompute_within
 from autograph_rewrite.plan.parts.messages import STEP, Remat
@@ -21,6 +23,7 @@ from autograph_rewrite.resolve import reshard_edges
 from autograph_rewrite.resolve.remat.activations import Activations, find_activations
 from autograph_rewrite.resolve.remat.decide import nested_segments, segments_of
 from autograph_rewrite.resolve.remat.decision import Decision, Left, first_of_each
+from autograph_rewrite.resolve.remat.offloaded import values_to_offload
 from autograph_rewrite.resolve.remat.policies import by_stage, nested_parts, parts_of
 from autograph_rewrite.resolve.spans import differs_by_replica
 from autograph_rewrite.resolve.stages.assignment import forward_stages
@@ -29,6 +32,8 @@ from autograph_rewrite.resolve.wire_types import sizes_of
 
 STATED = ("names", "collection", "scopes", "marked")
 """Policies that say themselves what is computed again."""
+ON_HOST = "nothing is offloaded: all devices are CPUs, whose memory is the host's"
+SEVERAL = "nothing is offloaded: stages in several processes have several hosts"
 NOTHING = "nothing is computed again: no gradient reads what this policy would compute again, or all of them at once"
 
 
@@ -54,7 +59,14 @@ def recompute(rewrite: Rewrite, remat: Remat) -> tuple[Decision, Propagation]:
     exchanged = [graph.value(edge.value) for edge in resolved.edges]
     acts = find_activations(state, forward, trained, exchanged)
     if remat.limit is not None:
-        return recompute_within(rewrite, acts, resolved, remat)
+        decision, state = recompute_within(rewrite, acts, resolved, remat)
+    else:
+        decision, state = _by_policy(acts, resolved, remat)
+    return _offload(rewrite, replace(acts, state=state), decision, remat) if remat.offload else (decision, state)
+
+
+def _by_policy(acts: Activations, resolved: Plan, remat: Remat) -> tuple[Decision, Propagation]:
+    """Compute again what the policy says."""
     parts, inner = parts_of(acts, remat), nested_parts(acts, remat)
     if resolved.pipeline is not None:
         stages = _stages(acts, resolved)
@@ -63,9 +75,24 @@ def recompute(rewrite: Rewrite, remat: Remat) -> tuple[Decision, Propagation]:
     segments = [replace(one, inside=tuple(nested_segments(acts, one, inner))) for one in segments]
     decision, state = rematerialize(acts, segments)
     left = first_of_each((*wasted, *decision.left))
-    if not decision.segments:
+    if not decision.segments and remat.policy != "none":
         left = (*left, Left("remat.policy", NOTHING))
     return replace(decision, left=left), state
+
+
+def _offload(rewrite: Rewrite, acts: Activations, decision: Decision, remat: Remat) -> tuple[Decision, Propagation]:
+    """Move values to the host's memory, if that is another one."""
+    plan = rewrite.plan
+    if all(is_host(device) for device in plan.devices) or len(plan.stage_hosts) > 1:
+        reason = SEVERAL if len(plan.stage_hosts) > 1 else ON_HOST
+        return replace(decision, left=(*decision.left, Left("remat.offload", reason))), acts.state
+    done, left, state = offload(acts, values_to_offload(acts, remat, decision.segments))
+    return replace(decision, left=(*decision.left, *first_of_each(left)), offloaded=tuple(done)), state
+
+
+def is_host(device: str) -> bool:
+    """Return whether the memory of a device is the host's."""
+    return parse(device).kind == "CPU"
 
 
 def _stages(acts: Activations, resolved: Plan) -> dict[Node, int]:

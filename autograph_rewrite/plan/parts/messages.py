@@ -76,17 +76,20 @@ class Remat:
     """What is computed again for the gradients, instead of being kept from the forward.
 
     Attributes:
-        policy: "sqrt", "hierarchical", "every:N", "names", "collection", "scopes", "save_matmuls", "budget:BYTES",
-            or "marked" (what the graph marks: `ar.recompute_grad`).
+        policy: "none", "sqrt", "hierarchical", "every:N", "names", "collection", "scopes", "save_matmuls",
+            "budget:BYTES", or "marked" (what the graph marks: `ar.recompute_grad`).
         names: patterns of what is kept (names).
         scopes: patterns of name scopes, each of which is a segment (scopes).
         stages: the stages of a pipeline in which something is computed again; empty: all.
+        offload: what goes to the host's memory until gradients need it: "names" (what the names match), "auto" (what is
+            kept), or "" (nothing).
     """
 
     policy: str
     names: tuple[str, ...] = ()
     scopes: tuple[str, ...] = ()
     stages: tuple[int, ...] = ()
+    offload: str = ""
 
     @property
     def limit(self) -> int | None:

@@ -73,11 +73,13 @@ class Decision:
         segments: in the order of the forward.
         left: what is kept all the same.
         peaks: of the step, for a policy that asks for one.
+        offloaded: values that are in the host's memory until gradients need them, by node.
     """
 
     segments: tuple[Segment, ...] = ()
     left: tuple[Left, ...] = ()
     peaks: Peaks | None = None
+    offloaded: tuple[str, ...] = ()
 
     @property
     def notes(self) -> list[tuple[str, str, str]]:
@@ -86,8 +88,10 @@ class Decision:
 
     def lines(self) -> list[str]:
         """Say it in a line or two; nothing if nothing is computed again."""
+        count = len(self.offloaded)
+        moved = [f"offloaded: {count} values are in the host's memory until gradients need them"] if count else []
         if not self.segments:
-            return []
+            return moved
         peaks = self.peaks
         nodes = sum(len(segment.nodes) for segment in self.segments)
         saved = sum(segment.saved_bytes for segment in self.segments)
@@ -96,6 +100,7 @@ class Decision:
             f"recomputed: {nodes} nodes in {len(self.segments)} segments; of one example {saved:,.0f} B less are kept, "
             f"for {flops:,.0f} FLOPs more",
             *([f"static peak of a device, {peaks.batch} examples in all: {peaks.line}"] if peaks else []),
+            *moved,
         ]
 
 

@@ -132,16 +132,25 @@ def _scopes_of(name: str) -> Iterator[str]:
 
 def _names(acts: Activations, remat: Remat) -> Parts:
     """Make a segment of each connected part of what is left when the named nodes are kept."""
-    kept: set[Node] = set()
+    return _connected(acts, {one for node in named_nodes(acts, remat) for one in (node, root_of(node))})
+
+
+def named_nodes(acts: Activations, remat: Remat) -> list[Node]:
+    """Return the nodes on the way to the loss that the names of the plan match.
+
+    Raises:
+        PlanError: a name matches none.
+    """
+    found: list[Node] = []
     matched: set[int] = set()
     for node in acts.forward:
         known = (node.name, *names_given(node.name))
         hits = {i for i, pattern in enumerate(remat.names) if any(matches(pattern, name) for name in known)}
         if hits:
             matched |= hits
-            kept |= {node, root_of(node)}
+            found.append(node)
     _require_matches(acts, remat.names, matched, "tensor")
-    return _connected(acts, kept)
+    return found
 
 
 def _collection(acts: Activations, remat: Remat) -> Parts:
@@ -189,7 +198,12 @@ def _connected(acts: Activations, kept: Collection[Node]) -> Parts:
     return {node: numbers.setdefault(find(node), len(numbers)) for node in leader}
 
 
+def _none(acts: Activations, remat: Remat) -> Parts:
+    return {}
+
+
 POLICIES: Mapping[str, Callable[[Activations, Remat], Parts]] = {
+    "none": _none,
     "sqrt": _sqrt,
     "hierarchical": _hierarchical,
     "save_matmuls": _save_matmuls,

@@ -69,6 +69,11 @@ def is_named_gradient(name: str) -> bool:
     return any(GRADIENTS.fullmatch(part) for part in name.split("/"))
 
 
+def is_copy(name: str) -> bool:
+    """Return whether a node is computed again, for the gradients."""
+    return _COPY.fullmatch(name) is not None
+
+
 def copied(name: str) -> str:
     """Return the name of which a node is a copy; of another node, its own."""
     match = _COPY.fullmatch(name)
