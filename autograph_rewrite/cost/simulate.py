@@ -230,7 +230,8 @@ def _cpu_devices(
 def _use(name: str, count: int, busy: float, buffers: list[Buffer], seconds: float, lines: bool) -> DeviceUse:
     variables = sum(buffer.nbytes for buffer in buffers if buffer.kept and buffer.maker is None)
     memory = liveness.over_time(buffers) if lines else ()
-    return DeviceUse(name, count, busy, liveness.peak(buffers, seconds), variables, memory=memory)
+    holders = liveness.at_peak(buffers) if lines else ()
+    return DeviceUse(name, count, busy, liveness.peak(buffers, seconds), variables, memory=memory, holders=holders)
 
 
 def _links(tasks: list[Task], topology: Topology) -> list[LinkUse]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.cost.hardware.calibrate import calibrate
 from autograph_rewrite.cost.simulate import network_of, simulate
+from autograph_rewrite.inspect.render import memory_chart
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.normalize.normalize import normalise
 from autograph_rewrite.plan.plan import Plan
@@ -16,6 +18,7 @@ from autograph_rewrite.tools.common_arguments import (
     add_batch,
     add_config,
     add_graph,
+    check_form,
     emit,
     load_graph,
     optional_plan,
@@ -30,11 +33,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config(parser, plan=True)
     add_batch(parser)
     parser.add_argument("--trace", metavar="OUT", help="write a trace for Chrome or Perfetto there (.json)")
+    parser.add_argument(
+        "--memory",
+        metavar="OUT",
+        help="write the memory of each device over time there, with and without recomputation, and who holds it at the "
+        "peak (.svg or .json)",
+    )
     parser.add_argument("--calibrate", action="store_true", help="measure this machine's CPU first (a few seconds)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Simulate one step."""
+    if args.memory is not None:
+        check_form(args.memory, (".svg", ".json"), "memory")
     item = normalise(load_graph(args))
     plan, network = optional_plan(args), None
     if plan is None:
@@ -44,6 +55,13 @@ def run(args: argparse.Namespace) -> int:
     found = simulate(item, plan, network, batch=args.batch, machine=machine)
     if args.trace is not None:
         emit(json.dumps(found.trace()), args.trace)
+    if args.memory is not None:
+        steps = {"after": found}
+        if plan.remat is not None:
+            kept = replace(plan, remat=None, edges=())
+            steps = {"before": simulate(item, kept, network, batch=args.batch, machine=machine), **steps}
+        is_data = args.memory.lower().endswith(".json")
+        emit(json.dumps(memory_chart.data(steps)) if is_data else memory_chart.to_svg(steps), args.memory)
     if args.json:
         print_json(found.data())
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
 from autograph_rewrite.cost.hardware.topology import Topology
 from autograph_rewrite.cost.pipeline.liveness import footprint
 from autograph_rewrite.cost.pipeline.parts import stage
-from autograph_rewrite.cost.pipeline.tasks import StagedStep, changes, most, schedule_of
+from autograph_rewrite.cost.pipeline.tasks import Alive, StagedStep, changes, most, schedule_of
 from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep
 from autograph_rewrite.cost.step.op_counts import OpCounts, count
 from autograph_rewrite.cost.tasks import liveness
@@ -94,8 +95,19 @@ def _devices(step: StagedStep) -> Iterator[DeviceUse]:
                 activation_bytes=most(one for one in alive if one.held and one.held.activation_of is not None),
                 gradient_bytes=step.footprint.sums(device),
                 memory=liveness.line(changes(alive), kept + fed),
+                holders=_at_peak(alive, kept, fed),
                 in_flight=sum(pipeline_schedule.in_flight(orders[slot]) for slot in slots),
             )
+
+
+def _at_peak(alive: list[Alive], kept: int, fed: int) -> liveness.Holders:
+    """Return who holds the most when most bytes are alive: parts of micro-batches, by what they made."""
+    held = Counter({"variables": kept, "inputs, constants and outputs": fed})
+    top = liveness.highest(changes(alive))
+    for one in alive:
+        if one.maker.start <= top < one.end:
+            held[one.maker.name] += one.nbytes
+    return liveness.first_holders(held)
 
 
 def _variables(step: StagedStep) -> dict[int, int]:

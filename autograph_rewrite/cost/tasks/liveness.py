@@ -5,6 +5,7 @@ TensorFlow allocates what an op makes as soon as its inputs are there, and lets 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from itertools import accumulate
 
@@ -13,6 +14,10 @@ from autograph_rewrite.cost.tasks.task import Buffer, Task
 
 POINTS = 400
 """To so many points a line of memory over time is drawn."""
+HOLDERS = 20
+"""So many of those that hold memory at the peak are named."""
+Holders = tuple[tuple[str, int], ...]
+"""Names and bytes, the most first."""
 Line = tuple[tuple[float, int], ...]
 """Seconds since the start of the step, and the bytes that are alive from then on."""
 
@@ -36,6 +41,43 @@ def over_time(buffers: Iterable[Buffer]) -> Line:
     """
     kept, lives = _lives(buffers)
     return line([change for born, freed, nbytes in lives for change in ((born, nbytes), (freed, -nbytes))], kept)
+
+
+def at_peak(buffers: Iterable[Buffer]) -> Holders:
+    """Return who holds the most when most bytes are alive: the makers of buffers, and what is always there, together.
+
+    Args:
+        buffers: of one device, after their tasks have been played.
+    """
+    buffers, held = list(buffers), Counter[str]()
+    for buffer in buffers:
+        if buffer.kept:
+            held["variables" if buffer.maker is None else "inputs, constants and outputs"] += buffer.nbytes
+    lives = [(one.maker.ready, _freed(one), one) for one in buffers if not one.kept and one.maker and one.nbytes]
+    changes = [change for born, freed, one in lives for change in ((born, one.nbytes), (freed, -one.nbytes))]
+    top = highest(changes)
+    for born, freed, one in lives:
+        if born <= top < freed and one.maker is not None:
+            held[one.maker.name] += one.nbytes
+    return first_holders(held)
+
+
+def highest(changes: Iterable[tuple[float, int]]) -> float:
+    """Return when most bytes are alive.
+
+    Args:
+        changes: when how many bytes more, or less, are alive.
+    """
+    ordered = sorted(changes)
+    alive = list(accumulate(nbytes for _, nbytes in ordered))
+    return ordered[alive.index(max(alive))][0] if alive else 0.0
+
+
+def first_holders(held: Counter[str]) -> Holders:
+    """Return those that hold most; all others together."""
+    first = held.most_common(HOLDERS)
+    others = sum(held.values()) - sum(nbytes for _, nbytes in first)
+    return (*first, (f"{len(held) - len(first)} others", others)) if others else tuple(first)
 
 
 def line(changes: Iterable[tuple[float, int]], kept: int) -> Line:

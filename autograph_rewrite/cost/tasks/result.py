@@ -24,6 +24,7 @@ class DeviceUse:
         gradient_bytes: in a pipeline, sums of gradients.
         in_flight: in a pipeline, of how many micro-batches activations are kept at most.
         memory: seconds since the start of the step, and the bytes that are alive from then on; empty without events.
+        holders: who holds how many bytes at the peak, the most first; empty without events.
     """
 
     name: str
@@ -35,6 +36,7 @@ class DeviceUse:
     gradient_bytes: int = 0
     in_flight: int = 0
     memory: tuple[tuple[float, int], ...] = ()
+    holders: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ class Simulation:
         """Return it as plain data, without the events and memory over time."""
         devices = [vars(device).copy() for device in self.devices]
         for device in devices:
-            del device["memory"]
+            del device["memory"], device["holders"]
         return {
             "step_seconds": self.step_seconds,
             "exposed_seconds": self.exposed_seconds,
