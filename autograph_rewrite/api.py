@@ -14,7 +14,7 @@ from autograph_rewrite.codecs.codec import Codec
 from autograph_rewrite.compile import Instrumentation, Job, compile_item, request, resolve_plan, with_processes
 from autograph_rewrite.config import compressor_names, user_code
 from autograph_rewrite.config.config import Config, ConfigLike
-from autograph_rewrite.errors import ConfigError
+from autograph_rewrite.errors import ConfigError, GraphError
 from autograph_rewrite.ir.gc_pause import no_garbage_collection
 from autograph_rewrite.item import GraphItem, RewrittenTrace
 from autograph_rewrite.normalize.normalize import normalise_original
@@ -262,7 +262,7 @@ def report(
         The path of the file.
 
     Raises:
-        RewriteError: the graph cannot be rewritten so; nothing is written then.
+        RewriteError: the graph cannot be rewritten so, or has been already; nothing is written then.
     """
     from autograph_rewrite.inspect.report.build import Shown, is_rewritten, report_page
     from autograph_rewrite.inspect.report.graph_states import GraphStates
@@ -272,6 +272,9 @@ def report(
     plan = new.report.plan if new.report is not None else given if isinstance(given, Plan) else None
     states = GraphStates()
     if original is new and (new.report is not None or is_rewritten(new.graph)):
+        if isinstance(given, Config):
+            hint = "give the original with the configuration; or this one alone, or with its plan"
+            raise GraphError("this graph is distributed already", hint=hint)
         states.keep("graph", new.graph, new.placements)
         shown = Shown(states, None, new, plan, batch=batch)
     elif original is new and given is None:

@@ -278,6 +278,7 @@ def test_reading_verbs_do_not_import_tensorflow(
         monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": addresses}, "task": task}))
     lines = [line.split() for line in READING_VERBS]
     lines.append(["rewrite", "item.ar", "--config", "config.yaml", "-o", "new.pb"])
+    lines.append(["report", "item.ar", "--config", "config.yaml"])
     code = (
         "import sys; from autograph_rewrite.tools.cli import main\n"
         f"for line in {lines}: assert main(line) == 0, line\n"
@@ -286,3 +287,29 @@ def test_reading_verbs_do_not_import_tensorflow(
     ran = fresh_python(code)
     assert ran.returncode == 0, ran.stderr
     assert ran.stderr.splitlines()[-1] == "False"
+
+
+def test_report_writes_one_page(call: Call, folder: Path) -> None:
+    code, out, err = call("report item.ar --config config.yaml -o page.html")
+    assert (code, err) == (0, "")
+    assert out.startswith("page.html: ")
+    assert Path("page.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert json.loads(call("report mirrored.ar --json")[1])["out"] == "report.html"
+    assert files(folder) >= {"page.html", "report.html"}
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("report item.ar -o page.txt", "name it .html"),
+        ("report item.ar -o nowhere/page.html", "cannot write 'nowhere/page.html'"),
+        ("report item.ar --config missing.yaml -o page.html", "missing.yaml"),
+        ("report mirrored.ar --config config.yaml -o page.html", "distributed already"),
+    ],
+)
+def test_a_report_that_cannot_be_made_leaves_no_file(call: Call, folder: Path, line: str, told: str) -> None:
+    before = files(folder)
+    code, _, err = call(line)
+    assert code == 2
+    assert told in err
+    assert files(folder) == before

@@ -12,6 +12,7 @@ from autograph_rewrite.inspect.report import overview, tables
 from autograph_rewrite.inspect.report.graph_states import GraphStates
 from autograph_rewrite.inspect.report.html_file import page
 from autograph_rewrite.inspect.report_view import account_of
+from autograph_rewrite.inspect.summary import summarise
 from autograph_rewrite.ir.graph import PASS_ATTR, Graph
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.plan.plan import Plan
@@ -52,6 +53,7 @@ def report_data(shown: Shown) -> dict[str, Any]:
     """Return what the page shows, as plain data by view; docs/report.md has the schema."""
     item, new, plan = shown.original or shown.new, shown.new, shown.plan
     assert item is not None
+    found = summarise(item)
     told = new is not None and new.report is not None
     notes = [NO_SNAPSHOTS] if new is not None and len(shown.states.steps) == 1 else []
     notes += [NO_PLAN] if new is not None and plan is None else []
@@ -59,7 +61,7 @@ def report_data(shown: Shown) -> dict[str, Any]:
     return {
         "overview": {
             "schema": SCHEMA,
-            "graph": overview.overview(item),
+            "graph": overview.of_graph(found),
             "rewrite": overview.of_rewrite(account_of(new, shown.batch)) if told and new is not None else None,
             "batch": plan.batch if plan is not None else 0,
             "notes": [*notes, problem] if problem else notes,
@@ -67,7 +69,7 @@ def report_data(shown: Shown) -> dict[str, Any]:
         },
         "graph": shown.states.data(),
         **{f"step-{index}": one.data() for index, one in enumerate(shown.states.steps)},
-        "variables": tables.variables(item, plan),
+        "variables": tables.variables(found.variables, plan),
         "exchanges": tables.exchanges(new, plan) if new is not None else [],
         "reshards": tables.reshards(new, plan) if new is not None and plan is not None else [],
         "step": step,

@@ -7,13 +7,12 @@ from typing import Any
 from autograph_rewrite.cost.tasks.result import Simulation
 from autograph_rewrite.inspect.explain import text_of
 from autograph_rewrite.inspect.report_view import Account
-from autograph_rewrite.inspect.summary import summarise
-from autograph_rewrite.item import GraphItem
+from autograph_rewrite.inspect.summary import Summary
 
 
-def overview(item: GraphItem) -> dict[str, Any]:
+def of_graph(found: Summary) -> dict[str, Any]:
     """Return what there is to say of a graph that is not distributed."""
-    found = summarise(item)
+    item = found.item
     return {
         "nodes": found.ops.total(),
         "ops": found.ops.most_common(12),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from autograph_rewrite.inspect.communication import meetings
 from autograph_rewrite.inspect.report_view import edges_of
-from autograph_rewrite.inspect.summary import VariableLine, summarise
+from autograph_rewrite.inspect.summary import VariableLine
 from autograph_rewrite.ir.replication import Axis
 from autograph_rewrite.ir.types import device_specs
 from autograph_rewrite.item import GraphItem
@@ -15,14 +16,13 @@ from autograph_rewrite.plan.parts.residence import Residence
 from autograph_rewrite.plan.plan import Plan
 
 
-def variables(item: GraphItem, plan: Plan | None) -> list[dict[str, Any]]:
+def variables(lines: Sequence[VariableLine], plan: Plan | None) -> list[dict[str, Any]]:
     """Return where each variable lives, what it takes there, and what the optimizer keeps beside it.
 
     Args:
-        item: the original, where it is at hand.
+        lines: of the original's summary, where that is at hand.
         plan: of its rewrite; None of a graph that is not distributed.
     """
-    lines = summarise(item).variables
     sizes = {line.name: line.bytes for line in lines}
     return [_variable(line, plan, sizes) for line in lines if line.slot_of is None or line.slot_of not in sizes]
 
