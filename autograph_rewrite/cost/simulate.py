@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from autograph_rewrite.analysis.facts.concrete_sizes import EXAMPLES, Sizes
 from autograph_rewrite.config.config import Config, ConfigLike
@@ -157,7 +158,7 @@ def _in_stages(
         exchanges=used.exchanges,
         replicas=plan.replicas,
         batch=sizes.batch,
-        events=tuple(_events(tasks)),
+        events=tuple(_events(tasks, used.step.places)),
         notes=notes,
     )
 
@@ -274,9 +275,15 @@ def _exposed(tasks: list[Task], lanes: set[str]) -> float:
     return exposed
 
 
-def _events(tasks: list[Task]) -> list[Event]:
+def _events(tasks: list[Task], places: Mapping[int, str] = MappingProxyType({})) -> list[Event]:
+    """Return what happens on each lane; where several devices share one, by the device.
+
+    Args:
+        tasks: as they were played.
+        places: devices of tasks, by the identity of the task.
+    """
     found = [
-        Event(task.name, lane, task.start, held, task.kind)
+        Event(task.name, places.get(id(task), lane), task.start, held, task.kind)
         for task in tasks
         for lane, held in task.holds.items()
         if held

@@ -269,6 +269,9 @@ def test_the_verb_prints_stages(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "bubble" in printed
     events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     assert {"F0@0", "B3@1"} <= {event["name"] for event in events if event["ph"] == "X"}
+    found = ar.simulate(item, ar.build_plan(item, str(tmp_path / "c.yaml")), batch=64)
+    lanes = {event.name: event.lane for event in found.events}
+    assert (lanes["F0@0"], lanes["F0@1"]) == tuple(device.name for device in found.devices)  # which share the cores
     assert cli.main(["simulate", *options, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [device["in_flight"] for device in found["devices"]] == [2, 1]

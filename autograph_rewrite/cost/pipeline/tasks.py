@@ -193,6 +193,11 @@ class StagedStep:
         """Return the number of the device that runs a task."""
         return self.staged.device((key[0], key[2])) if key[0] in (FORWARD, BACKWARD) else key[2]
 
+    @property
+    def places(self) -> dict[int, str]:
+        """The device of each task that computes, by the identity of the task: on CPUs, several share one lane."""
+        return {id(task): short(self.devices[key[3]][self.runs_on(key)]) for key, task in self.tasks.items()}
+
     def _at(self, part: Part, replica: int) -> str:
         return self.devices[replica][self.staged.device(part)]
 

@@ -7,13 +7,15 @@ function showTimeline(view) {
   if (!step || !step.events.start.length) { view.append(make("p", { class: "hint" }, Data.get("overview").no_step || "The simulation has no events.")); return; }
   const events = step.events, end = step.step_seconds * 1e6;
   const lanes = events.lanes.map(name => ({ name, free: [], events: [] }));
+  const byNumber = [...lanes];
   for (let i = 0; i < events.start.length; i++) {
-    const lane = lanes[events.lane[i]];
+    const lane = byNumber[events.lane[i]];
     let row = lane.free.findIndex(free => free <= events.start[i] + 1e-6);
     if (row < 0) { row = lane.free.length; lane.free.push(0); }
     lane.free[row] = events.start[i] + events.seconds[i];
     lane.events.push([i, Math.min(row, MAX_ROWS - 1)]);
   }
+  lanes.sort((a, b) => a.name < b.name ? -1 : 1);
   let top = 30;
   for (const lane of lanes) { lane.rows = Math.min(MAX_ROWS, lane.free.length); lane.top = top; top += lane.rows * ROW + LANE_GAP; }
   const device = name => step.devices.find(one => one.name === name);
