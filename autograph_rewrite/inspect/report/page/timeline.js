@@ -23,7 +23,7 @@ function showTimeline(view) {
   const exchange = events.kinds.indexOf("exchange");
   let from = 0, to = end;
   view.append(make("h2", {}, `Predicted step: ${seconds(step.step_seconds)} for ${step.batch.toLocaleString("en")} examples on ${several(step.replicas, "replica")}; ${seconds(step.exposed_seconds)} only communicate`),
-    make("div", { class: "legend inline" }, make("span", {}, swatch("#4477aa"), "compute"), make("span", {}, swatch("#e8590c"), "exchange"),
+    make("div", { class: "legend inline" }, make("span", {}, swatch("#4477aa"), "compute"), events.names.some(name => BACKWARD.test(name)) ? make("span", {}, swatch("#5b8f1d"), "backward of a micro-batch") : null, make("span", {}, swatch("#e8590c"), "exchange"),
       ...step.devices.map(one => make("span", {}, `${one.count > 1 ? one.count + " × " : ""}${one.name}: busy ${seconds(one.busy_seconds)}`)),
       make("button", { onclick: () => { from = 0; to = end; draw(); } }, "Whole step")),
     canvas, tip, ...step.notes.map(note => make("p", { class: "hint" }, note)),
@@ -54,7 +54,7 @@ function showTimeline(view) {
         if (x2 < LEFT || x1 > width - 10 || (x2 - x1 < 0.4 && row * 1e6 + Math.floor(x1 * 2) === last)) continue;
         last = row * 1e6 + Math.floor(x1 * 2);
         const left = Math.max(LEFT, x1), right = Math.min(width - 10, x2), y = lane.top + row * ROW + 1;
-        pen.fillStyle = events.kind[i] === exchange ? "#e8590c" : PALETTE_TIMELINE[events.name[i] % PALETTE_TIMELINE.length];
+        pen.fillStyle = events.kind[i] === exchange ? "#e8590c" : BACKWARD.test(events.names[events.name[i]]) ? "#5b8f1d" : PALETTE_TIMELINE[events.name[i] % PALETTE_TIMELINE.length];
         pen.fillRect(left, y, Math.max(0.6, right - left - 0.3), ROW - 2);
         if (right - left > 46) { pen.fillStyle = "#fff"; pen.fillText(cut(lastName(events.names[events.name[i]]), right - left - 8), left + 4, y + 14); }
       }
@@ -89,4 +89,5 @@ function showTimeline(view) {
   window.addEventListener("resize", draw);
   draw();
 }
+const BACKWARD = /^B\d+@\d+/;
 const PALETTE_TIMELINE = ["#4477aa", "#3a6591", "#5588bb", "#4a7fa5", "#5b7fb0"];
