@@ -1,5 +1,6 @@
 "use strict";
 /* The simulated step: a lane for each device and link, what overlaps in rows of its own; drag to move, wheel to zoom. */
+const ROUNDED = 0.0021;  /* microseconds: starts and lengths are rounded to a thousandth */
 const ROW = 22, LANE_GAP = 26, LEFT = 168, MAX_ROWS = 8;
 
 function showTimeline(view) {
@@ -10,7 +11,7 @@ function showTimeline(view) {
   const byNumber = [...lanes];
   for (let i = 0; i < events.start.length; i++) {
     const lane = byNumber[events.lane[i]];
-    let row = lane.free.findIndex(free => free <= events.start[i] + 1e-6);
+    let row = lane.free.findIndex(free => free <= events.start[i] + ROUNDED);
     if (row < 0) { row = lane.free.length; lane.free.push(0); }
     lane.free[row] = events.start[i] + events.seconds[i];
     lane.events.push([i, Math.min(row, MAX_ROWS - 1)]);
