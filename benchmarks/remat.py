@@ -62,7 +62,23 @@ def run(effort: Effort) -> tuple[list[Figure], dict[str, Any]]:
                     f"{milliseconds(one['seconds'])} / {milliseconds(before['seconds'])}",
                 )
             )
+        figures += beside(model, found)
     return figures, details
+
+
+def beside(model: str, found: Mapping[str, Mapping[str, float]]) -> list[Figure]:
+    """Return how sqrt does beside TensorFlow's own, and how far predicted peaks are from measured ones."""
+    figures = []
+    if "recompute_grad" in found:
+        for what in ("peak", "seconds"):
+            ratio = found["sqrt"][what] / found["recompute_grad"][what]
+            figures.append(Figure(f"{model}: {what}, sqrt / recompute_grad", ratio, at_most=1.0))
+    errors = {way: abs(one["predicted"] / one["peak"] - 1) for way, one in found.items() if "predicted" in one}
+    worst = max(errors, key=lambda way: errors[way])
+    how = (
+        f"{worst}: {found[worst]['predicted'] / 2**20:,.1f} MiB predicted, {found[worst]['peak'] / 2**20:,.1f} measured"
+    )
+    return [*figures, Figure(f"{model}: predicted peak, worst error", errors[worst], at_most=0.1, how=how)]
 
 
 def measure(model: str, tiny: bool, rounds: int, seconds: float) -> dict[str, dict[str, float]]:
@@ -87,6 +103,11 @@ def measure(model: str, tiny: bool, rounds: int, seconds: float) -> dict[str, di
         steps[way] = lambda session=session: session.run(["loss", "train"], feeds)  # type: ignore[misc]
         steps[way]()
         found[way] = {"peak": median(allocated(traced(new, built, feeds), new) for _ in range(PEAKS))}
+        if way in WAYS:  # beside variables and what is fed, of which the step has no record
+            examples = next(iter(feeds.values())).shape[0]
+            step = ar.simulate(item, new.report.plan, batch=examples).devices[0]
+            fed = sum(value.nbytes for value in feeds.values())
+            found[way]["predicted"] = step.peak_bytes - step.variable_bytes - fed
     times = interleaved(steps, rounds=rounds, seconds=seconds, warm_up=2)
     for way, one in found.items():
         one["seconds"] = median(times["wall"][way])
