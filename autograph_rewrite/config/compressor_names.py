@@ -12,8 +12,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import AfterValidator, Field, WithJsonSchema
 
 from autograph_rewrite.codecs.codec import Codec
-from autograph_rewrite.config.strategy_names import own_builder
-from autograph_rewrite.diagnostics.faults import did_you_mean, either
+from autograph_rewrite.config.strategy_names import known_or_own
 from autograph_rewrite.errors import ConfigError
 
 Compressor = Literal["none", "fp16", "bf16", "fp16_ef", "bf16_ef", "topk", "powersgd", "int8_ef"]
@@ -48,12 +47,7 @@ def registered_codec(name: str) -> Codec | None:
 
 
 def _known(name: str) -> str:
-    if name in KNOWN or name in _REGISTERED or own_builder(name):
-        return name
-    known = [*KNOWN, *_REGISTERED]
-    hint = did_you_mean(name, known)
-    close = f" ({hint})" if hint.startswith("did you mean") else ""
-    raise ValueError(f"must be {either([*known, 'path/to/file.py:Class'])}, not {name!r}{close}")
+    return known_or_own(name, [*KNOWN, *_REGISTERED])
 
 
 CompressorName = Annotated[

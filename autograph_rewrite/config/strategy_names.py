@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, Field, WithJsonSchema
@@ -33,17 +34,22 @@ def own_builder(name: str) -> tuple[str, str] | None:
     return (match["file"], match["name"]) if match else None
 
 
-def _known(name: str) -> str:
-    if name in KNOWN or own_builder(name):
+def known_or_own(name: str, known: Sequence[str] = KNOWN) -> str:
+    """Return a name that is known, or that is a class of the user's own.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if name in known or own_builder(name):
         return name
-    hint = did_you_mean(name, KNOWN)
+    hint = did_you_mean(name, known)
     close = f" ({hint})" if hint.startswith("did you mean") else ""
-    raise ValueError(f"must be {either([*KNOWN, 'path/to/file.py:Class'])}, not {name!r}{close}")
+    raise ValueError(f"must be {either([*known, 'path/to/file.py:Class'])}, not {name!r}{close}")
 
 
 BuilderName = Annotated[
     str,
     Field(strict=True),
-    AfterValidator(_known),
+    AfterValidator(known_or_own),
     WithJsonSchema({"anyOf": [{"type": "string", "enum": list(KNOWN)}, {"type": "string", "pattern": r"\.py:"}]}),
 ]

@@ -10,7 +10,7 @@ runs once reads such a node, its input says which instances it takes (`Select`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -195,6 +195,12 @@ class Node:
             del node._control_users[self]
             self.graph.edits += 1
 
+    def disconnect(self) -> None:
+        """Read nothing, and wait for nothing."""
+        self.set_inputs(())
+        for control in self.controls:
+            self.remove_control(control)
+
     def __repr__(self) -> str:
         return f"<{self.op} '{self.name}'>"
 
@@ -341,11 +347,20 @@ class Graph:
                 node=node,
                 hint="rewire its readers first with replace_all_uses_with()",
             )
-        node.set_inputs(())
-        for control in node.controls:
-            node.remove_control(control)
+        node.disconnect()
         del self.nodes[node.name]
         self.edits += 1
+
+    def erase_all(self, nodes: Collection[Node]) -> None:
+        """Remove nodes that only each other read or wait for.
+
+        Raises:
+            GraphError: something else does.
+        """
+        for node in nodes:
+            node.disconnect()
+        for node in nodes:
+            self.erase(node)
 
     def replace(self, node: Node, new: Node) -> None:
         """Let `new` take the place of `node` for readers, waiters and outside names, then erase `node`.

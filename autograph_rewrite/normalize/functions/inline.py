@@ -132,10 +132,4 @@ def _sweep(graph: Graph, original: frozenset[str]) -> None:
     """Remove new nodes that nothing of the original graph needs: unread results, and arguments that bodies ignore."""
     needed = ancestors(node for node in graph if node.name in original)
     needed |= ancestors(value.node for value in graph.anchors.values())
-    dead = [node for node in graph if node not in needed]
-    for node in dead:
-        node.set_inputs(())
-        for control in node.controls:
-            node.remove_control(control)
-    for node in dead:
-        graph.erase(node)
+    graph.erase_all([node for node in graph if node not in needed])

@@ -12,12 +12,5 @@ def eliminate_dead_code(graph: Graph, roots: Iterable[Node]) -> int:
     """Remove every node that the roots do not depend on; return how many went."""
     kept = ancestors(roots)
     dead = [node for node in graph if node not in kept]
-    if not dead:
-        return 0
-    for node in dead:
-        node.set_inputs(())
-        for control in node.controls:
-            node.remove_control(control)
-    for node in dead:
-        graph.erase(node)
+    graph.erase_all(dead)
     return len(dead)

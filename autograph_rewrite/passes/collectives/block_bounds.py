@@ -264,14 +264,9 @@ class Blocks:
     @cached_property
     def restored(self) -> Value:
         """Where each example of this process's part stands once its micro-batches are joined (vector, runs once)."""
-        joined = self._context.add(
-            "ConcatV2",
-            [self.examples, self._const("line_of_examples", 0)],
-            Site(f"{SCOPE}/joined", Span.ONCE, self.source.node),
-            gather=(0,),
-            attrs={"N": self._context.local},
-        )
-        return self._once("InvertPermutation", "restored", joined.output())
+        build, line = Builder.of(self._context, self.source, SCOPE), self._const("line_of_examples", 0)
+        joined = build.gather("ConcatV2", self.examples, line, what="joined")
+        return self._once("InvertPermutation", "restored", joined)
 
     def all_rows(self, what: str, per_example: int) -> Value:
         """Return one of the vectors above in rows, where one example covers `per_example` of them."""

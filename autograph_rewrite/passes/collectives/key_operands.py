@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from autograph_rewrite.ir.graph import Value
-from autograph_rewrite.passes.base.context import Context, Site
+from autograph_rewrite.passes.base.builder import Builder
+from autograph_rewrite.passes.base.context import Context
 from autograph_rewrite.plan.parts.collective_keys import KEYS
 from autograph_rewrite.plan.parts.messages import EdgePlan
 
@@ -77,11 +78,8 @@ class Keys:
         return self._cache[key]
 
     def _key_of_size(self, row: int, near: Value) -> Value:
-        def add(op: str, inputs: list[Value], what: str) -> Value:
-            name = f"{near.node.name}/key/{what}"
-            return self._context.add(op, inputs, Site(name, near.node.span, near.node)).output()
-
-        size = add("Size", [near], "size")
-        bounded = add("BitwiseAnd", [size, self._number("mask", 2 ** (30 - self._bits) - 1, near)], "bounded")
-        spread = add("Mul", [bounded, self._number("rows", 2**self._bits, near)], "spread")
-        return add("AddV2", [spread, self._number("row", 2**30 + row, near)], "instance")
+        build = Builder.of(self._context, near, f"{near.node.name}/key")
+        size = build.op("Size", near, what="size")
+        bounded = build.op("BitwiseAnd", size, self._number("mask", 2 ** (30 - self._bits) - 1, near), what="bounded")
+        spread = build.op("Mul", bounded, self._number("rows", 2**self._bits, near), what="spread")
+        return build.op("AddV2", spread, self._number("row", 2**30 + row, near), what="instance")

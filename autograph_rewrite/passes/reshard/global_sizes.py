@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,8 @@ from autograph_rewrite.analysis.facts.placement import Fact
 from autograph_rewrite.analysis.facts.symbolic_dims import BLOCK, COMMON, Dim, Sym, is_local, is_open, segments
 from autograph_rewrite.ir.graph import Node, Span, Value
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.passes.base.context import Context, Site
+from autograph_rewrite.passes.base.builder import Builder
+from autograph_rewrite.passes.base.context import Context
 from autograph_rewrite.passes.collectives.all_reduce import reduce_between_processes
 from autograph_rewrite.passes.collectives.exchange import Exchange
 from autograph_rewrite.passes.collectives.key_operands import Keys
@@ -140,13 +142,10 @@ class _Sizes:
         context, name = self._context, f"{source.node.name}/size_{axis}"
         counts = is_local((context.state.facts[source].shape or ())[axis])
         if (source, axis) not in context.open_sizes:
-            span = source.node.span
-            shape = context.add("Shape", [source], Site(f"{name}/shape", span, source.node))
+            span, build = source.node.span, Builder.of(context, source)
+            shape = build.op("Shape", source, what=f"size_{axis}/shape")
             ends = [self._const([at], "at", np.int32) for at in (axis, axis + 1, 1)]
-            attrs = {"shrink_axis_mask": 1}
-            size = context.add(
-                "StridedSlice", [shape.output(), *ends], Site(name, span, source.node), attrs=attrs
-            ).output()
+            size = build.op("StridedSlice", shape, *ends, what=f"size_{axis}", shrink_axis_mask=1)
             if span is Span.EACH:  # where all are equal, the largest of all can be had before any of them begins
                 size = reduce_local(context, size, "sum" if counts else "max", name)
             context.open_sizes[source, axis] = size
@@ -154,20 +153,10 @@ class _Sizes:
 
     def added_up(self, edge: EdgePlan | None, keys: Keys) -> Value:
         """Return the local entries, added up over all blocks, and zeros in the place of others."""
-        context, value, name = self._context, self._value, self._value.node.name
-        dtype = dtypes.numpy_dtype(self._fact.dtype)
-        mine = context.add(
-            "Mul",
-            [value, context.const(self._local, dtype, name=f"{name}/is_local", near=value)],
-            Site(f"{name}/mine", Span.EACH, value.node),
-        )
-        counted = context.add(
-            "AddN",
-            [mine.output()],
-            Site(f"{name}/counted", Span.ONCE, value.node),
-            gather=(0,),
-            attrs={"N": context.local},
-        ).output()
+        context, value = self._context, self._value
+        build = Builder.of(context, value, span=Span.EACH)
+        mine = build.op("Mul", value, build.const(self._local, self._fact.dtype, "is_local"), what="mine")
+        counted = build.gather("AddN", mine, what="counted")
         if edge is not None and edge.lowered.crosses:
             counted = reduce_between_processes(Exchange(context, keys, edge), counted, "sum", changing=False)
         return counted
@@ -187,9 +176,8 @@ class _Sizes:
             return value
         return self._add("Cast", [value], what, DstT=self._fact.dtype)
 
-    def _add(self, op: str, inputs: list[Value], what: str, **attrs: object) -> Value:
-        name = f"{self._value.node.name}/{what}"
-        return self._context.add(op, inputs, Site(name, Span.ONCE, self._value.node), attrs=attrs or None).output()
+    def _add(self, op: str, inputs: list[Value], what: str, **attrs: Any) -> Value:
+        return Builder.of(self._context, self._value, span=Span.ONCE).op(op, *inputs, what=what, **attrs)
 
     def _const(self, content: object, what: str, dtype: object = None) -> Value:
         name = f"{self._value.node.name}/{what}"

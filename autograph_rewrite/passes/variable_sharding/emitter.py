@@ -259,9 +259,7 @@ class Emitter:
     def _erase(self, gone: Sequence[Node], erased: set[Node]) -> None:
         names = []
         for node in gone:
-            node.set_inputs(())
-            for control in node.controls:
-                node.remove_control(control)
+            node.disconnect()
             for user in node.control_users:
                 user.remove_control(node)
         for node in gone:

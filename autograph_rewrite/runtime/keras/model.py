@@ -235,7 +235,23 @@ class _StepOnData:
         return self._tf.nest.map_structure(lambda leaf: None if isinstance(leaf, optional) else leaf, data)
 
 
-class IteratorFunction:
+class _StepFunction:
+    """What a model calls in the place of a function of its own."""
+
+    _run: _StepOnData
+
+    @property
+    def items(self) -> tuple[GraphItem, ...]:
+        """The rewritten items, one per trace."""
+        return self._run.items
+
+    @property
+    def functions(self) -> tuple[DistributedFunction, ...]:
+        """What the function calls."""
+        return self._run.functions
+
+
+class IteratorFunction(_StepFunction):
     """A model's `train_function` or `test_function`: runs the step on the next batches of an iterator.
 
     Attributes:
@@ -251,16 +267,6 @@ class IteratorFunction:
         self._model = model
         self._run = run
         self._fall_back = _FallBack(model, kind) if kind != "train" else None
-
-    @property
-    def items(self) -> tuple[GraphItem, ...]:
-        """The rewritten items, one per trace."""
-        return self._run.items
-
-    @property
-    def functions(self) -> tuple[DistributedFunction, ...]:
-        """What the function calls."""
-        return self._run.functions
 
     @property
     def state(self) -> Any:
@@ -293,7 +299,7 @@ class IteratorFunction:
         return self._fall_back.function(iter([data]))
 
 
-class PredictFunction:
+class PredictFunction(_StepFunction):
     """A model's `predict_function`: runs the step on a list of batches and joins the results.
 
     Attributes:
@@ -304,16 +310,6 @@ class PredictFunction:
         self._tf = tensorflow()
         self._run = run
         self._fall_back = _FallBack(model, "predict")
-
-    @property
-    def items(self) -> tuple[GraphItem, ...]:
-        """The rewritten items, one per trace."""
-        return self._run.items
-
-    @property
-    def functions(self) -> tuple[DistributedFunction, ...]:
-        """What the function calls."""
-        return self._run.functions
 
     def __call__(self, batches: Sequence[Any]) -> Any:
         """Return the predictions for all batches, in order."""
