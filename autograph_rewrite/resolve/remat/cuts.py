@@ -132,7 +132,8 @@ def nested_cuts(chain: Chain) -> tuple[list[int], list[int]]:
     """Return after how many nodes to cut, and where the parts between are cut once more when they are computed again.
 
     Then the outer cuts, the inner ones of one part, and the largest part between two of these are there together: of a
-    chain of n equal layers, three times the third root of n.
+    chain of n equal layers, three times the third root of n. Gradients begin in the last part, for which there is no
+    second time: all its cuts are outer ones.
     """
     places = candidates(chain)
     before = np.array([0.0, *(place.before for place in places), chain.total])
@@ -149,7 +150,8 @@ def nested_cuts(chain: Chain) -> tuple[list[int], list[int]]:
             again = max(sum(costs[a, b] for a, b in itertools.pairwise(one[:-1])) for one in inner)
             if (peak := kept + again + max(parts)) < best * (1 - 1e-9):
                 best = peak
-                found = [places[i - 1].at for i in outer], [places[i - 1].at for i in cuts]
+                last = [i for i in cuts if i > outer[-1]]
+                found = [places[i - 1].at for i in (*outer, *last)], [places[i - 1].at for i in cuts]
     return found
 
 

@@ -75,6 +75,17 @@ def test_less_is_kept_at_a_time_than_under_sqrt() -> None:
     assert peak_bytes(item, "hierarchical") < 0.85 * peak_bytes(item, "sqrt")
 
 
+def test_the_longer_a_chain_the_more_is_saved_by_segments_within_segments() -> None:
+    def predicted(layers: int, policy: str) -> float:
+        item = make_item(chain(layers, 16))
+        plan = ar.build_plan(item, {**ONE, "remat": {"policy": policy}})
+        return ar.simulate(item, plan, batch=512).devices[0].peak_bytes
+
+    ratios = [predicted(layers, "hierarchical") / predicted(layers, "sqrt") for layers in (32, 64, 144)]
+    assert ratios[0] > ratios[1] > ratios[2]
+    assert ratios[2] < 0.7
+
+
 def collected(h: Any) -> Mapping[str, Any]:
     """Return layers of which each third is in the collection of checkpoints."""
     for i in range(9):
