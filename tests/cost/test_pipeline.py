@@ -34,7 +34,9 @@ from autograph_rewrite.resolve.wire_types import sizes_of
 from autograph_rewrite.tools import cli
 from benchmarks.cost import allocated, traced
 from tests.passes.pipeline_parallel.test_stages import contrastive, looped
+from tests.support.recomputed import transformer
 from tests.support.staged import MODELS, inputs, staged_item, values, variable
+from tests.support.training import make_item
 
 WIDTH = 6 * 8
 """Bytes of one example's row in the perceptron."""
@@ -276,3 +278,10 @@ def test_the_verb_prints_stages(tmp_path: Path, capsys: pytest.CaptureFixture[st
     found = json.loads(capsys.readouterr().out)
     assert [device["in_flight"] for device in found["devices"]] == [2, 1]
     assert found["bubble"] > 0
+
+
+def test_sizes_that_only_some_value_of_a_micro_batch_has_do_not_let_the_reads_wait_for_it() -> None:
+    item = make_item(transformer())
+    pipeline = {"stages": 2, "microbatches": 4, "boundaries": ["block_1/add_1"]}
+    plan = ar.build_plan(item, {"devices": ["CPU:0", "CPU:1"], "pipeline": pipeline})
+    assert ar.simulate(item, plan, batch=64).step_seconds > 0

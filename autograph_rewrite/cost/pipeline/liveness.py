@@ -176,20 +176,26 @@ class _Values:
                 else:
                     self._share(value, part)
                     continue
-            if found is None or (node.span is not Span.EACH and self._is_not_read(value, part)):
+            if found is None or self._is_not_read(node, value):
                 continue
             if value.node.span is Span.EACH and node.span is not Span.EACH and self._is_sum(value):
                 found.is_sum = True
             else:
                 found.last[part] = max(at, found.last.get(part, -1))
 
-    def _is_not_read(self, value: Value, part: Part) -> bool:
+    def _is_not_read(self, node: Node, value: Value) -> bool:
         """Return whether something that runs once does not wait for the micro-batches' instances of a value.
 
         Of sizes, those of the whole batch are taken, and what is equal in all micro-batches is no more than a size.
         """
-        placement = self._staged.folded.state.source(value).placement
-        return value.node.span is Span.EACH and (part[0] == BEFORE or placement.kind == "local")
+        if node.span is Span.EACH or value.node.span is not Span.EACH:
+            return False
+        is_early = self._staged.part_of[node][0] == BEFORE
+        return is_early or self._staged.folded.state.source(value).placement.kind == "local"
+
+    def _is_base(self, node: Node, value: Value) -> bool:
+        """Return whether a node that hands a value on hands on the memory of its instances."""
+        return value in self._of and not self._is_not_read(node, value)
 
     def _is_sum(self, value: Value) -> bool:
         return self._staged.folded.state.source(value).placement.op == "sum"
@@ -229,7 +235,7 @@ class _Values:
     def _make(self, node: Node, at: int) -> None:
         counted, part = self._staged.counts[node], self._staged.part_of[node]
         if counted.hands_on:
-            base = next((self._of[value] for value in node.inputs if value in self._of), None)
+            base = next((self._of[value] for value in node.inputs if self._is_base(node, value)), None)
             if base is not None:
                 self._of |= {value: base for value, _ in counted.made}
             return

@@ -17,7 +17,7 @@ from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.rematerialize.offload import offload
 from autograph_rewrite.passes.rematerialize.rewrite import rematerialize
 from autograph_rewrite.passes.rematerialize.within_budget import recompute_within
-from autograph_rewrite.plan.parts.messages import STEP, Remat
+from autograph_rewrite.plan.parts.messages import Remat
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve import reshard_edges
 from autograph_rewrite.resolve.remat.activations import Activations, find_activations
@@ -27,7 +27,7 @@ from autograph_rewrite.resolve.remat.offloaded import values_to_offload
 from autograph_rewrite.resolve.remat.policies import by_stage, nested_parts, parts_of
 from autograph_rewrite.resolve.spans import differs_by_replica
 from autograph_rewrite.resolve.stages.assignment import forward_stages
-from autograph_rewrite.resolve.stages.forward_backward import forward_nodes
+from autograph_rewrite.resolve.stages.forward_backward import forward_nodes, trained_nodes
 from autograph_rewrite.resolve.wire_types import sizes_of
 
 STATED = ("names", "collection", "scopes", "marked")
@@ -47,7 +47,7 @@ def recompute(rewrite: Rewrite, remat: Remat) -> tuple[Decision, Propagation]:
     state, graph = rewrite.get(Propagation), rewrite.graph
     sizes = sizes_of(rewrite.job, state, rewrite.request.batch)
     resolved = reshard_edges.resolve_edges(rewrite.plan, state, rewrite.outputs, rewrite.item.variables, sizes)
-    trained = [graph.value(edge.value).node for edge in resolved.edges if edge.owner != STEP]
+    trained = trained_nodes(resolved, state)
     if remat.policy == "marked" and not trained:
         return Decision(), state
     try:

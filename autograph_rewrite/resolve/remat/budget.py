@@ -164,7 +164,7 @@ def _move_stops(search: Search, limit: int) -> None:
     plain, flops = search.look(()).peak, search.costs.flops[0, -1]
 
     def promise(choice: Choice) -> tuple[float, tuple[Part, ...]]:
-        return choice.flops / flops + max(0, choice.peak - limit) / (plain - limit), choice.parts
+        return choice.flops / flops + max(0, choice.peak - limit) / max(1, plain - limit), choice.parts
 
     looks = max(4, WORK // max(1, search.memory.work))
     waiting = [(promise(choice), choice) for choice in search.seen.values()]

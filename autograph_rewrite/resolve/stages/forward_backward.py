@@ -18,6 +18,7 @@ from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.traversal import ancestors, descendants
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.variable_ops import is_update
 from autograph_rewrite.plan.parts.messages import STEP
 from autograph_rewrite.plan.plan import Plan
 
@@ -25,6 +26,15 @@ GRADIENTS = re.compile(r"gradients(_\d+)?|gradient_tape")
 COPIES = "remat"
 """The scope of what is computed again, for the gradients: remat/<segment>/<name of the original>."""
 _COPY = re.compile(rf"{COPIES}/\d+/(.+)")
+
+
+def trained_nodes(plan: Plan, state: Propagation) -> set[Node]:
+    """Return the gradients of variables, as the edges of a plan name them.
+
+    Where replicas share their variables and gather what gradients are computed from, no edge does: it is the updates.
+    """
+    found = {state.graph.value(edge.value).node for edge in plan.edges if edge.owner != STEP}
+    return found or {node for node in descendants({one.node for one in state.whole_inputs}) if is_update(node)}
 
 
 def forward_nodes(plan: Plan, state: Propagation, outputs: Iterable[Value]) -> set[Node]:
@@ -38,7 +48,7 @@ def forward_nodes(plan: Plan, state: Propagation, outputs: Iterable[Value]) -> s
     Raises:
         PlanError: no variable is trained, or nothing tells the loss from the gradients.
     """
-    trained = {state.graph.value(edge.value).node for edge in plan.edges if edge.owner != STEP}
+    trained = trained_nodes(plan, state)
     if not trained:
         raise PlanError("no gradient of a variable was found, so there is nothing to cut into stages")
     after, batch = descendants(trained, controls=False), {value.node for value in state.whole_inputs}

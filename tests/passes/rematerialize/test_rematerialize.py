@@ -335,3 +335,23 @@ def test_a_random_graph_trains_as_it_did(
     if remat["policy"] == "names" and len(ways) < 6:
         remat = EVERY
     assert_same(item, rewritten(item, config, remat), SMALL, 1e-10)
+
+
+def test_what_replicas_have_gathered_for_gradients_is_kept_and_the_report_says_so() -> None:
+    """Of few examples, activations are smaller than gradients: replicas gather them, and no edge is a gradient's."""
+    width = 512
+
+    def forward() -> Mapping[str, Any]:
+        x, h = placeholder("x", 16, width), None
+        for i in range(9):
+            w = variable(f"w{i}", np.random.default_rng(i).normal(size=(width, width)) / width**0.5)
+            h = tf.tanh((x if h is None else h) @ w)
+        return {"loss": tf.reduce_mean((h - x) ** 2)}
+
+    item = make_item(forward, batch_inputs={"x": 0})
+    assert {edge.owner for edge in ar.build_plan(item, {**TWO, "remat": SQRT}).edges} == {"step"}
+    new = rewritten(item, TWO, SQRT)
+    assert not new.report.recomputed.segments
+    assert "nothing is computed again" in str(new.report)
+    given = [{"x": np.random.default_rng(seed).normal(size=(16, width))} for seed in (1, 2)]
+    assert_same(item, new, given)
