@@ -8,6 +8,7 @@ import pytest
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.clone import clone_into
+from autograph_rewrite.ir.gc_pause import no_garbage_collection
 from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Graph, Node, PerInstance, Select, Span, Value
 from autograph_rewrite.ir.types import dtypes
 
@@ -273,9 +274,10 @@ def test_a_chain_of_twenty_thousand_nodes_clones_in_a_second() -> None:
     for i in range(20_000):
         node = Node(graph, f"n{i}", "Neg", "", dict(attrs), b"")
         value = graph.insert(node, [value]).output()
-    start = time.process_time()
-    copy = graph.clone()
-    assert time.process_time() - start < 1
+    with no_garbage_collection():  # as passes run: else what other tests have left behind is looked through
+        start = time.thread_time()
+        copy = graph.clone()
+        assert time.thread_time() - start < 1
     assert len(copy) == 20_002
 
 
