@@ -12,20 +12,21 @@ import re
 from collections.abc import Iterable, Iterator
 
 from autograph_rewrite.ir.graph import Node
-from autograph_rewrite.ir.op_traits import ENTERS, MERGES, SWITCHES
+from autograph_rewrite.ir.variable_ops import handle_node
 
-_WRITES = re.compile(r"TensorArray(Write|Scatter|Split)V\d|StackPush(V2)?")
-_READS = re.compile(r"TensorArray(Read|Gather|Concat)V\d|StackPop(V2)?")
-_GRADIENTS = re.compile(r"TensorArrayGradV\d")
-_HANDS_ON = ENTERS | MERGES | SWITCHES | {"Identity"}
+_KINDS = {
+    "write": re.compile(r"TensorArray(Write|Scatter|Split)V\d|StackPush(V2)?"),
+    "read": re.compile(r"TensorArray(Read|Gather|Concat)V\d|StackPop(V2)?"),
+    "gradients": re.compile(r"TensorArrayGradV\d"),
+}
 
 Container = tuple[Node, bytes]
 """What makes it, and whose gradients it holds, if any."""
 
 
 @functools.cache
-def _is(kind: re.Pattern[str], op: str) -> bool:
-    return kind.fullmatch(op) is not None
+def _kind(op: str) -> str:
+    return next((kind for kind, pattern in _KINDS.items() if pattern.fullmatch(op)), "")
 
 
 def unwritten_reads(nodes: Iterable[Node]) -> Iterator[tuple[Node, str]]:
@@ -37,11 +38,12 @@ def unwritten_reads(nodes: Iterable[Node]) -> Iterator[tuple[Node, str]]:
     written: dict[Container, Node] = {}
     reads: list[Node] = []
     for node in nodes:
-        if _is(_WRITES, node.op):
+        kind = _kind(node.op)
+        if kind == "write":
             before = written.setdefault(_container(node), node)
             if node.span.is_rarer_than(before.span):
                 written[_container(node)] = node
-        elif _is(_READS, node.op):
+        elif kind == "read":
             reads.append(node)
     for read in reads:
         write = written.get(_container(read))
@@ -51,9 +53,7 @@ def unwritten_reads(nodes: Iterable[Node]) -> Iterator[tuple[Node, str]]:
 
 
 def _container(node: Node) -> Container:
-    maker, source = node.inputs[0].node, b""
-    while maker.inputs and (maker.op in _HANDS_ON or _GRADIENTS.fullmatch(maker.op)):
-        if _GRADIENTS.fullmatch(maker.op):
-            source = maker.attr("source")
-        maker = maker.inputs[0].node
+    maker, source = handle_node(node.inputs[0]), b""
+    while _kind(maker.op) == "gradients":
+        maker, source = handle_node(maker.inputs[0]), maker.attr("source")
     return maker, source

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from autograph_rewrite.analysis.empty_lists import future_splits
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.errors import PlanError
-from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.op_traits import reads_variable
 from autograph_rewrite.ir.variable_ops import handle_uses
 from autograph_rewrite.passes.base.rewriting import Rewrite
@@ -147,7 +147,7 @@ def _needs(
             kept[min(read)] += variable.nbytes
         else:
             everywhere += variable.nbytes
-    for value in dict.fromkeys(graph.value(edge.value) for edge in resolved.edges if edge.owner != STEP):
+    for value in _gradients(graph, resolved):
         kept[stages.get(value.node, 0)] += step.sizes.nbytes(acts.state.source(value))
     devices = pipeline.devices[: len(pipeline.devices) // resolved.replicas]
     schedule = "1f1b" if pipeline.schedule == "one_f_one_b" and not resolved.looped else "gpipe"
@@ -161,6 +161,11 @@ def _needs(
         )
         for number, nbytes in enumerate(kept)
     ]
+
+
+def _gradients(graph: Graph, resolved: Plan) -> list[Value]:
+    """Return the gradients of variables, each once."""
+    return list(dict.fromkeys(graph.value(edge.value) for edge in resolved.edges if edge.owner != STEP))
 
 
 def _reads(handle: Node) -> list[Value]:
@@ -197,7 +202,6 @@ def step_of(rewrite: Rewrite, state: Propagation, resolved: Plan) -> Step:
     sizes = sizes_of(rewrite.job, state, rewrite.request.batch)
     kept = variable_bytes(plan, rewrite.item.variables)
     if plan.microbatches > 1:  # each gradient has a sum beside it
-        owned = [rewrite.graph.value(edge.value) for edge in resolved.edges if edge.owner != STEP]
-        kept += sum(sizes.nbytes(state.source(value)) for value in dict.fromkeys(owned))
+        kept += sum(sizes.nbytes(state.source(value)) for value in _gradients(rewrite.graph, resolved))
     roots = (*rewrite.targets, *(value.node for value in outputs))
     return Step(tuple(dict.fromkeys(roots)), frozenset(outputs), sizes, kept)
