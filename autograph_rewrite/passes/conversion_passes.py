@@ -121,7 +121,7 @@ def _context(rewrite: Rewrite) -> Context:
 
 def _add_digests(rewrite: Rewrite) -> None:
     """Exchange digests of what the processes of a job were fed, with the sizes of their parts, and compare them."""
-    exchange_digests(rewrite.get(Context), rewrite.get(Blocks))
+    exchange_digests(rewrite.get(Context), rewrite.get(Blocks), rewrite.targets)
 
 
 def _is_in_a_job(rewrite: Rewrite) -> bool:

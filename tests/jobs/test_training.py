@@ -47,7 +47,7 @@ GRAPHS = (
 MODELS = ("fit", "callbacks", "per_worker", "resumed", "dataset")
 MORE_MODELS = ("weighted", "on_batch", "recompiled")
 THREE = ("fit", "per_worker")
-PIPELINES = ("iterator", "iterator_of_epochs", "iterator_static", "files")
+PIPELINES = ("iterator", "iterator_of_epochs", "iterator_static", "iterator_that_ends_late", "files")
 SERVED_GRAPHS = (
     "mlp_adam_mirrored",
     "mlp_adam_shared_two_devices",

@@ -1,19 +1,50 @@
 """Consistency check in the step: digests of what each process was fed, exchanged and compared by the runtime.
 
-autograph_batch/digest ──► one row with the size of the part ──► sum over the processes ──► autograph_batch/digests
+    autograph_batch/digest ──► one row with the size of the part ──► sum over the processes ──► autograph_batch/digests
+                                 ▲ waits
+    IteratorGetNext ─────────────┘
+
+Where a pipeline ends, it ends in all processes, and nobody may have begun to exchange anything in that step: whoever
+ends first leaves it, and the others would miss him instead of finding that their data end, too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from autograph_rewrite.ir.control_flow import unconditional_nodes
+from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.passes.base.anchors import DIGEST_OF_PROCESS, DIGESTS_OF_ALL
 from autograph_rewrite.passes.base.context import Context
 from autograph_rewrite.passes.collectives.block_bounds import Blocks
 
+_DRAWS = frozenset(("IteratorGetNext", "IteratorGetNextSync"))
 
-def exchange_digests(context: Context, blocks: Blocks) -> None:
-    """Keep both for the runtime, where there are several processes."""
+
+def exchange_digests(context: Context, blocks: Blocks, targets: Iterable[Node]) -> None:
+    """Keep both for the runtime, where there are several processes.
+
+    Args:
+        context: the rewrite.
+        blocks: exchanges the digests with the sizes of parts.
+        targets: what a step may be asked to do.
+    """
     if context.processes == 1:
         return
     graph = context.graph
     graph.set_anchor(DIGEST_OF_PROCESS, blocks.digest)
     graph.set_anchor(DIGESTS_OF_ALL, blocks.digests)
+    if blocks.static is None:  # sizes are measured on what was drawn
+        return
+    row = next(use.node for use in blocks.digest.uses)
+    for draw in _drawn_by_all(context, targets):
+        row.add_control(draw)
+
+
+def _drawn_by_all(context: Context, targets: Iterable[Node]) -> list[Node]:
+    """Return what every target that takes elements of iterators takes: the digest makes no step draw more."""
+    always = unconditional_nodes(context.state.order)
+    drawn = [{node for node in ancestors([target]) if node.op in _DRAWS} for target in targets]
+    common = set.intersection(*filter(None, drawn)) if any(drawn) else set()
+    return sorted(common & always, key=lambda node: node.name)

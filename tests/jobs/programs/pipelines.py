@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 from typing import Any
 
@@ -25,7 +26,25 @@ def examples(job: Job) -> Any:
     return (job.part(x), job.part(y)) if job.alone else (x, y)
 
 
-def iterator(*, mode: str, replicas: int, initializable: bool = False, static: bool = False, epochs: int = 1) -> Case:
+def found_late(job: Job, data: Any) -> Any:
+    """Return a dataset whose end all processes but the first find late."""
+
+    def is_kept(_: Any) -> Any:
+        time.sleep(0.0 if job.is_chief else 0.3)
+        return np.bool_(False)
+
+    return data.concatenate(data.take(1).filter(lambda x, y: tf.numpy_function(is_kept, [x], tf.bool)))
+
+
+def iterator(
+    *,
+    mode: str,
+    replicas: int,
+    initializable: bool = False,
+    static: bool = False,
+    epochs: int = 1,
+    late: bool = False,
+) -> Case:
     """Return the case of a graph that has its iterator inside; each epoch goes on until the data end."""
 
     def case(job: Job) -> Results:
@@ -34,6 +53,7 @@ def iterator(*, mode: str, replicas: int, initializable: bool = False, static: b
             v1.set_random_seed(5)
             data = tf.data.Dataset.from_tensor_slices(examples(job)).shuffle(7)
             data = data.batch(2 if job.alone else 4, drop_remainder=static)
+            data = found_late(job, data) if late else data
             make = v1.data.make_initializable_iterator if initializable else v1.data.make_one_shot_iterator
             source = make(data)
             x, y = source.get_next(name="next")
@@ -100,5 +120,6 @@ CASES: dict[str, Case] = {
     "iterator": iterator(mode="mirrored", replicas=1),
     "iterator_of_epochs": iterator(mode="shared", replicas=2, initializable=True, epochs=3),
     "iterator_static": iterator(mode="mirrored", replicas=1, static=True),
+    "iterator_that_ends_late": iterator(mode="mirrored", replicas=1, static=True, late=True),
     "files": files,
 }

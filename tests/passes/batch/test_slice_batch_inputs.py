@@ -12,6 +12,7 @@ import tensorflow as tf
 import autograph_rewrite as ar
 from autograph_rewrite import GraphItem
 from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.traversal import ancestors
 
 v1 = tf.compat.v1
 CLUSTER = {"devices": ["CPU:0"], "cluster": {"workers": ["a:1", "b:1", "c:1"]}}
@@ -101,3 +102,18 @@ def test_a_pipeline_that_differs_from_process_to_process_is_refused(case: str, i
 def test_a_pipeline_with_a_seed_is_taken(pipeline: Pipeline) -> None:
     ar.rewrite(item_of(pipeline, seed=1), CLUSTER, task=0)
     ar.rewrite(item_of(lambda data: data.shuffle(5, seed=1)), CLUSTER, task=0)
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_where_the_data_end_nobody_has_begun_to_exchange_anything(static: bool) -> None:
+    graph = tf.Graph()
+    with graph.as_default():
+        data = tf.data.Dataset.from_tensor_slices(np.arange(21.0)).batch(7, drop_remainder=static)
+        x = v1.data.make_one_shot_iterator(data).get_next(name="next")
+        w = v1.get_variable("w", initializer=np.float64(0), use_resource=True)
+        tf.group(w.assign_add(tf.reduce_sum(x)), name="train")
+    item = GraphItem.from_graph(graph, train_op="train", batch_inputs={"next": 0})
+    collectives = [node for node in ar.rewrite(item, CLUSTER, task=1).graph if node.op.startswith("Collective")]
+    assert len(collectives) == 2, "sizes with digests, and the gradient"
+    for node in collectives:
+        assert "next" in {one.name for one in ancestors([node])}, node
