@@ -17,10 +17,10 @@ from autograph_rewrite.ir.op_traits import MEASURES
 from autograph_rewrite.ir.traversal import descendants
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.passes.rematerialize.rewrite import FIRST
-from autograph_rewrite.passes.rematerialize.triggers import triggers_of
 from autograph_rewrite.resolve.remat.activations import Activations
 from autograph_rewrite.resolve.remat.decision import Left
 from autograph_rewrite.resolve.remat.offloaded import OFFLOAD_ATTR
+from autograph_rewrite.resolve.remat.triggers import triggers_of
 from autograph_rewrite.resolve.stages.forward_backward import COPIES, copied, is_copy
 
 

@@ -19,9 +19,9 @@ from dataclasses import replace
 from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.ir.copying import copy_node
 from autograph_rewrite.ir.graph import Graph, Node, Use
-from autograph_rewrite.passes.rematerialize.triggers import triggers_of
 from autograph_rewrite.resolve.remat.activations import Activations
 from autograph_rewrite.resolve.remat.decision import Decision, Left, Segment
+from autograph_rewrite.resolve.remat.triggers import triggers_of
 from autograph_rewrite.resolve.stages.flops import cost_of
 from autograph_rewrite.resolve.stages.forward_backward import COPIES, copied
 

@@ -24,7 +24,7 @@ from autograph_rewrite.resolve.remat.activations import Activations, find_activa
 from autograph_rewrite.resolve.remat.decide import nested_segments, segments_of
 from autograph_rewrite.resolve.remat.decision import Decision, Left, first_of_each
 from autograph_rewrite.resolve.remat.offloaded import values_to_offload
-from autograph_rewrite.resolve.remat.policies import by_stage, nested_parts, parts_of
+from autograph_rewrite.resolve.remat.policies import by_stage, parts_of
 from autograph_rewrite.resolve.spans import differs_by_replica
 from autograph_rewrite.resolve.stages.assignment import forward_stages
 from autograph_rewrite.resolve.stages.forward_backward import forward_nodes, trained_nodes
@@ -67,7 +67,7 @@ def recompute(rewrite: Rewrite, remat: Remat) -> tuple[Decision, Propagation]:
 
 def _by_policy(acts: Activations, resolved: Plan, remat: Remat) -> tuple[Decision, Propagation]:
     """Compute again what the policy says."""
-    parts, inner = parts_of(acts, remat), nested_parts(acts, remat)
+    parts, inner = parts_of(acts, remat)
     if resolved.pipeline is not None:
         stages = _stages(acts, resolved)
         parts, inner = (by_stage(one, stages, remat.stages) for one in (parts, inner))

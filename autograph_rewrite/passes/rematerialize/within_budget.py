@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from autograph_rewrite.analysis.empty_lists import future_splits
 from autograph_rewrite.analysis.propagate import Propagation
@@ -14,13 +13,12 @@ from autograph_rewrite.ir.op_traits import reads_variable
 from autograph_rewrite.ir.variable_ops import handle_uses
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.rematerialize.rewrite import rematerialize
-from autograph_rewrite.passes.rematerialize.triggers import triggers_of
 from autograph_rewrite.plan.parts.messages import STEP, Remat
 from autograph_rewrite.plan.parts.pipeline_schedule import ideal_in_flight
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve.remat.activations import Activations
 from autograph_rewrite.resolve.remat.budget import choose
-from autograph_rewrite.resolve.remat.decision import Decision, Left, Peaks, Segment, first_of_each
+from autograph_rewrite.resolve.remat.decision import Decision, Left, Peaks, Segment
 from autograph_rewrite.resolve.remat.stage_memory import StageNeeds, choose_by_stage, device_peaks
 from autograph_rewrite.resolve.remat.step_memory import Step, StepMemory, variable_bytes
 from autograph_rewrite.resolve.spans import differs_by_replica
@@ -29,20 +27,6 @@ from autograph_rewrite.resolve.wire_types import sizes_of
 
 FITS = "nothing is computed again: a step takes {peak:,} B on a device as it is, and {limit:,} B are allowed"
 ASSUMED = "the graph does not say how large the batch is: for the budget it is taken to have {batch} examples in all"
-
-
-class Fitted(NamedTuple):
-    """What was done to fit.
-
-    Attributes:
-        decision: what is computed again, and the peaks.
-        state: the placements as they are then.
-        kept: what had better be.
-    """
-
-    decision: Decision
-    state: Propagation
-    kept: tuple[Left, ...]
 
 
 def recompute_within(rewrite: Rewrite, acts: Activations, resolved: Plan, remat: Remat) -> tuple[Decision, Propagation]:
@@ -60,10 +44,10 @@ def recompute_within(rewrite: Rewrite, acts: Activations, resolved: Plan, remat:
     assert remat.limit is not None
     step = step_of(rewrite, acts.state, resolved)
     fit = _fit_stages if resolved.pipeline is not None else _fit_device
-    decision, state, kept = fit(rewrite, acts, resolved, step)
+    decision, state = fit(rewrite, acts, resolved, step)
     peaks = decision.peaks
     assert peaks is not None
-    left = first_of_each((*kept, *decision.left))
+    left = decision.left
     if not decision.segments and peaks.before <= remat.limit:
         left = (*left, Left("remat.policy", FITS.format(peak=peaks.before, limit=remat.limit)))
     if not (acts.state.semantics.batch or rewrite.request.batch):
@@ -71,7 +55,7 @@ def recompute_within(rewrite: Rewrite, acts: Activations, resolved: Plan, remat:
     return replace(decision, left=left), state
 
 
-def _fit_device(rewrite: Rewrite, acts: Activations, resolved: Plan, step: Step) -> Fitted:
+def _fit_device(rewrite: Rewrite, acts: Activations, resolved: Plan, step: Step) -> tuple[Decision, Propagation]:
     """Fit a device that has the whole model."""
     remat = resolved.remat
     assert remat is not None
@@ -82,10 +66,10 @@ def _fit_device(rewrite: Rewrite, acts: Activations, resolved: Plan, step: Step)
     after = memory.peak(_nodes(rewrite, decision.segments))
     _require_room(after, remat.limit)
     peaks = Peaks(remat.limit, memory.peak(()), after, step.sizes.batch)
-    return Fitted(replace(decision, peaks=peaks), state, choice.left)
+    return replace(decision, peaks=peaks), state
 
 
-def _fit_stages(rewrite: Rewrite, acts: Activations, resolved: Plan, step: Step) -> Fitted:
+def _fit_stages(rewrite: Rewrite, acts: Activations, resolved: Plan, step: Step) -> tuple[Decision, Propagation]:
     """Fit each device of a pipeline, whose stages hold what as many micro-batches need as are under way there."""
     remat = resolved.remat
     assert remat is not None
@@ -93,9 +77,6 @@ def _fit_stages(rewrite: Rewrite, acts: Activations, resolved: Plan, step: Step)
     stages = _stages(acts, resolved)
     needs = _needs(rewrite, acts, resolved, step, stages)
     chosen = choose_by_stage(acts, step, stages, needs, remat)
-    while stuck := _stuck(rewrite, acts, [one for stage in chosen for one in stage.choice.segments]):
-        acts = replace(acts, repeatable=acts.repeatable - stuck)
-        chosen = choose_by_stage(acts, step, stages, needs, remat)
     place = {node.name: i for i, node in enumerate(acts.forward)}
     segments = sorted((s for one in chosen for s in one.choice.segments), key=lambda s: place[s.nodes[0]])
     decision, state = rematerialize(acts, segments)
@@ -106,16 +87,7 @@ def _fit_stages(rewrite: Rewrite, acts: Activations, resolved: Plan, step: Step)
     after = max(peak for _, peak in found.values())
     _require_room(after, remat.limit)
     peaks = Peaks(remat.limit, max(peak for peak, _ in found.values()), after, step.sizes.batch)
-    return Fitted(replace(decision, peaks=peaks), state, tuple(left for one in chosen for left in one.choice.left))
-
-
-def _stuck(rewrite: Rewrite, acts: Activations, segments: Sequence[Segment]) -> frozenset[Node]:
-    """Return the nodes of segments whose gradients come first, so that there is nothing to wait for."""
-    found: set[Node] = set()
-    for nodes in _nodes(rewrite, segments):
-        if not triggers_of(acts, nodes, {use.node for node in nodes for use in acts.readers(node)}):
-            found |= set(nodes)
-    return frozenset(found)
+    return replace(decision, peaks=peaks), state
 
 
 def _stages(acts: Activations, resolved: Plan) -> dict[Node, int]:

@@ -7,7 +7,7 @@ segment 1  d again, from c                                    e is read by no gr
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.op_traits import MEASURES
@@ -27,7 +27,8 @@ def segments_of(acts: Activations, parts: Parts, *, only_saving: bool) -> tuple[
         parts: what the policy says.
         only_saving: leave out the segments without which less would be kept.
     """
-    parts = _without_draws(acts, parts)
+    inside = worth_repeating(acts, parts)
+    parts = {node: part for node, part in parts.items() if node in inside}
     kept = _kept_between(acts, parts)
     members: dict[int, list[Node]] = {}
     for node in acts.forward:
@@ -58,18 +59,15 @@ def nested_segments(acts: Activations, segment: Segment, inner: Parts) -> list[S
     return [one for nodes in members.values() if (one := _segment(acts, nodes)) is not None]
 
 
-def _without_draws(acts: Activations, parts: Parts) -> Parts:
-    """Return the numbers without what is made of kept draws alone: a mask has fewer bytes than what was drawn."""
-    made: set[Node] = set()
-    for node in acts.state.order:
-        if "Random" in node.op and node not in parts:
-            made.add(node)
-            continue
-        if any(value.node in made for value in node.inputs):
+def worth_repeating(acts: Activations, nodes: Collection[Node]) -> frozenset[Node]:
+    """Return the nodes without what is made of kept draws alone: a mask has fewer bytes than what was drawn."""
+    made = {node for node in acts.state.order if "Random" in node.op and node not in nodes}
+    for node in acts.state.order if made else ():
+        if node not in made and any(value.node in made for value in node.inputs):
             others = [value for value in node.inputs if value.node not in made and value.node.op not in MEASURES]
             if not any(acts.state.source(value).placement.differs for value in others):
                 made.add(node)
-    return {node: part for node, part in parts.items() if node not in made}
+    return frozenset(node for node in nodes if node not in made)
 
 
 def _kept_between(acts: Activations, parts: Parts) -> set[Node]:

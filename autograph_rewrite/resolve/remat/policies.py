@@ -36,16 +36,17 @@ Parts = Mapping[Node, int]
 """By node that is to be computed again, the number of its segment."""
 
 
-def parts_of(acts: Activations, remat: Remat) -> Parts:
-    """Return what a policy computes again.
+def parts_of(acts: Activations, remat: Remat) -> tuple[Parts, Parts]:
+    """Return what a policy computes again, and the parts into which that is cut then; of most policies, none.
 
     Raises:
         PlanError: it names what the graph does not have.
     """
     policy, _, number = remat.policy.partition(":")
-    if policy == "every":
-        return _every(acts, int(number))
-    return POLICIES[policy](acts, remat)
+    if policy == "hierarchical":
+        outer, inner = nested_cuts(chain_of(acts))
+        return _between(acts, outer), _between(acts, inner)
+    return _every(acts, int(number)) if policy == "every" else POLICIES[policy](acts, remat), {}
 
 
 def by_stage(parts: Parts, stages: Mapping[Node, int], wanted: Collection[int]) -> Parts:
@@ -68,15 +69,6 @@ def _every(acts: Activations, number: int) -> Parts:
 
 def _sqrt(acts: Activations, remat: Remat) -> Parts:
     return _between(acts, balanced_cuts(chain_of(acts)))
-
-
-def _hierarchical(acts: Activations, remat: Remat) -> Parts:
-    return _between(acts, nested_cuts(chain_of(acts))[0])
-
-
-def nested_parts(acts: Activations, remat: Remat) -> Parts:
-    """Return the numbers of the parts that a segment is cut into when it is computed again; of most policies, none."""
-    return _between(acts, nested_cuts(chain_of(acts))[1]) if remat.policy == "hierarchical" else {}
 
 
 def _save_matmuls(acts: Activations, remat: Remat) -> Parts:
@@ -132,7 +124,7 @@ def _scopes_of(name: str) -> Iterator[str]:
 
 def _names(acts: Activations, remat: Remat) -> Parts:
     """Make a segment of each connected part of what is left when the named nodes are kept."""
-    return _connected(acts, {one for node in named_nodes(acts, remat) for one in (node, root_of(node))})
+    return connected(acts, {one for node in named_nodes(acts, remat) for one in (node, root_of(node))})
 
 
 def named_nodes(acts: Activations, remat: Remat) -> list[Node]:
@@ -161,7 +153,7 @@ def _collection(acts: Activations, remat: Remat) -> Parts:
             f"remat.policy collection: nothing on the way to the loss is in the graph's collection '{CHECKPOINTS}'",
             hint=f"tf.compat.v1.add_to_collection('{CHECKPOINTS}', tensor) before the graph is loaded",
         )
-    return _connected(acts, {one for node in marked for one in (node, root_of(node))})
+    return connected(acts, {one for node in marked for one in (node, root_of(node))})
 
 
 def _require_matches(acts: Activations, patterns: Sequence[str], matched: Collection[int], what: str) -> None:
@@ -176,8 +168,8 @@ def _require_matches(acts: Activations, patterns: Sequence[str], matched: Collec
             )
 
 
-def _connected(acts: Activations, kept: Collection[Node]) -> Parts:
-    """Return the connected parts of the nodes that may be computed again, without those that are kept."""
+def connected(acts: Activations, kept: Collection[Node]) -> Parts:
+    """Return the connected parts of the nodes that may be computed again, without those in kept memory."""
     leader: dict[Node, Node] = {}
 
     def find(node: Node) -> Node:
@@ -187,7 +179,7 @@ def _connected(acts: Activations, kept: Collection[Node]) -> Parts:
         return node
 
     for node in acts.forward:
-        if node not in acts.repeatable or node in kept:
+        if node not in acts.repeatable or root_of(node) in kept or node in kept:
             continue
         leader[node] = node
         for value in node.inputs:
@@ -205,7 +197,6 @@ def _none(acts: Activations, remat: Remat) -> Parts:
 POLICIES: Mapping[str, Callable[[Activations, Remat], Parts]] = {
     "none": _none,
     "sqrt": _sqrt,
-    "hierarchical": _hierarchical,
     "save_matmuls": _save_matmuls,
     "scopes": _scopes,
     "names": _names,

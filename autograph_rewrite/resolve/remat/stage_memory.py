@@ -12,15 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from autograph_rewrite.analysis.work.buffers import FED, most_alive
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.graph import Node
-from autograph_rewrite.ir.op_traits import MEASURES
 from autograph_rewrite.plan.parts.messages import Remat
 from autograph_rewrite.resolve.remat.activations import Activations
-from autograph_rewrite.resolve.remat.budget import Choice, choose
+from autograph_rewrite.resolve.remat.budget import choose
+from autograph_rewrite.resolve.remat.search import Choice
 from autograph_rewrite.resolve.remat.step_memory import Step, StepMemory
 
 
@@ -63,16 +61,14 @@ class StageMemory(StepMemory):
         by_place = list(self._at)
         makers = [by_place[at] for at in self._maker]
         held_here = {self._of.get(value) for node in here for value in node.inputs}
-        counts = [maker in here or i in held_here for i, maker in enumerate(makers)]
-        self._counts = np.array(counts, dtype=np.int64)
         made = set(acts.forward)
         received = sum(self._nbytes[i] for i, one in enumerate(makers) if i in held_here and one in made - here)
         self.kept += received * _early(needs, step.sizes.micro)
-        self._made = np.array([maker in made for maker in makers], dtype=np.int64) * self._counts
+        here_alone = zip(self._nbytes, makers, strict=True)
+        self._nbytes = [n if maker in here or i in held_here else 0 for i, (n, maker) in enumerate(here_alone)]
+        self._made = {i for i, maker in enumerate(makers) if maker in made}
         self._later = [  # what gradients read, and which copies they would read instead
-            (i, moved)
-            for i, at, _, moved in self._reads
-            if by_place[at] in acts.backward and by_place[at].op not in MEASURES and by_place[at] in here
+            (i, moved) for i, at, _, moved in self._reads if by_place[at] in acts.backward and by_place[at] in here
         ]
         self._others = needs.under_way - 1
 
@@ -84,8 +80,7 @@ class StageMemory(StepMemory):
         """
         again = [list(nodes) for nodes in segments]
         born, freed, sizes = self.lifetimes(again)
-        sizes[: len(self._counts)] *= self._counts
-        held = sum(int(sizes[i] * self._made[i]) for i in self._held_between(again)) if self._others else 0
+        held = sum(self._nbytes[i] for i in self._held_between(again) & self._made) if self._others else 0
         return self.kept + most_alive(born, freed, sizes) + self._others * held
 
     def _held_between(self, segments: Iterable[Sequence[Node]]) -> set[int]:
@@ -145,7 +140,7 @@ def choose_by_stage(
         share = memories[i].kept + (room * (plain[i] - memories[i].kept) // wanted if wanted > room else room)
         part = _of_stage(acts, stages, needs.number)
         if not part.repeatable or (remat.stages and needs.number not in remat.stages):
-            found.append(StageChoice(needs, memories[i], Choice((), (), (), 0.0, plain[i])))
+            found.append(StageChoice(needs, memories[i], Choice((), 0.0, plain[i])))
             continue
         try:
             choice = choose(part, memories[i], share, remat.policy)

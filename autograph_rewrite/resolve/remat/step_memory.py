@@ -26,7 +26,10 @@ from autograph_rewrite.ir.op_traits import MEASURES
 from autograph_rewrite.ir.traversal import ancestors, dependencies
 from autograph_rewrite.item import Variable
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.resolve.remat.activations import Activations
+from autograph_rewrite.resolve.remat.activations import Activations, root_of
+
+TIMES = 500
+"""At how many times a floor is looked at, at most."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,36 @@ class StepMemory:
             self._copies(nodes, places, (made, ends, sizes))
         return np.array(made), np.array(ends), np.array(sizes, dtype=np.int64)
 
+    def floors(self, nodes: Sequence[Node]) -> tuple[Any, Any]:
+        """Return bytes that are alive at some times in any case, and what each of some nodes adds if it is kept.
+
+        Args:
+            nodes: activations; all others are taken to be computed again at no cost.
+        """
+        early, number = np.arange(len(self._at), dtype=float), {node: i for i, node in enumerate(nodes)}
+        late = early.copy()
+        for node, place in self._late.items():
+            late[self._at[node]] = place
+        early, late = np.minimum(early, late), np.maximum(early, late)
+        born = 2 * late[self._maker]
+        unread, read = 2 * early[self._maker] + 1, np.stack([np.full(len(born), np.inf), np.zeros(len(born))])
+        for i, reader, reuses, moved in self._reads:
+            end = 2 * early[reader] + 1 - reuses
+            if moved is not None and root_of(moved) in number:
+                read[:, i] = min(read[0, i], 2 * late[reader]), max(read[1, i], end)
+            else:
+                unread[i] = max(unread[i], end)
+        unread[self._held] = np.inf
+        times = np.unique(born)
+        times = times[:: len(times) // TIMES + 1, None]
+        again = ((born <= times) & (times < unread)) | ((read[0] <= times) & (times < read[1]))
+        kept = (born <= times) & (times < np.maximum(unread, read[1]))
+        by_place, added = list(self._at), np.zeros((len(nodes), len(times)))
+        for i, maker in enumerate(self._maker):
+            if (at := number.get(by_place[maker])) is not None:
+                added[at] += self._nbytes[i] * (kept[:, i].astype(float) - again[:, i])
+        return again @ np.array(self._nbytes, dtype=float), added
+
     def _copies(self, nodes: Sequence[Node], places: Any, lists: tuple[list[float], list[float], list[int]]) -> None:
         """Add the buffers of a segment's copies, and let what they read live until then."""
         born, freed, nbytes = lists
@@ -150,7 +183,7 @@ class StepMemory:
         made: Buffers = self._buffers[node]
         sources = [self._of.get(value) for value in node.inputs]
         for value, i in zip(node.inputs, sources, strict=True):
-            if i is not None:
+            if i is not None and not (node in acts.backward and node.op in MEASURES):  # these run in the forward
                 moves = node in acts.backward and value.node.op not in MEASURES
                 self._reads.append((i, self._at[node], made.reuses, value.node if moves else None))
         for j, nbytes in enumerate(made.nbytes):

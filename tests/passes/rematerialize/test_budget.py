@@ -14,8 +14,7 @@ import pytest
 import autograph_rewrite as ar
 from autograph_rewrite.errors import ConfigError, PlanError
 from autograph_rewrite.passes.rematerialize import within_budget
-from autograph_rewrite.resolve.remat import budget
-from autograph_rewrite.resolve.remat.chain_budget import Costs, Part, least_flops
+from autograph_rewrite.resolve.remat.chain_budget import Costs, least_flops
 from benchmarks.cost import allocated, traced
 from benchmarks.memory_limits import LIMITED
 from benchmarks.remat import Built
@@ -81,57 +80,6 @@ def test_on_a_long_chain_little_is_lost_by_following_some_pairs_alone(number: in
         assert best is not None
         spent, least = (sum(costs.flops[part] for part in parts) for parts in (found, best))
         assert spent <= 1.05 * least
-
-
-def uneven(layers: int, seed: int) -> Any:
-    """Return a chain whose layers differ in size."""
-    import tensorflow as tf
-
-    from tests.support.training import placeholder, variable
-
-    dice = random.Random(seed)
-    widths = [4, *(dice.choice((4, 8, 12, 16)) for _ in range(layers))]
-
-    def forward() -> Any:
-        h = placeholder("x", None, 4)
-        y = placeholder("y", None, widths[-1])
-        for i, (inner, outer) in enumerate(itertools.pairwise(widths)):
-            weights = np.random.default_rng(i).normal(size=(inner, outer)) * 0.4
-            h = tf.tanh(h @ variable(f"w{i}", weights))
-        return {"loss": tf.reduce_mean((h - y) ** 2)}
-
-    return forward
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_on_a_graph_no_other_choice_adds_less(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every set of layers is tried with the same memory of the step."""
-    real, checked = budget._by_halves, []
-
-    def compare(search: budget.Search, limit: int) -> None:
-        real(search, limit)
-        budget._move_stops(search, limit)
-        found = search.fitting(limit)
-        assert found is not None
-        other = budget.Search(search.acts, search.memory, search.places, search.costs)
-        stops = range(1, len(search.places) + 1)
-        for count in range(len(stops) + 1):
-            for kept in itertools.combinations(stops, count):
-                ends = [0, *kept, len(stops) + 1]
-                other.look(Part(a, b) for a, b in itertools.pairwise(ends) if b - a > 1)
-        best = other.fitting(limit)
-        assert best is not None
-        assert found.flops <= 1.05 * best.flops
-        checked.append(found.flops)
-
-    item = make_item(uneven(9, seed))
-    plain, least = peaks_of(item)
-    monkeypatch.setattr(budget, "_by_halves", compare)
-    for share in (0.3, 0.6, 0.9):
-        limit = int(least + share * (plain - least))
-        ar.rewrite(item, {**ONE, "remat": {"policy": f"budget:{limit}"}}, batch=512)
-    assert len(checked) == 3
-    assert all(checked)
 
 
 def peaks_of(item: ar.GraphItem, **options: Any) -> tuple[int, int]:

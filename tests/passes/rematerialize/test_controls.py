@@ -133,6 +133,6 @@ def test_a_copy_of_a_draw_would_be_another_mask(monkeypatch: pytest.MonkeyPatch)
     item = make_item(forward)
     assert_same(item, rewritten(item, ONE, EVERY), SMALL)
     monkeypatch.setattr(activations, "is_pure", lambda op: True)
-    monkeypatch.setattr(decide, "_without_draws", lambda acts, parts: parts)
+    monkeypatch.setattr(decide, "worth_repeating", lambda acts, nodes: nodes)
     with pytest.raises(VerifyError, match=r"random_uniform.* is not what"):
         rewritten(item, ONE, EVERY)
