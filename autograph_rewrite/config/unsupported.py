@@ -23,5 +23,3 @@ def unavailable(config: Config) -> Iterator[tuple[KeyPath, str]]:
         yield ("mesh", "model"), "mesh.model above 1"
     if config.sharding:
         yield ("sharding",), "sharding"
-    if config.steps_per_run > 1:
-        yield ("steps_per_run",), "steps_per_run above 1"

@@ -27,6 +27,8 @@ READS = frozenset(("ReadVariableOp", "ResourceGather", "ResourceGatherNd"))
 """Ops that take the contents of a variable, or rows of it, and leave it as it is."""
 MEASURES = frozenset(("Shape", "ShapeN", "Size", "Rank", "BroadcastGradientArgs"))
 """Ops that ask how large a value is, or compare sizes: what they make is small, and known as soon as the value is."""
+DRAWS = frozenset(("IteratorGetNext", "IteratorGetNextSync"))
+"""Ops that take the next element of an iterator, or fail where there is none."""
 PUSHES = frozenset(("ResourceAccumulatorApplyGradient",))
 """Ops that write a store of gradients, which is a resource, but no variable."""
 

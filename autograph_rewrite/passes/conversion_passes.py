@@ -28,6 +28,7 @@ from autograph_rewrite.passes.batch.pad_empty_blocks import pad_empty_blocks
 from autograph_rewrite.passes.collectives.block_bounds import Blocks
 from autograph_rewrite.passes.collectives.key_operands import Keys
 from autograph_rewrite.passes.compression.compressor_state import attach
+from autograph_rewrite.passes.emit.draw_before_writes import draw_before_writes
 from autograph_rewrite.passes.emit.exchange_digests import exchange_digests
 from autograph_rewrite.passes.emit.merge_instances import merge_instances, merge_kept, merge_targets
 from autograph_rewrite.passes.emit.order_accesses import AccessOrder, order_accesses
@@ -212,6 +213,15 @@ def _is_served_to_others(rewrite: Rewrite) -> bool:
     return _is_served(rewrite) and rewrite.get(Context).workers > 1
 
 
+def _draw_first(rewrite: Rewrite) -> None:
+    """Let every write wait for what the step draws: the step in which the data end does nothing (`steps_per_run`)."""
+    draw_before_writes(rewrite.graph, rewrite.targets)
+
+
+def _does_several_steps(rewrite: Rewrite) -> bool:
+    return rewrite.plan.steps_per_run > 1
+
+
 def _roll(rewrite: Rewrite) -> None:
     """Make the micro-batches the iterations of a loop (`form: loop`)."""
     graph, plan, slices = rewrite.graph, rewrite.plan, rewrite.get(Context).slices
@@ -244,5 +254,6 @@ CONVERSION = (
     Pass("parameter-servers", _serve, _is_served, (Context,)),
     Pass("order-accesses", _order_reads, needs=(AccessOrder,)),
     Pass("delegate-to-chief", _hand_over, _is_served_to_others, (Context,)),
+    Pass("draw-before-writes", _draw_first, _does_several_steps),
     Pass("roll-loop", _roll, _is_looped, (Context,)),
 )

@@ -54,6 +54,7 @@ class Plan:
         remat: what is computed again for the gradients; None: nothing.
         passes: those of the user's own.
         batch: the examples of all replicas together that `bytes` of the edges count; 0: nobody has said.
+        steps_per_run: how many steps one run does in a loop inside the graph; 0: one, without a loop.
         edges: empty in a request; resolved by propagation.
         source: the file that it came from, for error messages; no part of its value.
     """
@@ -77,6 +78,7 @@ class Plan:
     remat: Remat | None = None
     passes: tuple[OwnPass, ...] = ()
     batch: int = 0
+    steps_per_run: int = 0
     source: Source = field(default_factory=lambda: Source("plan"), compare=False, repr=False)
 
     @property

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Plan(_message.Message):
-    __slots__ = ("version", "id", "strategy", "graph_digest", "mesh", "devices", "mode", "semantics", "timeout_seconds", "batch_inputs", "default", "variables", "edges", "notes", "micro", "pipeline", "remat", "passes", "batch")
+    __slots__ = ("version", "id", "strategy", "graph_digest", "mesh", "devices", "mode", "semantics", "timeout_seconds", "batch_inputs", "default", "variables", "edges", "notes", "micro", "pipeline", "remat", "passes", "batch", "steps_per_run")
     class Mode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         unset: _ClassVar[Plan.Mode]
@@ -36,6 +36,7 @@ class Plan(_message.Message):
     REMAT_FIELD_NUMBER: _ClassVar[int]
     PASSES_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
+    STEPS_PER_RUN_FIELD_NUMBER: _ClassVar[int]
     version: int
     id: str
     strategy: str
@@ -55,7 +56,8 @@ class Plan(_message.Message):
     remat: Remat
     passes: _containers.RepeatedCompositeFieldContainer[OwnPass]
     batch: int
-    def __init__(self, version: _Optional[int] = ..., id: _Optional[str] = ..., strategy: _Optional[str] = ..., graph_digest: _Optional[str] = ..., mesh: _Optional[_Iterable[_Union[Axis, _Mapping]]] = ..., devices: _Optional[_Iterable[str]] = ..., mode: _Optional[_Union[Plan.Mode, str]] = ..., semantics: _Optional[_Union[Semantics, _Mapping]] = ..., timeout_seconds: _Optional[float] = ..., batch_inputs: _Optional[_Iterable[_Union[BatchInput, _Mapping]]] = ..., default: _Optional[_Union[Options, _Mapping]] = ..., variables: _Optional[_Iterable[_Union[VariableRequest, _Mapping]]] = ..., edges: _Optional[_Iterable[_Union[Edge, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., micro: _Optional[_Union[Micro, _Mapping]] = ..., pipeline: _Optional[_Union[Pipeline, _Mapping]] = ..., remat: _Optional[_Union[Remat, _Mapping]] = ..., passes: _Optional[_Iterable[_Union[OwnPass, _Mapping]]] = ..., batch: _Optional[int] = ...) -> None: ...
+    steps_per_run: int
+    def __init__(self, version: _Optional[int] = ..., id: _Optional[str] = ..., strategy: _Optional[str] = ..., graph_digest: _Optional[str] = ..., mesh: _Optional[_Iterable[_Union[Axis, _Mapping]]] = ..., devices: _Optional[_Iterable[str]] = ..., mode: _Optional[_Union[Plan.Mode, str]] = ..., semantics: _Optional[_Union[Semantics, _Mapping]] = ..., timeout_seconds: _Optional[float] = ..., batch_inputs: _Optional[_Iterable[_Union[BatchInput, _Mapping]]] = ..., default: _Optional[_Union[Options, _Mapping]] = ..., variables: _Optional[_Iterable[_Union[VariableRequest, _Mapping]]] = ..., edges: _Optional[_Iterable[_Union[Edge, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., micro: _Optional[_Union[Micro, _Mapping]] = ..., pipeline: _Optional[_Union[Pipeline, _Mapping]] = ..., remat: _Optional[_Union[Remat, _Mapping]] = ..., passes: _Optional[_Iterable[_Union[OwnPass, _Mapping]]] = ..., batch: _Optional[int] = ..., steps_per_run: _Optional[int] = ...) -> None: ...
 
 class OwnPass(_message.Message):
     __slots__ = ("name", "after", "code")

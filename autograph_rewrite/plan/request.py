@@ -52,6 +52,7 @@ def request(item: ItemLike, config: Config, *, strategy: str) -> Plan:
         pipeline=_pipeline(config, len(devices)),
         remat=_remat(item, config),
         passes=own_passes(config),
+        steps_per_run=config.steps_per_run if config.steps_per_run > 1 else 0,
     )
     return replace(plan, id=f"{strategy}-{plan.digest()[:12]}")
 

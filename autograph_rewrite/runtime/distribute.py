@@ -59,11 +59,14 @@ def distribute(
                 "a Keras model needs no specs: it is traced for the data that it is given",
                 hint="ar.distribute(model, config)",
             )
-        return distribute_keras(target, rewriter, batch_inputs=batch_inputs, job=rewriter.keras_job(batch_inputs))
+        job = rewriter.keras_job(batch_inputs)
+        return distribute_keras(target, rewriter, batch_inputs=batch_inputs, job=job, steps=rewriter.steps_per_run)
     if isinstance(target, DistributedFunction):
         name = getattr(target, "__name__", "step")
         raise GraphError(f"the function '{name}' is already distributed", hint="distribute the original function")
-    return DistributedFunction(target, rewriter, specs or None, named_specs, batch_inputs=batch_inputs)
+    return DistributedFunction(
+        target, rewriter, specs or None, named_specs, batch_inputs=batch_inputs, steps=rewriter.steps_per_run
+    )
 
 
 def traces_of(target: Any) -> tuple[RewrittenTrace, ...]:
@@ -120,6 +123,11 @@ class Rewriter:
     def member(self) -> Membership | None:
         """The place of this process in a job of several; None where there is one only."""
         return self._job.member
+
+    @property
+    def steps_per_run(self) -> int:
+        """How many steps a call, or a run, does at most."""
+        return max(1, self._job.given.steps_per_run)
 
     def _own_devices(self) -> tuple[str, ...]:
         given = self._job.given

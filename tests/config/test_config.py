@@ -94,7 +94,6 @@ def test_what_is_not_available_yet_is_refused_where_it_is_used_each_at_its_line(
 @pytest.mark.parametrize(
     ("setting", "feature"),
     [
-        ({"steps_per_run": 2}, "steps_per_run above 1"),
         (
             {
                 "remat": {"policy": "budget:1MiB"},

@@ -48,6 +48,13 @@ MODELS = ("fit", "callbacks", "per_worker", "resumed", "dataset")
 MORE_MODELS = ("weighted", "on_batch", "recompiled")
 THREE = ("fit", "per_worker")
 PIPELINES = ("iterator", "iterator_of_epochs", "iterator_static", "iterator_that_ends_late", "files")
+STEPS = (
+    "steps_of_a_session",
+    "steps_of_a_session_static",
+    "steps_of_a_session_shared",
+    "steps_of_a_function",
+    "steps_of_a_function_shared",
+)
 SERVED_GRAPHS = (
     "mlp_adam_mirrored",
     "mlp_adam_shared_two_devices",
@@ -138,6 +145,7 @@ JOBS = {
     "more_programs": Kind(3, MORE_PROGRAMS, 2, "PSLoadBalancing"),
     "program_models": Kind(2, ("two_models", "keras_adagrad"), 1, "PS"),
     "pipelines": Kind(2, PIPELINES),
+    "steps": Kind(2, STEPS),
     "pipelines of three": Kind(3, PIPELINES),
 }
 REFERENCES = {
@@ -149,6 +157,7 @@ REFERENCES = {
     "more models": MORE_MODELS,
     "programs": PROGRAMS,
     "pipelines": PIPELINES,
+    "steps": STEPS,
 }
 """What is trained alone for all jobs to be compared with: whatever their strategy is, one device computes the same."""
 LIMIT = 150
@@ -314,6 +323,11 @@ def test_models_that_share_a_job_with_servers_train_as_one_does(load: Load, case
 @pytest.mark.parametrize("case", PIPELINES)
 def test_processes_that_build_one_pipeline_train_on_it_as_one_does(load: Load, job: str, case: str) -> None:
     assert_trains_as_one(load(job), case, SINGLE_PRECISION if case == "files" else EXACT)
+
+
+@pytest.mark.parametrize("case", STEPS)
+def test_two_processes_do_several_steps_per_run_as_one_does_one_by_one(load: Load, case: str) -> None:
+    assert_trains_as_one(load("steps"), case, 1e-12)
 
 
 @pytest.mark.full

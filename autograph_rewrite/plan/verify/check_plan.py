@@ -10,7 +10,7 @@ from itertools import chain
 from autograph_rewrite.diagnostics.faults import Fault, did_you_mean, raise_if_any
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.types import device_names
-from autograph_rewrite.ir.types.device_names import DeviceNameError
+from autograph_rewrite.ir.types.device_names import DeviceNameError, parse
 from autograph_rewrite.plan.parts.graph_digest import ItemLike
 from autograph_rewrite.plan.plan import VERSION, Plan
 from autograph_rewrite.plan.verify.edges import EDGE_CHECKS, Finding
@@ -68,6 +68,18 @@ def header_is_complete(setting: Setting) -> Iterator[Finding]:
     if not plan.timeout_seconds > 0:
         message = f"timeout_seconds is {plan.timeout_seconds:g}: a collective whose peer is gone would hang"
         yield Finding(("timeout_seconds",), message, "set it above 0")
+
+
+def steps_run_in_one_process(setting: Setting) -> Iterator[Finding]:
+    """A loop of steps is in the graph of one process, with its variables."""
+    plan = setting.plan
+    if plan.steps_per_run < 0:
+        yield Finding(("steps_per_run",), f"steps_per_run is {plan.steps_per_run}", "it is at least 1; 0 means no loop")
+    if plan.steps_per_run < 2 or not (plan.stage_hosts or any(parse(home).job for home in plan.homes.values())):
+        return
+    where = "the stages are in several processes" if plan.stage_hosts else "variables are on parameter servers"
+    message = f"steps_per_run is {plan.steps_per_run}, but {where}, and worker 0 leads each step from outside"
+    yield Finding(("steps_per_run",), message, "leave steps_per_run out, or use a strategy without them")
 
 
 def devices_are_named_canonically(setting: Setting) -> Iterator[Finding]:
@@ -175,6 +187,7 @@ def variables_exist_once(setting: Setting) -> Iterator[Finding]:
 
 CHECKS: tuple[Callable[[Setting], Iterator[Finding]], ...] = (
     header_is_complete,
+    steps_run_in_one_process,
     devices_are_named_canonically,
     devices_exist,
     processes_are_alike,

@@ -160,9 +160,10 @@ class Arguments:
 
     def relaxed(self, leaves: Sequence[Leaf], paths: Sequence[str]) -> list[Leaf]:
         """Return leaves whose batch axis has any size."""
-        return [_relax(leaf, self._axis(path, leaf)) for leaf, path in zip(leaves, paths, strict=True)]
+        return [_relax(leaf, self.axis(path, leaf)) for leaf, path in zip(leaves, paths, strict=True)]
 
-    def _axis(self, path: str, leaf: Leaf) -> int | None:
+    def axis(self, path: str, leaf: Leaf) -> int | None:
+        """Return which axis of an argument counts examples; None: none does."""
         if not leaf.shape:
             return None
         named = [name for name in self._batch or () if path == name or path.startswith(f"{name}/")]

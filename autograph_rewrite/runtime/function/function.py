@@ -22,6 +22,7 @@ from autograph_rewrite.runtime.function.compressor_state import track, trackable
 from autograph_rewrite.runtime.function.mirrored_variables import Mirrors
 from autograph_rewrite.runtime.function.session_step import ServedStep
 from autograph_rewrite.runtime.function.step import Step
+from autograph_rewrite.runtime.function.steps_per_call import one_of_several
 from autograph_rewrite.runtime.session.first_batch import FirstBatch
 
 Rewrite = Callable[[GraphItem], GraphItem]
@@ -52,6 +53,7 @@ class DistributedFunction:
         trace: makes an item of the function and specs.
         telling: gives what else all workers have to be given alike in a step.
         tells: say at the first call how much of the step is divided.
+        steps: how many one call does at most; several are given in the rows of the arguments.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> DistributedFunction:
@@ -70,6 +72,7 @@ class DistributedFunction:
         trace: Trace = from_function,
         telling: Telling = nothing,
         tells: bool = True,
+        steps: int = 1,
     ) -> None:
         functools.update_wrapper(self, getattr(function, "python_function", function), updated=())
         self._tf = tensorflow()
@@ -77,7 +80,7 @@ class DistributedFunction:
         self._rewrite = rewrite
         self._batch_inputs = batch_inputs
         self._mirrors = mirrors if mirrors is not None else Mirrors()
-        self._trace, self._telling, self._tells = trace, telling, tells
+        self._trace, self._telling, self._tells, self._steps = trace, telling, tells, steps
         track(self, "state", self.state)
         self._arguments = Arguments(function, batch_inputs)
         self._run_unconverted = self._tf.autograph.experimental.do_not_convert(self._run)
@@ -108,7 +111,7 @@ class DistributedFunction:
         return self._mirrors.extra.module
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run one step."""
+        """Run one step, or with `steps_per_run` as many as the arguments have rows."""
         if self._tf.executing_eagerly():
             return self._run(args, kwargs)
         return self._run_unconverted(args, kwargs)  # autograph is not to look into this code
@@ -118,14 +121,23 @@ class DistributedFunction:
         if self._specs is not None:
             args, kwargs = self._cast(args, kwargs, *self._specs)
         flat = self._arguments.flatten(args, kwargs)
+        rows: list[bool] = []
+        if self._steps > 1:
+            flat, rows = one_of_several(
+                flat,
+                self._arguments.paths(args, kwargs),
+                self._arguments,
+                self._traces[0].leaves if self._fixed else None,
+                self._steps,
+            )
         key = (flat.structure, *flat.leaves)
         traced = self._known.get(key)
         if traced is None:
             traced = self._known[key] = self._find(flat, args, kwargs)
         tensors = self._tensors(flat)
         if not traced.first.is_done:
-            traced.first(traced.step.examples(tensors))
-        return traced.pack(traced.step(tensors))
+            traced.first(traced.step.examples(tensors, rows))
+        return traced.pack(traced.step(tensors, rows))
 
     def _cast(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], specs: tuple[Any, ...], named: Mapping[str, Any]

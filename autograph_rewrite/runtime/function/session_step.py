@@ -195,12 +195,12 @@ class ServedStep:
             self._session.run_ops(writes, feeds, alone=self._is_driven)
         return changed
 
-    def examples(self, flat: Sequence[Any]) -> int | None:
+    def examples(self, flat: Sequence[Any], _: Sequence[bool] = ()) -> int | None:
         """Return how many examples flat arguments hold, where that is known."""
         return most_examples(self._batches, flat)
 
-    def __call__(self, flat: Sequence[Any]) -> list[Any]:
-        """Run the step.
+    def __call__(self, flat: Sequence[Any], _: Sequence[bool] = ()) -> list[Any]:
+        """Run the step: one, as a plan for several per run is refused.
 
         Args:
             flat: one tensor per flat argument.

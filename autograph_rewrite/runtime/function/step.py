@@ -29,6 +29,7 @@ from autograph_rewrite.runtime.function.bound_captures import BoundCaptures, ins
 from autograph_rewrite.runtime.function.mirrored_variables import Mirrors
 from autograph_rewrite.runtime.job import tf_server
 from autograph_rewrite.runtime.native import call_by_name, function_def
+from autograph_rewrite.runtime.native.steps_loop import Stacked
 from autograph_rewrite.runtime.session.batch_sizes import check_batch_sizes
 
 
@@ -151,11 +152,12 @@ class Step:
             return Coordinator()
         return SingleProcess(Watchdog(seconds))
 
-    def __call__(self, flat: Sequence[Any]) -> list[Any]:
-        """Run the step.
+    def __call__(self, flat: Sequence[Any], rows: Sequence[bool] = ()) -> list[Any]:
+        """Run the step, or several of them in a loop inside the graph.
 
         Args:
             flat: one tensor per flat argument.
+            rows: of several steps, for each argument whether its rows are those of the steps; empty: one step.
 
         Returns:
             One tensor per flat result.
@@ -164,9 +166,10 @@ class Step:
             GraphError: batch inputs hold different numbers of examples.
             ClusterError: replicas wait for each other for ever.
         """
+        first = self._first_of(flat, rows)
         if len(self._batches) > 1:
-            self._check_batch(flat)
-        args = self._fixed.copy()
+            self._check_batch(first)
+        args, stacked = self._fixed.copy(), self._stacked(rows)
         for at, index in self._inputs:
             args[at] = flat[index]
         self._number += 1
@@ -174,11 +177,11 @@ class Step:
         if self._member is not None and self._plan is not None and not self._tf.executing_eagerly():
             tf_server.abort_when_lost(self._member, self._plan.timeout_seconds)  # nobody sees that function run
         if not self._tf.executing_eagerly():
-            return self._run_in_graph(args)
+            return self._run_in_graph(args, stacked)
         written = self._guard.before() if self._guard is not None else []
         if self._digests is not None:
-            self._tell(args, flat, written)
-        results = self._run(args)
+            self._tell(args, first, written, str(flat[rows.index(True)].shape[0]) if True in rows else "")
+        results = self._run(args, stacked)
         count = len(self.binding.outputs)
         if self._guard is not None:
             self._guard.after(results[count + (self._digests is not None) :])
@@ -186,19 +189,38 @@ class Step:
             self._coordinator.require_equal(self._account, results[count].numpy())
         return results[:count]
 
-    def _run_in_graph(self, args: list[Any]) -> list[Any]:
+    def _called(self, args: list[Any], stacked: Stacked | None, cancellation: Any = None) -> list[Any]:
+        if stacked is None:
+            return self._call(args, cancellation)
+        return self._call.looped(args, stacked, cancellation)
+
+    def _stacked(self, rows: Sequence[bool]) -> Stacked | None:
+        """Return which arguments of the function have rows; None for one step."""
+        if not rows or self._plan is None:
+            return None
+        having = {at for at, index in self._inputs if rows[index]}
+        return Stacked(tuple(at in having for at in range(len(self._fixed))), self._plan.steps_per_run)
+
+    def _first_of(self, flat: Sequence[Any], rows: Sequence[bool]) -> Sequence[Any]:
+        """Return the arguments as they are in the first step; those that hold no examples as they are in all."""
+        if True not in rows:
+            return flat
+        batches = {index for _, index, _ in self._batches}
+        return [x[0] if rows[index] and index in batches else x for index, x in enumerate(flat)]
+
+    def _run_in_graph(self, args: list[Any], stacked: Stacked | None) -> list[Any]:
         """Call the function from one that is being traced."""
         count = len(self.binding.outputs)
         if self._guard is None:
-            return self._call(args)[:count]
+            return self._called(args, stacked)[:count]
         with self._tf.control_dependencies(self._guard.in_graph()):
-            results = self._call(args)
+            results = self._called(args, stacked)
         self._guard.after(results[count + (self._digests is not None) :])
         return results[:count]
 
-    def _tell(self, args: list[Any], flat: Sequence[Any], written: Iterable[tuple[Any, Any]]) -> None:
+    def _tell(self, args: list[Any], flat: Sequence[Any], written: Iterable[tuple[Any, Any]], steps: str) -> None:
         """Send, with the step, the digest of what all workers have to be given alike."""
-        given = self._shared.given(flat)
+        given = self._shared.given(flat) | ({"the number of steps": steps} if steps else {})
         for variable, value in written:
             given[written_between(str(self._captures.names[id(variable.handle)]))] = described(value)
         told = self._telling() or Account("")
@@ -209,14 +231,14 @@ class Step:
         if given:
             args[self._digest_at] = self._told[1]
 
-    def _run(self, args: list[Any]) -> list[Any]:
+    def _run(self, args: list[Any], stacked: Stacked | None) -> list[Any]:
         """Run the function; if it fails, the mirrors are refreshed before the next step, as they may differ."""
         watchdog = self._coordinator.watchdog
         if watchdog is None or not self._tf.executing_eagerly():
-            return self._call(args)
+            return self._called(args, stacked)
         failed = True
         try:
-            results = self._call(args, watchdog.start())
+            results = self._called(args, stacked, watchdog.start())
             failed = False
         except self._tf.errors.OpError as error:
             self._coordinator.step_failed()
@@ -228,9 +250,9 @@ class Step:
             watchdog.stop(failed=failed)
         return results
 
-    def examples(self, flat: Sequence[Any]) -> int | None:
-        """Return how many examples flat arguments hold, where that is known."""
-        return most_examples(self._batches, flat)
+    def examples(self, flat: Sequence[Any], rows: Sequence[bool] = ()) -> int | None:
+        """Return how many examples flat arguments hold in one step, where that is known."""
+        return most_examples(self._batches, self._first_of(flat, rows))
 
     def _check_batch(self, flat: Sequence[Any]) -> None:
         sizes = {name: flat[index].shape[axis] for name, index, axis in self._batches}

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from autograph_rewrite.diagnostics.user_warning import warn_user
 from autograph_rewrite.errors import ClusterError, GraphError, RewriteError
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.sources.functions import from_concrete, trace
@@ -24,13 +25,18 @@ from autograph_rewrite.runtime.consensus.divergence import is_told, nothing
 from autograph_rewrite.runtime.function.function import DistributedFunction
 from autograph_rewrite.runtime.function.mirrored_variables import Mirrors
 from autograph_rewrite.runtime.keras.multi_worker import KerasJob
+from autograph_rewrite.runtime.keras.steps_per_call import stacked, taken
 
 Rewrite = Callable[..., GraphItem]
 _MADE_BY = {"train": "make_train_function", "test": "make_test_function", "predict": "make_predict_function"}
 
 
 def distribute_keras(
-    model: Any, rewrite: Rewrite, batch_inputs: Mapping[str, int | None] | None = None, job: KerasJob | None = None
+    model: Any,
+    rewrite: Rewrite,
+    batch_inputs: Mapping[str, int | None] | None = None,
+    job: KerasJob | None = None,
+    steps: int = 1,
 ) -> Any:
     """Make a compiled model train, test and predict over all replicas.
 
@@ -39,12 +45,13 @@ def distribute_keras(
         rewrite: distributes one traced item; takes `training`.
         batch_inputs: axis by argument path ("x/image").
         job: of several processes, this one's part.
+        steps: what `steps_per_execution` of the model is to be; 1: it stays as it is.
 
     Raises:
         GraphError: the model cannot be distributed.
     """
     _check(model)
-    _ModelSteps(model, rewrite, batch_inputs, job).install()
+    _ModelSteps(model, rewrite, batch_inputs, job, steps).install()
     if job is not None:
         job.install(model)
     return model
@@ -82,8 +89,14 @@ class _ModelSteps:
     """Makes the functions of one model; they share the mirrors of its variables."""
 
     def __init__(
-        self, model: Any, rewrite: Rewrite, batch_inputs: Mapping[str, int | None] | None, job: KerasJob | None
+        self,
+        model: Any,
+        rewrite: Rewrite,
+        batch_inputs: Mapping[str, int | None] | None,
+        job: KerasJob | None,
+        steps: int,
     ) -> None:
+        self._steps = steps
         self._model = model
         self._job = job
         self._rewrite = rewrite
@@ -93,6 +106,13 @@ class _ModelSteps:
 
     def install(self) -> None:
         """Give the model its new methods, and let it ask for new functions."""
+        if self._steps > 1:
+            self._model.steps_per_execution = self._steps
+            if self._job is not None:
+                warn_user(
+                    f"steps_per_run: {self._steps} steps of a model run one after another where there are several "
+                    "processes: each takes its part of a batch outside of the graph"
+                )
         for kind, method in _MADE_BY.items():
             object.__setattr__(self._model, method, self._maker(kind))
             setattr(self._model, f"{kind}_function", None)
@@ -118,7 +138,14 @@ class _ModelSteps:
         if self._model.optimizer is not self._optimizer:  # compiled anew: the old copies are of no use
             self._mirrors, self._optimizer = Mirrors(), self._model.optimizer
         run = _StepOnData(self._model, kind, self._rewrite, self._mirrors, self._batch_inputs, self._job)
-        return PredictFunction(self._model, run) if kind == "predict" else IteratorFunction(self._model, run, kind)
+        if kind == "predict":
+            return PredictFunction(self._model, run)
+        if kind == "train" and self._steps > 1 and self._model.steps_per_execution == 1:
+            warn_user(
+                f"'{self._model.name}' was compiled anew with steps_per_execution=1, so each run does one step: "
+                f"compile it with steps_per_execution={self._steps} for steps_per_run"
+            )
+        return IteratorFunction(self._model, run, kind)
 
 
 class _StepOnData:
@@ -142,7 +169,7 @@ class _StepOnData:
         self._rewrite = rewrite
         self._mirrors = mirrors
         self._batch_inputs = batch_inputs
-        self._by_form: dict[int, DistributedFunction] = {}
+        self._by_form: dict[tuple[int, int], DistributedFunction] = {}
 
     @property
     def items(self) -> tuple[GraphItem, ...]:
@@ -159,11 +186,21 @@ class _StepOnData:
         """A tf.Module of what rewriting added."""
         return self._mirrors.extra.module
 
-    def __call__(self, data: Any) -> Any:
-        """Run the step."""
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is one process, whose batches are whole."""
+        return self._job is None
+
+    def __call__(self, data: Any, steps: int = 1) -> Any:
+        """Run the step.
+
+        Args:
+            data: a batch; of several steps, one in each row.
+            steps: how many rows there are at most; 1: none.
+        """
         data = self._without_optionals(data)
         if self._job is None:
-            return self._run(data)
+            return self._run(data, steps)
         part = self._job.part(data, self._kind)
         try:
             result = self._run(part)
@@ -177,15 +214,15 @@ class _StepOnData:
             raise problem
         return result
 
-    def _run(self, data: Any) -> Any:
+    def _run(self, data: Any, steps: int = 1) -> Any:
         parts = data if isinstance(data, tuple) and 1 <= len(data) <= 3 else None
         form = len(parts) if parts is not None else 0
-        function = self._by_form.get(form)
+        function = self._by_form.get((form, steps))
         if function is None:
-            function = self._by_form[form] = self._distributed(form)
+            function = self._by_form[form, steps] = self._distributed(form, steps)
         return function(*parts) if parts is not None else function(data)
 
-    def _distributed(self, form: int) -> DistributedFunction:
+    def _distributed(self, form: int, steps: int) -> DistributedFunction:
         function = step_function(self._model, self._step, form) if form else self._on_data()
         function.__name__ = self._step  # for messages
 
@@ -202,6 +239,7 @@ class _StepOnData:
             trace=traced,
             telling=self._job.tell if self._job is not None else nothing,
             tells=self._training,
+            steps=steps,
         )
 
     def _rewritten(self, item: GraphItem) -> GraphItem:
@@ -276,12 +314,18 @@ class IteratorFunction(_StepFunction):
     def __call__(self, iterator: Iterator[Any]) -> Any:
         """Run `steps_per_execution` steps, fewer at the end of the data; return the last results.
 
+        Steps on batches of one shape run in a loop inside the graph.
+
         Raises:
             StopIteration: there was no batch left.
         """
-        outputs = None
-        for data in _take(iterator, self._model.steps_per_execution):
-            outputs = self._one(data)
+        outputs, count = None, self._model.steps_per_execution
+        if count > 1 and self._fall_back is None and self._run.is_alone:
+            for rows, are_stacked in stacked(taken(iterator, count)):
+                outputs = self._run(rows, count if are_stacked else 1)
+        else:
+            for data in taken(iterator, count):
+                outputs = self._one(data)
         if outputs is None:
             raise StopIteration
         return outputs
@@ -345,12 +389,3 @@ class _FallBack:
         getattr(type(self._model), _MADE_BY[self._kind])(self._model, force=True)
         self.function = getattr(self._model, attribute)
         setattr(self._model, attribute, ours)
-
-
-def _take(iterator: Iterator[Any], count: int) -> Iterable[Any]:
-    """Yield up to `count` batches."""
-    for _ in range(count):
-        try:
-            yield next(iterator)
-        except StopIteration:
-            return

@@ -10,6 +10,7 @@ one faster. On accelerators it chooses layouts and stays on.
 from __future__ import annotations
 
 import contextlib
+import functools
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 from autograph_rewrite.ir.attr_inference import OWN_FUNCTIONS
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.native.function_def import Function, function_name
+from autograph_rewrite.runtime.native.steps_loop import LoopedCall
 
 
 def new_name(base: str) -> str:
@@ -40,6 +42,16 @@ class Call:
         self._config = _config(self._tf, self._private, on_cpu)
         self._keep = _register(self._tf, self._private, function)
 
+    @property
+    def types(self) -> list[Any]:
+        """The types of the results."""
+        return self._types
+
+    @functools.cached_property
+    def looped(self) -> LoopedCall:
+        """What makes several calls in one loop."""
+        return LoopedCall(self._add_op, self._types, self._execute if self._private is not None else None)
+
     def __call__(self, inputs: Sequence[Any], cancellation: Any = None) -> list[Any]:
         """Run the function and return its results.
 
@@ -48,23 +60,30 @@ class Call:
             cancellation: what `cancellation_manager` gave; cancelling it ends the call.
         """
         if self._private is None or not self._tf.executing_eagerly():
-            return self._call_op(inputs)
+            return self._add_op(inputs)[0]
+        return self._execute(self._name, len(self._types), inputs, cancellation)
+
+    def _execute(self, name: str, count: int, inputs: Sequence[Any], cancellation: Any) -> list[Any]:
+        """Run a registered function eagerly."""
+        assert self._private is not None
         context, execute = self._private
         attrs = ("executor_type", "", "config_proto", self._config)
-        count = len(self._types)
         if cancellation is None:
-            results: list[Any] = execute.execute(self._name, count, list(inputs), attrs, context.context())
+            results: list[Any] = execute.execute(name, count, list(inputs), attrs, context.context())
         else:
             results = execute.execute_with_cancellation(
-                self._name, count, list(inputs), attrs, context.context(), cancellation
+                name, count, list(inputs), attrs, context.context(), cancellation
             )
         return results
 
-    def _call_op(self, inputs: Sequence[Any]) -> list[Any]:
+    def _add_op(self, inputs: Sequence[Any]) -> tuple[list[Any], Any]:
+        """Add a call to the graph under construction; return its results, and the operation."""
         results = self._tf.raw_ops.StatefulPartitionedCall(
             args=list(inputs), Tout=self._types, f=self._name, config_proto=self._config
         )
-        return list(results) if self._types else []
+        if self._tf.executing_eagerly():
+            return list(results) if self._types else [], None
+        return (list(results), results[0].op) if self._types else ([], results)
 
 
 def cancellation_manager() -> Any:

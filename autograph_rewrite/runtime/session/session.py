@@ -29,6 +29,7 @@ from autograph_rewrite.runtime.session.fetches import Fetch, assemble, name_of, 
 from autograph_rewrite.runtime.session.first_batch import FirstBatch
 from autograph_rewrite.runtime.session.gate_feeds import GateFeeds
 from autograph_rewrite.runtime.session.staleness_clock import BoundedStaleness, StalenessBound
+from autograph_rewrite.runtime.session.steps_loop import StepsLoops
 from autograph_rewrite.runtime.session.whole_variables import WholeVariables
 
 
@@ -77,6 +78,10 @@ class DistributedSession:
         if self._member is not None and plan is not None and plan.is_asynchronous and plan.staleness:
             clock = StalenessBound(self._session, self.run_ops, plan, self._member, opened.container)
             self._coordinator = BoundedStaleness(self._coordinator, clock)
+        self._loops: StepsLoops | None = None
+        if plan is not None and plan.steps_per_run > 1:
+            own = f"/job:worker/replica:0/task:{self._member.task}" if self._member is not None else ""
+            self._loops = StepsLoops(item, self.graph, f"{own}/device:CPU:0")
         added = [v.initializer for v in item.state.values() if v.initializer is not None]
         if added:  # restoring a checkpoint of the original would leave these without a value
             self.run_ops([self.graph.get_operation_by_name(name) for name in added])
@@ -136,7 +141,9 @@ class DistributedSession:
         wanted = [element for fetch in found for element in fetch.elements]
         given = {self._feed_key(key): value for key, value in (feed_dict or {}).items()}
         feeds = {key: value for key, value in given.items() if key is not None}
-        self.first.of_run(self._check_batch(feeds), names)
+        repeats = self._loops is not None and not self._targets.isdisjoint(wanted)
+        rows = self._loops.stacked(feeds) if repeats and self._loops is not None else ()
+        self.first.of_run(self._check_batch({k: v[0] if k in rows else v for k, v in feeds.items()}), names)
         feeds |= self._gates.feeds(wanted)
         limit = self._timeout_ms if timeout_ms is None else timeout_ms
         options = self._tf.compat.v1.RunOptions(timeout_in_ms=limit)
@@ -188,11 +195,18 @@ class DistributedSession:
             self._session.changed = changed
         digest = self._digest.before(wanted, feeds, changed) if self._digest is not None else None
         if self._digest is None or digest is None:
-            return self.run_ops(wanted, feeds, options)
+            return self._run_steps(wanted, feeds, options)
         fed = {**feeds, self._digest.feed: digest}
-        *got, table = self.run_ops([*wanted, self._digest.fetch], fed, options)
+        *got, table = self._run_steps([*wanted, self._digest.fetch], fed, options)
         self._coordinator.require_equal(self._digest.account, table)
         return got
+
+    def _run_steps(self, wanted: list[Any], feeds: Mapping[str, Any], options: Any) -> Any:
+        """Run one step, or several in a loop (`steps_per_run`)."""
+        if self._loops is None or self._targets.isdisjoint(wanted):
+            return self.run_ops(wanted, feeds, options)
+        self._loops.prepare(options)
+        return self.run_ops(*self._loops.of(wanted, feeds), options)
 
     def run_ops(
         self, fetches: Any, feeds: Mapping[Any, Any] | None = None, options: Any = None, *, alone: bool = False

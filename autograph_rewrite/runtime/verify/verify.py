@@ -71,7 +71,7 @@ def verify(
     flat = normalise_original(single)
     given = config_or_plan if isinstance(config_or_plan, Plan) else with_processes(Config.of(config_or_plan))
     asked = request(flat, given)
-    fitting, plan = _fitting(flat, asked), in_one_process(asked)
+    fitting, plan = _fitting(flat, asked), replace(in_one_process(asked), steps_per_run=0)
     original, seeded = _with_seeds(single, flat, seed)
     certificate, exact = Certificate(), without(plan)
     rewritten = _checked(flat, exact, certificate, batch)
@@ -97,6 +97,8 @@ def _uncertain(certificate: Certificate) -> list[str]:
 def _fitting(flat: GraphItem, plan: Plan) -> list[str]:
     """Show that the graphs of several processes fit together; return what there is to say of it."""
     told = [fit_together(flat, plan)] if len(plan.processes) > 1 else []
+    if plan.steps_per_run > 1:
+        told.append(f"single steps were compared, of which a run does {plan.steps_per_run} in a loop")
     return told + ([f"the stages of {plan.workers} processes were run in one"] if plan.stage_hosts else [])
 
 

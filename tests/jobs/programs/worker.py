@@ -20,7 +20,7 @@ from tests.jobs.programs.job import Case, Job, Results
 
 def cases() -> dict[str, Case]:
     """Return all cases by name."""
-    from tests.jobs.programs import functions, graphs, models, pipelines, served, served_models
+    from tests.jobs.programs import functions, graphs, models, pipelines, served, served_models, steps
 
     return {
         **graphs.CASES,
@@ -28,6 +28,7 @@ def cases() -> dict[str, Case]:
         **models.CASES,
         **pipelines.CASES,
         **served.CASES,
+        **steps.CASES,
         **served_models.CASES,
     }
 
