@@ -43,7 +43,8 @@ class Expanded:
 def _place(rewrite: Rewrite) -> None:
     """Assign devices: what runs once to the first, stages to theirs."""
     stages = rewrite.get(Stages) if rewrite.has(Stages) else None
-    rewrite.put(place_instances(rewrite.get(Context), stages))
+    fed = [info.tensor.partition(":")[0] for info in rewrite.item.inputs.values()]
+    rewrite.put(place_instances(rewrite.get(Context), stages, fed))
 
 
 def _expand(rewrite: Rewrite) -> None:

@@ -1,23 +1,42 @@
-"""`inspect GRAPH`: inputs, outputs, variables with their slots and updates, op counts, warnings."""
+"""`inspect GRAPH`: inputs, outputs, variables with slots and updates, op counts, warnings; or what GPUs do with it."""
 
 from __future__ import annotations
 
 import argparse
 
-from autograph_rewrite.inspect.summary import summarise
-from autograph_rewrite.tools.common_arguments import add_graph, load_graph, print_json
+from autograph_rewrite.errors import GraphError
+from autograph_rewrite.inspect.accelerator import AcceleratorUse, accelerator_use
+from autograph_rewrite.inspect.summary import Summary, summarise
+from autograph_rewrite.tools.common_arguments import add_batch, add_graph, load_graph, print_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_graph(parser)
+    parser.add_argument(
+        "--accelerator",
+        action="store_true",
+        help="show which nodes have no kernel on a GPU, and what crosses between host and device in every step",
+    )
+    parser.add_argument(
+        "--before", metavar="ORIGINAL", help="with --accelerator: tell what the rewrite of it has added"
+    )
+    add_batch(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the summary."""
-    summary = summarise(load_graph(args))
-    if args.json:
-        print_json(summary.data())
+    if args.before is not None and not args.accelerator:
+        raise GraphError("--before is for --accelerator", hint="add it; `diff` compares two graphs")
+    item = load_graph(args)
+    found: Summary | AcceleratorUse
+    if args.accelerator:
+        before = None if args.before is None else load_graph(args, args.before)
+        found = accelerator_use(item, before, args.batch)
     else:
-        print(summary, end="")
+        found = summarise(item)
+    if args.json:
+        print_json(found.data())
+    else:
+        print(found, end="")
     return 0

@@ -98,6 +98,7 @@ class Machine:
         accelerator: one GPU or TPU.
         memory: copies between CPU devices of one process; a message is a collective's step.
         local: the link between the accelerators of one process.
+        host: the link between one accelerator and its host's memory, each way.
         run_seconds: that a step takes however little it does.
     """
 
@@ -106,6 +107,7 @@ class Machine:
     accelerator: Compute = ACCELERATOR
     memory: Link = Link(25e-6, 4e9)
     local: Link = Link(10e-6, 50e9)
+    host: Link = Link(10e-6, 12e9)
     run_seconds: float = 0.0
 
 

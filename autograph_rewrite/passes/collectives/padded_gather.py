@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from autograph_rewrite.analysis.accelerator.device_placement import has_kernel
 from autograph_rewrite.ir.graph import Value
 from autograph_rewrite.passes.base.builder import Builder
 from autograph_rewrite.passes.collectives.exchange import Exchange
@@ -53,11 +54,9 @@ def gather_padded(exchange: Exchange, value: Value, rank: int, rows: Rows | None
     build = Builder.of(exchange.context, value, f"{value.node.name}/gather")
     ready = value
     if rows is not None:
-        corner = np.zeros((rank, 2), np.int32)
-        corner[0, 1] = 1
         missing = build.op("Sub", rows.longest, rows.mine, what="missing")
-        padding = build.op("Mul", missing, build.numbers(corner, "after"), what="padding")
-        ready = build.op("Pad", value, padding, what="pad")
+        pad = _padded if has_kernel(exchange.context.plan.devices, "Pad", T=value.dtype) else _filled
+        ready = pad(build, value, rank, missing)
     sent = flat(exchange.context, ready) if changing and rank > 1 else ready
     gathered = gather_equal(exchange, sent, value, changing=changing, name=build.name)
     if sent is not ready:
@@ -65,6 +64,25 @@ def gather_padded(exchange: Exchange, value: Value, rank: int, rows: Rows | None
         whole = build.op("Mul", build.op("Shape", ready, what="shape"), times, what="whole_shape")
         gathered = build.op("Reshape", gathered, whole, what="unflat")
     return gathered if rows is None else _without_padding(build, gathered, rows)
+
+
+def _padded(build: Builder, value: Value, rank: int, missing: Value) -> Value:
+    """Pad as TensorFlow does."""
+    corner = np.zeros((rank, 2), np.int32)
+    corner[0, 1] = 1
+    padding = build.op("Mul", missing, build.numbers(corner, "after"), what="padding")
+    return build.op("Pad", value, padding, what="pad")
+
+
+def _filled(build: Builder, value: Value, rank: int, missing: Value) -> Value:
+    """Pad by rows of zeros, for types that the device's Pad does not know."""
+    dims = build.op("Mul", missing, build.numbers([1] + [0] * (rank - 1), "first"), what="more")
+    if rank > 1:
+        rest = build.numbers([0] + [1] * (rank - 1), "rest")
+        others = build.op("Mul", build.op("Shape", value, what="own_shape"), rest, what="row")
+        dims = build.op("AddV2", dims, others, what="padding")
+    zeros = build.op("Fill", dims, build.const(0, value.dtype, "nothing"), what="zeros")
+    return build.op("ConcatV2", value, zeros, build.numbers(0, "first_axis"), what="pad", N=2)
 
 
 def _without_padding(build: Builder, gathered: Value, rows: Rows) -> Value:

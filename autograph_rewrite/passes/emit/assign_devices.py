@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from autograph_rewrite.analysis.propagate import is_pinned
+from autograph_rewrite.analysis.rules.arrays.random import is_draw
 from autograph_rewrite.ir.graph import Graph, Node, Span
 from autograph_rewrite.ir.types.device_names import parse, process_of
 from autograph_rewrite.plan.replica_devices import HOST
@@ -33,5 +34,5 @@ def assign_devices(graph: Graph, devices: Sequence[str], pinned_devices: Mapping
         elif host_only:
             node.set_device(first)
         else:
-            on_host = is_pinned(node) or "CPU" in node.device.upper()
+            on_host = (is_pinned(node) and not is_draw(node.op)) or "CPU" in node.device.upper()
             node.set_device(process_of(first) + HOST if on_host else first)

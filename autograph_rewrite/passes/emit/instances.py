@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from autograph_rewrite.ir.graph import Span
+from collections.abc import Collection
+
+from autograph_rewrite.analysis.accelerator.host_nodes import host_nodes
+from autograph_rewrite.ir.control_flow import frames_of
+from autograph_rewrite.ir.graph import Node, Span
+from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types.device_names import parse, process_of
 from autograph_rewrite.passes.base.context import Context
 from autograph_rewrite.passes.base.instance_order import NO_ORDER
@@ -15,15 +20,16 @@ from autograph_rewrite.passes.pipeline_parallel.schedule import schedule_stages
 from autograph_rewrite.plan.replica_devices import HOST, run_devices
 from autograph_rewrite.resolve.remat.offloaded import OFFLOAD_ATTR
 from autograph_rewrite.resolve.stages.assignment import Stages
-from autograph_rewrite.resolve.stages.colocation import follow, require_beside, stay_at_tables
+from autograph_rewrite.resolve.stages.colocation import follow, read_beside, require_beside, stay_at_tables
 
 
-def place_instances(context: Context, stages: Stages | None) -> ReplicaLayout:
+def place_instances(context: Context, stages: Stages | None, fed: Collection[str] = ()) -> ReplicaLayout:
     """Place what runs once, and return how the rest is run.
 
     Args:
         context: the rewrite; its graph is complete.
         stages: of the original nodes, None where the plan has no stages.
+        fed: names of the inputs that a program hands over.
 
     Raises:
         VerifyError: a variable would be on another device than what reads or writes it.
@@ -38,6 +44,8 @@ def place_instances(context: Context, stages: Stages | None) -> ReplicaLayout:
         if plan.looped:
             follow(graph, pinned_devices)
         assign_devices(graph, devices, pinned_devices)
+        read_beside(graph, pinned_devices)
+        _stay_on_host(context, devices[0], fed)
         instances = tuple(device for device in devices for _ in range(micro))
         require_beside(graph, context.variables, instances, pinned_devices)
         return ReplicaLayout((instances,), micro, order, pinned_devices=pinned_devices)
@@ -57,6 +65,22 @@ def place_instances(context: Context, stages: Stages | None) -> ReplicaLayout:
     tell_ready(graph, stages, order.roots, replicas)
     by_stage = (tuple(own[s % each] for own in replicas for _ in range(micro)) for s in range(stages.count))
     return ReplicaLayout(tuple(by_stage), micro, order, stages.of, pinned_devices)
+
+
+def _stay_on_host(context: Context, first: str, fed: Collection[str]) -> None:
+    """Put on the host what an accelerator has no kernel for, sizes, and cuts of inputs."""
+    graph, pinned_devices = context.graph, context.server_region.devices
+
+    def requested(node: Node) -> str:
+        return node.device if node.span is Span.ONCE else pinned_devices.get(node, first)
+
+    order = topological_order(graph)
+    for node in host_nodes(order, requested, {graph.nodes[name] for name in fed if name in graph}, frames_of(order)):
+        home = _host(requested(node))
+        if node.span is Span.ONCE:
+            node.set_device(home)
+        else:
+            pinned_devices[node] = home
 
 
 def _host(device: str) -> str:

@@ -16,9 +16,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from autograph_rewrite.analysis.rules.state.tables import LOOKUPS
 from autograph_rewrite.errors import VerifyError
 from autograph_rewrite.ir.graph import Graph, Node, Span
+from autograph_rewrite.ir.op_traits import READS
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_specs import canonical
-from autograph_rewrite.ir.variable_ops import handle_uses
+from autograph_rewrite.ir.variable_ops import handle_node, handle_uses
 
 REPORT = "report this, with the graph; strategy AllReduce puts no variable elsewhere"
 
@@ -79,6 +80,20 @@ def stay_at_tables(graph: Graph, pinned_devices: dict[Node, str], home: str) -> 
             if not node.inputs:
                 break
             node = node.inputs[0].node
+
+
+def read_beside(graph: Graph, pinned_devices: dict[Node, str]) -> None:
+    """Put what every replica looks up in a variable that is there once on its device: rows travel, not the table.
+
+    Args:
+        graph: the folded graph; what runs once has its device.
+        pinned_devices: the devices of nodes that are not where their replica is; to be added to.
+    """
+    for node in graph:
+        if node.span is not Span.ONCE and node.op in READS and node not in pinned_devices:
+            handle = handle_node(node.inputs[0])
+            if handle.span is Span.ONCE and node.inputs[0].node.span is Span.ONCE:
+                pinned_devices[node] = handle.device
 
 
 def _meet(mine: list[str], home: list[str]) -> bool:

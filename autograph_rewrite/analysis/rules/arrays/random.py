@@ -158,3 +158,8 @@ SHAPES = {
     **{op: 2 for op, rule in RULES.items() if rule is BY_GENERATOR},
 }
 """Ops that draw by shape, and which of their inputs it is."""
+
+
+def is_draw(op: str) -> bool:
+    """Return whether an op draws random numbers: it has no effect but on what is drawn next."""
+    return op in RULES

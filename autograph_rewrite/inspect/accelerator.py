@@ -1,0 +1,332 @@
+"""What a graph does on GPUs, without one: nodes that fall to the host, and tensors that cross in every step.
+
+Read from the kernels that TensorFlow's GPU build registers (`ir.types.kernels`). A node that names no device counts as
+on GPU:0. With the graph that it was made of, what the rewrite has added is told apart from what was there before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from autograph_rewrite.analysis.accelerator.device_placement import Placed, is_accelerator, kernel_of, place
+from autograph_rewrite.analysis.accelerator.host_crossings import Crossing, crossings
+from autograph_rewrite.analysis.facts.concrete_sizes import EXAMPLES
+from autograph_rewrite.cost.hardware.machine import Machine
+from autograph_rewrite.errors import GraphError
+from autograph_rewrite.inspect.communication import served
+from autograph_rewrite.inspect.graph_source import Source, as_item
+from autograph_rewrite.inspect.render.format import several, size
+from autograph_rewrite.inspect.render.table import drawn, table
+from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.op_traits import routes
+from autograph_rewrite.ir.replication import common_name
+from autograph_rewrite.ir.shapes.inference import Shapes
+from autograph_rewrite.ir.traversal import ancestors, topological_order
+from autograph_rewrite.ir.types import device_specs, dtypes
+from autograph_rewrite.ir.variable_ops import VARIABLES
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.normalize.normalize import normalise
+
+SIZE = "a size that is computed with: of the batch, as a number"
+INDICES = "indices, worked out on the host of inputs or sizes there"
+SERVER = "the plan keeps variables on the host"
+
+
+@dataclass(frozen=True)
+class HostNode:
+    """Nodes of one kind that an accelerator has no kernel for.
+
+    Attributes:
+        op: their type.
+        types: of their operands and results.
+        names: of the nodes, without the replica.
+        count: of all replicas together.
+        added: how many of them the original graph does not have.
+    """
+
+    op: str
+    types: str
+    names: tuple[str, ...]
+    count: int
+    added: int
+
+    def data(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return {
+            "op": self.op,
+            "types": self.types,
+            "nodes": list(self.names),
+            "count": self.count,
+            "added": self.added,
+        }
+
+
+@dataclass(frozen=True)
+class Moved:
+    """A value that crosses, on all replicas together.
+
+    Attributes:
+        value: its name without the replica.
+        op: what makes it.
+        dtype: its type.
+        to: "host" or "device".
+        readers: the op types that read it there.
+        count: how often a step moves it.
+        nbytes: of all of that.
+        added: how many of these the original graph does not have.
+        added_bytes: theirs.
+        why: the reason for those.
+    """
+
+    value: str
+    op: str
+    dtype: str
+    to: str
+    readers: tuple[str, ...]
+    count: int
+    nbytes: int
+    added: int
+    added_bytes: int
+    why: str
+
+    def data(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return {
+            "value": self.value,
+            "op": self.op,
+            "dtype": self.dtype,
+            "to": self.to,
+            "readers": list(self.readers),
+            "count": self.count,
+            "bytes": self.nbytes,
+            "added": self.added,
+            "added_bytes": self.added_bytes,
+            "why": self.why,
+        }
+
+
+@dataclass(frozen=True)
+class AcceleratorUse:
+    """What `inspect --accelerator` shows.
+
+    Attributes:
+        devices: the accelerators that nodes are on.
+        host_nodes: what has no kernel there.
+        moved: what crosses.
+        seconds: that crossings take on the busiest link.
+        batch: examples that a dimension of unknown size counts.
+        compared: whether an original graph was given.
+    """
+
+    devices: tuple[str, ...]
+    host_nodes: tuple[HostNode, ...]
+    moved: tuple[Moved, ...]
+    seconds: float
+    batch: int
+    compared: bool
+
+    @property
+    def added(self) -> tuple[int, int]:
+        """How many nodes without a kernel, and how many crossings, the original graph does not have."""
+        return sum(one.added for one in self.host_nodes), sum(one.added for one in self.moved)
+
+    def data(self) -> dict[str, Any]:
+        """Return it as plain data; what was added is told only where there is an original to compare with."""
+        nodes, moved = [one.data() for one in self.host_nodes], [one.data() for one in self.moved]
+        for one in () if self.compared else (*nodes, *moved):
+            one.pop("added")
+            one.pop("added_bytes", None)
+            one.pop("why", None)
+        return {
+            "devices": list(self.devices),
+            "examples": self.batch,
+            "without_kernel": nodes,
+            "crossings": moved,
+            "seconds": self.seconds,
+        }
+
+    def __str__(self) -> str:
+        extra = ("#added",) if self.compared else ()
+        nodes = [
+            (one.op, one.types, one.names[0], one.count, *((one.added,) if extra else ())) for one in self.host_nodes
+        ]
+        moved = [
+            (
+                one.value, one.op, one.dtype, one.to, ", ".join(one.readers) or "the program", one.count, one.nbytes,
+                *((one.added,) if extra else ()),
+            )
+            for one in self.moved
+        ]  # fmt: skip
+        total = sum(one.count for one in self.moved)
+        nbytes = sum(one.nbytes for one in self.moved)
+        parts = [
+            table("no kernel on a GPU", ("op", "types", "for example", "#nodes", *extra), nodes),
+            table("host and device", ("value", "op", "type", "to", "read by", "#crossings", "#bytes", *extra), moved),
+        ]
+        where = ", ".join(map(device_specs.short, self.devices)) or "no GPU"
+        text = f"{where}: {several(total, 'crossing')}, {size(nbytes)}, {self.seconds * 1e6:,.0f} us of a link per step"
+        return drawn(*parts) + f"{text} of {self.batch:,} examples\n"
+
+
+def accelerator_use(source: Source, before: Source | None = None, batch: int | None = None) -> AcceleratorUse:
+    """Return what a graph does on GPUs.
+
+    Args:
+        source: an original graph, or one that was rewritten to GPUs.
+        before: the graph that it was made of, to tell what was added.
+        batch: examples that a dimension of unknown size counts; left out, 32.
+    """
+    item, examples = _flat(as_item(source)), batch or EXAMPLES
+    found = _Step(item)
+    base = _Step(_flat(as_item(before))) if before is not None else None
+    return AcceleratorUse(
+        tuple(dict.fromkeys(placed.device for placed in found.placed.values() if is_accelerator(placed.device))),
+        tuple(_host_nodes(found, base)),
+        tuple(_moved(found, base, examples)),
+        _seconds(found, examples),
+        examples,
+        base is not None,
+    )
+
+
+def _flat(item: GraphItem) -> GraphItem:
+    try:
+        return normalise(item) if item.report is None else item
+    except GraphError:  # what cannot be inlined can still be looked at
+        return item
+
+
+class _Step:
+    """One step of an item, placed.
+
+    Args:
+        item: flat, original or rewritten.
+    """
+
+    def __init__(self, item: GraphItem) -> None:
+        graph = item.graph
+        order = topological_order(graph)
+        self.fed = frozenset(graph.nodes[info.tensor.partition(":")[0]] for info in item.inputs.values())
+        self.placed: Mapping[Node, Placed] = place(order, lambda node: node.device, self.fed)
+        names = [*item.targets, *(info.tensor.partition(":")[0] for info in item.outputs.values())]
+        run = ancestors([graph.nodes[name] for name in names]) if names else set(order)
+        self.nodes = dict.fromkeys(node for node in order if node in run)
+        fetched = [graph.value(info.tensor) for info in item.outputs.values()]
+        self.crossings = crossings(self.nodes, self.placed, self.fed, fetched)
+        self.shapes = Shapes()
+        self.instances = max(1, len({_prefix(node) for node in self.nodes} - {""}))
+
+    def without_kernel(self) -> list[Node]:
+        """Return the nodes of the step that no accelerator could run."""
+        return [node for node in self.nodes if node not in self.fed and not routes(node.op) and kernel_of(node) is None]
+
+    @cached_property
+    def keeps_variables(self) -> bool:
+        """Whether the host holds variables that an accelerator could hold."""
+        handles = (node for node in self.nodes if node.op in VARIABLES and kernel_of(node) is not None)
+        return any(not is_accelerator(self.placed[node].device) for node in handles)
+
+    def reason(self, one: Crossing) -> str:
+        """Return why a rewrite lets a value cross that the original does not; empty: for no good reason."""
+        is_discrete = one.value.dtype in dtypes.INTEGER or one.value.dtype == dtypes.BOOL
+        if is_discrete and not one.to_host:
+            return SIZE if self.shapes(one.value) == () else INDICES
+        return SERVER if self.keeps_variables else ""
+
+    def nbytes(self, value: Value, batch: int) -> int:
+        """Return the bytes of a value, in which the first dimension of unknown size counts examples.
+
+        Args:
+            value: of the step.
+            batch: examples of all replicas together.
+        """
+        shape, batch = self.shapes(value), -(-batch // self.instances) if _prefix(value.node) else batch
+        unknown = [1] * (0 if isinstance(shape, str) else sum(not isinstance(dim, int) for dim in shape))
+        unknown[:1] = [batch] if unknown else []
+        known = () if isinstance(shape, str) else (dim for dim in shape if isinstance(dim, int))
+        return math.prod((*known, *unknown)) * dtypes.width(value.dtype)
+
+
+def _kind(node: Node) -> tuple[str, str]:
+    given, made = ([dtypes.dtype_name(dtype) for dtype in side] for side in (node.input_dtypes, node.output_dtypes))
+    return node.op, f"{', '.join(dict.fromkeys(given))} -> {', '.join(dict.fromkeys(made))}"
+
+
+def _host_nodes(found: _Step, base: _Step | None) -> list[HostNode]:
+    usual = Counter(_node_key(node) for node in base.without_kernel()) if base is not None else Counter()
+    groups: dict[tuple[str, str], list[Node]] = {}
+    for node in found.without_kernel():
+        groups.setdefault(_kind(node), []).append(node)
+    return [
+        HostNode(
+            *kind,
+            tuple(dict.fromkeys(common_name(node.name) for node in nodes)),
+            len(nodes),
+            sum(_node_key(node) not in usual for node in nodes),
+        )
+        for kind, nodes in groups.items()
+    ]
+
+
+def _node_key(node: Node) -> tuple[str, str]:
+    return served(node), node.op
+
+
+def _moved(found: _Step, base: _Step | None, batch: int) -> list[Moved]:
+    usual = Counter(_origin(one) for one in base.crossings) if base is not None else Counter()
+    groups: dict[tuple[str, bool], list[Crossing]] = {}
+    for one in found.crossings:
+        groups.setdefault((common_name(one.value.name), one.to_host), []).append(one)
+    seen: Counter[tuple[tuple[str, bool], tuple[str, str]]] = Counter()
+    result = []
+    for (name, to_host), group in groups.items():
+        value, extra = group[0].value, []
+        for one in group:
+            place = _origin(one), _instance(one)
+            seen[place] += 1
+            extra += [one] if seen[place] > usual[place[0]] else []
+        nbytes, added = (sum(found.nbytes(one.value, batch) for one in ones) for ones in (group, extra))
+        if base is not None and not _prefix(value.node):  # what is there once goes to all, whole
+            added = max(added, nbytes - usual[_origin(group[0])] * found.nbytes(value, batch))
+        moved = Moved(
+            value=name,
+            op=value.node.op,
+            dtype=dtypes.dtype_name(value.dtype),
+            to="host" if to_host else "device",
+            readers=tuple(sorted({reader.op for one in group for reader in one.readers})),
+            count=len(group),
+            nbytes=nbytes,
+            added=len(extra),
+            added_bytes=added,
+            why=found.reason(group[0]) if extra else "",
+        )
+        result.append(moved)
+    return result
+
+
+def _origin(one: Crossing) -> tuple[str, bool]:
+    """Return what a crossing is in the original: the value, and the way it goes."""
+    return served(one.value.node), one.to_host
+
+
+def _instance(one: Crossing) -> tuple[str, str]:
+    """Return the replica and micro-batch, and the device: in each of them, a crossing of the original may be there."""
+    return _prefix(one.value.node), one.device
+
+
+def _prefix(node: Node) -> str:
+    return node.name.removesuffix(common_name(node.name))
+
+
+def _seconds(found: _Step, batch: int) -> float:
+    """Return how long the busiest link between a host and an accelerator is used."""
+    busy: Counter[str] = Counter()
+    link = Machine().host
+    for one in found.crossings:
+        busy[one.device] += link.time(found.nbytes(one.value, batch))  # type: ignore[assignment]
+    return max(busy.values(), default=0.0)

@@ -1,0 +1,106 @@
+"""Regenerate the shipped registry of GPU kernels from the GPU build of TensorFlow, which needs no GPU for it.
+
+Run as `python -m autograph_rewrite.tools.dev.make_kernels` after an upgrade, in an environment that has `tensorflow`
+(not `tensorflow-cpu`, which registers hardly any GPU kernel). Kernels that differ in types alone share a row:
+
+    AddV2   GPU   T=float32,float16,int64               -
+    AddV2   GPU   T=int32                               x,y,z        operands and results in host memory
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from autograph_rewrite.ir.types import dtypes
+
+KINDS = ("GPU", "DEFAULT")
+"""What a GPU device may run: its own kernels, and those for any device that has none of its own."""
+FEWEST = 2_000
+"""Of GPU kernels: the CPU build has some hundred."""
+
+Types = frozenset[str]
+Constraints = tuple[tuple[str, Types], ...]
+Key = tuple[str, str, str, str, str]
+
+
+def rows(kernels: Iterable[Any], name_of: Mapping[int, str]) -> list[str]:
+    """Return the registry as sorted lines of tab-separated fields.
+
+    Args:
+        kernels: KernelDefs of all devices.
+        name_of: element types by number.
+    """
+    merged: dict[Key, set[Constraints]] = {}
+    for kernel in kernels:
+        if kernel.device_type not in KINDS or kernel.label.startswith("Mkl"):
+            continue
+        key = (
+            kernel.op,
+            kernel.device_type,
+            ",".join(sorted(kernel.host_memory_arg)) or "-",
+            str(kernel.priority),
+            kernel.label or "-",
+        )
+        allowed = ((one.name, frozenset(_values(one.allowed_values.list, name_of))) for one in kernel.constraint)
+        merged.setdefault(key, set()).add(tuple(sorted(allowed)))
+    return sorted(
+        "\t".join((op, device, _said(constraints), *rest))
+        for (op, device, *rest), found in merged.items()
+        for constraints in _joined(found)
+    )
+
+
+def _values(allowed: Any, name_of: Mapping[int, str]) -> Iterator[str]:
+    """Yield the values that a constraint allows: types mostly, sometimes texts, numbers or truth values."""
+    yield from (name_of[number] for number in allowed.type)
+    yield from (text.decode() for text in allowed.s)
+    yield from (str(number) for number in allowed.i)
+    yield from (str(one).lower() for one in allowed.b)
+
+
+def _joined(found: set[Constraints]) -> Iterator[Constraints]:
+    """Yield fewer constraints that allow the same: two that differ in one attribute's types become one."""
+    left = found
+    for attr in sorted({name for constraints in found for name, _ in constraints}):
+        groups: dict[Constraints, set[str]] = {}
+        for constraints in left:
+            rest = tuple(pair for pair in constraints if pair[0] != attr)
+            own = [types for name, types in constraints if name == attr]
+            if own:
+                groups.setdefault(rest, set()).update(own[0])
+        without = {constraints for constraints in left if all(name != attr for name, _ in constraints)}
+        left = without | {tuple(sorted((*rest, (attr, frozenset(own))))) for rest, own in groups.items()}
+    yield from left
+
+
+def _said(constraints: Constraints) -> str:
+    return " ".join(f"{name}={','.join(sorted(types))}" for name, types in constraints) or "-"
+
+
+def main() -> None:
+    """Write the file beside `ir/types/kernels.py`."""
+    import tensorflow as tf
+    from tensorflow.core.framework import types_pb2
+    from tensorflow.python.framework import kernels
+
+    found = kernels.get_all_registered_kernels().kernel
+    count = sum(kernel.device_type == "GPU" for kernel in found)
+    if count < FEWEST:
+        sys.exit(f"this TensorFlow registers {count} GPU kernels: install `tensorflow`, not `tensorflow-cpu`")
+    numbers = types_pb2.DataType.items()
+    name_of = {number: dtypes.NAMES.get(number, name.removeprefix("DT_").lower()) for name, number in numbers}
+    folder = Path(__file__).resolve().parent.parent.parent
+    package = folder / "ir" if (folder / "ir").is_dir() else folder / "autograph_rewrite" / "ir"
+    lines = [
+        f"# tensorflow {tf.__version__}",
+        "# op\tdevice\ttypes\thost memory\tpriority\tlabel",
+        *rows(found, name_of),
+    ]
+    (package / "types" / "tensorflow_gpu_kernels.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
