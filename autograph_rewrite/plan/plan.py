@@ -125,6 +125,11 @@ class Plan:
         return self.micro is not None and self.micro.layout == "interleaved"
 
     @property
+    def gathers_for_each(self) -> bool:
+        """Whether each micro-batch gathers for itself what the replicas share out, instead of once for all of them."""
+        return self.microbatches > 1 and len(self.processes) == 1 and self.mode == "mirrored"
+
+    @property
     def looped(self) -> bool:
         """Whether one loop in the graph runs the micro-batches."""
         if self.micro is None or not self.micro.loop:

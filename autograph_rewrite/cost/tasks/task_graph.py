@@ -81,8 +81,8 @@ class Builder:
         self.residences = {name: one for name, one in plan.residences.items() if one != REPLICATED}
         self.once = self._made_once()
         self.each = folded.each - self.once
-        meets = any(holder.stage == 3 for holder in self.residences.values())
-        self.together = plan.microbatches if meets else 1  # where variables are gathered again, all micro-batches meet
+        meets = not plan.gathers_for_each and any(holder.stage == 3 for holder in self.residences.values())
+        self.together = plan.microbatches if meets else 1  # they meet where variables are gathered for all of them
         self.built = Built()
         self.reads = Reads(folded, self.residences, topology, sizes)
         self.values: dict[tuple[Value, str], Buffer] = {}  # by value and lane

@@ -47,6 +47,7 @@ class Reads:
         self._buffers: dict[tuple[str, str, str], Buffer] = {}
         self._gathered: dict[Buffer, str] = {}  # buffers that are given back between forward and backward
         self._forward: set[Node] = set()
+        self._times = topology.plan.microbatches if topology.plan.gathers_for_each else 1
         self.regathers = any(holder.stage == 3 for holder in held.values())
         if self.regathers:
             self._forward = ancestors([value.node for value in folded.outputs], controls=False)
@@ -88,9 +89,10 @@ class Reads:
         """Return the gather of all shards; where replicas keep the whole, it is written in place."""
         whole = self._folded.item.variables[name].nbytes
         if (name, what) not in self._chains:
-            exchange = self._topology.ring_gather(whole / self._topology.plan.replicas)
+            times = 1 if kept else self._times
+            exchange = self._topology.ring_gather(times * whole / self._topology.plan.replicas)
             sent = exchange_task(f"gather {name}", "all_gather", exchange)
-            join = self._joining(name, 1 if self._topology.on_cpu else self._topology.local)
+            join = self._joining(name, times * (1 if self._topology.on_cpu else self._topology.local))
             join.after([sent])
             self._chains[name, what] = [sent, join]
         return self._held_on(name, what, lane, 0 if kept else whole, each=True)

@@ -37,6 +37,7 @@ from autograph_rewrite.passes.reshard.constant_sizes import constant_size
 from autograph_rewrite.passes.reshard.global_sizes import global_size, read_early
 from autograph_rewrite.passes.reshard.segments import in_order, piece_with_segments
 from autograph_rewrite.passes.reshard.shared_predicates import common_predicate
+from autograph_rewrite.passes.variable_sharding.regather import gather_for_each
 from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.resolve.batch_inputs import inputs_behind
 from autograph_rewrite.resolve.spans import differs_by_replica
@@ -48,6 +49,8 @@ def assign_spans(context: Context) -> None:
     order = context.state.order
     for node in order:
         node.set_span(_span(context, node))
+    if context.plan.gathers_for_each:
+        gather_for_each(order)
     for node in (*order, *reversed(order)):
         if node.op == "NoOp" and _stands_between_instances(node):
             node.set_span(Span.EACH)

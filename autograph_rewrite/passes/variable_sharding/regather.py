@@ -6,7 +6,8 @@
 
 A reader is later if it depends on another reader of the same whole: in training, the backward pass. What is gathered
 for one reader waits for the reader's other operands, unless an update of the variable may have come before them: it
-is what the reads saw that is wanted, and never what is there later.
+is what the reads saw that is wanted, and never what is there later. Micro-batches gather each for itself: of one gather
+for all of them, all would have to wait for the last, with all that they have made so far.
 """
 
 from __future__ import annotations
@@ -16,10 +17,14 @@ from functools import reduce
 from operator import or_
 
 from autograph_rewrite.ir.copying import copy_node
-from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.graph import Graph, Node, Span, Value
 from autograph_rewrite.ir.op_traits import writes_variable
 from autograph_rewrite.ir.traversal import marks_before, topological_order
+from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.variable_ops import handle_node
+
+GATHER_ATTR = "_autograph_gather"
+"""The attribute of what joins the shards of a variable for those that use it."""
 
 
 def gather_on_use(graph: Graph, handles: Iterable[Node]) -> int:
@@ -31,6 +36,8 @@ def gather_on_use(graph: Graph, handles: Iterable[Node]) -> int:
     """
     wholes = [whole for handle in handles for whole in _wholes(handle)]
     gathers = set(wholes)
+    for whole in wholes:
+        whole.set_raw_attr(GATHER_ATTR, encode("string", "on use"))
     readers = {reader: None for whole in wholes for reader, _ in whole.output().uses}
     updates = {update: None for whole in wholes for update in _updates(whole)}
     marks = {node: 1 << i for i, node in enumerate({**readers, **updates})}
@@ -57,6 +64,21 @@ def gather_on_use(graph: Graph, handles: Iterable[Node]) -> int:
             reader = first.pop()
             _delay(reads, _operands(reader, gathers) if not seen(reader) & new else ())
     return count
+
+
+def gather_for_each(nodes: Iterable[Node]) -> None:
+    """Let each micro-batch gather what it alone uses; what runs rarer uses too is gathered once.
+
+    Args:
+        nodes: of the folded graph, with their spans.
+    """
+    for whole in [node for node in nodes if GATHER_ATTR in node.attrs]:
+        readers = [*(use.node for use in whole.output().uses), *whole.control_users]
+        if all(reader.span is Span.EACH for reader in readers):
+            whole.set_span(Span.EACH)
+            for read in [value.node for value in whole.inputs[:-1]]:
+                if all(use.node is whole for use in read.output().uses):
+                    read.set_span(Span.EACH)
 
 
 def _updates(whole: Node) -> list[Node]:

@@ -12,7 +12,10 @@ import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite import GraphItem
+from autograph_rewrite.passes.reshard import insert_reshards
 from autograph_rewrite.passes.variable_sharding import shard_variables
+from benchmarks.cost import allocated, traced
+from benchmarks.remat import Built
 from tests.matrix.run import compare, distributed, truth
 from tests.support.covering import covering
 from tests.support.training import v1
@@ -45,6 +48,18 @@ def test_fsdp_trains_as_one_device(trained: tuple[str, str], replicas: int):
     trace, _ = distributed(ZOO[name].build(options), config("FSDP", replicas=replicas), SIZES)
 
     assert max(error for _, error in compare(trace, truth(name, options, SIZES), 1e-6)) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("trained", "form"), covering((("mlp", "adam"), ("transformer", "momentum"), ("cnn", "adam")), ("unrolled", "loop"))
+)
+def test_fsdp_with_micro_batches_trains_as_one_device(trained: tuple[str, str], form: str):
+    name, optimizer = trained
+    options = Options(optimizer=optimizer)
+    given = config("FSDP", microbatches=2, accumulation={"form": form})
+    trace, _ = distributed(ZOO[name].build(options), given, (12, 7, 12))
+
+    assert max(error for _, error in compare(trace, truth(name, options, (12, 7, 12)), 1e-6)) < 1e-12
 
 
 @pytest.mark.parametrize("optimizer", ["adagrad", "rmsprop"])
@@ -151,3 +166,24 @@ def test_a_gathered_variable_is_freed_after_the_forward_pass_and_gathered_anew(m
     monkeypatch.setattr(shard_variables, "gather_on_use", lambda graph, handles: 0)
     for mine in gathered(ar.rewrite(deep(), over_data(3))).values():  # as it would be otherwise
         assert peak(mine) >= (LAYERS - 1) * LAYER_BYTES
+
+
+def test_each_micro_batch_gathers_for_itself_so_that_one_after_another_is_given_back(monkeypatch: pytest.MonkeyPatch):
+    item = deep()
+    micro = over_data(3) | {"microbatches": 4}
+    new = ar.rewrite(item, micro)
+    joins = [node.name for node in new.graph if node.op == "ConcatV2" and node.name.endswith("ReadVariableOp/again")]
+    assert len(joins) == LAYERS * 4 * 4  # replicas, micro-batches
+    feeds = {"x:0": np.random.default_rng(1).normal(size=(2048, WIDTH)).astype("float32")}
+
+    def most(config: dict[str, Any]) -> float:
+        new = ar.rewrite(item, config)
+        return min(allocated(traced(new, Built(item), feeds), new) for _ in range(3))
+
+    whole, after_another = most(over_data(3)), most(micro)
+    assert after_another < 0.5 * whole
+    plan = ar.build_plan(item, micro)
+    predicted = ar.simulate(item, plan, batch=2048).devices[1]
+    assert predicted.peak_bytes - predicted.variable_bytes == pytest.approx(after_another, rel=0.2)
+    monkeypatch.setattr(insert_reshards, "gather_for_each", lambda nodes: None)
+    assert most(micro) > 0.5 * whole  # as it would be otherwise
