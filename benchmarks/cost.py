@@ -12,8 +12,10 @@ from itertools import combinations
 from statistics import median
 from typing import Any
 
+from autograph_rewrite.analysis.work.op_work import VIEWS
+from autograph_rewrite.ir.op_traits import reads_variable
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.ir.variable_ops import handle_node
+from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_update
 from benchmarks.child import call
 from benchmarks.effort import Effort
 from benchmarks.figure import Figure, milliseconds
@@ -208,26 +210,39 @@ def _tensor_bytes(description: Any) -> float:
 def allocated(stats: Any, new: Any, name: str = "CPU:0") -> float:
     """Return the most bytes beside those of variables that were alive at a time on one device, in the step.
 
-    A variable that is assigned gives back the memory that it had before, of which this step has no record.
+    A variable gives back the memory that it had before, of which this step has no record, when it is assigned; where an
+    update found it still read, it has made new memory, and what it had before goes with the last reader.
     """
     graph = new.graph.nodes
+    ran = [node for device in stats.dev_stats if device.device.endswith(name) for node in device.node_stats]
+    ends = {node.node_name: node.all_start_micros + node.op_end_rel_micros for node in ran}
     changes: list[tuple[int, int]] = []
-    for device in stats.dev_stats:
-        if not device.device.endswith(name):
+    for node in ran:
+        records = [record for memory in node.memory for record in memory.allocation_records]
+        changes += [(record.alloc_micros, record.alloc_bytes) for record in records]
+        update, end = graph.get(node.node_name), ends[node.node_name]
+        if update is None or not is_update(update):
             continue
-        for node in device.node_stats:
-            assigned = graph.get(node.node_name)
-            if assigned is not None and assigned.op == "AssignVariableOp":
-                changes.append(
-                    (node.all_start_micros + node.op_end_rel_micros, -handle_bytes(handle_node(assigned.inputs[0])))
-                )
-            for memory in node.memory:
-                changes += [(record.alloc_micros, record.alloc_bytes) for record in memory.allocation_records]
+        handle = handle_node(update.inputs[0])
+        if update.op == "AssignVariableOp":
+            changes.append((end, -handle_bytes(handle)))
+        elif (kept := sum(record.alloc_bytes for record in records)) > 0:
+            changes.append((max([end, *(ends.get(reader, 0) for reader in _readers(handle))]), -kept))
     most = alive = 0
     for _, change in sorted(changes):
         alive += change
         most = max(most, alive)
     return float(most)
+
+
+def _readers(handle: Any) -> Iterator[str]:
+    """Yield the names of nodes that read the memory of a variable, or hand it on."""
+    pending = [use.node for use in handle_uses(handle) if reads_variable(use.node.op)]
+    while pending:
+        node = pending.pop()
+        yield node.name
+        if node.op in VIEWS or reads_variable(node.op):
+            pending += [use.node for value in node.read_outputs for use in value.uses]
 
 
 def variable_bytes(new: Any) -> int:

@@ -21,7 +21,7 @@ from autograph_rewrite.analysis.rule_table import TABLE, families
 from autograph_rewrite.analysis.work.loop_trips import LIST_VIEWS, held_in_lists, trips_of
 from autograph_rewrite.analysis.work.op_work import is_view
 from autograph_rewrite.ir.control_flow import Frame
-from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.variable_ops import handle_node
 
 REUSING = families("elementwise", "layout")
@@ -53,7 +53,7 @@ class Buffers(NamedTuple):
 def buffers_of(
     state: Propagation, order: Collection[Node], frames: Mapping[Node, Frame], sizes: Sizes
 ) -> dict[Node, Buffers]:
-    """Return what memory each node makes.
+    """Return what memory each node makes; of a batch input, the share of one replica.
 
     Args:
         state: the placements.
@@ -62,11 +62,16 @@ def buffers_of(
         sizes: the numbers behind symbols.
     """
     lists, copied = held_in_lists(state, frames, trips_of(order, frames), sizes), _copied(order)
+    fed: dict[Node, list[Value]] = {}
+    for value in state.whole_inputs:
+        fed.setdefault(value.node, []).append(value)
     found = {}
     for node in order:
         made = [state.source(node.output(i)) for i in range(len(state.transfers[node].outputs))]
         inputs = [sizes.shape(state.facts[value]) for value in node.inputs]
         nbytes = [sizes.nbytes(fact) for fact in made]
+        for value in fed.get(node, ()):
+            nbytes[value.index] = sizes.nbytes(state.facts[value]) * sizes.micro
         if node in lists:
             nbytes[0] = lists[node]
         copies = node.op == "ReadVariableOp" and handle_node(node.inputs[0]) in copied

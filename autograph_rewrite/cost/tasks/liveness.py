@@ -115,8 +115,12 @@ def _lives(buffers: Iterable[Buffer]) -> tuple[int, list[tuple[float, float, int
 
 
 def _freed(buffer: Buffer) -> float:
-    """Return when nobody needs a buffer any more; earlier where the last reader puts its result into it."""
+    """Return when nobody needs a buffer any more; earlier where the last reader can put its result into it.
+
+    It can if nobody else reads it when its own result gets its memory.
+    """
     last: Task | None = max(buffer.readers, key=lambda task: task.end, default=None)
     if last is None:
         return buffer.maker.end if buffer.maker is not None else 0.0
-    return last.ready if last.reuses else last.end
+    is_alone = all(task is last or task.end <= last.ready for task in buffer.readers)
+    return last.ready if last.reuses and is_alone else last.end

@@ -309,6 +309,8 @@ class Builder:
                 continue
             each = node in self.each or bool(holder and holder.stage)
             times = self.together if node in self.each else 1
+            if value in self.folded.state.whole_inputs and self.topology.on_cpu:
+                times = self.topology.local  # the process is fed the shares of all its replicas
             made = self._buffer(nbytes * times // share, lane, task, each=each)
             made.kept = node.op in FED or value in self.folded.outputs
             self.values[value, lane] = made

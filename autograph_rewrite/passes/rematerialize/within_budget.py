@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -16,6 +17,7 @@ from autograph_rewrite.passes.rematerialize.rewrite import rematerialize
 from autograph_rewrite.plan.parts.messages import STEP, Remat
 from autograph_rewrite.plan.parts.pipeline_schedule import ideal_in_flight
 from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.plan.replica_devices import run_devices
 from autograph_rewrite.resolve.remat.activations import Activations
 from autograph_rewrite.resolve.remat.budget import choose
 from autograph_rewrite.resolve.remat.decision import Decision, Left, Peaks, Segment
@@ -176,4 +178,11 @@ def step_of(rewrite: Rewrite, state: Propagation, resolved: Plan) -> Step:
     if plan.microbatches > 1:  # each gradient has a sum beside it
         kept += sum(sizes.nbytes(state.source(value)) for value in _gradients(rewrite.graph, resolved))
     roots = (*rewrite.targets, *(value.node for value in outputs))
-    return Step(tuple(dict.fromkeys(roots)), frozenset(outputs), sizes, kept)
+    return Step(tuple(dict.fromkeys(roots)), frozenset(outputs), sizes, kept, _together(plan, rewrite.task))
+
+
+def _together(plan: Plan, task: int) -> int:
+    """Return how many replicas are on the device that has most: shared variables on CPUs bring them all to the first."""
+    devices = run_devices(plan, task)
+    each = 1 if plan.pipeline is None else len(devices) // plan.replicas
+    return max(Counter(devices[::each]).values())

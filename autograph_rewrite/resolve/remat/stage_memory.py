@@ -56,8 +56,6 @@ class StageMemory(StepMemory):
         here = {node for node in self._at if stages.get(node) == needs.number}
         read = {value.node for node in here for value in node.inputs}
         self.kept = needs.kept + sum(sum(self._buffers[node].nbytes) for node in read if node.op in FED)
-        whole = [value for value in acts.state.whole_inputs if any(use.node in here for use in value.uses)]
-        self.kept += step.sizes.micro * sum(step.sizes.nbytes(acts.state.facts[value]) for value in whole)
         by_place = list(self._at)
         makers = [by_place[at] for at in self._maker]
         held_here = {self._of.get(value) for node in here for value in node.inputs}

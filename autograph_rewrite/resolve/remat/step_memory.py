@@ -17,7 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from autograph_rewrite.analysis.empty_lists import future_splits
 from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
+from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.work.buffers import FED, Buffers, buffers_of, most_alive
 from autograph_rewrite.analysis.work.executed import executed
 from autograph_rewrite.ir.control_flow import frames_of
@@ -27,6 +29,7 @@ from autograph_rewrite.ir.traversal import ancestors, dependencies
 from autograph_rewrite.item import Variable
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve.remat.activations import Activations, root_of
+from autograph_rewrite.resolve.spans import differs_by_replica
 
 TIMES = 500
 """At how many times a floor is looked at, at most."""
@@ -41,12 +44,14 @@ class Step:
         outputs: what the outside reads.
         sizes: the numbers behind symbols, of one device.
         kept: bytes that are there all the time: variables, sums of micro-batches.
+        together: how many replicas are on one device, each with values of its own.
     """
 
     roots: tuple[Node, ...]
     outputs: frozenset[Value]
     sizes: Sizes
     kept: int = 0
+    together: int = 1
 
 
 class StepMemory:
@@ -60,7 +65,8 @@ class StepMemory:
     def __init__(self, acts: Activations, step: Step) -> None:
         needed = ancestors(step.roots)
         order = executed((node for node in acts.state.order if node in needed), step.outputs)
-        self._buffers = buffers_of(acts.state, order, frames_of(acts.state.order), step.sizes)
+        made = buffers_of(acts.state, order, frames_of(acts.state.order), step.sizes)
+        self._buffers = _of_replicas(acts.state, made, step.together)
         self._at = {node: i for i, node in enumerate(_queued(order))}
         self._of: dict[Value, int] = {}  # the buffer of a value
         self._maker: list[int] = []
@@ -195,6 +201,18 @@ class StepMemory:
                 self._nbytes.append(nbytes)
             elif sources and sources[0] is not None:
                 self._of[node.output(j)] = sources[0]
+
+
+def _of_replicas(state: Propagation, buffers: dict[Node, Buffers], together: int) -> dict[Node, Buffers]:
+    """Return what the replicas on a device make: each of them what differs between replicas, and what is fed."""
+    if together == 1:
+        return buffers
+    lists, fed = future_splits(state), {value.node for value in state.whole_inputs}
+    found = dict(buffers)
+    for node, made in buffers.items():
+        if node in fed or differs_by_replica(state, node, lists):
+            found[node] = made._replace(nbytes=tuple(together * nbytes for nbytes in made.nbytes))
+    return found
 
 
 def _late_places(acts: Activations, at: Mapping[Node, int]) -> dict[Node, float]:
