@@ -149,7 +149,9 @@ def test_a_budget_is_that_of_one_device(config: Any) -> None:
     with pytest.raises(PlanError) as caught:
         ar.rewrite(item, {**config, "remat": {"policy": "budget:1"}}, batch=96)
     least, plain = re.findall(r"at least ([\d,]+) B .*without it ([\d,]+) B", str(caught.value))[0]
-    assert int(plain.replace(",", "")) < peaks_of(item, batch=96)[0]  # each has a part of the batch at a time
+    whole, plain = peaks_of(item, batch=96)[0], int(plain.replace(",", ""))
+    assert plain < whole or config is TWO  # each has a part of the batch at a time
+    assert plain == pytest.approx(whole, rel=0.01) or config is not TWO  # both replicas are on the one device
     new = ar.rewrite(item, {**config, "remat": {"policy": f"budget:{least.replace(',', '')}"}}, batch=96)
     assert new.report.recomputed.segments
     assert_same(item, new, SMALL)
