@@ -79,8 +79,7 @@ def test_the_memory_that_a_variable_had_goes_with_its_last_reader_where_an_updat
 
 @pytest.mark.parametrize(
     ("name", "size", "policy"),
-    [("transformer", "small", policy) for policy in ("none", "sqrt", "save_matmuls")]
-    + [("masked", "large", "sqrt")],
+    [("transformer", "small", policy) for policy in ("none", "sqrt", "save_matmuls")] + [("masked", "large", "sqrt")],
 )
 def test_the_peak_with_recomputation_is_the_one_that_tensorflow_records(name: str, size: str, policy: str) -> None:
     built = ZOO[name].build(Options(optimizer="adam", dtype="float32", size=size))
