@@ -182,7 +182,7 @@ def step_of(rewrite: Rewrite, state: Propagation, resolved: Plan) -> Step:
 
 
 def _together(plan: Plan, task: int) -> int:
-    """Return how many replicas are on the device that has most: shared variables on CPUs bring them all to the first."""
+    """Return how many replicas the fullest device has: shared variables on CPUs bring all of them to the first."""
     devices = run_devices(plan, task)
     each = 1 if plan.pipeline is None else len(devices) // plan.replicas
     return max(Counter(devices[::each]).values())
