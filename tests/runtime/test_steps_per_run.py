@@ -12,6 +12,7 @@ import tensorflow as tf
 import autograph_rewrite as ar
 from autograph_rewrite import GraphItem
 from autograph_rewrite.errors import GraphError, PlanError
+from autograph_rewrite.runtime.keras.steps_per_call import stacked
 
 v1 = tf.compat.v1
 EACH, STEPS, ROWS = 3, 7, 6
@@ -210,6 +211,39 @@ def test_keras_runs_as_many_steps_as_either_says(options: dict[str, int]) -> Non
     for a, b in zip(one.get_weights(), many.get_weights(), strict=True):
         np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6)
     assert many.optimizer.iterations.numpy() == 2 * 8
+
+
+def uneven() -> Any:
+    """Return a generator whose last batch is smaller."""
+
+    def batches() -> Any:
+        for begin, end in ((0, 4), (4, 8), (8, 12), (12, 13)):
+            yield X.reshape(-1, 4)[begin:end], Y.reshape(-1, 3)[begin:end]
+
+    return batches()
+
+
+def generated() -> Any:
+    specs = tuple(tf.TensorSpec([None, size], tf.float64) for size in (4, 3))
+    return tf.data.Dataset.from_generator(uneven, output_signature=specs)
+
+
+@pytest.mark.parametrize("data", [uneven, generated])
+def test_keras_loses_no_batch_of_a_generator(data: Any) -> None:
+    one, many = built(), ar.distribute(built(), config("shared"))
+    for model in (one, many):
+        model.fit(data(), verbose=0)
+    for a, b in zip(one.get_weights(), many.get_weights(), strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6)
+    assert many.optimizer.iterations.numpy() == 4
+
+
+def test_batches_that_follow_each_other_with_one_shape_are_stacked() -> None:
+    batches = [(tf.zeros([size, 2]), None) for size in (4, 4, 1)]
+    groups = [(rows[0].shape.as_list(), rows[1], several) for rows, several in stacked(batches)]
+    assert groups == [([2, 4, 2], None, True), ([1, 1, 2], None, True)]
+    sparse = tf.sparse.from_dense(tf.ones([2, 2]))
+    assert [(rows is sparse, several) for rows, several in stacked([sparse, sparse])] == [(True, False)] * 2
 
 
 def test_a_plan_whose_steps_are_led_from_outside_is_refused() -> None:

@@ -25,7 +25,7 @@ from autograph_rewrite.runtime.consensus.divergence import is_told, nothing
 from autograph_rewrite.runtime.function.function import DistributedFunction
 from autograph_rewrite.runtime.function.mirrored_variables import Mirrors
 from autograph_rewrite.runtime.keras.multi_worker import KerasJob
-from autograph_rewrite.runtime.keras.steps_per_call import stacked, taken
+from autograph_rewrite.runtime.keras.steps_per_call import Drawn, stacked, taken
 
 Rewrite = Callable[..., GraphItem]
 _MADE_BY = {"train": "make_train_function", "test": "make_test_function", "predict": "make_predict_function"}
@@ -305,6 +305,7 @@ class IteratorFunction(_StepFunction):
         self._model = model
         self._run = run
         self._fall_back = _FallBack(model, kind) if kind != "train" else None
+        self._drawn = Drawn(run)
 
     @property
     def state(self) -> Any:
@@ -314,15 +315,18 @@ class IteratorFunction(_StepFunction):
     def __call__(self, iterator: Iterator[Any]) -> Any:
         """Run `steps_per_execution` steps, fewer at the end of the data; return the last results.
 
-        Steps on batches of one shape run in a loop inside the graph.
+        They run in a loop inside the graph.
 
         Raises:
             StopIteration: there was no batch left.
         """
         outputs, count = None, self._model.steps_per_execution
         if count > 1 and self._fall_back is None and self._run.is_alone:
-            for rows, are_stacked in stacked(taken(iterator, count)):
-                outputs = self._run(rows, count if are_stacked else 1)
+            if self._drawn.takes(iterator):
+                outputs = self._drawn(iterator, count)
+            else:
+                for rows, are_stacked in stacked(taken(iterator, count)):
+                    outputs = self._run(rows, count if are_stacked else 1)
         else:
             for data in taken(iterator, count):
                 outputs = self._one(data)
