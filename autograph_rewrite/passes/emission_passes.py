@@ -18,6 +18,7 @@ from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.conversion_passes import Merged
 from autograph_rewrite.passes.emit.expand import expand
 from autograph_rewrite.passes.emit.instances import place_instances
+from autograph_rewrite.passes.emit.order_collectives import order_collectives
 from autograph_rewrite.passes.emit.replica_layout import ReplicaLayout
 from autograph_rewrite.passes.emit.tensor_map import Layout
 from autograph_rewrite.passes.propagation_passes import Resolved, Sharded
@@ -44,6 +45,7 @@ def _place(rewrite: Rewrite) -> None:
     """Assign devices: what runs once to the first, stages to theirs."""
     stages = rewrite.get(Stages) if rewrite.has(Stages) else None
     fed = [info.tensor.partition(":")[0] for info in rewrite.item.inputs.values()]
+    order_collectives(rewrite.graph)
     rewrite.put(place_instances(rewrite.get(Context), stages, fed))
 
 

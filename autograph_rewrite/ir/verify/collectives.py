@@ -34,6 +34,7 @@ from autograph_rewrite.ir.verify.collective_groups import (
 from autograph_rewrite.ir.verify.control_flow import conditions_are_equal, decisions_are_alike
 from autograph_rewrite.ir.verify.folded import Fault
 from autograph_rewrite.ir.verify.job import SAME_PLAN, SHOWN, Job, odd_one
+from autograph_rewrite.ir.verify.nccl import nccl_has_device_and_type, nccl_has_one_order
 
 Invariant = Callable[[Job], Iterable[Fault]]
 
@@ -323,5 +324,6 @@ ALIKE: tuple[Invariant, ...] = (
     shapes_are_equal,
     conditions_are_equal,
     decisions_are_alike,
+    nccl_has_device_and_type,
 )
-ORDERED: tuple[Invariant, ...] = (chains_agree, runs_are_whole)
+ORDERED: tuple[Invariant, ...] = (chains_agree, runs_are_whole, nccl_has_one_order)

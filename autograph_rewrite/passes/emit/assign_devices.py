@@ -12,7 +12,9 @@ from collections.abc import Mapping, Sequence
 from autograph_rewrite.analysis.propagate import is_pinned
 from autograph_rewrite.analysis.rules.arrays.random import is_draw
 from autograph_rewrite.ir.graph import Graph, Node, Span
+from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_names import parse, process_of
+from autograph_rewrite.ir.verify.collective_groups import is_collective
 from autograph_rewrite.plan.replica_devices import HOST
 
 
@@ -34,5 +36,16 @@ def assign_devices(graph: Graph, devices: Sequence[str], pinned_devices: Mapping
         elif host_only:
             node.set_device(first)
         else:
-            on_host = (is_pinned(node) and not is_draw(node.op)) or "CPU" in node.device.upper()
+            on_host = stays_on_host(node) or "CPU" in node.device.upper()
             node.set_device(process_of(first) + HOST if on_host else first)
+
+
+def stays_on_host(node: Node) -> bool:
+    """Return whether a node that runs once is on the host though replicas are on accelerators.
+
+    Inputs and side effects are; random numbers are drawn, and numbers exchanged, where they are read. Integers that
+    processes exchange once for all their replicas are sizes and digests, which come from the host.
+    """
+    if is_collective(node.op):
+        return not any(dtype in dtypes.INEXACT for dtype in node.output_dtypes[:1])
+    return is_pinned(node) and not is_draw(node.op)
