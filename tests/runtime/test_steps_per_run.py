@@ -99,6 +99,26 @@ def test_where_the_data_end_in_the_middle_of_a_run_every_element_is_trained_on_o
         assert session.read_variable("count") == STEPS, "an update that needs nothing of the element is made as often"
 
 
+def test_a_target_that_trains_nothing_runs_once() -> None:
+    graph = tf.Graph()
+    with graph.as_default():
+        source = v1.data.make_initializable_iterator(tf.data.Dataset.from_tensor_slices(np.arange(8.0)).batch(2))
+        x = source.get_next(name="next")
+        w = v1.get_variable("w", initializer=np.float64(0), use_resource=True)
+        tf.group(w.assign_add(tf.reduce_sum(x)), name="train")
+        tf.group(source.initializer, name="begin")
+        tf.group(v1.variables_initializer([w]), name="init")
+    both = GraphItem.from_graph(graph, train_op=["train", "begin"], outputs=[], init_op="init")
+    with ar.rewrite(both, config("shared")).session() as session:
+        session.run("init")
+        for _ in range(2):
+            session.run("begin")
+            session.run("train")
+        assert session.read_variable("w") == 2 * sum(range(6))
+        assert session._loops is not None
+        assert len(session._loops._loops) == 1, "one loop: that of the train op"
+
+
 def test_updates_in_a_loop_wait_for_the_element_too() -> None:
     with ar.rewrite(item(fed=False, looped=True), config("shared")).session() as session:
         session.run("init")

@@ -53,7 +53,7 @@ class SessionDigest:
         self._is_served = bool(item.report.plan.homes)
         self._inputs = Inputs(item, lambda tensor: tensor)
         self._kinds: dict[frozenset[Any], _Kind] = {}
-        self._needs = {op for op in _ancestors([graph.get_tensor_by_name(self.fetch).op]) if op.type in _SOURCES}
+        self._needs = {op for op in ancestors([graph.get_tensor_by_name(self.fetch).op]) if op.type in _SOURCES}
         batch = {info.tensor for info in item.inputs.values() if info.batch_axis is not None}
         self._batch = {graph.get_tensor_by_name(tensor).op for tensor in batch}
         self._steps = 0
@@ -92,7 +92,7 @@ class SessionDigest:
         """Return what running some tensors and operations does."""
         roots = frozenset(getattr(element, "op", element) for element in fetches)
         if roots not in self._kinds:
-            step = _ancestors(roots)
+            step = ancestors(roots)
             meets = frozenset(common_name(op.name) for op in step if _meets(op))
             writes = frozenset(common_name(op.name) for op in step if writes_variable(op.type))
             tells = bool(meets) and step >= self._needs and not step.isdisjoint(self._needs or self._batch)
@@ -100,7 +100,7 @@ class SessionDigest:
         return self._kinds[roots]
 
 
-def _ancestors(roots: Iterable[Any]) -> set[Any]:
+def ancestors(roots: Iterable[Any]) -> set[Any]:
     """Return operations and all that they depend on."""
     seen, pending = set(roots), list(roots)
     while pending:

@@ -141,8 +141,7 @@ class DistributedSession:
         wanted = [element for fetch in found for element in fetch.elements]
         given = {self._feed_key(key): value for key, value in (feed_dict or {}).items()}
         feeds = {key: value for key, value in given.items() if key is not None}
-        repeats = self._loops is not None and not self._targets.isdisjoint(wanted)
-        rows = self._loops.stacked(feeds) if repeats and self._loops is not None else ()
+        rows = self._loops.stacked(feeds) if self._loops is not None and self._loops.repeats(wanted) else ()
         self.first.of_run(self._check_batch({k: v[0] if k in rows else v for k, v in feeds.items()}), names)
         feeds |= self._gates.feeds(wanted)
         limit = self._timeout_ms if timeout_ms is None else timeout_ms
@@ -203,7 +202,7 @@ class DistributedSession:
 
     def _run_steps(self, wanted: list[Any], feeds: Mapping[str, Any], options: Any) -> Any:
         """Run one step, or several in a loop (`steps_per_run`)."""
-        if self._loops is None or self._targets.isdisjoint(wanted):
+        if self._loops is None or not self._loops.repeats(wanted):
             return self.run_ops(wanted, feeds, options)
         self._loops.prepare(options)
         return self.run_ops(*self._loops.of(wanted, feeds), options)

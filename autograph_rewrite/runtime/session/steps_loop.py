@@ -9,14 +9,16 @@ its arguments; a loop that calls it is added to the session's graph the first ti
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.op_traits import writes_variable
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime.consensus.session_digest import ancestors
 from autograph_rewrite.runtime.native import call_by_name, function_def
 from autograph_rewrite.runtime.native.steps_loop import Stacked, run_steps
 
@@ -47,7 +49,17 @@ class StepsLoops:
         self._loops: dict[Any, _Loop] = {}
         self._ranks = {info.tensor: None if info.shape is None else len(info.shape) for info in item.inputs.values()}
         self._meets = any(op.type.startswith("Collective") for op in graph.get_operations())
+        targets = [op for op in graph.get_operations() if op.name in set(item.targets)]
+        self._targets = {op.name for op in targets if any(writes_variable(one.type) for one in ancestors([op]))}
         self._batches = {info.tensor for info in item.inputs.values() if info.batch_axis is not None}
+
+    def repeats(self, fetches: Collection[Any]) -> bool:
+        """Return whether a run does steps: one of its operations is a target that writes variables.
+
+        Args:
+            fetches: tensors and operations.
+        """
+        return not self._targets.isdisjoint(getattr(one, "name", "") for one in fetches)
 
     def prepare(self, options: Any) -> None:
         """Let collectives of the loops meet.
