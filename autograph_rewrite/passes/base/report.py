@@ -109,6 +109,8 @@ class Report:
             f"{self.reductions[STEP]} of the step, {sum(self.gathers.values())} gathers",
         ]
         lines.append(f"variables: {', '.join(f'{size:,} B on {device}' for device, size in self.held.items())}")
+        if self.plan.steps_per_run > 1:
+            lines.append(f"a run does up to {self.plan.steps_per_run} steps, in one loop")
         lines += self.recomputed.lines()
         lines += [str(self.covered)] if self.covered.parts > 1 else []
         lines += [f"  {r.name:<12} {r.seconds * 1e3:7.1f} ms  +{r.added} -{r.removed}" for r in self.passes]
