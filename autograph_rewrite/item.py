@@ -49,13 +49,22 @@ class Shards:
         axis: along which they are joined.
         sizes: of the pieces along it.
         handles: names of the nodes that give their handles, in order.
-        devices: where they live, in order; empty where every replica's device, or the first, has all of them.
+        devices: where they live, in order, of one replica behind another where each has its own; empty where every
+            replica's device, or the first, has all of them.
     """
 
     axis: int
     sizes: tuple[int, ...]
     handles: tuple[str, ...]
     devices: tuple[str, ...] = ()
+
+    def of_replica(self, device: str) -> tuple[str, ...]:
+        """Return where the pieces of a replica live, which begins with a device."""
+        count = len(self.sizes)
+        if not self.devices:
+            return (device,) * count
+        first = self.devices.index(device) if len(self.devices) > count and device in self.devices else 0
+        return self.devices[first : first + count]
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,8 @@ from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import find_op
 
-NOTHING_GIVEN: Mapping[Value, Placement] = MappingProxyType({})
+Stated = Mapping[Value, Placement | Fact]
+NOTHING_GIVEN: Stated = MappingProxyType({})
 MAX_ROUNDS = 24
 RESTARTS = 4
 FALLBACKS = 64
@@ -58,7 +59,7 @@ class Propagation:
         answers: per node.
         reduced: contributions that are summed, and rows that are gathered, once for all readers.
         whole_inputs: batch inputs: whole in the graph, split for their readers.
-        given: placements that somebody states, in the place of those that rules find.
+        given: placements or facts that somebody states, in the place of those that rules find.
         semantics: the choices that it was made under.
     """
 
@@ -70,7 +71,7 @@ class Propagation:
     transfers: dict[Node, NodeTransfer] = field(default_factory=dict)
     reduced: set[Value] = field(default_factory=set)
     whole_inputs: dict[Value, int] = field(default_factory=dict)
-    given: Mapping[Value, Placement] = field(default_factory=dict)
+    given: Stated = field(default_factory=dict)
     cells: dict[str, Fact] = field(default_factory=dict)
     puts: dict[str, dict[Node, Fact]] = field(default_factory=dict)
     cache: dict[Any, NodeTransfer] = field(default_factory=dict)
@@ -101,7 +102,7 @@ def propagate(
     semantics: Semantics,
     *,
     reduced: Iterable[Value] = (),
-    given: Mapping[Value, Placement] = NOTHING_GIVEN,
+    given: Stated = NOTHING_GIVEN,
     cache: dict[Any, NodeTransfer] | None = None,
 ) -> Propagation:
     """Find the placement of every value.
@@ -111,7 +112,7 @@ def propagate(
         batch_inputs: the values that are cut into blocks, with the dimension to cut.
         semantics: choices of the config.
         reduced: contributions that are summed where they arise.
-        given: placements that are taken as given, whatever the rules find.
+        given: placements or facts that are taken as given, whatever the rules find.
         cache: answers of an earlier walk over the same kind of nodes.
 
     Raises:
@@ -271,12 +272,13 @@ def _presented(state: Propagation, value: Value, fact: Fact) -> Fact:
     """Return what readers see: a batch input as its blocks, a reduced value as its sum."""
     axis = state.whole_inputs.get(value)
     if state.given and value in state.given:
-        fact = stated_as(fact, state.given[value], state.semantics.batch)
+        stated = state.given[value]
+        fact = stated if isinstance(stated, Fact) else stated_as(fact, stated, state.semantics.batch)
     if fact.shape is not None and None in fact.shape and value.node not in state.looped:
         fact = fact._replace(shape=_named(value, fact.shape, axis))
     if axis is not None:
         state.raw[value] = fact
-        return batch_fact(value, fact, axis)
+        return batch_fact(value, fact, axis, state.semantics.batch)
     if value in state.reduced and fact.placement.differs:
         state.raw[value] = fact
         return convert(fact, REPLICATED, state.semantics.batch)
@@ -295,17 +297,20 @@ def _named(value: Value, shape: Shape, batch_axis: int | None) -> Shape:
     )
 
 
-def batch_fact(value: Value, fact: Fact, axis: int) -> Fact:
+def batch_fact(value: Value, fact: Fact, axis: int, batch: int | None = None) -> Fact:
     """Return the fact of a batch input as its readers see it: one block.
 
     Args:
         value: the input.
         fact: of the global batch.
         axis: that of the examples.
+        batch: examples of the global batch, where it is static; each may have several rows of the input.
     """
     shape = fact.shape
     if shape is not None:
-        shape = (*shape[:axis], local_symbol(), *shape[axis + 1 :])
+        extent = shape[axis]
+        rows = extent // batch if batch and isinstance(extent, int) and extent % batch == 0 else 1
+        shape = (*shape[:axis], local_symbol()._replace(coef=max(rows, 1)), *shape[axis + 1 :])
     return Fact(Placement("split", axis), fact.dtype, shape)
 
 

@@ -61,13 +61,18 @@ def _original(before: Graph, copy: Node) -> Node:
     Raises:
         VerifyError: there is none, or it has an effect.
     """
-    name = copy.attr(ORIGIN_ATTR)
-    original = None if name is None else before.nodes.get(name.decode())
+    name = copy.attr(ORIGIN_ATTR, b"").decode()
+    original = before.nodes.get(name) or before.nodes.get(_copied_name(copy))
     if original is None:
         raise VerifyError(f"'{copy.name}' is a copy of nothing", node=copy)
     if get_op(copy.op).is_stateful:
         raise VerifyError(f"'{copy.name}' ({copy.op}) has a state or an effect, and runs a second time", node=copy)
     return original
+
+
+def _copied_name(copy: Node) -> str:
+    """Return the name of what a copy is of, which another pass may have made: `remat/<segment>/<name>`."""
+    return copy.name.split("/", 2)[-1]
 
 
 def _attrs(node: Node) -> dict[str, object]:

@@ -117,27 +117,39 @@ class Config(Section):
         return len(self.cluster.workers) if self.cluster else 1
 
     @property
-    def has_stages_on_hosts(self) -> bool:
-        """Whether the workers of a job hold the stages of one pipeline, instead of a replica each."""
-        return self.workers > 1 and self.pipeline is not None
+    def is_driven(self) -> bool:
+        """Whether workers hold stages or logical devices of replicas, which worker 0 drives, instead of whole ones."""
+        return self.workers > 1 and (self.pipeline is not None or len(self.devices or ()) % self._model_size > 0)
 
     @property
     def mode(self) -> Mode:
         """Where variables live: as `strategy.variables` says, else by the number of processes; micro-batches share."""
-        several = self.workers > 1 and self.microbatches == 1 and self.pipeline is None
+        several = self.workers > 1 and self.microbatches == 1 and not self.is_driven
         return self.strategy.variables or ("mirrored" if several else "shared")
 
     @property
     def replicas(self) -> tuple[str, ...]:
-        """The first device of each of this process's replicas; with stages, each has several devices in a row.
+        """The first device of each of this process's replicas; with stages or a model axis, each has several in a row.
 
         Raises:
             ConfigError: they are left to be filled in.
         """
         devices = self.replica_devices()
+        if len(devices) % self.model_size == 0:
+            devices = devices[:: self.model_size]
         if self.pipeline is None or self.pipeline.devices is not None or len(devices) % self.pipeline.stages:
             return devices
         return devices[:: self.pipeline.stages]
+
+    @property
+    def model_size(self) -> int:
+        """How many devices share the tensors of a replica; 1 where those of the job do not come out even."""
+        devices = len(self.devices or ()) * self.workers
+        return self._model_size if devices % self._model_size == 0 else 1
+
+    @property
+    def _model_size(self) -> int:
+        return self.mesh.model_size if self.mesh is not None else 1
 
     @property
     def file(self) -> str:

@@ -69,7 +69,7 @@ def mesh_may_cover_the_devices(config: Config) -> Iterator[Clash]:
     if config.mesh is None or not config.devices:
         return
     mesh, own = config.mesh, len(config.replicas)
-    is_multiple = mesh.data is not None and mesh.data * mesh.model % own == 0
+    is_multiple = mesh.data is not None and mesh.data * mesh.model_size % own == 0
     if config.cluster is not None or not is_multiple:
         yield from mesh_covers_the_devices(config)
 
@@ -79,14 +79,22 @@ def mesh_covers_the_devices(config: Config) -> Iterator[Clash]:
     if config.mesh is None or not config.devices:
         return
     mesh, devices = config.mesh, len(config.devices) * config.workers
-    stages = 1 if config.has_stages_on_hosts else len(config.devices) // len(config.replicas)
-    if mesh.data is None and devices % mesh.model:
-        message = f"mesh.model is {mesh.model}, which {devices} devices cannot be divided by"
+    stages = _stages(config)
+    if mesh.data is None and devices % mesh.model_size:
+        message = f"mesh.model is {mesh.model_size}, which {devices} devices cannot be divided by"
         yield Clash(("mesh",), message, "change either")
-    if mesh.data is not None and mesh.data * mesh.model * stages != devices:
+    if mesh.data is not None and mesh.data * mesh.model_size * stages != devices:
         times_stages = f" x {stages} stages" if stages > 1 else ""
-        message = f"mesh has data {mesh.data} x model {mesh.model}{times_stages}, but there are {devices} devices"
+        message = f"mesh has data {mesh.data} x model {mesh.model_size}{times_stages}, but there are {devices} devices"
         yield Clash(("mesh",), message, "the axes must multiply to the number of devices")
+
+
+def _stages(config: Config) -> int:
+    """How many devices in a row hold the stages of a replica."""
+    section, devices = config.pipeline, len(config.devices or ()) * config.workers // config.model_size
+    if section is None or section.devices is not None or devices % section.stages:
+        return 1
+    return section.stages
 
 
 def schedules_come_out_even(config: Config) -> Iterator[Clash]:
@@ -130,7 +138,7 @@ def schedules_come_out_even(config: Config) -> Iterator[Clash]:
 def stages_fit_the_workers(config: Config) -> Iterator[Clash]:
     """Every worker of a job has a stage, and all stages have a worker."""
     section = config.pipeline
-    if section is None or not config.has_stages_on_hosts:
+    if section is None or not config.is_driven:
         return
     if config.input == "per_worker":
         message = "input is per_worker, but stages are no replicas: every worker is given the whole batch"

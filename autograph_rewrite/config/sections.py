@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -197,12 +198,24 @@ class PassSection(Section):
 
 
 class Mesh(Section):
-    """The sizes of the device axes."""
+    """The sizes of the device axes; devices are numbered data-major, then stage, then model."""
 
     data: Count | None = None
     """How many replicas; left out: what `devices` makes of it."""
-    model: Count = 1
-    """How many devices one replica has."""
+    model: Count | tuple[Count, ...] = 1
+    """How many devices share the tensors of a replica, or of a stage of one; [2, 2] for a mesh of two dimensions."""
+    stage: Count | None = None
+    """How many devices hold the stages of a replica; left out: pipeline.stages."""
+
+    @property
+    def model_axes(self) -> tuple[int, ...]:
+        """The sizes of the model axis, one for each dimension of it."""
+        return (self.model,) if isinstance(self.model, int) else self.model
+
+    @property
+    def model_size(self) -> int:
+        """How many devices share the tensors of a replica."""
+        return math.prod(self.model_axes)
 
 
 class Sharding(Section):

@@ -19,7 +19,6 @@ def unavailable(config: Config) -> Iterator[tuple[KeyPath, str]]:
         and config.pipeline.chunks != config.pipeline.stages
     ):
         yield ("remat", "policy"), f"remat.policy {config.remat.policy} with several stages per device"
-    if config.mesh is not None and config.mesh.model > 1:
-        yield ("mesh", "model"), "mesh.model above 1"
-    if config.sharding:
-        yield ("sharding",), "sharding"
+    has_model_axis = config.mesh is not None and config.mesh.model_size > 1
+    if has_model_axis and config.pipeline is not None and config.pipeline.form == "loop":
+        yield ("mesh", "model"), "mesh.model above 1 with stages in a loop (pipeline.form)"

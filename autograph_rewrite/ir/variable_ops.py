@@ -13,6 +13,7 @@ from autograph_rewrite.ir.types.opdefs import find_op, get_op
 VARIABLES = frozenset(("VarHandleOp", "VariableV2", "Variable"))
 _DENSE_ARGUMENTS = frozenset(("value", "grad", "delta"))
 """What op definitions call the inputs of an update that have the variable's shape."""
+_OF_ROWS = ("ResourceSparseApply", "ResourceScatter")
 ANONYMOUS = b"cd2c89b7-88b7-44c8-ad83-06c2a9158347"  # TensorFlow's shared_name for "do not share"
 
 
@@ -106,11 +107,16 @@ def storage_key(handle: Node) -> tuple[str, str, str]:
 
 def updates_rows(node: Node) -> bool:
     """Return whether an update is given rows and their indices."""
-    return node.op.startswith(("ResourceSparseApply", "ResourceScatter"))
+    return node.op.startswith(_OF_ROWS)
 
 
 def dense_inputs(update: Node) -> list[int]:
     """Return the positions of the inputs of an update that have the variable's shape."""
-    if updates_rows(update):
+    return dense_arguments(update.op)
+
+
+def dense_arguments(op: str) -> list[int]:
+    """Return the positions of the inputs of updates of a type that have the variable's shape."""
+    if op.startswith(_OF_ROWS):
         return []
-    return [i for i, arg in enumerate(get_op(update.op).inputs) if arg.name in _DENSE_ARGUMENTS]
+    return [i for i, arg in enumerate(get_op(op).inputs) if arg.name in _DENSE_ARGUMENTS]

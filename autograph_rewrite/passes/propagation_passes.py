@@ -33,6 +33,7 @@ from autograph_rewrite.passes.localize.localize_indices import localize_indices
 from autograph_rewrite.passes.localize.localize_kept_rows import localize_kept_rows
 from autograph_rewrite.passes.preconditions import require_training
 from autograph_rewrite.passes.rematerialize.step import recompute
+from autograph_rewrite.passes.tensor_parallel.partition import partition
 from autograph_rewrite.passes.variable_sharding.shard_variables import by_shards, shard_variables, shard_variables_of
 from autograph_rewrite.plan.parts.notes import Note
 from autograph_rewrite.plan.plan import Plan
@@ -106,6 +107,18 @@ def _partition(rewrite: Rewrite) -> None:
     item, rewrite.plan = shard_variables_of(rewrite.graph, rewrite.item, rewrite.plan)
     rewrite.put(Sharded(item.variables))
     rewrite.item = item.with_(variables=shard_variables(item.variables))
+
+
+def _cut_model(rewrite: Rewrite) -> None:
+    """Cut tensors into blocks for the logical devices of each replica, and what is computed of them."""
+    item, rewrite.plan = partition(rewrite.graph, rewrite.item, rewrite.plan, rewrite.task)
+    rewrite.put(Sharded(item.variables))
+    rewrite.item = item.with_(variables=shard_variables(item.variables))
+    rewrite.put(access_order(rewrite.graph, rewrite.targets))
+
+
+def _has_model_axis(rewrite: Rewrite) -> bool:
+    return rewrite.plan.model is not None
 
 
 def _has_shards(rewrite: Rewrite) -> bool:
@@ -285,6 +298,7 @@ PROPAGATION = (
     Pass("slice-batch-inputs", _own_parts, _has_whole_inputs),
     Pass("eliminate-dead-code", _prune, gives=(AccessOrder,)),
     WITHIN_REACH,
+    Pass("partition-model", _cut_model, _has_model_axis, gives=(Sharded, AccessOrder)),
     Pass("shard-variables", _partition, _has_shards, gives=(Sharded,)),
     *ANALYSIS,
     REQUIRE,

@@ -26,6 +26,7 @@ from autograph_rewrite.plan.parts.messages import (
     BatchInput,
     EdgePlan,
     Micro,
+    Model,
     Options,
     OwnPass,
     Pipeline,
@@ -53,8 +54,10 @@ class Plan:
         pipeline: how the model is cut into stages; None: not at all.
         remat: what is computed again for the gradients; None: nothing.
         passes: those of the user's own.
+        model: the devices of a replica that share its tensors; None: one each.
         batch: the examples of all replicas together that `bytes` of the edges count; 0: nobody has said.
         steps_per_run: how many steps one run does in a loop inside the graph; 0: one, without a loop.
+        model_edges: conversions on the model axis, within each replica; found with `edges`.
         edges: empty in a request; resolved by propagation.
         source: the file that it came from, for error messages; no part of its value.
     """
@@ -79,6 +82,8 @@ class Plan:
     passes: tuple[OwnPass, ...] = ()
     batch: int = 0
     steps_per_run: int = 0
+    model: Model | None = None
+    model_edges: tuple[EdgePlan, ...] = ()
     source: Source = field(default_factory=lambda: Source("plan"), compare=False, repr=False)
 
     @property
@@ -92,17 +97,31 @@ class Plan:
 
         Stages are no parts of the batch: however many processes hold them, one drives them all.
         """
-        if self.pipeline is not None:
+        if self.pipeline is not None or self.stage_hosts:
             return tuple(process_of(device) for device in self.devices[:1])
         return tuple(dict.fromkeys(process_of(device) for device in self.devices))
 
     @cached_property
     def stage_hosts(self) -> tuple[str, ...]:
-        """The processes of a job that hold the stages of a pipeline, which the first of them drives; else none."""
-        if self.pipeline is None or not any(map(process_of, self.devices)):
+        """The processes of a job that hold stages or logical devices of replicas, which the first drives; else none."""
+        parts = self.part_devices
+        if not parts or not any(map(process_of, self.devices)):
             return ()
-        hosts = {process_of(device): parse(device).task for device in self.pipeline.devices}
-        return tuple(sorted(hosts, key=hosts.__getitem__)) if len(hosts) > 1 else ()
+        hosts = {process_of(device): parse(device).task for device in parts}
+        each = len(parts) // max(1, len(self.devices))
+        whole = all(
+            len({process_of(device) for device in parts[i : i + each]}) == 1 for i in range(0, len(parts), each)
+        )
+        if len(hosts) == 1 or (whole and self.pipeline is None):
+            return ()
+        return tuple(sorted(hosts, key=hosts.__getitem__))
+
+    @property
+    def part_devices(self) -> tuple[str, ...]:
+        """The devices of all replicas' stages and logical devices, replica by replica; none if each has one."""
+        if self.model is not None:
+            return self.model.devices
+        return self.pipeline.devices if self.pipeline is not None else ()
 
     @property
     def workers(self) -> int:
@@ -153,13 +172,24 @@ class Plan:
     @property
     def all_devices(self) -> tuple[str, ...]:
         """The devices of all replicas, of their stages, and of variables that live on one."""
-        stages = self.pipeline.devices if self.pipeline is not None else ()
-        return tuple(dict.fromkeys((*self.devices, *stages, *self.homes.values())))
+        return tuple(dict.fromkeys((*self.devices, *self.part_devices, *self.homes.values())))
 
     @property
     def hosts(self) -> tuple[str, ...]:
         """The first device of each process: where it meets the others for what it has made of all its replicas."""
         return self.devices[:: max(1, self.replicas_each)]
+
+    def members(self, crosses: bool, logical: int = 0) -> tuple[str, ...]:
+        """The devices that a collective joins.
+
+        Args:
+            crosses: one of each process, instead of one of each replica.
+            logical: which device of them.
+        """
+        if self.model is None:
+            return self.hosts if crosses else self.devices
+        each = self.replicas_each if crosses else 1
+        return self.model.devices[logical :: self.model.size * each]
 
     def options_of(self, owner: str) -> Options:
         """The options of an edge's owner: a variable, or `parts.STEP`."""
@@ -203,13 +233,13 @@ class Plan:
     def without_stages(self) -> Plan:
         """The plan for a step that trains nothing: no micro-batches, and each process that had stages is a replica."""
         whole = replace(self, micro=None, pipeline=None, remat=None)
+        if self.pipeline is not None and self.model is not None:
+            whole = replace(whole, model=None, mesh=(Axis("data", len(self.devices)),))
         if not self.stage_hosts:
             return whole
-        assert self.pipeline is not None
-        firsts = (next(d for d in self.pipeline.devices if process_of(d) == host) for host in self.stage_hosts)
-        return replace(
-            whole, devices=tuple(firsts), mode="mirrored", mesh=(Axis("data", len(self.stage_hosts)),), edges=()
-        )
+        firsts = (next(d for d in self.part_devices if process_of(d) == host) for host in self.stage_hosts)
+        mesh = (Axis("data", len(self.stage_hosts)),)
+        return replace(whole, devices=tuple(firsts), mode="mirrored", mesh=mesh, model=None, edges=())
 
     @property
     def compresses(self) -> bool:
@@ -236,7 +266,11 @@ class Plan:
     def digest(self) -> str:
         """A hash of what workers must agree on: everything but the id, the notes, and how many bytes there will be."""
         edges = tuple(replace(edge, bytes=0) for edge in self.edges)
-        data = replace(self, id="", notes=(), edges=edges, batch=0).to_proto().SerializeToString(deterministic=True)
+        data = (
+            replace(self, id="", notes=(), edges=edges, model_edges=(), batch=0)
+            .to_proto()
+            .SerializeToString(deterministic=True)
+        )
         return hashlib.sha256(data).hexdigest()
 
     def where(self, *path: str | int) -> str:

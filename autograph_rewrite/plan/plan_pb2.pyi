@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Plan(_message.Message):
-    __slots__ = ("version", "id", "strategy", "graph_digest", "mesh", "devices", "mode", "semantics", "timeout_seconds", "batch_inputs", "default", "variables", "edges", "notes", "micro", "pipeline", "remat", "passes", "batch", "steps_per_run")
+    __slots__ = ("version", "id", "strategy", "graph_digest", "mesh", "devices", "mode", "semantics", "timeout_seconds", "batch_inputs", "default", "variables", "edges", "notes", "micro", "pipeline", "remat", "passes", "model", "model_edges", "batch", "steps_per_run")
     class Mode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         unset: _ClassVar[Plan.Mode]
@@ -35,6 +35,8 @@ class Plan(_message.Message):
     PIPELINE_FIELD_NUMBER: _ClassVar[int]
     REMAT_FIELD_NUMBER: _ClassVar[int]
     PASSES_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    MODEL_EDGES_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     STEPS_PER_RUN_FIELD_NUMBER: _ClassVar[int]
     version: int
@@ -55,9 +57,11 @@ class Plan(_message.Message):
     pipeline: Pipeline
     remat: Remat
     passes: _containers.RepeatedCompositeFieldContainer[OwnPass]
+    model: Model
+    model_edges: _containers.RepeatedCompositeFieldContainer[Edge]
     batch: int
     steps_per_run: int
-    def __init__(self, version: _Optional[int] = ..., id: _Optional[str] = ..., strategy: _Optional[str] = ..., graph_digest: _Optional[str] = ..., mesh: _Optional[_Iterable[_Union[Axis, _Mapping]]] = ..., devices: _Optional[_Iterable[str]] = ..., mode: _Optional[_Union[Plan.Mode, str]] = ..., semantics: _Optional[_Union[Semantics, _Mapping]] = ..., timeout_seconds: _Optional[float] = ..., batch_inputs: _Optional[_Iterable[_Union[BatchInput, _Mapping]]] = ..., default: _Optional[_Union[Options, _Mapping]] = ..., variables: _Optional[_Iterable[_Union[VariableRequest, _Mapping]]] = ..., edges: _Optional[_Iterable[_Union[Edge, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., micro: _Optional[_Union[Micro, _Mapping]] = ..., pipeline: _Optional[_Union[Pipeline, _Mapping]] = ..., remat: _Optional[_Union[Remat, _Mapping]] = ..., passes: _Optional[_Iterable[_Union[OwnPass, _Mapping]]] = ..., batch: _Optional[int] = ..., steps_per_run: _Optional[int] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., id: _Optional[str] = ..., strategy: _Optional[str] = ..., graph_digest: _Optional[str] = ..., mesh: _Optional[_Iterable[_Union[Axis, _Mapping]]] = ..., devices: _Optional[_Iterable[str]] = ..., mode: _Optional[_Union[Plan.Mode, str]] = ..., semantics: _Optional[_Union[Semantics, _Mapping]] = ..., timeout_seconds: _Optional[float] = ..., batch_inputs: _Optional[_Iterable[_Union[BatchInput, _Mapping]]] = ..., default: _Optional[_Union[Options, _Mapping]] = ..., variables: _Optional[_Iterable[_Union[VariableRequest, _Mapping]]] = ..., edges: _Optional[_Iterable[_Union[Edge, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., micro: _Optional[_Union[Micro, _Mapping]] = ..., pipeline: _Optional[_Union[Pipeline, _Mapping]] = ..., remat: _Optional[_Union[Remat, _Mapping]] = ..., passes: _Optional[_Iterable[_Union[OwnPass, _Mapping]]] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., model_edges: _Optional[_Iterable[_Union[Edge, _Mapping]]] = ..., batch: _Optional[int] = ..., steps_per_run: _Optional[int] = ...) -> None: ...
 
 class OwnPass(_message.Message):
     __slots__ = ("name", "after", "code")
@@ -132,6 +136,26 @@ class Micro(_message.Message):
     uneven: bool
     loop: bool
     def __init__(self, count: _Optional[int] = ..., layout: _Optional[_Union[Micro.Layout, str]] = ..., uneven: bool = ..., loop: bool = ...) -> None: ...
+
+class Model(_message.Message):
+    __slots__ = ("axes", "devices", "shardings")
+    AXES_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    SHARDINGS_FIELD_NUMBER: _ClassVar[int]
+    axes: _containers.RepeatedScalarFieldContainer[int]
+    devices: _containers.RepeatedScalarFieldContainer[str]
+    shardings: _containers.RepeatedCompositeFieldContainer[TensorSharding]
+    def __init__(self, axes: _Optional[_Iterable[int]] = ..., devices: _Optional[_Iterable[str]] = ..., shardings: _Optional[_Iterable[_Union[TensorSharding, _Mapping]]] = ...) -> None: ...
+
+class TensorSharding(_message.Message):
+    __slots__ = ("name", "split", "device")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SPLIT_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    split: _containers.RepeatedScalarFieldContainer[int]
+    device: int
+    def __init__(self, name: _Optional[str] = ..., split: _Optional[_Iterable[int]] = ..., device: _Optional[int] = ...) -> None: ...
 
 class Axis(_message.Message):
     __slots__ = ("name", "size")
@@ -252,7 +276,7 @@ class VariableRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., placement: _Optional[str] = ..., options: _Optional[_Union[Options, _Mapping]] = ..., servers: _Optional[_Iterable[str]] = ..., sizes: _Optional[_Iterable[int]] = ..., server: _Optional[_Union[Server, _Mapping]] = ..., stage: _Optional[int] = ...) -> None: ...
 
 class Edge(_message.Message):
-    __slots__ = ("value", "to", "owner", "role", "lowering", "dtype", "bytes", "group_key", "instance_key", "order", "bucket", "reason", "compressor", "own_compressor")
+    __slots__ = ("value", "to", "owner", "role", "lowering", "dtype", "bytes", "group_key", "instance_key", "order", "bucket", "reason", "compressor", "own_compressor", "logical")
     VALUE_FIELD_NUMBER: _ClassVar[int]
     FROM_FIELD_NUMBER: _ClassVar[int]
     TO_FIELD_NUMBER: _ClassVar[int]
@@ -268,6 +292,7 @@ class Edge(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     COMPRESSOR_FIELD_NUMBER: _ClassVar[int]
     OWN_COMPRESSOR_FIELD_NUMBER: _ClassVar[int]
+    LOGICAL_FIELD_NUMBER: _ClassVar[int]
     value: str
     to: str
     owner: str
@@ -282,4 +307,5 @@ class Edge(_message.Message):
     reason: str
     compressor: Options.Compressor
     own_compressor: str
-    def __init__(self, value: _Optional[str] = ..., to: _Optional[str] = ..., owner: _Optional[str] = ..., role: _Optional[str] = ..., lowering: _Optional[str] = ..., dtype: _Optional[str] = ..., bytes: _Optional[int] = ..., group_key: _Optional[int] = ..., instance_key: _Optional[int] = ..., order: _Optional[int] = ..., bucket: _Optional[int] = ..., reason: _Optional[str] = ..., compressor: _Optional[_Union[Options.Compressor, str]] = ..., own_compressor: _Optional[str] = ..., **kwargs) -> None: ...
+    logical: int
+    def __init__(self, value: _Optional[str] = ..., to: _Optional[str] = ..., owner: _Optional[str] = ..., role: _Optional[str] = ..., lowering: _Optional[str] = ..., dtype: _Optional[str] = ..., bytes: _Optional[int] = ..., group_key: _Optional[int] = ..., instance_key: _Optional[int] = ..., order: _Optional[int] = ..., bucket: _Optional[int] = ..., reason: _Optional[str] = ..., compressor: _Optional[_Union[Options.Compressor, str]] = ..., own_compressor: _Optional[str] = ..., logical: _Optional[int] = ..., **kwargs) -> None: ...

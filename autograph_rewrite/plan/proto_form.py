@@ -24,6 +24,8 @@ _PARTS: dict[str, type[Any]] = {
     "Micro": messages.Micro,
     "Pipeline": messages.Pipeline,
     "Remat": messages.Remat,
+    "Model": messages.Model,
+    "TensorSharding": messages.TensorSharding,
     "OwnPass": messages.OwnPass,
     "BatchInput": messages.BatchInput,
     "Options": messages.Options,

@@ -15,6 +15,9 @@ HOST = "/device:CPU:0"
 def run_devices(plan: Plan, task: int = 0) -> tuple[str, ...]:
     """Return the devices that the replicas of one process really run on; with stages, those of the first one first."""
     devices = plan.devices_of(task)
+    if plan.model is not None:
+        each = len(plan.model.devices) // len(plan.processes)
+        return plan.model.devices[task * each : (task + 1) * each]
     if plan.pipeline is not None:
         return plan.pipeline.devices
     if plan.mode == "shared" and all(parse(device).kind == "CPU" for device in devices):

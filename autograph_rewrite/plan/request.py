@@ -17,6 +17,7 @@ from autograph_rewrite.plan.codecs import plan_name
 from autograph_rewrite.plan.parts import messages
 from autograph_rewrite.plan.parts.graph_digest import InputLike, ItemLike, graph_digest
 from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.plan.tensor_shardings import placed_by_hand
 from autograph_rewrite.plan.user_passes import own_passes
 
 
@@ -38,7 +39,7 @@ def request(item: ItemLike, config: Config, *, strategy: str) -> Plan:
         mode=config.mode,
         strategy=strategy,
         graph_digest=graph_digest(item.graph),
-        mesh=(messages.Axis("data", len(devices)),),
+        mesh=_mesh(config, len(devices)),
         semantics=messages.Semantics(**config.semantics.model_dump()),
         timeout_seconds=config.timeout_seconds,
         batch_inputs=tuple(
@@ -51,10 +52,29 @@ def request(item: ItemLike, config: Config, *, strategy: str) -> Plan:
         micro=_micro(item, config),
         pipeline=_pipeline(config, len(devices)),
         remat=_remat(item, config),
+        model=_model(item, config),
         passes=own_passes(config),
         steps_per_run=config.steps_per_run if config.steps_per_run > 1 else 0,
     )
     return replace(plan, id=f"{strategy}-{plan.digest()[:12]}")
+
+
+def _mesh(config: Config, replicas: int) -> tuple[messages.Axis, ...]:
+    data = messages.Axis("data", replicas)
+    return (data, messages.Axis("model", config.model_size)) if config.model_size > 1 else (data,)
+
+
+def _model(item: ItemLike, config: Config) -> messages.Model | None:
+    """The model axis, with the variables and tensors that the configuration places on it.
+
+    Raises:
+        ConfigError: with every entry of `sharding` that names nothing, or places what is already placed otherwise.
+    """
+    if config.mesh is None or config.model_size == 1:
+        return None
+    shardings, faults = placed_by_hand(item, config)
+    raise_if_any(faults, error=ConfigError, title=config.where())
+    return messages.Model(config.mesh.model_axes, _of_all_workers(config), shardings)
 
 
 def _micro(item: ItemLike, config: Config) -> messages.Micro | None:
@@ -91,11 +111,11 @@ def _pipeline(config: Config, replicas: int) -> messages.Pipeline | None:
     if section is None:
         return None
     given, devices = config.replica_devices(), section.devices or ()
-    if config.has_stages_on_hosts:
-        devices = devices or _of_all_workers(config)
+    if config.is_driven:
+        devices = devices or _of_all_workers(config, config.model_size)
     elif not devices:
         defaults = tuple(canonical(f"CPU:{stage}") for stage in range(section.stages))
-        devices = defaults if len(given) % section.stages else given
+        devices = defaults if len(given) % section.stages else given[:: config.model_size]
     schedule = "one_f_one_b" if section.schedule == "1f1b" else section.schedule
     if section.form == "loop":
         schedule = "circular" if section.circular_repeat > 1 else "gpipe"
@@ -128,10 +148,11 @@ def job_devices(config: Config) -> tuple[str, ...]:
     Raises:
         ConfigError: the configuration names no devices.
     """
-    if config.has_stages_on_hosts:
-        assert config.pipeline is not None
-        named, count = config.pipeline.devices, config.pipeline.stages
-        return named[:1] if named is not None else _of_all_workers(config, count)
+    if config.is_driven:
+        named, stages = None, 1
+        if config.pipeline is not None:
+            named, stages = config.pipeline.devices, config.pipeline.stages
+        return named[:1] if named is not None else _of_all_workers(config, stages * config.model_size)
     own = config.replicas
     if config.workers == 1 and not (config.cluster is not None and config.cluster.ps):
         return own
@@ -141,12 +162,14 @@ def job_devices(config: Config) -> tuple[str, ...]:
 def _of_all_workers(config: Config, every: int = 1) -> tuple[str, ...]:
     """Every so many of the devices of all workers, worker by worker."""
     own = config.replica_devices()
-    return tuple(on_task(device, "worker", task) for task in range(config.workers) for device in own)[::every]
+    if config.workers > 1:
+        own = tuple(on_task(device, "worker", task) for task in range(config.workers) for device in own)
+    return own[::every]
 
 
 def _is_made_alike(item: ItemLike, tensor: InputLike, config: Config) -> bool:
     """Whether an input comes out of an iterator that each process's graph has itself; others are handed to it."""
-    if config.workers == 1 or config.input == "per_worker" or config.has_stages_on_hosts:
+    if config.workers == 1 or config.input == "per_worker" or config.is_driven:
         return False
     nodes = item.graph.nodes
     made = nodes.get(tensor.tensor.partition(":")[0])

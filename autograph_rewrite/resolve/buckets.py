@@ -55,7 +55,7 @@ def assign_buckets(plan: Plan, state: Propagation, edges: Mapping[Key, EdgePlan]
         options = plan.options_of(edge.owner)
         if not 0 < edge.bytes < options.bucket_bytes or (in_memory and edge.bytes >= TOO_LARGE_TO_COPY):
             continue
-        kind = (edge.dtype, options.hint, edge.compressor, options.bucket_bytes, depth)
+        kind = (edge.dtype, options.hint, edge.compressor, options.bucket_bytes, edge.logical, depth)
         current, filled = open_buckets.get(kind, (0, 0))
         if not current or filled + edge.bytes > options.bucket_bytes:
             number += 1

@@ -6,6 +6,7 @@ norms, batch statistics) belongs to the step.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -35,6 +36,7 @@ from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve import compression, wire_types
 from autograph_rewrite.resolve.batch_inputs import measured_input
 from autograph_rewrite.resolve.buckets import assign_buckets
+from autograph_rewrite.resolve.logical_devices import logical_devices
 from autograph_rewrite.resolve.wire_types import as_sent, can_gather_collectively, sent_bytes
 
 MEASURES = frozenset(("Shape", "ShapeN", "Size", "Rank"))  # how many rows there are is not the rows
@@ -68,8 +70,10 @@ def resolve_edges(
             edges.add(value, "replicated", "it is an output")
     found = _homed(plan, state, _without_statistics(state, edges.found))
     found = compression.choose(plan, state, found, variables)
+    found = _on_logical_devices(plan, state, found)
     listed = compression.with_rounds(assign_buckets(plan, state, found), state, variables)
-    keyed = collective_keys.with_keys(listed, plan.devices, plan.hosts)
+    groups = functools.cache(lambda crosses, logical: collective_keys.group_key(plan.members(crosses, logical)))
+    keyed = collective_keys.with_keys(listed, lambda edge: groups(edge.lowered.crosses, edge.logical))
     return replace(plan.with_edges(keyed), batch=sizes.batch)
 
 
@@ -163,6 +167,16 @@ class _Edges:
             bytes=sent_bytes(state, value, self.sizes),
             reason=reason,
         )
+
+
+def _on_logical_devices(
+    plan: Plan, state: Propagation, found: Mapping[tuple[str, str], EdgePlan]
+) -> dict[tuple[str, str], EdgePlan]:
+    """Return the edges, each with the logical device that has its value."""
+    if plan.model is None:
+        return dict(found)
+    logical, graph = logical_devices(state.order), state.graph
+    return {key: replace(edge, logical=logical.get(graph.value(edge.value).node, 0)) for key, edge in found.items()}
 
 
 def fresh_draws(state: Propagation) -> list[Value]:

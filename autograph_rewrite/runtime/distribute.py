@@ -135,7 +135,7 @@ class Rewriter:
             return (needed_devices if given.stage_hosts else run_devices)(given, self._job.task)
         given.require_usable()
         own = given.replica_devices()
-        return own if given.has_stages_on_hosts else _placed(own, given.mode)
+        return own if given.is_driven else _placed(own, given.mode)
 
     def keras_job(self, batch_inputs: Mapping[str, int | None] | None) -> KerasJob | None:
         """Return what this worker does differently with a model; None where there is only one process."""
@@ -143,7 +143,7 @@ class Rewriter:
             return None
         given = self._job.given
         splits = isinstance(given, Plan) or given.input == "global"
-        has_stages = bool(given.stage_hosts) if isinstance(given, Plan) else given.has_stages_on_hosts
+        has_stages = bool(given.stage_hosts) if isinstance(given, Plan) else given.is_driven
         whole = ("train",) if has_stages else ()
         return KerasJob(self.member, given.timeout_seconds, splits=splits, batch_inputs=batch_inputs, whole=whole)
 

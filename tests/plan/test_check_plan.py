@@ -76,7 +76,7 @@ CASES: list[tuple[Callable[[Plan], Plan], str]] = [
     (lambda p: replace(p, mesh=(messages.Axis("data", 0),)), "the axis data has size 0; it must be at least 1"),
     (
         lambda p: replace(p, mesh=(messages.Axis("data", 1), messages.Axis("model", 2))),
-        "a model axis above 1 is not available yet in this version",
+        "the axes of mesh multiply to 2, but there are 1 devices",
     ),
     (
         lambda p: replace(p, mesh=(messages.Axis("data", 2), messages.Axis("data", 1))),

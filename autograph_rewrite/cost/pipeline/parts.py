@@ -19,7 +19,7 @@ from autograph_rewrite.ir.graph import Node, Span
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.variable_ops import variable_dependent_nodes
 from autograph_rewrite.passes.pipeline_parallel.early_sends import Devices, are_apart
-from autograph_rewrite.passes.pipeline_parallel.placement import place_stages
+from autograph_rewrite.passes.pipeline_parallel.placement import Cells, place_stages
 from autograph_rewrite.plan.parts.pipeline_schedule import BACKWARD, FORWARD
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve.stages.assignment import assign_stages
@@ -78,7 +78,8 @@ def stage(folded: AnalyzedStep, plan: Plan, counts: Mapping[Node, OpCounts]) -> 
     joined = _joined(folded, early)
     _refuse_meetings(folded, early, joined)
     marks = [f"/device:CPU:{number}" for number in range(stages.count)]
-    place_stages(state.graph, stages, marks, captured=False)  # the graph of a folded step is nobody else's
+    cells = Cells([(mark,) for mark in marks])
+    place_stages(state.graph, stages, cells, captured=False)  # the graph of a folded step is nobody else's
     beside = {mark: number for number, mark in enumerate(marks)}
     parts: dict[Part, list[Node]] = {}
     part_of: dict[Node, Part] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from autograph_rewrite.analysis.accelerator.host_nodes import host_nodes
 from autograph_rewrite.ir.control_flow import frames_of
@@ -15,9 +15,10 @@ from autograph_rewrite.passes.emit.assign_devices import assign_devices
 from autograph_rewrite.passes.emit.replica_layout import ReplicaLayout
 from autograph_rewrite.passes.micro_batches.sequencing import sequence_micro_batches
 from autograph_rewrite.passes.pipeline_parallel.early_sends import tell_ready
-from autograph_rewrite.passes.pipeline_parallel.placement import complete_stages, place_stages
+from autograph_rewrite.passes.pipeline_parallel.placement import Cells, complete_stages, place_stages
 from autograph_rewrite.passes.pipeline_parallel.schedule import schedule_stages
 from autograph_rewrite.plan.replica_devices import HOST, run_devices
+from autograph_rewrite.resolve.logical_devices import logical_devices
 from autograph_rewrite.resolve.remat.offloaded import OFFLOAD_ATTR
 from autograph_rewrite.resolve.stages.assignment import Stages
 from autograph_rewrite.resolve.stages.colocation import follow, read_beside, require_beside, stay_at_tables
@@ -39,7 +40,7 @@ def place_instances(context: Context, stages: Stages | None, fed: Collection[str
     devices = run_devices(plan, context.task)
     stay_at_tables(graph, pinned_devices, _host(devices[0]))
     pinned_devices.update((node, _host(devices[0])) for node in graph if OFFLOAD_ATTR in node.attrs)
-    if stages is None or plan.pipeline is None:
+    if plan.pipeline is None and plan.model is None:
         order = sequence_micro_batches(graph, micro)
         if plan.looped:
             follow(graph, pinned_devices)
@@ -49,22 +50,45 @@ def place_instances(context: Context, stages: Stages | None, fed: Collection[str
         instances = tuple(device for device in devices for _ in range(micro))
         require_beside(graph, context.variables, instances, pinned_devices)
         return ReplicaLayout((instances,), micro, order, pinned_devices=pinned_devices)
-    each = len(devices) // plan.replicas
-    replicas = [devices[first : first + each] for first in range(0, len(devices), each)]
+    return _place_parts(context, stages, devices, micro)
+
+
+def _place_parts(context: Context, stages: Stages | None, devices: Sequence[str], micro: int) -> ReplicaLayout:
+    """Place the stages and logical devices of which each replica has several.
+
+    Args:
+        context: the rewrite.
+        stages: of the original nodes, None where the plan has no stages.
+        devices: replica by replica, of each stage by stage, of each the logical devices.
+        micro: how many micro-batches there are.
+    """
+    graph, plan, pinned_devices = context.graph, context.plan, context.server_region.devices
+    size = plan.model.size if plan.model is not None else 1
+    each = len(devices) // context.plan.replicas_each // size
+    cells = [devices[first : first + size] for first in range(0, len(devices), size)]
+    replicas = [cells[first : first + each] for first in range(0, len(cells), each)]
+    firsts = [[cell[0] for cell in own] for own in replicas]
     order = NO_ORDER
-    if not plan.looped:
+    if stages is None or plan.pipeline is None:
+        stages = Stages(1, {node: 0 for node in graph if node.span is Span.EACH}, set())
+        order = sequence_micro_batches(graph, micro)
+    elif not plan.looped:
         complete_stages(graph, stages)
-        order = schedule_stages(graph, stages, plan.pipeline.schedule, replicas, micro)
+        order = schedule_stages(graph, stages, plan.pipeline.schedule, firsts, micro)
+    logical = logical_devices(topological_order(graph)) if size > 1 else {}
     driver = plan.stage_hosts[0] + HOST if plan.stage_hosts else ""
-    place_stages(graph, stages, devices[:each], captured=context.captures, driver=driver)
+    place_stages(graph, stages, Cells(replicas[0], logical), captured=context.captures, driver=driver)
     if plan.looped:
         follow(graph, pinned_devices)
     for node, home in pinned_devices.items():
         if node.span is Span.ONCE:
             node.set_device(home)  # what a server holds is no part of a stage
-    tell_ready(graph, stages, order.roots, replicas)
-    by_stage = (tuple(own[s % each] for own in replicas for _ in range(micro)) for s in range(stages.count))
-    return ReplicaLayout(tuple(by_stage), micro, order, stages.of, pinned_devices)
+    if plan.pipeline is not None:
+        tell_ready(graph, stages, order.roots, firsts)
+    places = [(stage, k) for stage in range(stages.count) for k in range(size)]
+    by_place = tuple(tuple(own[s % each][k] for own in replicas for _ in range(micro)) for s, k in places)
+    of = {node: stages.of.get(node, 0) * size + logical.get(node, 0) for node in graph} if size > 1 else stages.of
+    return ReplicaLayout(by_place, micro, order, of, pinned_devices)
 
 
 def _stay_on_host(context: Context, first: str, fed: Collection[str]) -> None:

@@ -8,7 +8,8 @@ ONCE nodes   from the summed gradient to the update: the stage of the gradient, 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from autograph_rewrite.analysis.barriers import predecessors
 from autograph_rewrite.ir.graph import Graph, Node, Span
@@ -48,13 +49,29 @@ def _begins(node: Node) -> bool:
     return all(value.node.span is Span.ONCE or value.node.op == "Const" for value in node.inputs)
 
 
-def place_stages(graph: Graph, stages: Stages, devices: Sequence[str], *, captured: bool, driver: str = "") -> None:
+class Cells(NamedTuple):
+    """The devices of a replica.
+
+    Attributes:
+        devices: of each of its stages, the logical devices.
+        logical: which of them has a node; the first where it does not say.
+    """
+
+    devices: Sequence[Sequence[str]]
+    logical: Mapping[Node, int] = {}
+
+    def of(self, node: Node, stage: int) -> str:
+        """Return the device of a node of a stage."""
+        return self.devices[stage % len(self.devices)][self.logical.get(node, 0)]
+
+
+def place_stages(graph: Graph, stages: Stages, cells: Cells, *, captured: bool, driver: str = "") -> None:
     """Set the device of every node that runs once.
 
     Args:
         graph: the folded graph.
         stages: of its EACH nodes.
-        devices: of the stages, in turn.
+        cells: the devices of the first replica.
         captured: variables live outside of the graph, on the first device.
         driver: where stages are in several processes, the CPU of the one that runs them.
     """
@@ -83,7 +100,7 @@ def place_stages(graph: Graph, stages: Stages, devices: Sequence[str], *, captur
         elif len(set(readers)) == 1 and readers[0] in choices.get(node, ()):
             found[node] = readers[0]  # a gradient that is scaled by the norm of all stays where it is
         is_drivers = driver and _OF_THE_PROGRAM.search(node.op)
-        node.set_device(driver if is_drivers else devices[found[node] % len(devices)])
+        node.set_device(driver if is_drivers else cells.of(node, found[node]))
 
 
 def _gives_handle(node: Node) -> bool:

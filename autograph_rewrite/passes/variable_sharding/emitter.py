@@ -139,7 +139,7 @@ class Emitter:
             return self._local_entries(value, reshard)
         if isinstance(reshard, Slice):
             return self.pieces(self.whole(value), reshard.dim, reshard.unit)
-        if reshard is None and self.shares.fact(value).placement.differs:
+        if reshard is None and self.shares.fact(value).placement.differs and value not in self.shares.summed:
             return self.cut(value)
         whole = self.whole(value)
         if reshard is None or reshard == REPLICATED:
@@ -158,15 +158,22 @@ class Emitter:
     def cut(self, value: Value) -> tuple[Value, ...]:
         """Return the parts of a value that differs between shards."""
         if value not in self.parts:
-            return self.pieces(value, self.shares.gradients[value])
+            rows = unit(self.shares.facts[value].split_size)
+            return self.pieces(value, self.shares.gradients[value], rows or 1)
         return self.parts[value]
 
-    def along(self, value: Value, axis: int) -> tuple[Value, ...]:
-        """Return the parts of a value of a variable's shape, cut along an axis."""
+    def along(self, value: Value, axis: int, rows: int = 1) -> tuple[Value, ...]:
+        """Return the parts of a value of a variable's shape.
+
+        Args:
+            value: of the variable's shape.
+            axis: along which the variable is cut.
+            rows: of it there are for each unit.
+        """
         fact = self.shares.fact(value)
-        if fact.placement == split(axis) and unit(fact.split_size) == 1:
+        if fact.placement == split(axis) and unit(fact.split_size) == rows and value not in self.shares.summed:
             return self.cut(value)
-        return self.pieces(self.whole(value), axis)
+        return self.pieces(self.whole(value), axis, rows)
 
     def pieces(self, value: Value, axis: int, rows: int = 1) -> tuple[Value, ...]:
         """Cut a whole value; `rows` entries belong to each of the variable's.

@@ -53,23 +53,30 @@ class Uses:
         shares: what is cut.
         sizes: of the shards.
         names: of the variables, by the node that gives the handle.
+        emitter: clones nodes, and converts values.
 
     Attributes:
+        emit: what it clones and converts with.
         handles: of the shards of each variable.
     """
 
     def __init__(
-        self, graph: Graph, shares: ShardPlacements, sizes: tuple[int, ...], names: Mapping[Node, str]
+        self,
+        graph: Graph,
+        shares: ShardPlacements,
+        sizes: tuple[int, ...],
+        names: Mapping[Node, str],
+        emitter: type[Emitter] = Emitter,
     ) -> None:
         self._graph, self._shares, self._sizes = graph, shares, sizes
-        self._emit = Emitter(graph, shares, sizes)
-        self._rows = Rows(graph, sizes)
+        self.emit = emitter(graph, shares, sizes)
+        self._rows: dict[int, Rows] = {}
         self._reads: dict[tuple[Value, frozenset[Node]], Node] = {}
         self.handles = {handle: self._cut_handle(handle, name) for handle, name in names.items()}
 
     def run(self) -> None:
         """Rewrite the graph."""
-        emit, shares = self._emit, self._shares
+        emit, shares = self.emit, self._shares
         for node in shares.state.order:
             if (member := shares.member(node)) is not None:
                 self._use(node, member)
@@ -82,9 +89,9 @@ class Uses:
     def _cut_handle(self, handle: Node, name: str) -> tuple[Node, ...]:
         """Add the handles of the shards."""
         member = self._shares.members[handle]
-        cut = Sharded(member.axis, self._sizes)
+        cut = Sharded(member.axis, self._sizes_of(member.rows))
         made = []
-        for k in self._emit.shards:
+        for k in self.emit.shards:
             without = ("_class", "_output_shapes")
             new = copy_node(self._graph, handle, (), name=shard_name(handle.name, k), variant=Variant(without=without))
             if handle.op == "VarHandleOp":
@@ -92,12 +99,20 @@ class Uses:
                 if handle.attr("shared_name") != ANONYMOUS:
                     new.set_attr("shared_name", shard_name(name, k).encode())
             made.append(new)
-        self._emit.clones[handle] = tuple(made)
-        self._emit.parts[handle.output()] = tuple(node.output() for node in made)
+        self.emit.keep(handle, made)
         return tuple(made)
 
+    def _sizes_of(self, rows: int) -> tuple[int, ...]:
+        """Return the sizes of shards, where each unit has some rows."""
+        return tuple(size * rows for size in self._sizes)
+
+    def _rows_of(self, rows: int) -> Rows:
+        if rows not in self._rows:
+            self._rows[rows] = Rows(self._graph, self._sizes_of(rows))
+        return self._rows[rows]
+
     def _use(self, node: Node, member: ShardedVariable) -> None:
-        emit = self._emit
+        emit = self.emit
         handles = emit.parts[node.inputs[0]]
         if writes_variable(node.op):
             (self._update_rows if updates_rows(node) else self._update)(node, member)
@@ -118,18 +133,18 @@ class Uses:
 
     def _copy(self, node: Node, shard: int) -> Node:
         handle, *others = node.inputs
-        return self._emit.copy(node, shard, [self._emit.parts[handle][shard], *others])
+        return self.emit.copy(node, shard, [self.emit.parts[handle][shard], *others])
 
     def _all(self, node: Node) -> Value:
         """Return whether something holds of all shards."""
-        holds, *others = [clone.output() for clone in self._emit.clones[node]]
+        holds, *others = [clone.output() for clone in self.emit.clones[node]]
         for other in others:
-            holds = self._emit.add("LogicalAnd", [holds, other], node, "all")
+            holds = self.emit.add("LogicalAnd", [holds, other], node, "all")
         return holds
 
     def _read(self, node: Node, handles: tuple[Value, ...]) -> None:
         """Read the shards; reads that happen at the same time are one."""
-        emit = self._emit
+        emit = self.emit
         key = handles[0], frozenset(node.controls)
         first = self._reads.setdefault(key, node)
         if first is node:
@@ -141,61 +156,65 @@ class Uses:
 
     def _whole(self, node: Node, member: ShardedVariable, handles: tuple[Value, ...]) -> Value:
         """Return the whole variable, as it is when `node` reads it."""
-        emit = self._emit
+        emit = self.emit
         dtype = node.output_dtypes[0]
         reads = [emit.add("ReadVariableOp", [h], node, f"part_{k}/read", dtype=dtype) for k, h in enumerate(handles)]
         emit.clones[node] = tuple(read.node for read in reads)
         return emit.concat(reads, member.axis, node)
 
     def _lookup(self, node: Node, member: ShardedVariable, handles: tuple[Value, ...]) -> None:
-        emit, ids = self._emit, node.inputs[1]
+        emit, ids = self.emit, node.inputs[1]
         if node.attr("batch_dims", 0):
             whole, first = self._whole(node, member, handles), emit.const(0, np.int32, node, "first")
             made = emit.add("GatherV2", [whole, ids, first], node, "rows", batch_dims=node.attr("batch_dims"))
         elif member.axis == 0:
-            made, emit.clones[node] = self._rows.lookup(node, handles, emit.whole(ids), member.shape[1:])
+            rows = self._rows_of(member.rows)
+            made, emit.clones[node] = rows.lookup(node, handles, emit.whole(ids), member.shape[1:])
         else:
-            columns = [self._emit.copy(node, k, [handle, emit.whole(ids)]) for k, handle in enumerate(handles)]
+            columns = [self.emit.copy(node, k, [handle, emit.whole(ids)]) for k, handle in enumerate(handles)]
+            if node.output() in self._shares.facts:
+                emit.keep(node, columns)
+                return
             emit.clones[node] = tuple(columns)
             made = emit.concat([each.output() for each in columns], member.axis - len(member.shape), node)
         emit.instead[node.output()] = made
 
     def _gather(self, node: Node) -> None:
         """Look rows of a value up in the shards of it."""
-        emit, shares = self._emit, self._shares
+        emit, shares = self.emit, self._shares
         table, ids, axis = node.inputs
         fact, at = shares.facts.get(table), shares.state.facts[axis].value
         if fact is None or table not in emit.parts or fact.placement.dim or not fact.placement.is_split:
             return
-        shape = shares.state.facts[table].shape
-        if at != (0,) or node.attr("batch_dims", 0) or shape is None or unit(fact.split_size) != 1:
+        shape, rows = shares.state.facts[table].shape, unit(fact.split_size)
+        if at != (0,) or node.attr("batch_dims", 0) or shape is None or rows is None:
             return
         row = tuple(dim for dim in shape[1:] if isinstance(dim, int))
         if len(row) == len(shape) - 1:
-            found, emit.clones[node] = self._rows.lookup(node, emit.parts[table], emit.whole(ids), row)
+            found, emit.clones[node] = self._rows_of(rows).lookup(node, emit.parts[table], emit.whole(ids), row)
             emit.instead[node.output()] = found
 
     def _update(self, node: Node, member: ShardedVariable) -> None:
         """Update each shard with its part of what has the variable's shape."""
-        emit, dense = self._emit, dense_inputs(node)
+        emit, dense = self.emit, dense_inputs(node)
         taken = []
         for i, value in enumerate(node.inputs):
             if is_handle(value):
                 taken.append(emit.parts[value])
             elif i in dense:
-                taken.append(emit.along(value, member.axis))
+                taken.append(emit.along(value, member.axis, member.rows))
             else:
                 taken.append((emit.whole(value),) * len(self._sizes))
         emit.keep(node, [emit.copy(node, k, [values[k] for values in taken]) for k in emit.shards])
 
     def _update_rows(self, node: Node, member: ShardedVariable) -> None:
         """Update in each shard the rows that it holds; of columns, each shard holds some of all rows."""
-        emit = self._emit
+        emit = self.emit
         names = [arg.name for arg in get_op(node.op).inputs]
         ids = emit.whole(node.inputs[names.index("indices")])
         copies = []
         for k in emit.shards:
-            places, local = self._rows.of(ids)[k] if member.axis == 0 else (None, ids)
+            places, local = self._rows_of(member.rows).of(ids)[k] if member.axis == 0 else (None, ids)
             inputs = []
             for name, value in zip(names, node.inputs, strict=True):
                 if is_handle(value):
@@ -205,8 +224,9 @@ class Uses:
                 elif name not in ("grad", "updates") or self._shares.state.facts[value].shape == ():
                     inputs.append(emit.whole(value))
                 elif places is None:
-                    inputs.append(emit.pieces(emit.whole(value), member.axis - len(member.shape))[k])
+                    inputs.append(emit.pieces(emit.whole(value), member.axis - len(member.shape), member.rows)[k])
                 else:
-                    inputs.append(self._rows.select(emit.whole(value), member.shape[1:], places, k))
+                    rows = self._rows_of(member.rows)
+                    inputs.append(rows.select(emit.whole(value), member.shape[1:], places, k))
             copies.append(emit.copy(node, k, inputs))
         emit.keep(node, copies)

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from autograph_rewrite.analysis.facts.placement import LOCAL, Fact, split
+from autograph_rewrite.analysis.facts.placement import LOCAL, Fact, Shape, split
 from autograph_rewrite.analysis.facts.symbolic_dims import local_symbol, unit
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.rule_table import TABLE, families
@@ -36,10 +36,23 @@ _MEANS = frozenset((dtypes.FLOAT, dtypes.DOUBLE))
 
 
 class ShardedVariable(NamedTuple):
-    """A variable that is cut: its whole shape, and along which axis."""
+    """A variable that is cut.
+
+    Attributes:
+        shape: of the whole.
+        axis: along which it is cut.
+        rows: of it there are for each unit that shards are counted in.
+    """
 
     shape: tuple[int, ...]
     axis: int
+    rows: int = 1
+
+    @property
+    def block(self) -> Shape:
+        """The shape of one shard, counted in units."""
+        size = local_symbol()._replace(coef=self.rows)
+        return (*self.shape[: self.axis], size, *self.shape[self.axis + 1 :])
 
 
 @dataclass
@@ -52,7 +65,8 @@ class ShardPlacements:
         members: the variables, by the node that gives the handle.
         facts: what readers in the update see of each value that is cut, or a sum over the shards.
         answers: of the nodes that run for each shard.
-        gradients: whole values that are cut for their readers in the update, with the axis.
+        gradients: whole values that are cut for their readers, with the axis.
+        summed: values that all readers see whole, although they arise in parts.
     """
 
     state: Propagation
@@ -61,6 +75,7 @@ class ShardPlacements:
     facts: dict[Value, Fact] = field(default_factory=dict)
     transfers: dict[Node, NodeTransfer] = field(default_factory=dict)
     gradients: dict[Value, int] = field(default_factory=dict)
+    summed: frozenset[Value] = frozenset()
 
     def fact(self, value: Value) -> Fact:
         """Return what a reader in the update sees of a value."""
@@ -82,8 +97,8 @@ def place(
         step: the nodes that one step runs.
         looped: the nodes inside loops, which are left alone.
     """
-    shape, axis = next(iter(members.values()))
-    shares = ShardPlacements(state, shape[axis], members)
+    first = next(iter(members.values()))
+    shares = ShardPlacements(state, first.shape[first.axis], members)
     for node in state.order:
         if node in step and writes_variable(node.op) and (member := shares.member(node)) is not None:
             for value in gradients_of(state, node, member.shape):
@@ -102,8 +117,7 @@ def place(
 
 
 def _cut(value: Value, member: ShardedVariable) -> Fact:
-    shape, axis = member
-    return Fact(split(axis), value.dtype, (*shape[:axis], local_symbol(), *shape[axis + 1 :]))
+    return Fact(split(member.axis), value.dtype, member.block)
 
 
 def _shape(state: Propagation, value: Value) -> tuple[int, ...]:

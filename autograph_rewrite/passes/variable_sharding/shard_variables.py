@@ -25,6 +25,7 @@ from autograph_rewrite.item import GraphItem, Shards, Variable
 from autograph_rewrite.passes.variable_sharding.handle_uses import Uses, require_cuttable
 from autograph_rewrite.passes.variable_sharding.regather import gather_on_use
 from autograph_rewrite.passes.variable_sharding.shard_propagation import ShardedVariable, place
+from autograph_rewrite.plan.parts.messages import VariableRequest
 from autograph_rewrite.plan.parts.residence import Sharded, placed, shard_name
 from autograph_rewrite.plan.plan import Plan
 
@@ -46,7 +47,7 @@ def shard_variables_of(graph: Graph, item: GraphItem, plan: Plan) -> tuple[Graph
     if not cuts:
         return item, plan
     state = propagate(graph, {}, Semantics())
-    step = _step(graph, item)
+    step = step_of(graph, item)
     owners = _owners(item, state, step, cuts)
     cuts = {name: cuts[owner] for name, owner in owners.items()}
     shards: dict[str, Shards] = {}
@@ -58,7 +59,7 @@ def shard_variables_of(graph: Graph, item: GraphItem, plan: Plan) -> tuple[Graph
             require_cuttable(name, graph.nodes[item.variables[name].handle], set(members))
         if state.edits != graph.edits:
             state = revise(state)
-            step = _step(graph, item)
+            step = step_of(graph, item)
         looped = set(frames_of(state.order))
         by_handle = {graph.nodes[item.variables[name].handle]: name for name in names}
         uses = Uses(graph, place(state, members, step, looped), sizes, by_handle)
@@ -68,11 +69,45 @@ def shard_variables_of(graph: Graph, item: GraphItem, plan: Plan) -> tuple[Graph
             shards[name] = Shards(cuts[name].axis, sizes, tuple(node.name for node in made), cuts[name].servers)
     again = [shards[name].handles[0] for name in owners if cuts[name].stage == 3]
     gather_on_use(graph, [graph.nodes[handle] for handle in again])
+    return in_shards(graph, item, plan, shards, cuts, owners)
+
+
+def in_shards(
+    graph: Graph,
+    item: GraphItem,
+    plan: Plan,
+    shards: Mapping[str, Shards],
+    cuts: Mapping[str, Sharded],
+    owners: Mapping[str, str],
+) -> tuple[GraphItem, Plan]:
+    """Return an item whose variables say how they were cut, and a request for each shard instead of theirs.
+
+    Args:
+        graph: which has the shards.
+        item: as it was.
+        plan: its request.
+        shards: what the graph has of each variable that was cut.
+        cuts: how it was cut.
+        owners: whose request says how it is kept: its own, or that of the variable that it is a slot of.
+    """
     variables = {
         name: replace(variable, handle=shards[name].handles[0], shards=shards[name]) if name in shards else variable
         for name, variable in item.variables.items()
     }
     return item.with_(graph=graph, variables=variables), _with_shards(plan, cuts, owners)
+
+
+def with_slots(item: GraphItem, state: Propagation, step: set[Node], cut: Mapping[str, int]) -> dict[str, int]:
+    """Return what is cut along which dimension, with the slots of each variable cut like it.
+
+    Args:
+        item: whose variables they are.
+        state: placements of the graph in which nothing is cut.
+        step: the nodes that one step runs.
+        cut: the dimension of each variable that is cut, by name.
+    """
+    owners = _owners(item, state, step, cut)
+    return {name: cut[name] if name in cut else cut[owner] for name, owner in owners.items()}
 
 
 def shard_variables(variables: Mapping[str, Variable]) -> dict[str, Variable]:
@@ -106,7 +141,8 @@ def by_shards(reduced: Iterable[Value], outputs: Collection[Value]) -> set[Value
     return found
 
 
-def _step(graph: Graph, item: GraphItem) -> set[Node]:
+def step_of(graph: Graph, item: GraphItem) -> set[Node]:
+    """Return the nodes that one step runs."""
     roots = [graph.nodes[name] for name in item.targets if name in graph.nodes]
     return ancestors([*roots, *(value.node for value in graph.anchors.values())])
 
@@ -140,7 +176,7 @@ def _with_shards(plan: Plan, cuts: Mapping[str, Sharded], owners: Mapping[str, s
     requests = [request for request in plan.variables if request.name not in owners]
     known = {request.name: request for request in plan.variables}
     for name, owner in owners.items():
-        base = known.get(name, known[owner])
+        base = known.get(name) or known.get(owner) or VariableRequest(name, options=plan.default)
         for k in range(len(cuts[name].sizes)):
             requests.append(placed(replace(base, name=shard_name(name, k)), cuts[name].of_shard(k)))
     return replace(plan, variables=tuple(requests))

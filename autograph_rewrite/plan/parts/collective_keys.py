@@ -7,7 +7,7 @@ depends on call order, so processes that rewrite one graph agree without talking
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from autograph_rewrite.ir.types.device_names import canonical
@@ -43,15 +43,14 @@ def instance_keys(collectives: Iterable[tuple[str, str]]) -> dict[tuple[str, str
     return keys
 
 
-def with_keys(edges: Iterable[EdgePlan], devices: Sequence[str], hosts: Sequence[str] = ()) -> tuple[EdgePlan, ...]:
+def with_keys(edges: Iterable[EdgePlan], group: Callable[[EdgePlan], int]) -> tuple[EdgePlan, ...]:
     """The edges, those that are collectives with their keys and their place in the total order.
 
     The order is the one in which the edges come; the edges of a bucket stand where its first one does.
 
     Args:
         edges: in the order in which they are made.
-        devices: of all replicas.
-        hosts: the first device of each process.
+        group: gives the key of the members of a collective.
     """
     listed = tuple(edges)
     first: dict[object, EdgePlan] = {}  # of each collective: an edge alone, or a bucket
@@ -60,14 +59,13 @@ def with_keys(edges: Iterable[EdgePlan], devices: Sequence[str], hosts: Sequence
             first.setdefault(edge.bucket or ("alone", index), edge)
     orders = {collective: order for order, collective in enumerate(first)}
     keys = instance_keys(_identity(edge) for edge in first.values())
-    groups = {False: group_key(devices), True: group_key(hosts)}
 
     def keyed(index: int, edge: EdgePlan) -> EdgePlan:
         if not edge.is_collective:
             return edge
         collective = edge.bucket or ("alone", index)
         key = keys[_identity(first[collective])]
-        return replace(edge, group_key=groups[edge.lowered.crosses], instance_key=key, order=orders[collective])
+        return replace(edge, group_key=group(edge), instance_key=key, order=orders[collective])
 
     return tuple(keyed(index, edge) for index, edge in enumerate(listed))
 

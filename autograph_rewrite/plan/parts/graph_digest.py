@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class ValueLike(Protocol):
@@ -27,6 +27,7 @@ class NodeLike(Protocol):
     def output_dtypes(self) -> Sequence[int]: ...  # noqa: D102
     @property
     def attrs(self) -> Mapping[str, object]: ...  # noqa: D102
+    def attr(self, key: str, default: Any = None, /) -> Any: ...  # noqa: D102
 
 
 class GraphLike(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from autograph_rewrite.plan.parts.lowerings import Lowering, lowering
@@ -99,6 +100,41 @@ class Remat:
 
 
 @dataclass(frozen=True)
+class TensorSharding:
+    """How a variable or a tensor lies on the model axis; slots of an optimizer lie like their variable.
+
+    Attributes:
+        name: of a variable, else of a tensor: `node` or `node:1`.
+        split: into how many parts each dimension is cut; empty: every device has the whole.
+        device: the logical device that holds it, where one does; -1: several.
+    """
+
+    name: str
+    split: tuple[int, ...] = ()
+    device: int = -1
+
+
+@dataclass(frozen=True)
+class Model:
+    """The model axis: each replica has several logical devices, which share its tensors.
+
+    Attributes:
+        axes: sizes; several for a mesh of more dimensions. Logical devices are numbered major first.
+        devices: those of the first replica, then of the second, ...
+        shardings: what is placed by hand; everything else follows from it.
+    """
+
+    axes: tuple[int, ...]
+    devices: tuple[str, ...] = ()
+    shardings: tuple[TensorSharding, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """How many logical devices a replica has."""
+        return math.prod(self.axes)
+
+
+@dataclass(frozen=True)
 class OwnPass:
     """A pass of the user's own.
 
@@ -190,6 +226,7 @@ class EdgePlan:
         bucket: edges with one number are reduced together; 0 alone.
         reason: why the edge is there, for people.
         compressor: what makes the value smaller on its way, "none" where nothing does.
+        logical: the logical device of each replica that has the value.
     """
 
     value: str
@@ -206,6 +243,7 @@ class EdgePlan:
     bucket: int = 0
     reason: str = ""
     compressor: str = "none"
+    logical: int = 0
 
     @property
     def is_collective(self) -> bool:

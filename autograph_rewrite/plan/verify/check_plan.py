@@ -112,11 +112,13 @@ def devices_exist(setting: Setting) -> Iterator[Finding]:
 def processes_are_alike(setting: Setting) -> Iterator[Finding]:
     """The replicas of a process stand together, and each process has as many; each has a stage if they share them."""
     plan = setting.plan
-    if plan.pipeline is not None:
+    if plan.pipeline is not None or plan.stage_hosts:
         wanted = tuple(f"/job:worker/replica:0/task:{task}" for task in range(len(plan.stage_hosts)))
         if plan.stage_hosts != wanted:
-            message = f"the stages are on {', '.join(plan.stage_hosts)}; workers count from 0, and each has a stage"
-            yield Finding(("pipeline", "devices"), message, "name a device of each worker")
+            part, key = ("stage", "pipeline") if plan.pipeline is not None else ("logical device", "model")
+            hosts = ", ".join(plan.stage_hosts)
+            message = f"the {part}s are on {hosts}; workers count from 0, and each has a {part}"
+            yield Finding((key, "devices"), message, "name a device of each worker")
         return
     parts = [plan.devices_of(task) for task in range(len(plan.processes))]
     is_whole = sum(map(len, parts)) == plan.replicas
@@ -147,12 +149,19 @@ def mesh_covers_the_devices(setting: Setting) -> Iterator[Finding]:
             yield Finding(("mesh", i), f"the mesh has no axis '{axis.name}'", hint)
         elif axis.size < 1:
             yield Finding(("mesh", i), f"the axis {axis.name} has size {axis.size}; it must be at least 1")
-        elif axis.name == "model" and axis.size > 1:
-            yield Finding(("mesh", i), "a model axis above 1 is not available yet in this version")
     for name in device_names.repeated([axis.name for axis in setting.plan.mesh]):
         yield Finding(("mesh",), f"the axis '{name}' stands twice in mesh")
-    if setting.plan.mesh and size != setting.plan.replicas:
-        message = f"the axes of mesh multiply to {size}, but there are {setting.plan.replicas} devices"
+    model, devices = setting.plan.model, setting.plan.replicas
+    if model is not None:
+        stages = setting.plan.pipeline.devices if setting.plan.pipeline is not None else setting.plan.devices
+        devices = len(stages) * model.size
+        if len(model.devices) != devices:
+            needed = f"{setting.plan.replicas} replicas of {devices // setting.plan.replicas} devices need {devices}"
+            message = f"{needed}, and there are {len(model.devices)}"
+            yield Finding(("model", "devices"), message, "name those of the first replica, then of the second")
+        devices = setting.plan.replicas * model.size
+    if setting.plan.mesh and size != devices:
+        message = f"the axes of mesh multiply to {size}, but there are {devices} devices"
         yield Finding(("mesh",), message)
 
 

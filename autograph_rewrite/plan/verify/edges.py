@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -91,11 +92,11 @@ def edges_stand_once(plan: Plan, item: ItemLike) -> Iterator[Finding]:
 
 def collectives_have_keys(plan: Plan, item: ItemLike) -> Iterator[Finding]:
     """Collectives need a group and its key, a key of their own and a place in the order."""
-    groups = {False: _group_key(plan.devices), True: _group_key(plan.hosts)}
+    groups = functools.cache(lambda crosses, logical: _group_key(plan.members(crosses, logical)))
     for i, edge in enumerate(plan.edges):
         if not edge.is_collective:
             continue
-        group = groups[edge.lowered.crosses]
+        group = groups(edge.lowered.crosses, edge.logical)
         if plan.mode == "shared" and not edge.lowered.crosses:
             message = f"'{edge.value}' is a {edge.lowering}, which has no members where variables are shared"
             yield Finding(("edges", i, "lowering"), message, "set mode to mirrored, or use add_n or concat")

@@ -50,7 +50,7 @@ def shard_dataset(
         dataset = dataset.batch(global_batch_size)
     given, member = in_job(chosen_config(config))
     chosen = _policy(dataset, policy)
-    if member is None or given.has_stages_on_hosts:
+    if member is None or given.is_driven:
         return dataset
     if not is_batched(dataset):
         raise GraphError(

@@ -32,6 +32,7 @@ from autograph_rewrite.runtime.function.mirrored_variables import Mirrored, Mirr
 from autograph_rewrite.runtime.function.step import batch_axes, most_examples
 from autograph_rewrite.runtime.native import call_by_name, function_def
 from autograph_rewrite.runtime.session.session import DistributedSession
+from autograph_rewrite.runtime.session.variable_copies import Copy, copies_of
 
 TARGET = "autograph_step"
 _READS = frozenset(("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"))
@@ -137,12 +138,19 @@ class ServedStep:
                 continue  # this process does not read it
         return found
 
+    def _copies(self, variable: Variable) -> tuple[tuple[str, ...], ...]:
+        """Return the nodes that give the handles of the shards of each copy."""
+        return copies_of(self.item, variable)
+
     def _writer(self, variable: Variable) -> tuple[Any, list[Any]]:
         """Return a placeholder and the ops that write it."""
         raw, v1 = self._tf.raw_ops, self._tf.compat.v1
         with self._session.graph.as_default():
             source = v1.placeholder(self._tf.as_dtype(variable.dtype))
             writes = []
+            if variable.shards is not None:
+                writes += [Copy(self._session.graph, one, variable).write(source) for one in self._copies(variable)]
+                return source, writes
             for handle in self._handles(variable):
                 with self._tf.device(handle.device):
                     writes.append(raw.AssignVariableOp(resource=handle, value=source))
@@ -156,6 +164,9 @@ class ServedStep:
         with graph.as_default(), self._tf.control_dependencies(done):
             for name in self._variables:
                 variable = item.variables[name]
+                if variable.shards is not None:
+                    reads[name] = Copy(graph, self._copies(variable)[0], variable).read()
+                    continue
                 handles = {handle.op.name: handle for handle in self._handles(variable)}
                 if self._is_driven and self._is_only_read(name, handles.values()):
                     continue

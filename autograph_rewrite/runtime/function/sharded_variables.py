@@ -45,7 +45,7 @@ class Sharded:
 
     def copy_on(self, device: str) -> list[Any]:
         """Return the handles of the shards that a replica uses, making them if there are none."""
-        places = self.shards.devices or (device,) * self.parts
+        places = self.shards.of_replica(device)
         if places not in self.copies:
             with self._tf.init_scope():
                 self.copies[places] = tuple(

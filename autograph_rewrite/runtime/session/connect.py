@@ -67,8 +67,7 @@ def _driven(tf: Any, plan: Plan, member: Membership, graph: Any, config: Any) ->
     """Return a session on the stages of all workers, of which each has its variables as long as this session lives."""
     relay = Relay(member, f"autograph-{common_name(member, plan.timeout_seconds)}")
     if member.is_chief:
-        assert plan.pipeline is not None
-        configure(config, member, plan.pipeline.devices)
+        configure(config, member, plan.part_devices)
         config.isolate_session_state = True
         session = tf.compat.v1.Session(target(member), graph=graph, config=config)
     else:  # for what insists on a session, as a Saver does

@@ -48,13 +48,11 @@ def fit_together(item: GraphItem, plan: Plan) -> str:
 def in_one_process(plan: Plan) -> Plan:
     """Return the request of a plan for as many replicas in this process; the plan itself if it is for one."""
     if plan.stage_hosts:
-        assert plan.pipeline is not None
-        here = tuple(f"/device:CPU:{i}" for i, _ in enumerate(plan.pipeline.devices))
-        stages = replace(plan.pipeline, devices=here)
-        devices = here[:: len(here) // plan.replicas]
-        return replace(plan, devices=devices, pipeline=stages, edges=(), graph_digest="")
+        return _with_parts(plan, tuple(f"/device:CPU:{i}" for i, _ in enumerate(plan.part_devices)))
     if len(plan.processes) <= 1:
         return plan
+    if plan.model is not None:
+        return _with_parts(plan, tuple(f"/device:CPU:{i}" for i, _ in enumerate(plan.part_devices)))
     devices = tuple(f"/device:CPU:{replica}" for replica in range(plan.replicas))
     known = {device: here for device, here in zip(plan.devices, devices, strict=True)}
     for request in plan.variables:
@@ -69,3 +67,15 @@ def in_one_process(plan: Plan) -> Plan:
         for request in plan.variables
     )
     return replace(plan, devices=devices, variables=variables, edges=(), graph_digest="")
+
+
+def _with_parts(plan: Plan, devices: tuple[str, ...]) -> Plan:
+    """Return the request with the stages and logical devices of its replicas elsewhere."""
+    model, pipeline = plan.model, plan.pipeline
+    each = model.size if model is not None else 1
+    if model is not None:
+        model = replace(model, devices=devices)
+    if pipeline is not None:
+        pipeline = replace(pipeline, devices=devices[::each])
+    first = devices[:: len(devices) // plan.replicas]
+    return replace(plan, devices=first, pipeline=pipeline, model=model, edges=(), graph_digest="")

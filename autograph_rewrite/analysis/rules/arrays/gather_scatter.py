@@ -6,10 +6,10 @@ split indices into a whole table, which makes a partial result.
 
 from __future__ import annotations
 
-from autograph_rewrite.analysis.facts.placement import Shape, split
+from autograph_rewrite.analysis.facts.placement import REPLICATED, Shape, split
 from autograph_rewrite.analysis.facts.symbolic_dims import Dim, are_same, to_global, unit
 from autograph_rewrite.analysis.rules.arrays.slicing import value_gather
-from autograph_rewrite.analysis.rules.base import Op, Placed, Rule, Slice
+from autograph_rewrite.analysis.rules.base import Op, Placed, Reshard, Rule, Slice
 from autograph_rewrite.analysis.rules.signature import (
     Labels,
     Signature,
@@ -103,6 +103,16 @@ def _resource_gather(n: Op) -> Signature | None:
     indices = ("",) * shared + axes(index_rank - shared, "index")
     rank = len(indices) + len(variable) - 1 - shared if variable is not None else len(static or ())
     return Signature((None, indices), (indices + ("",) * (rank - len(indices)),))
+
+
+def place_resource_gather(n: Op) -> Placed:
+    """Of a variable that is cut into columns, each device has its part of every row; of one cut into rows, all meet."""
+    held, indices = n.placement(0), n.inputs[1]
+    if not held.is_split:
+        return place(n, _resource_gather(n))
+    wanted: dict[int, Reshard] = {1: REPLICATED} if indices.placement.differs else {}
+    columns = held.dim > 0 and indices.rank is not None and not n.attr("batch_dims", 0)
+    return Placed((split((indices.rank or 0) + held.dim - 1) if columns else REPLICATED,), wanted)
 
 
 def resource_gather_shape(n: Op) -> tuple[Shape | None, ...]:
@@ -225,7 +235,7 @@ def _tensor_scatter(n: Op) -> Signature | None:
 RULES: dict[str, Rule] = {
     **every(Rule(place_gather, signed(_gather).shape, value_gather), "GatherV2 Gather"),
     "GatherNd": signed(_gather_nd),
-    "ResourceGather": Rule(signed(_resource_gather).place, resource_gather_shape),
+    "ResourceGather": Rule(place_resource_gather, resource_gather_shape),
     "ResourceGatherNd": Rule(signed(_resource_gather_nd).place, resource_gather_nd_shape),
     "OneHot": Rule(signed(_one_hot).place, one_hot_shape),
     "ScatterNd": Rule(signed(_scatter_nd).place, scatter_nd_shape),

@@ -80,8 +80,16 @@ def reshape_split(
             if is_local(block):
                 static = isinstance(entry, int) and entry != -1
                 return j, LocalEntry(j, block) if static else None
-        ahead = times(ahead, entry)
+        ahead = times(ahead, _inferred(shape, target, batch) if entry == -1 else entry)
     return None
+
+
+def _inferred(shape: Shape, target: Sequence[Dim], batch: int | None) -> Dim:
+    """Return the size that -1 stands for in a target of the whole, None where it is not known."""
+    others = [entry for entry in target if entry != -1]
+    if any_local(others):
+        return None
+    return divide(product([to_global(dim, batch) for dim in shape]), product(others))
 
 
 def _block(inside: Dim, entry: Dim, behind: Sequence[Dim], batch: int | None) -> Dim:

@@ -1,14 +1,19 @@
-"""Variables are replicated; an op that updates one needs the reduced gradient.
+"""Variables lie where their handles say; an op that updates one needs the gradient there.
 
-The fact of a handle carries the variable's shape, so that whoever reads the variable knows it.
+    replicated    a read is replicated      an update takes the reduced gradient
+    split(d)      a read is split(d)        an update takes each device's block of the gradient
+
+The fact of a handle carries the variable's shape and placement, so that whoever reads the variable knows them.
 """
 
 from __future__ import annotations
 
-from autograph_rewrite.analysis.facts.placement import Shape
-from autograph_rewrite.analysis.facts.symbolic_dims import Dim
-from autograph_rewrite.analysis.rules.base import Op, Rule, whole
+from autograph_rewrite.analysis.facts.placement import REPLICATED, Shape
+from autograph_rewrite.analysis.facts.symbolic_dims import Dim, are_same, rows_per_example
+from autograph_rewrite.analysis.rules.base import Op, Placed, Reshard, Rule, Slice, whole
 from autograph_rewrite.analysis.rules.signature import every
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.variable_ops import dense_arguments
 
 
 def _handle(n: Op) -> tuple[Shape | None]:
@@ -38,11 +43,34 @@ def _scalar(n: Op) -> tuple[Shape]:
     return ((),)
 
 
-UPDATE = Rule(whole)
+def _place_read(n: Op) -> Placed:
+    """A read gives what each device holds."""
+    return Placed((n.placement(0),)) if n.placement(0).is_split else whole(n)
+
+
+def _place_update(n: Op) -> Placed:
+    """Each device updates its block; what has the variable's shape is cut like it, all else is common."""
+    held = n.inputs[0]
+    rows = rows_per_example(held.split_size)
+    if not held.placement.is_split or rows is None:
+        return whole(n)
+    dense = set(dense_arguments(n.op))
+    wanted: dict[int, Reshard] = {}
+    for i, fact in enumerate(n.inputs):
+        if dtypes.base(fact.dtype) == dtypes.RESOURCE:
+            continue
+        if i not in dense:
+            wanted |= {i: REPLICATED} if fact.placement.differs else {}
+        elif fact.placement != held.placement or not are_same(fact.split_size, held.split_size):
+            wanted[i] = Slice(held.placement.dim, rows)
+    return Placed((REPLICATED,) * len(n.output_dtypes), wanted)
+
+
+UPDATE = Rule(_place_update)
 
 RULES: dict[str, Rule] = {
     "VarHandleOp": Rule(whole, _handle),
-    "ReadVariableOp": Rule(whole, _content),
+    "ReadVariableOp": Rule(_place_read, _content),
     "VariableShape": Rule(whole, _shape_of_shape, _shape_value),
     "VarIsInitializedOp": Rule(whole, _scalar),
     "ResourceCountUpTo": Rule(whole, _scalar),

@@ -1,0 +1,168 @@
+"""Cut a replica's tensors into blocks for its logical devices.
+
+    before   MatMul(x, up) ─► Relu ─► MatMul(., down) ─► y
+    after    MatMul(x, up/part_k) ─► Relu/part_k ─► MatMul(., down/part_k) ─► AddN ─► y        k on logical device k
+
+What a device has a block of runs there, as a node of its own; everything else runs once, on logical device 0, of sums
+(AddN) and whole values (ConcatV2) that are made once for all their readers. The result is an ordinary graph, which
+every later pass takes as it is: each replica runs it, on the devices of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from autograph_rewrite.analysis.facts.placement import PARTIAL, REPLICATED, Fact, split
+from autograph_rewrite.analysis.facts.symbolic_dims import is_local
+from autograph_rewrite.analysis.rules.base import LocalEntry
+from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.variable_ops import is_handle
+from autograph_rewrite.item import GraphItem, Shards
+from autograph_rewrite.passes.tensor_parallel.placements import ModelPlacements, model_placements
+from autograph_rewrite.passes.variable_sharding.emitter import Emitter
+from autograph_rewrite.passes.variable_sharding.handle_uses import Uses, require_cuttable
+from autograph_rewrite.passes.variable_sharding.shard_propagation import ShardPlacements
+from autograph_rewrite.passes.variable_sharding.shard_variables import in_shards, step_of
+from autograph_rewrite.plan.parts.messages import EdgePlan
+from autograph_rewrite.plan.parts.residence import Sharded
+from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.plan.replica_devices import run_devices
+from autograph_rewrite.resolve.logical_devices import set_logical_device
+from autograph_rewrite.resolve.model_splits import Round, rounds_of
+
+
+def partition(graph: Graph, item: GraphItem, plan: Plan, task: int = 0) -> tuple[GraphItem, Plan]:
+    """Cut what the plan wants cut on the model axis; return the item and the request with blocks instead of it.
+
+    Args:
+        graph: a flat graph, which is edited; the outputs of the item are its anchors.
+        item: the item; its variables say what was cut, in `shards`.
+        plan: the request.
+        task: which of the plan's processes the graph is for.
+
+    Raises:
+        PlanError: something cannot be cut as the plan says.
+        GraphError: a variable is used in a way that no block of it could be.
+    """
+    assert plan.model is not None
+    devices = run_devices(plan, task)
+    if plan.mode == "shared":
+        devices = devices[: plan.model.size]
+    for cut in rounds_of(plan.model, item):
+        item, plan = _partition(graph, item, plan, cut, devices)
+    for node in graph:
+        set_logical_device(node, 0, keep=True)
+    return item, plan
+
+
+def _partition(graph: Graph, item: GraphItem, plan: Plan, cut: Round, devices: Sequence[str]) -> tuple[GraphItem, Plan]:
+    found = model_placements(graph, item, cut, step_of(graph, item))
+    for handle, name in found.names.items():
+        require_cuttable(name, handle, set(found.members))
+    uses = Uses(graph, _shares(found, cut), cut.sizes, found.names, Partitioner)
+    uses.run()
+    plan = replace(plan, model_edges=(*plan.model_edges, *uses.emit.edges))
+    shards, cuts = {}, {}
+    for handle, made in uses.handles.items():
+        name, member = found.names[handle], found.members[handle]
+        sizes = tuple(size * member.rows for size in cut.sizes)
+        cuts[name] = Sharded(member.axis, sizes)
+        shards[name] = Shards(member.axis, sizes, tuple(node.name for node in made), tuple(devices))
+    return in_shards(graph, item, plan, shards, cuts, {name: name for name in cuts})
+
+
+def _shares(found: ModelPlacements, cut: Round) -> ShardPlacements:
+    """Return the placements as those of shards: what differs between devices, and what is cloned for them."""
+    state = found.state
+    facts = {value: state.source(value) for value in state.facts if state.source(value).placement.differs}
+    facts = {value: fact for value, fact in facts.items() if not is_handle(value)}
+    facts |= {value: state.facts[value] for value in found.tensors}
+    cloned = {value.node for value in facts if value not in found.tensors}
+    constant = {node for node, made in state.transfers.items() if made.constant}
+    transfers = {node: made for node, made in state.transfers.items() if node in cloned or node in constant}
+    return ShardPlacements(
+        found.whole, cut.units, found.members, facts, transfers, dict(found.tensors), frozenset(state.reduced)
+    )
+
+
+class Partitioner(Emitter):
+    """Clones nodes for logical devices, and converts values.
+
+    Attributes:
+        edges: the conversions.
+    """
+
+    def __init__(self, graph: Graph, shares: ShardPlacements, sizes: Sequence[int]) -> None:
+        super().__init__(graph, shares, sizes)
+        self.edges: list[EdgePlan] = []
+
+    def pieces(self, value: Value, axis: int, rows: int = 1) -> tuple[Value, ...]:
+        """Cut a whole value for its readers; `rows` entries belong to each unit."""
+        if (value, axis, rows) not in self._pieces:
+            self._note(value, repr(REPLICATED), repr(split(axis)), "slice")
+        return super().pieces(value, axis, rows)
+
+    def _note(self, value: Value, before: str, after: str, lowering: str) -> None:
+        """Keep a conversion for the plan; what each device hands over is counted, as far as shapes are known."""
+        shape = self.shares.state.facts[value].shape if value in self.shares.state.facts else None
+        elements = math.prod(dim for dim in shape or () if isinstance(dim, int)) if shape is not None else 0
+        name, size = dtypes.dtype_name(value.dtype), elements * dtypes.width(value.dtype)
+        reason = "devices of a replica"
+        self.edges.append(EdgePlan(value.name, before, after, lowering=lowering, dtype=name, bytes=size, reason=reason))
+
+    def clone(self, node: Node) -> None:
+        """Let a node run on each device, or a constant take its place."""
+        transferred = self.shares.transfers[node]
+        if not transferred.constant:
+            super().clone(node)
+            return
+        for index, fact in enumerate(transferred.outputs):
+            shape = [dim for dim in fact.shape or () if isinstance(dim, int)]
+            content = np.array(fact.value, dtypes.numpy_dtype(fact.dtype)).reshape(shape)
+            self.instead[node.output(index)] = self.const(content, content.dtype, node, f"folded_{index}")
+        self.clones[node] = tuple({value.node: None for value in map(self.instead.get, node.outputs) if value})
+
+    def keep(self, node: Node, copies: Sequence[Node]) -> None:
+        """Remember what stands for a node on each device, and put it there."""
+        super().keep(node, copies)
+        for k, copy in enumerate(copies):
+            set_logical_device(copy, k)
+
+    def _local_entries(self, value: Value, reshard: LocalEntry) -> Sequence[Value]:
+        """Return sizes of the whole with those of each device's block in one place."""
+        entries = self.shares.fact(value).value or ()
+        if all(isinstance(entry, int) for entry in entries) and value not in self.parts:
+            return super()._local_entries(value, reshard)
+        whole, chosen = self.whole(value), [i == reshard.position for i in range(len(entries))]
+        extent = self.shares.extent
+        return [self._scaled(whole, chosen, size, extent, f"part_{k}") for k, size in enumerate(self.sizes)]
+
+    def _join(self, value: Value) -> Value:
+        fact = self.shares.facts[value]
+        if fact.placement.kind != "local":
+            if value not in self.same:
+                lowering = "add_n" if fact.placement == PARTIAL else "concat" if fact.placement.is_split else "fold"
+                self._note(value, repr(fact.placement), repr(REPLICATED), lowering)
+            return super()._join(value)
+        chosen = [is_local(entry) for entry in fact.value or ()]
+        return self._scaled(self.parts[value][0], chosen, self.shares.extent, self.sizes[0], "whole", fact)
+
+    def _scaled(
+        self, value: Value, chosen: Sequence[bool], up: int, down: int, what: str, fact: Fact | None = None
+    ) -> Value:
+        """Return sizes of which some are counted in other units: `up` where there were `down`."""
+        shape = [dim for dim in (fact.shape if fact else (len(chosen),)) or () if isinstance(dim, int)]
+        near, dtype = value.node, dtypes.numpy_dtype(value.dtype)
+
+        def numbers(units: int, name: str) -> Value:
+            content: Any = np.array([units if one else 1 for one in chosen], dtype).reshape(shape)
+            return self.const(content, dtype, near, f"{what}/{name}")
+
+        more = self.add("Mul", [value, numbers(up, "up")], near, f"{what}/times")
+        return self.add("FloorDiv", [more, numbers(down, "down")], near, what)

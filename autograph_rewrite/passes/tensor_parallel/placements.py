@@ -1,0 +1,186 @@
+"""Propagation on the model axis: from the variables and tensors that are cut to all values.
+
+    up: split(1)      MatMul(x, up): split(1) ─► Relu: split(1) ─► MatMul(., down): partial(sum) ─► one sum
+    down: split(0)    bias: read in blocks only, so it is cut like what it is added to
+
+The rules are those of the batch: a block is what one logical device holds, and its size is known. What no rule can cut
+is computed once, of whole values. Placing few tensors and letting the others follow is GSPMD's (Xu et al. 2021) and
+Shardy's way; `partial`, and where it is summed, are DTensor's and this package's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from autograph_rewrite.analysis.facts.placement import Fact, split
+from autograph_rewrite.analysis.facts.symbolic_dims import BLOCK, Dim, Sym, is_local, unit
+from autograph_rewrite.analysis.propagate import Propagation, propagate
+from autograph_rewrite.analysis.reduction_placement import place_reductions
+from autograph_rewrite.analysis.rules.base import WHOLE, LocalEntry, Reshard, Semantics, Slice
+from autograph_rewrite.analysis.variables.shardable import obstacle
+from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.attrs import encode
+from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_handle, written
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.passes.base.anchors import outputs_of
+from autograph_rewrite.passes.canonicalize import decompose
+from autograph_rewrite.passes.variable_sharding.shard_propagation import ShardedVariable
+from autograph_rewrite.passes.variable_sharding.shard_variables import with_slots
+from autograph_rewrite.resolve.model_splits import Round
+
+MAX_ROUNDS = 64
+_NUMBER = (dtypes.INT32, dtypes.INT64)
+
+
+@dataclass(frozen=True)
+class ModelPlacements:
+    """The placements of a graph on the model axis.
+
+    Attributes:
+        state: they themselves.
+        whole: what each value is where nothing is cut.
+        members: the variables that are cut, by the node that gives the handle.
+        tensors: other values that are cut for their readers, with the dimension.
+        names: of the members.
+    """
+
+    state: Propagation
+    whole: Propagation
+    members: Mapping[Node, ShardedVariable]
+    tensors: Mapping[Value, int]
+    names: Mapping[Node, str]
+
+
+def model_placements(graph: Graph, item: GraphItem, cut: Round, step: set[Node]) -> ModelPlacements:
+    """Find the placements of all values; ops that mix blocks are decomposed.
+
+    Args:
+        graph: which is edited.
+        item: its signature.
+        cut: what is placed by hand.
+        step: the nodes that one step runs.
+    """
+    item = item.with_(variables={name: one for name, one in item.variables.items() if one.shards is None})
+    wanted = dict(cut.variables)
+    tensors = {_boundary(graph, name): dim for name, dim in cut.tensors.items()}
+    marked: set[Node] = set()
+    whole = propagate(graph, {}, Semantics())
+    for _ in range(MAX_ROUNDS):
+        wanted = with_slots(item, whole, step, wanted)
+        members, names = _members(graph, item, cut, wanted)
+        given = {handle.output(): _held(handle.output(), one) for handle, one in members.items()}
+        state = propagate(graph, tensors, Semantics(batch=cut.units), given=given)
+        if alone := [node for node in _not_cut(state, members) if node not in marked]:
+            for node in alone:
+                node.set_raw_attr(WHOLE, encode("bool", True))
+            marked.update(alone)
+        elif mixing := [node for node, made in state.transfers.items() if made.decompose]:
+            blocks = decompose.Blocks(len(cut.sizes), cut.units)
+            decompose.decompose(graph, mixing, facts=state.facts, looped=state.looped, blocks=blocks)
+            whole = propagate(graph, {}, Semantics())
+        elif follow := _read_in_blocks(graph, item, state, members, cut.units):
+            wanted |= follow
+        else:
+            break
+    reduced = place_reductions(state, outputs_of(graph, item))
+    if reduced:
+        state = propagate(graph, tensors, Semantics(batch=cut.units), given=given, reduced=reduced, cache=state.cache)
+    for node in marked:
+        node.drop_attr(WHOLE)
+    return ModelPlacements(state, whole, members, tensors, names)
+
+
+def _held(handle: Value, member: ShardedVariable) -> Fact:
+    """Return the fact of a handle: each device has a block of the variable."""
+    return Fact(split(member.axis), handle.dtype, member.block)
+
+
+def _boundary(graph: Graph, name: str) -> Value:
+    """Return the value behind which a tensor is cut: a copy that is whole."""
+    value = graph.value(name)
+    node = graph.add("Identity", [value], name=f"{value.node.name}/sharded", origin=value.node)
+    node.set_raw_attr(WHOLE, encode("bool", True))
+    value.replace_all_uses_with(node.output(), keep=[node])
+    return node.output()
+
+
+def _members(
+    graph: Graph, item: GraphItem, cut: Round, wanted: Mapping[str, int]
+) -> tuple[dict[Node, ShardedVariable], dict[Node, str]]:
+    members, names = {}, {}
+    for name, dim in wanted.items():
+        variable = item.variables[name]
+        handle = graph.nodes.get(variable.handle)
+        if handle is not None:
+            shape = tuple(size for size in variable.shape or () if size is not None)
+            members[handle], names[handle] = ShardedVariable(shape, dim, shape[dim] // cut.units), name
+    return members, names
+
+
+def _not_cut(state: Propagation, members: Mapping[Node, ShardedVariable]) -> Iterator[Node]:
+    """Yield the nodes whose placements cannot be carried out, so that they work on whole values."""
+    for node, made in state.transfers.items():
+        if node in members or node.attr(WHOLE, False):
+            continue
+        touches = any(is_handle(value) and handle_node(value) in members for value in node.inputs)
+        for fact in made.outputs:
+            if fact.placement.differs and not touches and not _is_carried_out(state, node, fact):
+                yield node
+                break
+        else:
+            if any(not _is_given(want) for want in made.operand_reshards.values()):
+                yield node
+
+
+def _is_carried_out(state: Propagation, node: Node, fact: Fact) -> bool:
+    """Return whether a value that differs between devices can be made for each, and joined again."""
+    if node in state.looped or fact.dtype in (dtypes.VARIANT, dtypes.RESOURCE):
+        return False
+    if fact.placement.is_split:
+        return unit(fact.split_size) is not None
+    if fact.is_local:
+        return fact.value is not None and fact.dtype in _NUMBER and all(map(_is_multiple, fact.value))
+    return True
+
+
+def _is_multiple(entry: Dim) -> bool:
+    """Return whether a size is the same for all devices, or known to be a multiple of the units of a block."""
+    return entry is not None and (not is_local(entry) or (isinstance(entry, Sym) and BLOCK in entry.factors))
+
+
+def _is_given(want: Reshard) -> bool:
+    if isinstance(want, LocalEntry):
+        return _is_multiple(want.size)
+    return isinstance(want, Slice) or not want.is_split
+
+
+def _read_in_blocks(
+    graph: Graph, item: GraphItem, state: Propagation, members: Mapping[Node, ShardedVariable], units: int
+) -> dict[str, int]:
+    """Return variables of which all reads take blocks of one dimension: they are cut like that, too."""
+    found: dict[str, int] = {}
+    for name, variable in item.variables.items():
+        handle = graph.nodes.get(variable.handle)
+        if handle is None or handle in members or not variable.shape or obstacle(handle) is not None:
+            continue
+        dims = {dim for use in handle_uses(handle) for dim in _taken(state, use.node)}
+        if len(dims) != 1 or None in dims:
+            continue
+        (dim,) = dims
+        size = variable.shape[dim] if dim is not None else None
+        if dim is not None and size is not None and size % units == 0:
+            found[name] = dim
+    return found
+
+
+def _taken(state: Propagation, node: Node) -> Iterable[int | None]:
+    """Yield which dimension a reader of a variable takes blocks of, None where it takes more."""
+    if node.op != "ReadVariableOp":
+        if not any(True for _ in written(node)) and node.op != "VarIsInitializedOp":
+            yield None
+        return
+    for reader, index in node.output().uses:
+        want = state.transfers[reader].operand_reshards.get(index) if reader in state.transfers else None
+        yield want.dim if isinstance(want, Slice) else None
