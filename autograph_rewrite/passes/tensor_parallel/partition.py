@@ -65,9 +65,10 @@ def _partition(graph: Graph, item: GraphItem, plan: Plan, cut: Round, devices: S
     found = model_placements(graph, item, cut, step_of(graph, item))
     for handle, name in found.names.items():
         require_cuttable(name, handle, set(found.members))
-    uses = Uses(graph, _shares(found, cut), cut.sizes, found.names, Partitioner)
+    partitioner = Partitioner(graph, _shares(found, cut), cut.sizes)
+    uses = Uses(partitioner, found.names)
     uses.run()
-    plan = replace(plan, model_edges=(*plan.model_edges, *uses.emit.edges))
+    plan = replace(plan, model_edges=(*plan.model_edges, *partitioner.edges))
     shards, cuts = {}, {}
     for handle, made in uses.handles.items():
         name, member = found.names[handle], found.members[handle]

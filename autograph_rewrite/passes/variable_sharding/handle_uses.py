@@ -18,13 +18,13 @@ from autograph_rewrite.analysis.facts.symbolic_dims import unit
 from autograph_rewrite.analysis.variables.shardable import obstacle
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.copying import Variant, copy_node
-from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.op_traits import writes_variable
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import get_op
 from autograph_rewrite.ir.variable_ops import ANONYMOUS, dense_inputs, is_handle, updates_rows
 from autograph_rewrite.passes.variable_sharding.emitter import Emitter
-from autograph_rewrite.passes.variable_sharding.shard_propagation import ShardedVariable, ShardPlacements
+from autograph_rewrite.passes.variable_sharding.shard_propagation import ShardedVariable
 from autograph_rewrite.passes.variable_sharding.sharded_lookup import Rows
 from autograph_rewrite.plan.parts.residence import Sharded, shard_name
 
@@ -49,27 +49,17 @@ class Uses:
     """Rewrites the uses of the handles of variables that are cut into shards of the same sizes.
 
     Args:
-        graph: the graph that is edited.
-        shares: what is cut.
-        sizes: of the shards.
+        emitter: what clones nodes, and converts values.
         names: of the variables, by the node that gives the handle.
-        emitter: clones nodes, and converts values.
 
     Attributes:
-        emit: what it clones and converts with.
+        emit: the same.
         handles: of the shards of each variable.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        shares: ShardPlacements,
-        sizes: tuple[int, ...],
-        names: Mapping[Node, str],
-        emitter: type[Emitter] = Emitter,
-    ) -> None:
-        self._graph, self._shares, self._sizes = graph, shares, sizes
-        self.emit = emitter(graph, shares, sizes)
+    def __init__(self, emitter: Emitter, names: Mapping[Node, str]) -> None:
+        self.emit, self._graph = emitter, emitter.graph
+        self._shares, self._sizes = emitter.shares, emitter.sizes
         self._rows: dict[int, Rows] = {}
         self._reads: dict[tuple[Value, frozenset[Node]], Node] = {}
         self.handles = {handle: self._cut_handle(handle, name) for handle, name in names.items()}

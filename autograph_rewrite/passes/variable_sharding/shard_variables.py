@@ -22,6 +22,7 @@ from autograph_rewrite.ir.control_flow import frames_of
 from autograph_rewrite.ir.graph import PASS_ATTR, Graph, Node, Value
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.item import GraphItem, Shards, Variable
+from autograph_rewrite.passes.variable_sharding.emitter import Emitter
 from autograph_rewrite.passes.variable_sharding.handle_uses import Uses, require_cuttable
 from autograph_rewrite.passes.variable_sharding.regather import gather_on_use
 from autograph_rewrite.passes.variable_sharding.shard_propagation import ShardedVariable, place
@@ -62,7 +63,7 @@ def shard_variables_of(graph: Graph, item: GraphItem, plan: Plan) -> tuple[Graph
             step = step_of(graph, item)
         looped = set(frames_of(state.order))
         by_handle = {graph.nodes[item.variables[name].handle]: name for name in names}
-        uses = Uses(graph, place(state, members, step, looped), sizes, by_handle)
+        uses = Uses(Emitter(graph, place(state, members, step, looped), sizes), by_handle)
         uses.run()
         for handle, made in uses.handles.items():
             name = by_handle[handle]

@@ -115,9 +115,8 @@ def processes_are_alike(setting: Setting) -> Iterator[Finding]:
     if plan.pipeline is not None or plan.stage_hosts:
         wanted = tuple(f"/job:worker/replica:0/task:{task}" for task in range(len(plan.stage_hosts)))
         if plan.stage_hosts != wanted:
-            part, key = ("stage", "pipeline") if plan.pipeline is not None else ("logical device", "model")
-            hosts = ", ".join(plan.stage_hosts)
-            message = f"the {part}s are on {hosts}; workers count from 0, and each has a {part}"
+            kind, key = ("stage", "pipeline") if plan.pipeline is not None else ("logical device", "model")
+            message = f"the {kind}s are on {', '.join(plan.stage_hosts)}; workers count from 0, and each has a {kind}"
             yield Finding((key, "devices"), message, "name a device of each worker")
         return
     parts = [plan.devices_of(task) for task in range(len(plan.processes))]

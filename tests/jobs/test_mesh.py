@@ -1,0 +1,44 @@
+"""Meshes over several processes train as one process does, wherever the model axis lies."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from tests.jobs.programs.fixtures import Jobs, Once, ended
+from tests.jobs.programs.nursery import Nursery
+from tests.jobs.test_training import error
+
+SCRIPT, LIMIT, EXACT = "tests/jobs/programs/mesh.py", 150, 1e-9
+MESHES = {
+    "the model axis across two processes": (2, "1,1,2"),
+    "replicas across two processes, the model axis inside": (2, "2,2,2"),
+    "replicas of two processes each": (4, "1,2,2"),
+}
+
+
+@pytest.mark.parametrize(
+    "mesh", [pytest.param(name, marks=[pytest.mark.full] if count > 2 else []) for name, (count, _) in MESHES.items()]
+)
+def test_processes_on_a_mesh_train_as_one_does(once: Once, nursery: Nursery, mesh: str) -> None:
+    count, shape = MESHES[mesh]
+
+    def start(folder: Path) -> None:
+        jobs = Jobs(nursery, folder)
+        try:
+            single = jobs.start(SCRIPT, "function", folder)
+            workers = jobs.job(count, SCRIPT, "function", folder, environ={"JOB_MESH": shape})
+            codes = ended([single, *workers], LIMIT)
+            assert set(codes) == {0}, "\n".join(worker.output[-4000:] for worker in (single, *workers))
+        finally:
+            jobs.end()
+
+    folder = once(f"mesh_{count}_{shape}", start)
+    found = {path.stem: pickle.loads(path.read_bytes())["function"] for path in folder.glob("*.pkl")}
+    expected = found.pop("single")
+    assert len(found) == count
+    for task, got in found.items():
+        worst = {name: e for name, value in expected.items() if not (e := error(got[name], value)) <= EXACT}
+        assert not worst, task

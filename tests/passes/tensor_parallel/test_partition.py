@@ -1,0 +1,163 @@
+"""Tensors cut over the logical devices of a replica train as on one device; what a user gets wrong is named."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import autograph_rewrite as ar
+from autograph_rewrite.errors import ConfigError, PlanError, RewriteError
+from autograph_rewrite.passes.variable_sharding.emitter import Emitter
+from tests.support import split_models as models
+
+EXACT = 1e-9
+
+MESHES = {
+    "two devices": models.config(1, 2),
+    "four devices": models.config(1, 4),
+    "three devices, blocks of 3, 3 and 2": models.config(1, 3),
+    "two replicas of two": models.config(2, 2),
+    "two replicas of two, mirrored": models.config(2, 2, strategy={"variables": "mirrored"}),
+    "two replicas of two, a bucket for each gradient": models.config(
+        2, 2, strategy={"variables": "mirrored", "bucket_bytes": 64}
+    ),
+    "micro-batches": models.config(2, 2, microbatches=2),
+    "micro-batches in a loop": models.config(1, 2, microbatches=2, accumulation={"form": "loop"}),
+    "stages": models.config(1, 2, 2),
+    "replicas, stages and blocks": models.config(2, 2, 2),
+    "ZeRO of what is whole": models.config(2, 2, strategy={"name": "FSDP"}),
+    "parameter servers": models.config(2, 2, strategy={"name": "PS"}),
+    "recomputation": models.config(2, 2, remat={"policy": "every:1"}),
+}
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_a_step_on_a_mesh_computes_what_one_device_does(mesh: str) -> None:
+    report = ar.verify(models.item(), MESHES[mesh])
+    assert report.ok, report
+    assert max(row.error for row in report.rows) <= EXACT
+
+
+@pytest.mark.parametrize("hidden", [5, 7, 9])
+def test_blocks_need_not_be_of_one_size(hidden: int) -> None:
+    report = ar.verify(models.item(hidden), models.config(2, 2))
+    assert report.ok, report
+    assert max(row.error for row in report.rows) <= EXACT
+
+
+def test_a_sum_that_is_left_out_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Emitter, "_join", lambda self, value: self.parts[value][0])
+    try:
+        report = ar.verify(models.item(), models.config(1, 2))
+    except RewriteError:
+        return
+    assert not report.ok
+
+
+def test_a_function_trains_on_a_mesh_and_its_variables_stay_the_truth() -> None:
+    alone, cut = models.variables(), models.variables()
+    one = tf.function(models.step_of(alone))
+    many = ar.distribute(models.step_of(cut), models.config(2, 2, strategy={"variables": "mirrored"}))
+    for step, size in enumerate((8, 5, 8)):
+        x, y = models.batch(step, size)
+        assert abs(float(one(x, y)) - float(many(tf.constant(x), tf.constant(y)))) <= EXACT
+        if step == 1:  # somebody else writes both
+            for held in (alone, cut):
+                held["up0"].assign(held["up0"] * 0.5)
+    for name, variable in alone.items():
+        np.testing.assert_allclose(cut[name].numpy(), variable.numpy(), rtol=0, atol=EXACT)
+
+
+def test_a_session_saves_whole_variables_and_shards_them_when_it_restores() -> None:
+    item = ar.rewrite(models.item(), models.config(1, 2))
+    plan = item.report.plan
+    assert [axis.size for axis in plan.mesh] == [1, 2]
+    assert {name for name, one in item.variables.items() if one.shards is not None} == {
+        "up0", "bias0", "down0", "up1", "bias1", "down1", "slot",
+    }  # fmt: skip
+
+
+def transformer() -> Any:
+    """Two blocks of attention and feed-forward, in float64."""
+    layers, width, heads = keras.layers, 8, 4
+    keras.utils.set_random_seed(0)
+    ids = layers.Input((6,), dtype="int32")
+    x = layers.Embedding(16, width, name="embedding", dtype="float64")(ids)
+    for i in range(2):
+        a = layers.LayerNormalization(name=f"norm_a{i}", dtype="float64")(x)
+        a = layers.MultiHeadAttention(heads, width // heads, name=f"attention{i}", dtype="float64")(a, a)
+        x = layers.Add(dtype="float64")([x, a])
+        h = layers.LayerNormalization(name=f"norm_f{i}", dtype="float64")(x)
+        h = layers.Dense(32, activation="gelu", name=f"up{i}", dtype="float64")(h)
+        x = layers.Add(dtype="float64")([x, layers.Dense(width, name=f"down{i}", dtype="float64")(h)])
+    model = keras.Model(ids, layers.Dense(16, name="head", dtype="float64")(x))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.01), loss)
+    return model
+
+
+def megatron(count: int) -> list[dict[str, Any]]:
+    """Heads and columns first, then rows."""
+    return [
+        {"match": r"attention\d/(query|key|value)/kernel", "split": [1, count, 1]},
+        {"match": r"attention\d/attention_output/kernel", "split": [count, 1, 1]},
+        {"match": r"up\d/kernel", "split": [1, count]},
+        {"match": r"down\d/kernel", "split": [count, 1]},
+    ]
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_a_transformer_needs_two_sums_per_block_forward_and_two_backward(count: int) -> None:
+    specs = [tf.TensorSpec([None, 6], tf.int32)] * 2
+    config = {**models.config(2, count), "sharding": megatron(count)}
+    item = ar.rewrite(ar.GraphItem.from_keras(transformer(), *specs), config)
+    edges = [edge for edge in item.report.plan.model_edges if edge.from_ == "partial(sum)"]
+    assert Counter(edge.lowering for edge in edges) == {"add_n": 2 * (2 + 2)}
+    assert not [edge for edge in item.report.plan.model_edges if edge.lowering == "concat"]
+
+
+def test_a_keras_transformer_fits_on_a_mesh_as_on_one_device() -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 16, (8, 6)), rng.integers(0, 16, (8, 6))
+    alone, cut = transformer(), transformer()
+    cut = ar.distribute(cut, {**models.config(2, 2), "sharding": megatron(2)})
+    losses = [
+        model.fit(x, y, batch_size=4, epochs=3, shuffle=False, verbose=0).history["loss"] for model in (alone, cut)
+    ]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)  # Keras adds losses up in single precision
+    for one, other in zip(alone.trainable_variables, cut.trainable_variables, strict=True):
+        if "key/bias" not in one.path:  # its gradient is zero in theory, and Adam divides it by its own size
+            np.testing.assert_allclose(other.numpy(), one.numpy(), rtol=0, atol=EXACT, err_msg=one.path)
+
+
+@pytest.mark.parametrize(
+    ("sharding", "problem"),
+    [
+        ({"match": "up0", "split": [2]}, r"'up0' has 2 dimensions, and split names 1"),
+        ({"match": "up0", "split": [1, 3]}, r"the parts of 'up0' are 3, and a replica has 2 devices"),
+        ({"match": "up9", "split": [1, 2]}, r"no variable's or tensor's whole name matches 'up9'.*did you mean"),
+        ({"match": "up0", "split": [1, 16]}, r"dimension 8 of 'up0' is too small for 16 parts"),
+        ({"match": "up0", "assign": 2}, r"there is no logical device 2 for 'up0': a replica has 2"),
+        ({"match": "up0"}, r"must say exactly one of split, replicate and assign"),
+    ],
+)
+def test_a_placement_that_cannot_be_is_refused_with_its_reason(sharding: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        ar.build_plan(models.item(), {**models.config(1, 2), "sharding": [sharding]})
+
+
+def test_uneven_blocks_are_refused_under_strict() -> None:
+    config = models.config(1, 2, semantics={"strict": True})
+    with pytest.raises(ConfigError, match="dimension 5 of 'up0' is not divisible by 2"):
+        ar.build_plan(models.item(5), config)
+
+
+def test_a_variable_is_cut_along_one_dimension() -> None:
+    config = {**models.config(1, 4), "sharding": [{"match": "up0", "split": [2, 2]}]}
+    with pytest.raises(PlanError, match="'up0' is cut along 2 dimensions"):
+        ar.rewrite(models.item(), config)

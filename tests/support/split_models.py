@@ -1,0 +1,79 @@
+"""Models to cut on a model axis: blocks of two matrices, with their shardings, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from autograph_rewrite import GraphItem
+
+Variables = Mapping[str, tf.Variable]
+WIDTH = 4
+
+
+def variables(hidden: int = 8, blocks: int = 2) -> Variables:
+    """Return matrices and biases of residual blocks, and the slot of a momentum."""
+    rng = np.random.default_rng(0)
+
+    def made(name: str, *shape: int) -> tf.Variable:
+        return tf.Variable(rng.normal(size=shape) / 2, name=name, dtype=tf.float64)
+
+    found = {}
+    for i in range(blocks):
+        found |= {f"up{i}": made(f"up{i}", WIDTH, hidden), f"bias{i}": made(f"bias{i}", hidden)}
+        found |= {f"down{i}": made(f"down{i}", hidden, WIDTH)}
+    slot = tf.Variable(tf.zeros([WIDTH, hidden], tf.float64), name="slot", trainable=False)
+    return {**found, "slot": slot}
+
+
+def step_of(v: Variables) -> Callable[[Any, Any], Any]:
+    """Return a training step."""
+    trained = {name: one for name, one in v.items() if name != "slot"}
+
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            h = x
+            for i in range(len(trained) // 3):
+                h = h + tf.nn.relu(h @ v[f"up{i}"] + v[f"bias{i}"]) @ v[f"down{i}"]
+            loss = tf.reduce_mean((h - y) ** 2)
+        gradients = dict(zip(trained, tape.gradient(loss, list(trained.values())), strict=True))
+        v["slot"].assign(0.9 * v["slot"] + gradients.pop("up0"))
+        v["up0"].assign_sub(0.1 * v["slot"])
+        for name, gradient in gradients.items():
+            v[name].assign_sub(0.1 * gradient)
+        return loss
+
+    return step
+
+
+def item(hidden: int = 8) -> GraphItem:
+    """Return the item of a step."""
+    spec = tf.TensorSpec([None, WIDTH], tf.float64)
+    return GraphItem.from_function(step_of(variables(hidden)), spec, spec)
+
+
+def shardings(count: int) -> list[dict[str, Any]]:
+    """Return Megatron's: columns of the first matrix, rows of the second."""
+    return [{"match": r"up\d", "split": [1, count]}, {"match": r"down\d", "split": [count, 1]}]
+
+
+def config(data: int, model: int, stage: int = 1, **more: Any) -> dict[str, Any]:
+    """Return the configuration of a mesh on virtual CPUs."""
+    mesh = {"data": data, "model": model, **({"stage": stage} if stage > 1 else {})}
+    own: dict[str, Any] = {
+        "devices": [f"CPU:{i}" for i in range(data * model * stage)],
+        "mesh": mesh,
+        "sharding": shardings(model),
+    }
+    if stage > 1:
+        own |= {"pipeline": {"stages": stage, "microbatches": 2}, "strategy": {"name": "Pipeline"}}
+    return {**own, **more}
+
+
+def batch(step: int, examples: int) -> tuple[Any, Any]:
+    """Return a batch."""
+    rng = np.random.default_rng(step)
+    return rng.normal(size=(examples, WIDTH)), rng.normal(size=(examples, WIDTH))
