@@ -122,6 +122,11 @@ class Config(Section):
         return self.workers > 1 and (self.pipeline is not None or len(self.devices or ()) % self._model_size > 0)
 
     @property
+    def has_stages_on_hosts(self) -> bool:
+        """Whether the workers of a job hold the stages of one pipeline, instead of a replica each."""
+        return self.workers > 1 and self.pipeline is not None
+
+    @property
     def mode(self) -> Mode:
         """Where variables live: as `strategy.variables` says, else by the number of processes; micro-batches share."""
         several = self.workers > 1 and self.microbatches == 1 and not self.is_driven

@@ -70,7 +70,7 @@ def mesh_may_cover_the_devices(config: Config) -> Iterator[Clash]:
         return
     mesh, own = config.mesh, len(config.replicas)
     is_multiple = mesh.data is not None and mesh.data * mesh.model_size % own == 0
-    if config.cluster is not None or not is_multiple:
+    if (config.cluster is not None and config.pipeline is None) or not is_multiple:
         yield from mesh_covers_the_devices(config)
 
 
@@ -78,6 +78,8 @@ def mesh_covers_the_devices(config: Config) -> Iterator[Clash]:
     """The axes of the mesh, and the stages, multiply to the number of devices, of all workers together."""
     if config.mesh is None or not config.devices:
         return
+    if config.mesh.stage not in (None, config.pipeline.stages if config.pipeline is not None else 1):
+        yield Clash(("mesh", "stage"), f"mesh.stage is {config.mesh.stage}, not pipeline.stages", "leave it out")
     mesh, devices = config.mesh, len(config.devices) * config.workers
     stages = _stages(config)
     if mesh.data is None and devices % mesh.model_size:

@@ -261,6 +261,7 @@ READERS: Mapping[str, Reader] = MappingProxyType(
         "mesh": read,
         "mesh.data": read,  # it must be what the devices make of it
         "mesh.model": read,
+        "mesh.stage": read,  # it must be pipeline.stages
         **dict.fromkeys(("sharding", "sharding.match", "sharding.split"), read),
         **dict.fromkeys(("sharding.replicate", "sharding.assign"), read),
         "steps_per_run": read,

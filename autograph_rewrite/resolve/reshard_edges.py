@@ -6,7 +6,6 @@ norms, batch statistics) belongs to the step.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -36,7 +35,7 @@ from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve import compression, wire_types
 from autograph_rewrite.resolve.batch_inputs import measured_input
 from autograph_rewrite.resolve.buckets import assign_buckets
-from autograph_rewrite.resolve.logical_devices import logical_devices
+from autograph_rewrite.resolve.model_axis.logical_devices import logical_devices
 from autograph_rewrite.resolve.wire_types import as_sent, can_gather_collectively, sent_bytes
 
 MEASURES = frozenset(("Shape", "ShapeN", "Size", "Rank"))  # how many rows there are is not the rows
@@ -72,8 +71,7 @@ def resolve_edges(
     found = compression.choose(plan, state, found, variables)
     found = _on_logical_devices(plan, state, found)
     listed = compression.with_rounds(assign_buckets(plan, state, found), state, variables)
-    groups = functools.cache(lambda crosses, logical: collective_keys.group_key(plan.members(crosses, logical)))
-    keyed = collective_keys.with_keys(listed, lambda edge: groups(edge.lowered.crosses, edge.logical))
+    keyed = collective_keys.with_keys(listed, plan.devices, plan.members)
     return replace(plan.with_edges(keyed), batch=sizes.batch)
 
 

@@ -76,7 +76,7 @@ CASES: list[tuple[Callable[[Plan], Plan], str]] = [
     (lambda p: replace(p, mesh=(messages.Axis("data", 0),)), "the axis data has size 0; it must be at least 1"),
     (
         lambda p: replace(p, mesh=(messages.Axis("data", 1), messages.Axis("model", 2))),
-        "the axes of mesh multiply to 2, but there are 1 devices",
+        "mesh has a model axis, and the plan names no devices for it (fill in model)",
     ),
     (
         lambda p: replace(p, mesh=(messages.Axis("data", 2), messages.Axis("data", 1))),

@@ -28,6 +28,8 @@ MIRRORS = {
     "Micro": messages.Micro,
     "Pipeline": messages.Pipeline,
     "OwnPass": messages.OwnPass,
+    "Model": messages.Model,
+    "TensorSharding": messages.TensorSharding,
     "Remat": messages.Remat,
     "Edge": messages.EdgePlan,
 }

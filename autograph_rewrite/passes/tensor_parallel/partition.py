@@ -33,8 +33,8 @@ from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.plan.parts.residence import Sharded
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.replica_devices import run_devices
-from autograph_rewrite.resolve.logical_devices import set_logical_device
-from autograph_rewrite.resolve.model_splits import Round, rounds_of
+from autograph_rewrite.resolve.model_axis.logical_devices import set_logical_device
+from autograph_rewrite.resolve.model_axis.splits import Round, rounds_of
 
 
 def partition(graph: Graph, item: GraphItem, plan: Plan, task: int = 0) -> tuple[GraphItem, Plan]:

@@ -28,7 +28,7 @@ from autograph_rewrite.passes.base.anchors import outputs_of
 from autograph_rewrite.passes.canonicalize import decompose
 from autograph_rewrite.passes.variable_sharding.shard_propagation import ShardedVariable
 from autograph_rewrite.passes.variable_sharding.shard_variables import with_slots
-from autograph_rewrite.resolve.model_splits import Round
+from autograph_rewrite.resolve.model_axis.splits import Round
 
 MAX_ROUNDS = 64
 _NUMBER = (dtypes.INT32, dtypes.INT64)

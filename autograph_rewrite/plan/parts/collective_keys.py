@@ -6,6 +6,7 @@ depends on call order, so processes that rewrite one graph agree without talking
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -16,6 +17,8 @@ from autograph_rewrite.plan.parts.messages import EdgePlan
 # Keys are int32 inputs of the collectives. Zero is kept free: in a plan it means "not a collective". The upper half of
 # the numbers is left to collectives whose key also depends on their shape (passes.collectives.key_operands.Keys).
 KEYS = 2**30
+
+Members = Callable[[bool, int], Sequence[str]]
 
 
 def group_key(devices: Sequence[str]) -> int:
@@ -43,15 +46,20 @@ def instance_keys(collectives: Iterable[tuple[str, str]]) -> dict[tuple[str, str
     return keys
 
 
-def with_keys(edges: Iterable[EdgePlan], group: Callable[[EdgePlan], int]) -> tuple[EdgePlan, ...]:
+def with_keys(
+    edges: Iterable[EdgePlan], devices: Sequence[str], members: Members | None = None
+) -> tuple[EdgePlan, ...]:
     """The edges, those that are collectives with their keys and their place in the total order.
 
     The order is the one in which the edges come; the edges of a bucket stand where its first one does.
 
     Args:
         edges: in the order in which they are made.
-        group: gives the key of the members of a collective.
+        devices: of all replicas.
+        members: gives the devices that a collective joins, by whether it crosses between processes and the logical
+            device of its value; left out: those of all replicas.
     """
+    groups = functools.cache(lambda crosses, logical: group_key(members(crosses, logical) if members else devices))
     listed = tuple(edges)
     first: dict[object, EdgePlan] = {}  # of each collective: an edge alone, or a bucket
     for index, edge in enumerate(listed):
@@ -65,7 +73,9 @@ def with_keys(edges: Iterable[EdgePlan], group: Callable[[EdgePlan], int]) -> tu
             return edge
         collective = edge.bucket or ("alone", index)
         key = keys[_identity(first[collective])]
-        return replace(edge, group_key=group(edge), instance_key=key, order=orders[collective])
+        return replace(
+            edge, group_key=groups(edge.lowered.crosses, edge.logical), instance_key=key, order=orders[collective]
+        )
 
     return tuple(keyed(index, edge) for index, edge in enumerate(listed))
 

@@ -148,6 +148,8 @@ def mesh_covers_the_devices(setting: Setting) -> Iterator[Finding]:
             yield Finding(("mesh", i), f"the mesh has no axis '{axis.name}'", hint)
         elif axis.size < 1:
             yield Finding(("mesh", i), f"the axis {axis.name} has size {axis.size}; it must be at least 1")
+        elif axis.name == "model" and axis.size > 1 and setting.plan.model is None:
+            yield Finding(("mesh", i), "mesh has a model axis, and the plan names no devices for it", "fill in model")
     for name in device_names.repeated([axis.name for axis in setting.plan.mesh]):
         yield Finding(("mesh",), f"the axis '{name}' stands twice in mesh")
     model, devices = setting.plan.model, setting.plan.replicas
