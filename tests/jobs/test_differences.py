@@ -14,6 +14,7 @@ UNEQUAL = "tests/jobs/programs/unequal.py"
 LIMIT = 180
 full = pytest.mark.full
 RATE, LENGTH = r"'rate.*': 0\.1 on worker 0, 0\.2 on worker 1", r"'x\S*'.*5 on worker 0, 4 on worker 1"
+ROWS = r"the number of steps: 2 on worker 0, 1 on worker 1"
 WRITTEN = r"variable 'w', written between steps"
 
 
@@ -38,6 +39,8 @@ QUICK = (
     Case("session", "rate", RATE, "served"),
     Case("function", "rate", RATE),
     Case("function", "length", LENGTH),
+    Case("function", "rows", ROWS, "steps"),
+    Case("session", "rows", ROWS, "steps"),
     Case("function", "write", WRITTEN, "stages"),
     Case("keras", "data", "'x': "),
     Case("keras", "write", "variable 'adam/learning_rate', written between steps"),
@@ -71,6 +74,7 @@ KINDS: dict[str, dict[str, str]] = {
     "shared": {"JOB_CONFIG": '{"strategy": {"name": "AllReduce", "variables": "shared"}}'},
     "shards": {"JOB_REPLICAS": "2", "JOB_CONFIG": '{"strategy": {"name": "PartitionedAR"}}'},
     "served": {"JOB_STRATEGY": "PSLoadBalancing"},
+    "steps": {"JOB_CONFIG": '{"steps_per_run": 3}'},
     "large": {"JOB_SMALL": "0"},
     "stages": {"JOB_STAGES": "1"},
 }

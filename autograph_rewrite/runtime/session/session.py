@@ -143,6 +143,8 @@ class DistributedSession:
         feeds = {key: value for key, value in given.items() if key is not None}
         rows = self._loops.stacked(feeds) if self._loops is not None and self._loops.repeats(wanted) else ()
         self.first.of_run(self._check_batch({k: v[0] if k in rows else v for k, v in feeds.items()}), names)
+        if rows:
+            changed = {**(changed or {}), "the number of steps": str(len(feeds[rows[0]]))}
         feeds |= self._gates.feeds(wanted)
         limit = self._timeout_ms if timeout_ms is None else timeout_ms
         options = self._tf.compat.v1.RunOptions(timeout_in_ms=limit)
