@@ -16,13 +16,14 @@ from autograph_rewrite.analysis.facts.concrete_sizes import EXAMPLES, Sizes
 from autograph_rewrite.config.config import Config, ConfigLike
 from autograph_rewrite.config.sections import Cluster, Network
 from autograph_rewrite.cost.hardware.machine import Machine, network_link
-from autograph_rewrite.cost.hardware.topology import CPU, IN, LOCAL, OTHERS, OUT, REST, Topology
+from autograph_rewrite.cost.hardware.topology import CPU, FIRST, IN, LOCAL, OTHERS, OUT, REST, Topology
 from autograph_rewrite.cost.pipeline.utilization import use_of_pipeline
 from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep, fold, neutral
 from autograph_rewrite.cost.step.op_counts import OpCounts
 from autograph_rewrite.cost.tasks import liveness
 from autograph_rewrite.cost.tasks.communication import Group
 from autograph_rewrite.cost.tasks.event_simulation import simulate_events
+from autograph_rewrite.cost.tasks.host_use import LINK
 from autograph_rewrite.cost.tasks.result import DeviceUse, Event, ExchangeUse, LinkUse, Simulation
 from autograph_rewrite.cost.tasks.task import COMPUTE, EXCHANGE, Buffer, Task
 from autograph_rewrite.cost.tasks.task_graph import Built, build
@@ -244,7 +245,8 @@ def _links(tasks: list[Task], topology: Topology) -> list[LinkUse]:
                 carried[lane] += int(nbytes)
             for lane, held in task.holds.items():
                 busy[lane] = busy.get(lane, 0.0) + held
-    counts = {OUT: topology.processes, IN: topology.processes, LOCAL: topology.processes}
+    others = topology.processes * (topology.local - 1)
+    counts = {lane: topology.processes for lane in (OUT, IN, LOCAL, LINK + FIRST)} | {LINK + REST: others}
     return [
         LinkUse(lane, counts.get(lane, 1), carried[lane], busy.get(lane, 0.0))
         for lane in sorted(carried)

@@ -34,6 +34,7 @@ from autograph_rewrite.normalize.normalize import normalise
 
 SIZE = "a size that is computed with: of the batch, as a number"
 INDICES = "indices, worked out on the host of inputs or sizes there"
+INTEGERS = "integers of 32 bits, which TensorFlow reshapes and compares on the host only"
 SERVER = "the plan keeps variables on the host"
 
 
@@ -236,6 +237,8 @@ class _Step:
         is_discrete = one.value.dtype in dtypes.INTEGER or one.value.dtype == dtypes.BOOL
         if is_discrete and not one.to_host:
             return SIZE if self.shapes(one.value) == () else INDICES
+        if one.value.dtype == dtypes.INT32:
+            return INTEGERS
         return SERVER if self.keeps_variables else ""
 
     def nbytes(self, value: Value, batch: int) -> int:

@@ -125,3 +125,27 @@ def test_data_of_the_table_is_plain() -> None:
     assert found["devices"] == [f"/device:GPU:{i}" for i in range(4)]
     assert {one["to"] for one in found["crossings"]} == {"host", "device"}
     assert "added" not in accelerator_use(program()).data()["crossings"][0]
+
+
+SAMPLE = [
+    ("mlp", "AllReduce", "mirrored"),
+    ("transformer", "FSDP", "mirrored"),
+    ("language_model", "PartitionedAR", "shared"),
+    ("masked", "AllReduce", "mirrored"),
+    ("lstm_v2", "AllReduce", "mirrored"),
+    ("keras_two_inputs", "Parallax", "shared"),
+]
+
+
+@pytest.mark.parametrize(("model", "strategy", "mode"), SAMPLE)
+def test_rewrites_of_the_zoo_to_gpus_add_no_node_without_a_kernel_and_send_nothing_to_the_host(
+    model: str, strategy: str, mode: str
+) -> None:
+    """A fast sample of what `python -m benchmarks.accelerators` prints."""
+    from benchmarks.accelerators import rows
+
+    (row,) = rows(model, [strategy], [mode])
+    assert row.found is not None, row.refusal
+    assert row.found.added[0] == 0
+    assert row.added("host", on_servers=False) == 0
+    assert row.unexplained == 0

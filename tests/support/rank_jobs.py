@@ -69,7 +69,7 @@ def item_of(name: str, **options: Any) -> GraphItem:
     if name in EXTRA:
         return EXTRA[name]()
     case = ZOO[name]
-    built = case.build(dtype=case.dtypes[0], **options)
+    built = case.build(**{"dtype": case.dtypes[0], **options})
     if case.kind == "graph":
         return ar.GraphItem.from_graph(
             built.graph,

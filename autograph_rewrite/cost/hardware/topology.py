@@ -24,6 +24,8 @@ OUT, IN, LOCAL = "network out", "network in", "local link"
 CPU, FIRST, REST, HOST = "cpu", "first device", "other devices", "host cpu"
 MESSAGE = 20e-6
 """Seconds for which a message keeps the sender and the receiver busy, however short it is."""
+HOST_LINK = "host link"
+"""Between each accelerator and its host."""
 OTHERS = "other cpu devices"
 """They share the cores of the first one, but hold variables of their own."""
 
@@ -109,6 +111,11 @@ class Topology:
         seconds = self.machine.local.time(nbytes)
         return Exchange(seconds, {LOCAL: seconds}, {LOCAL: nbytes})
 
+    def to_host(self, nbytes: float) -> Exchange:
+        """Return what it takes to move bytes between the host and each accelerator of one process."""
+        seconds = self.machine.host.time(nbytes)
+        return Exchange(seconds, {HOST_LINK: seconds}, {HOST_LINK: nbytes})
+
     def push(self, nbytes: float, *servers: str) -> Exchange:
         """Return what it takes until the contributions of all processes, equal parts of them, have come to servers."""
         return _together([self._served(nbytes / len(servers), server, OUT, "in") for server in servers])
@@ -121,7 +128,7 @@ class Topology:
         home = process_of(server)
         others = self.processes - (home in self.plan.processes)
         if others <= 0:  # it is in this process
-            return self.within(nbytes)
+            return self.within(nbytes) if self.on_cpu or parse(server).kind != "CPU" else self.to_host(nbytes)
         lane = self.server_lane(server, theirs)
         alone = MESSAGE + nbytes / self.network.bytes_per_second
         together = alone * others

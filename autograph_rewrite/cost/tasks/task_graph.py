@@ -15,11 +15,12 @@ from itertools import pairwise
 from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
 from autograph_rewrite.analysis.work.buffers import FED
 from autograph_rewrite.analysis.work.op_work import Work
-from autograph_rewrite.cost.hardware.topology import CPU, Topology
+from autograph_rewrite.cost.hardware.topology import CPU, HOST, Topology
 from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep
 from autograph_rewrite.cost.step.op_counts import OpCounts, count
 from autograph_rewrite.cost.tasks.communication import Group, groups, tasks_of
-from autograph_rewrite.cost.tasks.task import COMPUTE, Buffer, Task, compute_seconds, on_cores
+from autograph_rewrite.cost.tasks.host_use import LINK, host_use
+from autograph_rewrite.cost.tasks.task import COMPUTE, EXCHANGE, Buffer, Task, compute_seconds, on_cores
 from autograph_rewrite.cost.tasks.variable_reads import Reads
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.plan.parts.messages import STEP
@@ -90,9 +91,11 @@ class Builder:
         self.exchanged: dict[tuple[str, str], Task] = {}  # the last task, by value and target
         self.results: dict[tuple[str, str, str], Buffer] = {}  # the same, with the lane
         self.moves: dict[Value, Task] = {}
+        self.host = host_use(folded, topology)
+        self.crossed: dict[tuple[Value, str], Task] = {}
         held = (server for holder in self.residences.values() if holder.is_on_server for server in holder.servers)
         served = {topology.compute_lane(server) for server in held} - {*topology.lanes}
-        own = {CPU} if topology.on_cpu else set()
+        own = {CPU} if topology.on_cpu else {HOST} if self.host.nodes else set()
         self.built.cores.update(dict.fromkeys(sorted(served | own), topology.machine.cores))
 
     def run(self) -> None:
@@ -217,6 +220,8 @@ class Builder:
                 read[index] = again.buffer
                 task.after(again.tasks)
         task.after(self.ends.get((control, lane)) for control in node.controls)
+        if lane in self.topology.lanes:
+            task.after([self._cross(value, lane) for value in node.inputs if (value, node) in self.host.moved])
         pulled = self.reads.of(node, lane)
         task.after(pulled.tasks)
         if pulled.buffer is not None:
@@ -246,6 +251,9 @@ class Builder:
             seconds, width = on_cores(work, instances, machine, runs)
             seconds += (shards - 1) * machine.core.op_seconds
             return Task(node.name, COMPUTE, node.op, {lane: seconds}, seconds, width, reuses=reuses)
+        if node in self.host.nodes:
+            seconds, width = on_cores(work, instances, machine, runs)
+            return Task(node.name, COMPUTE, node.op, {HOST: seconds}, seconds, width, reuses=reuses)
         each = machine.accelerator
         seconds = (compute_seconds(work, each) + each.op_seconds * shards) * runs
         return Task(node.name, COMPUTE, node.op, {lane: seconds}, seconds, reuses=reuses)
@@ -295,6 +303,17 @@ class Builder:
             self.built.tasks.append(task)
             self.moves[value] = task
         return self.moves[value]
+
+    def _cross(self, value: Value, lane: str) -> Task:
+        """Return the task that takes a value over the link between a lane's devices and their host."""
+        if (value, lane) not in self.crossed:
+            nbytes = dict(self.counts[value.node].made).get(value, 0)
+            link, seconds = LINK + lane, self.topology.machine.host.time(nbytes)
+            task = Task(f"copy {value.name}", EXCHANGE, "host", {link: seconds}, seconds, traffic={link: nbytes})
+            task.after([self.ends.get((value.node, lane)) or self.ends.get((value.node, self.topology.lanes[0]))])
+            self.built.tasks.append(task)
+            self.crossed[value, lane] = task
+        return self.crossed[value, lane]
 
     def _outputs(self, node: Node, lane: str, task: Task, holder: Residence | None, read: list[Buffer | None]) -> None:
         """Note what a node makes: views hand on the buffer that they read."""
