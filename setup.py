@@ -52,7 +52,7 @@ setup(
         "autograph_rewrite.configs": ["*.yaml"],
         "autograph_rewrite.inspect.render": ["*.html", "*.js", "*.css"],
         "autograph_rewrite.inspect.report": ["page/*"],
-        "autograph_rewrite.ir.types": ["*.binpb", "*.binpb.gz"],
+        "autograph_rewrite.ir.types": ["*.binpb", "*.binpb.gz", "*.tsv"],
         "autograph_rewrite.plan": ["*.binpb", "*.proto", "*.json"],
     },
     # TensorFlow is no hard dependency: `tensorflow` and `tensorflow-cpu` install the same files, so naming
