@@ -14,7 +14,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: help install demo test test-full fuzz corpus mistakes bench bench-dist bench-pipeline bench-cost bench-remat bench-auto lint format types wheel clean distclean
+.PHONY: help install demo test test-full fuzz corpus mistakes bench bench-dist bench-pipeline bench-cost bench-remat bench-auto bench-steps lint format types wheel clean distclean
 
 help:
 	@echo "make demo        train a Keras CNN on one device and over two replicas, and compare"
@@ -27,6 +27,7 @@ help:
 	@echo "make bench-dist  measure two processes: exchanges, buckets, compressors on a slow link"
 	@echo "make bench-cost  compare the cost model's predictions with what this machine does"
 	@echo "make bench-remat measure the memory that rematerialisation saves, and the time that it takes"
+	@echo "make bench-steps overhead of a step in a loop of fifty beside that of a single one, and the speed of a fit"
 	@echo "make bench-auto  plans of Auto under memory limits, measured, beside plans by hand"
 	@echo "make lint types  check the style and the types;  make format: repair the style"
 	@echo "make wheel       build the package;  make clean, make distclean: remove what was made"
@@ -80,6 +81,9 @@ bench-cost: $(VENV)/.ok
 
 bench-remat: $(VENV)/.ok
 	$(BIN)/python -m benchmarks remat $(ARGS)
+
+bench-steps: $(VENV)/.ok
+	$(BIN)/python -m benchmarks steps_per_run $(ARGS)
 
 bench-auto: $(VENV)/.ok
 	$(BIN)/python -m benchmarks auto_memory $(ARGS)
