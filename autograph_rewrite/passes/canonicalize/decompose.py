@@ -40,7 +40,7 @@ from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.variable_ops import variable_dependent_nodes
 
 
-class _Builder:
+class Pieces:
     """Adds the pieces that stand for one node."""
 
     def __init__(self, graph: Graph, node: Node, in_loop: bool) -> None:
@@ -49,6 +49,7 @@ class _Builder:
         self._in_loop = in_loop
 
     def __call__(self, op: str, *inputs: Value, name: str = "", **attrs: Any) -> Value:
+        """Add a node; return its first output."""
         made = self._graph.add(
             op,
             inputs,
@@ -59,6 +60,7 @@ class _Builder:
         return made.output()
 
     def const(self, content: Any, dtype: int, name: str) -> Value:
+        """Add a constant."""
         array = np.asarray(content, dtype=dtypes.numpy_dtype(dtype))
         made = self._graph.add(
             "Const", name=f"{self._node.name}/{name}", attrs={"value": array, "dtype": dtype}, origin=self._node
@@ -68,10 +70,11 @@ class _Builder:
         return made.output()
 
     def cast(self, value: Value, dtype: int, name: str) -> Value:
+        """Return a value in an element type."""
         return value if value.dtype == dtype else self("Cast", value, name=name, DstT=dtype)
 
 
-def _finish(graph: Graph, node: Node, results: Mapping[int, Value]) -> None:
+def finish(graph: Graph, node: Node, results: Mapping[int, Value]) -> None:
     """Let `results` stand for the outputs of `node`, and drop it; a single result also takes its name."""
     for control in node.controls:
         for value in results.values():
@@ -106,17 +109,17 @@ def decompose_mean(graph: Graph, node: Node, in_loop: bool) -> None:
         in_loop: whether it runs inside a loop, to whose iterations constants are tied.
     """
     x, axes = node.inputs
-    build = _Builder(graph, node, in_loop)
+    build = Pieces(graph, node, in_loop)
     dtype = x.dtype
     wide = SUMMED_AS.get(dtype, dtype)
     total = build("Sum", build.cast(x, wide, "widen"), axes, name="sum", keep_dims=bool(node.attr("keep_dims")))
     count = _count(build, x, axes, wide)
     divide = "TruncateDiv" if wide in dtypes.INTEGER else "RealDiv"
     result = build.cast(build(divide, total, count, name="mean"), dtype, "narrow")
-    _finish(graph, node, {0: result})
+    finish(graph, node, {0: result})
 
 
-def _count(build: _Builder, x: Value, axes: Value, dtype: int) -> Value:
+def _count(build: Pieces, x: Value, axes: Value, dtype: int) -> Value:
     """Return how many elements are reduced; its size turns global by propagation."""
     sizes = build(
         "GatherV2", build("Shape", x, name="shape"), axes, build.const(0, dtypes.INT32, "first"), name="sizes"
@@ -130,7 +133,7 @@ class _Normalisation:
     """What the forward and the gradient of a batch normalisation share."""
 
     def __init__(self, graph: Graph, node: Node, in_loop: bool, scale: Value) -> None:
-        self.build = _Builder(graph, node, in_loop)
+        self.build = Pieces(graph, node, in_loop)
         layout = node.attr("data_format").decode()
         channels_first = layout.startswith("NC")
         rank = len(layout)
@@ -185,7 +188,7 @@ def decompose_batch_norm(graph: Graph, node: Node, in_loop: bool) -> None:
     results |= {3: mean, 4: variance}
     if len(node.output_dtypes) > 5:
         results[5] = build.const(np.zeros(0), dtype, "reserve")
-    _finish(graph, node, results)
+    finish(graph, node, results)
 
 
 def check_size(graph: Graph, node: Node, in_loop: bool, dim: int, size: Dim) -> None:
@@ -203,7 +206,7 @@ def check_size(graph: Graph, node: Node, in_loop: bool, dim: int, size: Dim) -> 
     wanted = stated[dim]
     if size == wanted:
         return
-    build, (value,) = _Builder(graph, node, in_loop), node.inputs
+    build, (value,) = Pieces(graph, node, in_loop), node.inputs
     limits = [build.const([at], dtypes.INT32, what) for at, what in ((dim, "dim"), (dim + 1, "behind"), (1, "step"))]
     shape = build("Shape", value, name="shape")
     found = build("StridedSlice", shape, *limits, name="size", shrink_axis_mask=1)
@@ -216,7 +219,7 @@ def check_size(graph: Graph, node: Node, in_loop: bool, dim: int, size: Dim) -> 
     node.add_control(check)
 
 
-def _blend(build: _Builder, old: Value, new: Value, rate: float, name: str) -> Value:
+def _blend(build: Pieces, old: Value, new: Value, rate: float, name: str) -> Value:
     """Return old * (1 - rate) + new * rate."""
     if rate == 1.0:
         return new
@@ -251,7 +254,7 @@ def decompose_batch_norm_gradient(graph: Graph, node: Node, in_loop: bool) -> No
     factor = norm.per_channel(build("Mul", inverse, scale, name="factor"), "factor")
     dx = build.cast(build("Mul", inner, factor, name="dx"), x.dtype, "narrow")
     empty = build.const(np.zeros(0), dtype, "reserve")
-    _finish(graph, node, {0: dx, 1: d_scale, 2: d_offset, 3: empty, 4: empty})
+    finish(graph, node, {0: dx, 1: d_scale, 2: d_offset, 3: empty, 4: empty})
 
 
 def keep_summed_dimensions(graph: Graph, node: Node, in_loop: bool) -> None:
@@ -282,7 +285,7 @@ def forget_rows(graph: Graph, node: Node, in_loop: bool, facts: Mapping[Value, F
         in_loop: whether it runs inside a loop, to whose iterations constants are tied.
         facts: of its operands.
     """
-    build = _Builder(graph, node, in_loop)
+    build = Pieces(graph, node, in_loop)
     operands = [facts[value].value or () for value in node.inputs]
     for index, (value, rows) in enumerate(zip(node.inputs, rows_of_operands(*operands), strict=True)):
         if any(rows):
@@ -367,7 +370,7 @@ def _keep_block_statistics(graph: Graph, node: Node, replicas: int, in_loop: boo
     node.set_raw_attr(BLOCK_STATISTICS, encode("bool", True))
     if node.op.startswith("FusedBatchNormGrad"):
         return
-    build = _Builder(graph, node, in_loop)
+    build = Pieces(graph, node, in_loop)
     for index in (1, 2):
         value = node.output(index)
         readers = [use.node for use in value.uses if not use.node.op.startswith("FusedBatchNormGrad")]

@@ -24,7 +24,8 @@ from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import is_handle
 from autograph_rewrite.item import GraphItem, Shards
-from autograph_rewrite.passes.tensor_parallel.placements import ModelPlacements, model_placements
+from autograph_rewrite.passes.tensor_parallel.placements import ModelPlacements, batch_facts, model_placements
+from autograph_rewrite.passes.tensor_parallel.segment_sums import SEGMENT_SUM, sums_by_rows
 from autograph_rewrite.passes.variable_sharding.emitter import Emitter
 from autograph_rewrite.passes.variable_sharding.handle_uses import Uses, require_cuttable
 from autograph_rewrite.passes.variable_sharding.shard_propagation import ShardPlacements
@@ -35,6 +36,8 @@ from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.replica_devices import run_devices
 from autograph_rewrite.resolve.model_axis.logical_devices import set_logical_device
 from autograph_rewrite.resolve.model_axis.splits import Round, rounds_of
+
+LOOKUPS = ("ResourceGather", "ResourceGatherNd")
 
 
 def partition(graph: Graph, item: GraphItem, plan: Plan, task: int = 0) -> tuple[GraphItem, Plan]:
@@ -62,7 +65,7 @@ def partition(graph: Graph, item: GraphItem, plan: Plan, task: int = 0) -> tuple
 
 
 def _partition(graph: Graph, item: GraphItem, plan: Plan, cut: Round, devices: Sequence[str]) -> tuple[GraphItem, Plan]:
-    found = model_placements(graph, item, cut, step_of(graph, item))
+    found = model_placements(graph, item, cut, step_of(graph, item), batch_facts(graph, item, plan))
     for handle, name in found.names.items():
         require_cuttable(name, handle, set(found.members))
     partitioner = Partitioner(graph, _shares(found, cut), cut.sizes)
@@ -120,6 +123,9 @@ class Partitioner(Emitter):
     def clone(self, node: Node) -> None:
         """Let a node run on each device, or a constant take its place."""
         transferred = self.shares.transfers[node]
+        if node.op == SEGMENT_SUM and transferred.outputs[0].placement == REPLICATED:
+            self.keep(node, sums_by_rows(self, node))
+            return
         if not transferred.constant:
             super().clone(node)
             return
@@ -134,6 +140,17 @@ class Partitioner(Emitter):
         super().keep(node, copies)
         for k, copy in enumerate(copies):
             set_logical_device(copy, k)
+
+    def finish(self) -> None:
+        """Let conversions take the place of what runs on each device, and put what reads a block there."""
+        for copies in self.clones.values():
+            for k, copy in enumerate(copies if len(copies) == len(self.sizes) else ()):
+                set_logical_device(copy, k, keep=True)
+        looked_up = {node.name: copies for node, copies in self.clones.items() if node.op in LOOKUPS}
+        super().finish()
+        for name, copies in looked_up.items():
+            if name not in self.graph.nodes:  # a function runs its lookups, also where nobody reads all columns
+                set_logical_device(self.graph.add("NoOp", name=name, controls=copies, origin=name), 0)
 
     def _local_entries(self, value: Value, reshard: LocalEntry) -> Sequence[Value]:
         """Return sizes of the whole with those of each device's block in one place."""

@@ -13,11 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from autograph_rewrite.analysis.facts.placement import Fact, split
-from autograph_rewrite.analysis.facts.symbolic_dims import BLOCK, Dim, Sym, is_local, unit
+from autograph_rewrite.analysis.facts.placement import REPLICATED, Fact, split
+from autograph_rewrite.analysis.facts.symbolic_dims import BLOCK, Dim, Sym, common_symbol, is_local, unit
 from autograph_rewrite.analysis.propagate import Propagation, propagate
 from autograph_rewrite.analysis.reduction_placement import place_reductions
 from autograph_rewrite.analysis.rules.base import WHOLE, LocalEntry, Reshard, Semantics, Slice
+from autograph_rewrite.analysis.transfer import convert
 from autograph_rewrite.analysis.variables.shardable import obstacle
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.types import dtypes
@@ -25,9 +26,12 @@ from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_handle, written
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes.base.anchors import outputs_of
-from autograph_rewrite.passes.canonicalize import decompose
+from autograph_rewrite.passes.canonicalize import class_axis, decompose
+from autograph_rewrite.passes.tensor_parallel.backward import BlockReads, block_reads, cut_operands
 from autograph_rewrite.passes.variable_sharding.shard_propagation import ShardedVariable
 from autograph_rewrite.passes.variable_sharding.shard_variables import with_slots
+from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.resolve.batch_inputs import batch_values
 from autograph_rewrite.resolve.model_axis.splits import Round
 
 MAX_ROUNDS = 64
@@ -53,7 +57,9 @@ class ModelPlacements:
     names: Mapping[Node, str]
 
 
-def model_placements(graph: Graph, item: GraphItem, cut: Round, step: set[Node]) -> ModelPlacements:
+def model_placements(
+    graph: Graph, item: GraphItem, cut: Round, step: set[Node], inputs: Mapping[Value, Fact]
+) -> ModelPlacements:
     """Find the placements of all values; ops that mix blocks are decomposed.
 
     Args:
@@ -61,16 +67,18 @@ def model_placements(graph: Graph, item: GraphItem, cut: Round, step: set[Node])
         item: its signature.
         cut: what is placed by hand.
         step: the nodes that one step runs.
+        inputs: what is known of the batch.
     """
     item = item.with_(variables={name: one for name, one in item.variables.items() if one.shards is None})
     wanted = dict(cut.variables)
     tensors = {_boundary(graph, name): dim for name, dim in cut.tensors.items()}
     marked: set[Node] = set()
-    whole = propagate(graph, {}, Semantics())
+    rows: dict[Value, Fact] = {}
+    whole = propagate(graph, {}, Semantics(), given=inputs)
     for _ in range(MAX_ROUNDS):
         wanted = with_slots(item, whole, step, wanted)
         members, names = _members(graph, item, cut, wanted)
-        given = {handle.output(): _held(handle.output(), one) for handle, one in members.items()}
+        given = dict(inputs) | rows | {handle.output(): _held(handle.output(), one) for handle, one in members.items()}
         state = propagate(graph, tensors, Semantics(batch=cut.units), given=given)
         if alone := [node for node in _not_cut(state, members) if node not in marked]:
             for node in alone:
@@ -79,17 +87,46 @@ def model_placements(graph: Graph, item: GraphItem, cut: Round, step: set[Node])
         elif mixing := [node for node, made in state.transfers.items() if made.decompose]:
             blocks = decompose.Blocks(len(cut.sizes), cut.units)
             decompose.decompose(graph, mixing, facts=state.facts, looped=state.looped, blocks=blocks)
-            whole = propagate(graph, {}, Semantics())
-        elif follow := _read_in_blocks(graph, item, state, members, cut.units):
-            wanted |= follow
+            whole = propagate(graph, {}, Semantics(), given=inputs)
+        elif along := class_axis.cut_classes(state):
+            for node, axis in along:
+                tensors |= class_axis.decompose_classes(graph, node, axis)
+            whole = propagate(graph, {}, Semantics(), given=inputs)
         else:
-            break
-    reduced = place_reductions(state, outputs_of(graph, item))
-    if reduced:
-        state = propagate(graph, tensors, Semantics(batch=cut.units), given=given, reduced=reduced, cache=state.cache)
-    for node in marked:
+            reduced = place_reductions(state, outputs_of(graph, item))
+            if reduced:
+                state = propagate(graph, tensors, state.semantics, given=given, reduced=reduced, cache=state.cache)
+            reads = block_reads(state, cut.units)
+            follow = _read_in_blocks(graph, item, reads, members, cut.units)
+            copies = cut_operands(reads, {graph.nodes[item.variables[name].handle] for name in follow})
+            if not follow and not copies and not reads.by_rows:
+                break
+            wanted |= follow
+            rows |= {value: convert(state.facts[value], block, cut.units) for value, block in reads.by_rows.items()}
+            tensors |= copies
+            whole = propagate(graph, {}, Semantics(), given=inputs) if copies else whole
+    for node in (*marked, *(value.node for value in tensors)):
         node.drop_attr(WHOLE)
     return ModelPlacements(state, whole, members, tensors, names)
+
+
+def batch_facts(graph: Graph, item: GraphItem, plan: Plan) -> dict[Value, Fact]:
+    """Return what is known of the batch inputs: all of them have as many examples, also where nobody states it.
+
+    Args:
+        graph: where the inputs are read.
+        item: its signature.
+        plan: names the batch inputs.
+    """
+    values, static = batch_values(graph, item, plan)
+    infos = {info.tensor.removesuffix(":0"): info for info in item.inputs.values()}
+    facts = {}
+    for value, axis in values.items():
+        shape = infos[value.name].shape if value.name in infos else None
+        if shape is not None and shape[axis] is None:
+            size = common_symbol("batch") if static is None else static
+            facts[value] = Fact(REPLICATED, value.dtype, (*shape[:axis], size, *shape[axis + 1 :]))
+    return facts
 
 
 def _held(handle: Value, member: ShardedVariable) -> Fact:
@@ -157,7 +194,7 @@ def _is_given(want: Reshard) -> bool:
 
 
 def _read_in_blocks(
-    graph: Graph, item: GraphItem, state: Propagation, members: Mapping[Node, ShardedVariable], units: int
+    graph: Graph, item: GraphItem, reads: BlockReads, members: Mapping[Node, ShardedVariable], units: int
 ) -> dict[str, int]:
     """Return variables of which all reads take blocks of one dimension: they are cut like that, too."""
     found: dict[str, int] = {}
@@ -165,7 +202,7 @@ def _read_in_blocks(
         handle = graph.nodes.get(variable.handle)
         if handle is None or handle in members or not variable.shape or obstacle(handle) is not None:
             continue
-        dims = {dim for use in handle_uses(handle) for dim in _taken(state, use.node)}
+        dims = {dim for use in handle_uses(handle) for dim in _taken(reads, use.node)}
         if len(dims) != 1 or None in dims:
             continue
         (dim,) = dims
@@ -175,12 +212,11 @@ def _read_in_blocks(
     return found
 
 
-def _taken(state: Propagation, node: Node) -> Iterable[int | None]:
-    """Yield which dimension a reader of a variable takes blocks of, None where it takes more."""
-    if node.op != "ReadVariableOp":
-        if not any(True for _ in written(node)) and node.op != "VarIsInitializedOp":
-            yield None
-        return
-    for reader, index in node.output().uses:
-        want = state.transfers[reader].operand_reshards.get(index) if reader in state.transfers else None
-        yield want.dim if isinstance(want, Slice) else None
+def _taken(reads: BlockReads, node: Node) -> Iterable[int | None]:
+    """Yield which dimension the readers of a variable take blocks of, None where they take more."""
+    if node.op == "ReadVariableOp":
+        if node.output().uses:
+            block = reads.taken(node.output())
+            yield None if block is None else block.dim
+    elif not any(True for _ in written(node)) and node.op != "VarIsInitializedOp":
+        yield None

@@ -87,8 +87,9 @@ def reshape_split(
 def _inferred(shape: Shape, target: Sequence[Dim], batch: int | None) -> Dim:
     """Return the size that -1 stands for in a target of the whole, None where it is not known."""
     others = [entry for entry in target if entry != -1]
-    if any_local(others):
-        return None
+    if any_local(others):  # of the blocks: what is left is the same in all of them, if nothing local is
+        left = divide(product(shape), product(others))
+        return None if is_local(left) else left
     return divide(product([to_global(dim, batch) for dim in shape]), product(others))
 
 
