@@ -24,7 +24,7 @@ from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.rules.base import WHOLE
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.passes.canonicalize.decompose import Pieces, finish
+from autograph_rewrite.passes.canonicalize.pieces import Pieces, finish
 
 _FLOATS = (dtypes.FLOAT, dtypes.DOUBLE)
 _ORDERED = (*_FLOATS, dtypes.INT32, dtypes.INT64)
@@ -85,6 +85,11 @@ def _classes(state: Propagation, node: Node) -> Axis | None:
 class ClassPieces(Pieces):
     """Adds pieces that work along classes.
 
+    Args:
+        graph: edited in place.
+        node: whose place they take.
+        axis: that of the classes.
+
     Attributes:
         numbered: the numbers of classes that were made, with the dimension along which they stand.
     """
@@ -95,7 +100,14 @@ class ClassPieces(Pieces):
         self.numbered: dict[Value, int] = {}
 
     def reduce(self, op: str, value: Value, name: str, *, keep: bool = True) -> Value:
-        """Reduce along the classes."""
+        """Reduce along the classes.
+
+        Args:
+            op: Sum, Max or Min.
+            value: what is reduced.
+            name: of the result.
+            keep: whether the dimension stays, as 1.
+        """
         axis = self.const([self.dim], dtypes.INT32, f"{name}/axis")
         return self(op, value, axis, name=name, keep_dims=keep)
 
@@ -113,7 +125,13 @@ class ClassPieces(Pieces):
         return shifted, powers, self.reduce("Sum", powers, "sum")
 
     def only(self, mask: Value, value: Value, name: str) -> Value:
-        """Return a value where a mask is set, else zero."""
+        """Return a value where a mask is set, else zero.
+
+        Args:
+            mask: of the value's shape.
+            value: of numbers.
+            name: of the result.
+        """
         return self("SelectV2", mask, value, self.const(0, value.dtype, f"{name}/zero"), name=name)
 
 

@@ -22,7 +22,7 @@ and its statistics are averaged over the replicas where something else than its 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,63 +34,10 @@ from autograph_rewrite.analysis.rules.nn.normalization import BLOCK_STATISTICS
 from autograph_rewrite.analysis.rules.shapes.sizes import rows_of_operands
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.replace_op import take_name
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.variable_ops import variable_dependent_nodes
-
-
-class Pieces:
-    """Adds the pieces that stand for one node."""
-
-    def __init__(self, graph: Graph, node: Node, in_loop: bool) -> None:
-        self._graph = graph
-        self._node = node
-        self._in_loop = in_loop
-
-    def __call__(self, op: str, *inputs: Value, name: str = "", **attrs: Any) -> Value:
-        """Add a node; return its first output."""
-        made = self._graph.add(
-            op,
-            inputs,
-            name=f"{self._node.name}/{name or op}",
-            attrs=attrs or None,
-            origin=self._node,
-        )
-        return made.output()
-
-    def const(self, content: Any, dtype: int, name: str) -> Value:
-        """Add a constant."""
-        array = np.asarray(content, dtype=dtypes.numpy_dtype(dtype))
-        made = self._graph.add(
-            "Const", name=f"{self._node.name}/{name}", attrs={"value": array, "dtype": dtype}, origin=self._node
-        )
-        if self._in_loop:
-            made.add_control(self._node.inputs[0].node)  # without an input it would run outside of the loop
-        return made.output()
-
-    def cast(self, value: Value, dtype: int, name: str) -> Value:
-        """Return a value in an element type."""
-        return value if value.dtype == dtype else self("Cast", value, name=name, DstT=dtype)
-
-
-def finish(graph: Graph, node: Node, results: Mapping[int, Value]) -> None:
-    """Let `results` stand for the outputs of `node`, and drop it; a single result also takes its name."""
-    for control in node.controls:
-        for value in results.values():
-            value.node.add_control(control)
-    for index, value in results.items():
-        node.output(index).replace_all_uses_with(value)
-    for user in node.control_users:
-        user.remove_control(node)
-        for value in results.values():
-            user.add_control(value.node)
-    name = node.name
-    graph.erase(node)
-    if len(results) == 1:
-        (value,) = results.values()
-        take_name(graph, value.node, name)
-
+from autograph_rewrite.passes.canonicalize.pieces import Pieces, finish
 
 SUMMED_AS = {
     **dict.fromkeys((dtypes.HALF, dtypes.BFLOAT16), dtypes.FLOAT),

@@ -54,7 +54,13 @@ class BlockReads:
         return found.pop() if len(found) == 1 else None
 
     def is_cut(self, node: Node, index: int, block: Slice) -> bool:
-        """Return whether an operand costs nothing to cut: it is a constant or a variable, or another reader cuts it."""
+        """Return whether an operand costs nothing to cut: it is a constant or a variable, or another reader cuts it.
+
+        Args:
+            node: the reader.
+            index: of the operand.
+            block: what it would take.
+        """
         value = node.inputs[index]
         others = (use for use in value.uses if (use.node, use.index) != (node, index))
         return value.node.op in _SOURCES or any(self._by(*use) == block for use in others)

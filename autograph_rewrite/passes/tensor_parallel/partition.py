@@ -98,6 +98,11 @@ def _shares(found: ModelPlacements, cut: Round) -> ShardPlacements:
 class Partitioner(Emitter):
     """Clones nodes for logical devices, and converts values.
 
+    Args:
+        graph: the graph that is edited.
+        shares: what is cut.
+        sizes: units of each device.
+
     Attributes:
         edges: the conversions.
     """
