@@ -112,7 +112,13 @@ class Partitioner(Emitter):
         self.edges: list[EdgePlan] = []
 
     def pieces(self, value: Value, axis: int, rows: int = 1) -> tuple[Value, ...]:
-        """Cut a whole value for its readers; `rows` entries belong to each unit."""
+        """Cut a whole value for its readers.
+
+        Args:
+            value: of the whole.
+            axis: which dimension is cut.
+            rows: entries of it that belong to each unit.
+        """
         if (value, axis, rows) not in self._pieces:
             self._note(value, repr(REPLICATED), repr(split(axis)), "slice")
         return super().pieces(value, axis, rows)
