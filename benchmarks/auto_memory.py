@@ -26,7 +26,7 @@ def run(effort: Effort) -> tuple[list[Figure], dict[str, Any]]:
     figures: list[Figure] = []
     details: dict[str, Any] = {}
     for model in effort.some(list(LIMITED)):
-        details[model] = found = call("benchmarks.auto_memory:measure", {"model": model}, timeout=900)
+        details[model] = found = call("benchmarks.auto_memory:measure", {"model": model}, timeout=2400)
         auto, hand = found["auto"], found["hand"]
         limit = LIMITED[model].limit
         how = f"{auto['peak'] / 2**20:.1f} MiB / {limit / 2**20:.0f} MiB; predicted {auto['predicted'] / 2**20:.1f}"

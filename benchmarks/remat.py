@@ -6,8 +6,9 @@ TensorFlow's own: the user wraps each block, and the graph is run as it is.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -86,6 +87,7 @@ def measure(model: str, tiny: bool, rounds: int, seconds: float) -> dict[str, di
     import tensorflow as tf
 
     import autograph_rewrite as ar
+    from autograph_rewrite.cost.hardware.machine import Machine
 
     build, feeds = MODELS[model](tiny)
     graphs = {"recompute_grad": _item(tf, lambda: build(tf.recompute_grad))} if model == "transformer" else {}
@@ -105,7 +107,8 @@ def measure(model: str, tiny: bool, rounds: int, seconds: float) -> dict[str, di
         found[way] = {"peak": median(allocated(traced(new, built, feeds), new) for _ in range(PEAKS))}
         if way in WAYS:  # beside variables and what is fed, of which the step has no record
             examples = next(iter(feeds.values())).shape[0]
-            step = ar.simulate(item, new.report.plan, batch=examples).devices[0]
+            machine = replace(Machine(), cores=os.cpu_count() or 1)
+            step = ar.simulate(item, new.report.plan, batch=examples, machine=machine).devices[0]
             fed = sum(value.nbytes for value in feeds.values())
             found[way]["predicted"] = step.peak_bytes - step.variable_bytes - fed
     times = interleaved(steps, rounds=rounds, seconds=seconds, warm_up=2)
@@ -150,11 +153,11 @@ def _chain(tiny: bool) -> tuple[Callable[[Any], Any], dict[str, Any]]:
     return build, {"x:0": np.random.default_rng(0).normal(size=(batch, width)).astype(np.float32)}
 
 
-def _transformer(tiny: bool) -> tuple[Callable[[Any], Any], dict[str, Any]]:
+def _transformer(tiny: bool, batch: int = 4) -> tuple[Callable[[Any], Any], dict[str, Any]]:
     """Return 24 blocks of attention and two dense layers, each behind a layer normalisation."""
     import tensorflow as tf
 
-    layers, batch, time, width, heads = (2, 2, 4, 8, 2) if tiny else (LAYERS, 4, 64, 64, 4)
+    layers, time, width, heads = (2, 4, 8, 2) if tiny else (LAYERS, 64, 64, 4)
 
     def norm(h: Any) -> Any:
         mean = tf.reduce_mean(h, -1, keepdims=True)

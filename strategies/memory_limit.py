@@ -1,6 +1,6 @@
 """Auto with a memory limit: which stages, micro-batches and recomputation let a step fit the memory of a device.
 
-    1. every builder's plan as it is                        of those that no other beats in time and in memory:
+    1. every builder's plan as it is, and ZeRO 1 and 2      of those that no other beats in time and in memory:
     2. 2, 4, 8, ... micro-batches; stages on the devices     all plans by their time, the shortest first
     3. what does not fit computes activations again         as long as it is shorter than what fits
 
@@ -18,8 +18,10 @@ from autograph_rewrite.config.config import Config
 from autograph_rewrite.config.sections import Pipeline, Remat
 from autograph_rewrite.errors import PlanError, RewriteError
 from autograph_rewrite.item import GraphItem
+from autograph_rewrite.strategies.builder.over_replicas import over_replicas
 from autograph_rewrite.strategies.builder.protocol import StrategyBuilder
 from autograph_rewrite.strategies.candidates import in_mode, modes_of, with_settings
+from autograph_rewrite.strategies.per_variable import PerVariable
 
 if TYPE_CHECKING:
     from autograph_rewrite.cost.search import Candidate, Evaluator
@@ -35,6 +37,15 @@ COUNTS = (2, 3, 4, 6, 8, 16)
 POLICIES = ("save_matmuls", "sqrt")
 ATTEMPTS = 4
 """How often a budget is made smaller."""
+
+
+def _zero(stage: int) -> PerVariable:
+    """Return the builder that shares out the state of the optimizer (1), and the sums of gradients (2)."""
+    return PerVariable(f"ZeRO {stage}", lambda one, replicas: over_replicas(one, replicas, stage=stage))
+
+
+SHARING: Mapping[str, StrategyBuilder] = {one.name: one for one in (_zero(1), _zero(2))}
+"""Builders beside those that have a name in configurations; FSDP is the third stage."""
 
 
 class Start(NamedTuple):
@@ -106,7 +117,7 @@ class Starts:
     def _layouts(self) -> None:
         """Try every builder, then micro-batches and stages with those that no other beats."""
         for mode in modes_of(self.config):
-            for builder in self.builders:
+            for builder in self._builders if mode == "mirrored" else self.builders:
                 self._try(in_mode(self.config, mode), builder)
         front = list(_front(self.found))
         if self.config.microbatches == 1 and self.config.pipeline is None:
@@ -127,8 +138,7 @@ class Starts:
                 continue
             for section in _sections(start.config):
                 self._try(with_settings(start.config, remat=section), start.builder)
-            if start.config.pipeline is None:
-                self._budget(start)
+            self._budget(start)
 
     def _budget(self, start: Start) -> None:
         """Look for the largest budget with which the whole step fits: a device may hold more than a budget counts."""
@@ -139,6 +149,10 @@ class Starts:
             if made is None or made.candidate.fits(self.limit):
                 return
             room = room * self.limit // made.candidate.found.peak_bytes
+
+    @property
+    def _builders(self) -> Mapping[str, StrategyBuilder]:
+        return {**self.builders, **SHARING}
 
     @property
     def _shortest(self) -> float:
@@ -153,7 +167,7 @@ class Starts:
         if self.evaluator.tried >= max(FEWEST, NODES // max(1, len(self.item.graph))):
             return None
         try:
-            plan = self.builders[builder].build(self.item, config)
+            plan = self._builders[builder].build(self.item, config)
             start = Start(config, builder, Candidate(plan, self.evaluator.simulate(plan)))
         except RewriteError as error:
             self.errors.append(error)

@@ -8,8 +8,11 @@ import pytest
 
 import autograph_rewrite as ar
 from autograph_rewrite.config.config import Config
+from autograph_rewrite.cost.search import Evaluator
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.normalize.normalize import normalise
+from autograph_rewrite.strategies.memory_limit import RESERVE, Starts
+from autograph_rewrite.strategies.per_variable import BUILDERS
 from benchmarks.auto_memory import by_hand, measured_peak, simulated
 from benchmarks.memory_limits import LIMITED
 from tests.support.recomputed import chain
@@ -71,3 +74,16 @@ def test_another_builder_does_not_choose_by_the_limit_and_a_note_says_so() -> No
         plan = ar.build_plan(WIDE.item(), config)
     assert any("only the strategy Auto chooses by it" in note for note in plan.notes)
     assert Config.of(config).memory_limit == 2**30
+
+
+def test_state_is_shared_out_and_stages_compute_activations_again_as_far_as_they_must() -> None:
+    item = normalise(make_item(chain(12, 16)))
+    staged = {"devices": ["CPU:0", "CPU:1"], "pipeline": {"stages": 2, "microbatches": 2}}
+    plain = ar.simulate(item, ar.build_plan(item, staged)).peak_bytes
+    limit = int(0.9 * plain / (1 - RESERVE))
+    config = Config.of({**AUTO, "memory_limit": limit})
+    starts = Starts(item, config, Evaluator(item), {one.name: one for one in BUILDERS}, int(0.9 * plain))
+    fits = [start.name for start in starts.fitting()]
+    assert any("ZeRO 1 (mirrored)" in start.name for start in starts.found)
+    assert any("ZeRO 2 (mirrored)" in start.name for start in starts.found)
+    assert any("stages" in name and "remat budget" in name for name in fits)
