@@ -120,6 +120,17 @@ def test_nothing_without_a_kernel_is_left_on_a_gpu(variables: str) -> None:
     assert {node.device for node in new.graph if node.op == "AsString"} == {"/device:CPU:0"}
 
 
+def test_stages_of_a_pipeline_leave_to_the_host_what_has_no_kernel() -> None:
+    config = {
+        "devices": ["GPU:0", "GPU:1"],
+        "strategy": {"name": "Pipeline"},
+        "pipeline": {"stages": 2, "microbatches": 2, "boundaries": ["y"]},
+    }
+    new = ar.rewrite(program("%text = AsString(%loss)\n# output text = %text\n"), config)
+    assert {node.device for node in new.graph if node.op == "AsString"} == {"/device:CPU:0"}
+    assert {node.device for node in new.graph if node.op in ("MatMul", "Sum")} == {"/device:GPU:0", "/device:GPU:1"}
+
+
 def test_data_of_the_table_is_plain() -> None:
     found = accelerator_use(on_gpus(program()), program()).data()
     assert found["devices"] == [f"/device:GPU:{i}" for i in range(4)]

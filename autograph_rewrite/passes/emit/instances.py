@@ -50,7 +50,10 @@ def place_instances(context: Context, stages: Stages | None, fed: Collection[str
         instances = tuple(device for device in devices for _ in range(micro))
         require_beside(graph, context.variables, instances, pinned_devices)
         return ReplicaLayout((instances,), micro, order, pinned_devices=pinned_devices)
-    return _place_parts(context, stages, devices, micro)
+    layout = _place_parts(context, stages, devices, micro)
+    if not plan.stage_hosts:  # one host
+        _stay_on_host(context, devices[0], fed)
+    return layout
 
 
 def _place_parts(context: Context, stages: Stages | None, devices: Sequence[str], micro: int) -> ReplicaLayout:
