@@ -80,7 +80,7 @@ bench-cost: $(VENV)/.ok
 	$(BIN)/python -m benchmarks cost $(ARGS)
 
 bench-remat: $(VENV)/.ok
-	$(BIN)/python -m benchmarks remat $(ARGS)
+	$(BIN)/python -m benchmarks remat largest_batch $(ARGS)
 
 bench-steps: $(VENV)/.ok
 	$(BIN)/python -m benchmarks steps_per_run $(ARGS)
