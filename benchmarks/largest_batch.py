@@ -42,7 +42,9 @@ def run(effort: Effort) -> tuple[list[Figure], dict[str, Any]]:
     for way, devices in stages.items():
         shown = ", ".join(f"{_mib(one['predicted'])} predicted {_mib(one['peak'])} measured" for one in devices)
         worst = max(abs(one["predicted"] / one["peak"] - 1) for one in devices)
-        figures.append(Figure(f"1f1b, remat {way}: predicted peak of a stage, worst error", worst, 0.1, how=shown))
+        figures.append(
+            Figure(f"1f1b, remat {way}: predicted peak of a stage, worst error", worst, at_most=0.1, how=shown)
+        )
     return figures, {"batch": found, "stages": stages}
 
 
