@@ -110,7 +110,14 @@ def _made(node: Node) -> Node:
 
 
 def _origin(value: Value) -> Value:
-    """Return the value whose memory a value shares."""
+    """Return the value whose memory a value shares; a state has that of the iteration before."""
+    value = _viewed(value)
+    back = [one.node for one in value.node.inputs if one.node.op == "NextIteration"] if value.node.op == "Merge" else ()
+    return _viewed(back[0].inputs[0]) if back else value
+
+
+def _viewed(value: Value) -> Value:
+    """Return what a value is a view of, in one iteration."""
     while value.node.op in VIEWS and value.node.inputs and value.node.op not in _KNOWN and value.node.op != "Merge":
         value = value.node.inputs[0]
     return value

@@ -6,14 +6,16 @@ copies are ordinary nodes from then on, which every replica and micro-batch has.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from autograph_rewrite.analysis.empty_lists import future_splits
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.errors import PlanError
-from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.types.device_names import parse
 from autograph_rewrite.passes.base.rewriting import Rewrite
+from autograph_rewrite.passes.rematerialize.loop_bodies import recompute_in_loops
 from autograph_rewrite.passes.rematerialize.offload import offload
 from autograph_rewrite.passes.rematerialize.rewrite import rematerialize
 from autograph_rewrite.passes.rematerialize.within_budget import recompute_within
@@ -23,6 +25,7 @@ from autograph_rewrite.resolve import reshard_edges
 from autograph_rewrite.resolve.remat.activations import Activations, find_activations
 from autograph_rewrite.resolve.remat.decide import nested_segments, segments_of
 from autograph_rewrite.resolve.remat.decision import Decision, Left, first_of_each
+from autograph_rewrite.resolve.remat.loops.cells import cells_of
 from autograph_rewrite.resolve.remat.offloaded import values_to_offload
 from autograph_rewrite.resolve.remat.policies import by_stage, parts_of
 from autograph_rewrite.resolve.spans import differs_by_replica
@@ -34,6 +37,7 @@ STATED = ("names", "collection", "scopes", "marked")
 """Policies that say themselves what is computed again."""
 ON_HOST = "nothing is offloaded: all devices are CPUs, whose memory is the host's"
 SEVERAL = "nothing is offloaded: stages in several processes have several hosts"
+MODEL_AXIS = "what its loop saves for the gradient is kept: cells are not computed again where a model axis cuts them"
 NOTHING = "nothing is computed again: no gradient reads what this policy would compute again, or all of them at once"
 
 
@@ -62,6 +66,8 @@ def recompute(rewrite: Rewrite, remat: Remat) -> tuple[Decision, Propagation]:
         decision, state = recompute_within(rewrite, acts, resolved, remat)
     else:
         decision, state = _by_policy(acts, resolved, remat)
+        if remat.policy != "none":
+            decision, state = _in_loops(rewrite, replace(acts, state=state), decision, remat, exchanged)
     return _offload(rewrite, replace(acts, state=state), decision, remat) if remat.offload else (decision, state)
 
 
@@ -78,6 +84,21 @@ def _by_policy(acts: Activations, resolved: Plan, remat: Remat) -> tuple[Decisio
     if not decision.segments and remat.policy != "none":
         left = (*left, Left("remat.policy", NOTHING))
     return replace(decision, left=left), state
+
+
+def _in_loops(
+    rewrite: Rewrite, acts: Activations, decision: Decision, remat: Remat, exchanged: Sequence[Value]
+) -> tuple[Decision, Propagation]:
+    """Compute cells of loops again."""
+    cells, left = cells_of(acts, remat, exchanged)
+    if cells and rewrite.plan.model is not None:
+        cells, left = [], [*left, Left(cells[0].segment.nodes[0], MODEL_AXIS)]
+    if not cells:
+        return replace(decision, left=(*decision.left, *left)), acts.state
+    state = recompute_in_loops(rewrite, acts, cells).state
+    segments = (*decision.segments, *(cell.segment for cell in cells))
+    reasons = tuple(one for one in (*decision.left, *left) if one.reason != NOTHING)
+    return replace(decision, segments=segments, left=reasons), state
 
 
 def _offload(rewrite: Rewrite, acts: Activations, decision: Decision, remat: Remat) -> tuple[Decision, Propagation]:

@@ -13,6 +13,7 @@ from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.op_traits import reads_variable
 from autograph_rewrite.ir.variable_ops import handle_uses
 from autograph_rewrite.passes.base.rewriting import Rewrite
+from autograph_rewrite.passes.rematerialize.loop_bodies import recompute_in_loops
 from autograph_rewrite.passes.rematerialize.rewrite import rematerialize
 from autograph_rewrite.plan.parts.messages import STEP, Remat
 from autograph_rewrite.plan.parts.pipeline_schedule import ideal_in_flight
@@ -21,6 +22,7 @@ from autograph_rewrite.plan.replica_devices import run_devices
 from autograph_rewrite.resolve.remat.activations import Activations
 from autograph_rewrite.resolve.remat.budget import choose
 from autograph_rewrite.resolve.remat.decision import Decision, Left, Peaks, Segment
+from autograph_rewrite.resolve.remat.loops.cells import Cell, cells_of
 from autograph_rewrite.resolve.remat.stage_memory import StageNeeds, choose_by_stage, device_peaks
 from autograph_rewrite.resolve.remat.step_memory import Step, StepMemory, variable_bytes
 from autograph_rewrite.resolve.spans import differs_by_replica
@@ -62,13 +64,23 @@ def _fit_device(rewrite: Rewrite, acts: Activations, resolved: Plan, step: Step)
     remat = resolved.remat
     assert remat is not None
     assert remat.limit is not None
-    memory = StepMemory(acts, step)
-    choice = choose(acts, memory, remat.limit, remat.policy)
+    memory, cells = StepMemory(acts, step), list[Cell]()
+    before = memory.peak(())
+    try:
+        choice = choose(acts, memory, remat.limit, remat.policy)
+    except PlanError:  # with what loops save, nothing fits
+        cells, _ = cells_of(acts, remat, [rewrite.graph.value(edge.value) for edge in resolved.edges])
+        if not cells or rewrite.plan.model is not None:
+            raise
+        acts = recompute_in_loops(rewrite, acts, cells)
+        memory = StepMemory(acts, step_of(rewrite, acts.state, resolved))
+        choice = choose(acts, memory, remat.limit, remat.policy, before)
     decision, state = rematerialize(acts, choice.segments)
     after = memory.peak(_nodes(rewrite, decision.segments))
     _require_room(after, remat.limit)
-    peaks = Peaks(remat.limit, memory.peak(()), after, step.sizes.batch)
-    return replace(decision, peaks=peaks), state
+    peaks = Peaks(remat.limit, before, after, step.sizes.batch)
+    segments = (*decision.segments, *(cell.segment for cell in cells))
+    return replace(decision, segments=segments, peaks=peaks), state
 
 
 def _fit_stages(rewrite: Rewrite, acts: Activations, resolved: Plan, step: Step) -> tuple[Decision, Propagation]:

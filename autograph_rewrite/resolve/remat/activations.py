@@ -87,7 +87,7 @@ def find_activations(
     exchange = {value.node for value in exchanged if state.source(value).placement.differs}
 
     def may_run_again(node: Node) -> bool:
-        if node not in inside or node not in unconditional or node in exchange or not _may_repeat(node):
+        if node not in inside or node not in unconditional or node in exchange or not may_repeat(node):
             return False
         placements = [state.source(value).placement for value in node.read_outputs]
         return all(one.differs and one not in (LOCAL, OWN_VALUE) for one in placements)
@@ -102,7 +102,7 @@ def find_activations(
     )
 
 
-def _may_repeat(node: Node) -> bool:
+def may_repeat(node: Node) -> bool:
     """Return whether a node computes something, and gives the same when it runs again."""
     if not is_pure(node.op) or node.op in SOURCES or routes(node.op) or node.op == "LoopCond" or not node.inputs:
         return False

@@ -32,7 +32,7 @@ WORK = 200_000
 """How many nodes a search looks at, about."""
 
 
-def choose(acts: Activations, memory: StepMemory, limit: int, policy: str) -> Choice:
+def choose(acts: Activations, memory: StepMemory, limit: int, policy: str, before: int = 0) -> Choice:
     """Return the cheapest way to fit.
 
     Args:
@@ -40,6 +40,7 @@ def choose(acts: Activations, memory: StepMemory, limit: int, policy: str) -> Ch
         memory: of the step.
         limit: bytes of a device.
         policy: as the configuration names it.
+        before: bytes of the step as it was given; 0: as it is without what is chosen here.
 
     Raises:
         PlanError: nothing fits; it says the least peak that was found.
@@ -57,7 +58,7 @@ def choose(acts: Activations, memory: StepMemory, limit: int, policy: str) -> Ch
         return found
     raise PlanError(
         f"remat.policy {policy}: a step takes at least {found.peak:,} B on a device with all that computing again can "
-        f"save, of which {memory.kept:,} B are variables, inputs and constants; without it {plain.peak:,} B",
+        f"save, of which {memory.kept:,} B are variables, inputs and constants; without it {before or plain.peak:,} B",
         hint=f"set budget to {found.peak} or more, or divide the batch by more micro-batches or replicas",
     )
 
