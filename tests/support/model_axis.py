@@ -101,7 +101,7 @@ def conversions(
     found = []
     for node in rewrite.graph:
         devices = {value.node.attr(LOGICAL, 0) for value in node.inputs}
-        if node.op == "SplitV" or (node.op in JOINS and len(devices) > 1):
+        if node.op == "SplitV" or (node.op in JOINS and len(devices) > 1 and "/part_" not in node.name):
             shape = facts[node.inputs[0] if node.op == "SplitV" else node.output()].shape or ()
             found.append((CONVERSIONS[node.op], tuple(dim if isinstance(dim, int) else -1 for dim in shape)))
     return found
