@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from autograph_rewrite.inspect.dump import dump
     from autograph_rewrite.item import GraphItem
     from autograph_rewrite.load.marks import checkpoint_name, recompute_grad
+    from autograph_rewrite.load.sharding_marks import assign, replicate, split
     from autograph_rewrite.plan.plan import Plan
 
 __version__ = "0.1.0"
@@ -57,6 +58,7 @@ __all__ = [
     "RewriteError",
     "VerifyError",
     "allow_code",
+    "assign",
     "build_plan",
     "checkpoint_name",
     "diff",
@@ -67,10 +69,12 @@ __all__ = [
     "recompute_grad",
     "register_compressor",
     "register_pass",
+    "replicate",
     "report",
     "rewrite",
     "shard_dataset",
     "simulate",
+    "split",
     "verify",
 ]
 
@@ -81,6 +85,9 @@ _LAZY = {
     "allow_code": "api",
     "build_plan": "api",
     "checkpoint_name": "load.marks",
+    "assign": "load.sharding_marks",
+    "replicate": "load.sharding_marks",
+    "split": "load.sharding_marks",
     "diff": "inspect.diff",
     "distribute": "api",
     "dump": "inspect.dump",

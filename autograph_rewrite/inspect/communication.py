@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from autograph_rewrite.errors import GraphError
@@ -20,6 +20,10 @@ from autograph_rewrite.plan.parts.names import ROLE_ATTR
 from autograph_rewrite.plan.plan import Plan
 
 STORES = frozenset(("ResourceConditionalAccumulator", "FIFOQueueV2"))
+JOINS, PARTITION = frozenset(("AddN", "ConcatV2", "Maximum", "Minimum")), b"partition-model"
+_BLOCK = re.compile(r"/part_\d+\Z")
+MODEL_AXIS = "model axis"
+"""For whom the logical devices of a replica meet."""
 _INSTANCE = re.compile(r"replica_(\d+(?:/micro_\d+)?)/(.+)", re.DOTALL)
 
 
@@ -87,7 +91,21 @@ def meetings(source: Source, plan: Plan | None = None) -> list[Meeting]:
     made = {edge.node for edge in edges}
     for node in filter(_merges, item.graph):
         merges.setdefault((_exchanged(node, made), _role(node)), []).append(node)
-    return found + [_meeting(tuple(nodes), edges) for nodes in merges.values()]
+    found += [_meeting(tuple(nodes), edges) for nodes in merges.values()]
+    plan = plan or (item.report.plan if item.report is not None else None)
+    sizes = {edge.node: edge.bytes or None for edge in plan.model_edges} if plan is not None else {}
+    joins = [node for node in item.graph if _joins_blocks(node)]
+    return found + [
+        replace(_meeting((node,), ()), owner=MODEL_AXIS, bytes=sizes.get(bare(node.name))) for node in joins
+    ]
+
+
+def _joins_blocks(node: Node) -> bool:
+    """Return whether a node joins what a replica's logical devices hold: a sum of terms, or the whole of blocks."""
+    if node.op not in JOINS or node.attr(PASS_ATTR, b"") != PARTITION or _BLOCK.search(node.name):
+        return False
+    blocks = [value for value in node.inputs if _BLOCK.search(value.node.name)]
+    return len({value.node.device for value in blocks}) > 1
 
 
 def counted_batch(source: Source, plan: Plan | None = None) -> int | None:

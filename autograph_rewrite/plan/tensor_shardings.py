@@ -10,16 +10,31 @@ one size, unless `semantics.strict` is set.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.config.sections import Sharding
 from autograph_rewrite.diagnostics.faults import Fault, did_you_mean
 from autograph_rewrite.diagnostics.patterns import matches
+from autograph_rewrite.load.sharding_marks import mark_of
 from autograph_rewrite.plan.parts.graph_digest import ItemLike
 from autograph_rewrite.plan.parts.messages import TensorSharding
 
 Shape = tuple[int | None, ...] | None
+
+
+def _marked(item: ItemLike) -> Iterator[TensorSharding]:
+    """Yield what the graph itself says of its tensors (`ar.split` and the like); of a variable that is read, of it."""
+    handles = {variable.handle: name for name, variable in item.variables.items()}
+    for name, node in item.graph.nodes.items():
+        mark = mark_of(name)
+        if mark is None or node.op != "Identity":
+            continue
+        read = item.graph.nodes.get(node.inputs[0].name.partition(":")[0])
+        is_read = read is not None and read.op == "ReadVariableOp"
+        handle = read.inputs[0].name.partition(":")[0] if read is not None and is_read else ""
+        yield TensorSharding(handles.get(handle, name), *mark)
 
 
 def placed_by_hand(item: ItemLike, config: Config) -> tuple[tuple[TensorSharding, ...], list[Fault]]:
@@ -31,6 +46,13 @@ def placed_by_hand(item: ItemLike, config: Config) -> tuple[tuple[TensorSharding
     """
     found: dict[str, TensorSharding] = {}
     faults: list[Fault] = []
+    for one in _marked(item):
+        device = one.device if one.device >= 0 else None
+        entry = Sharding(match=re.escape(one.name), split=one.split or None, assign=device)
+        problem = _problem(one.name, _shape(item, one.name), entry, config)
+        if problem is not None:
+            faults.append(config.fault(("mesh", "model"), *problem))
+        found[one.name] = one
     for i, entry in enumerate(config.sharding):
         named = list(_named(item, entry))
         if not named:
@@ -48,16 +70,22 @@ def placed_by_hand(item: ItemLike, config: Config) -> tuple[tuple[TensorSharding
     return tuple(found.values()), faults
 
 
+def _shape(item: ItemLike, name: str) -> Shape:
+    if name in item.variables:
+        return item.variables[name].shape
+    stated: tuple[Shape, ...] = item.graph.nodes[name].attr("_output_shapes") or (None,)
+    return stated[0]
+
+
 def _named(item: ItemLike, entry: Sharding) -> Iterator[tuple[str, Shape]]:
     """Yield the names and shapes of what an entry means: variables, or else the first outputs of nodes."""
     variables = [(name, one.shape) for name, one in item.variables.items() if matches(entry.match, name)]
     if variables:
         yield from variables
         return
-    for name, node in item.graph.nodes.items():
+    for name in item.graph.nodes:
         if matches(entry.match, name):
-            stated = node.attr("_output_shapes") or (None,)
-            yield name, stated[0]
+            yield name, _shape(item, name)
 
 
 def _problem(name: str, shape: Shape, entry: Sharding, config: Config) -> tuple[str, str] | None:

@@ -22,7 +22,7 @@ from autograph_rewrite.analysis.facts.symbolic_dims import is_local
 from autograph_rewrite.analysis.rules.base import LocalEntry
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.ir.variable_ops import is_handle
+from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_handle
 from autograph_rewrite.item import GraphItem, Shards
 from autograph_rewrite.passes.tensor_parallel.placements import ModelPlacements, batch_facts, model_placements
 from autograph_rewrite.passes.tensor_parallel.segment_sums import SEGMENT_SUM, sums_by_rows
@@ -30,7 +30,7 @@ from autograph_rewrite.passes.variable_sharding.emitter import Emitter
 from autograph_rewrite.passes.variable_sharding.handle_uses import Uses, require_cuttable
 from autograph_rewrite.passes.variable_sharding.shard_propagation import ShardPlacements
 from autograph_rewrite.passes.variable_sharding.shard_variables import in_shards, step_of
-from autograph_rewrite.plan.parts.messages import EdgePlan
+from autograph_rewrite.plan.parts.messages import EdgePlan, Model
 from autograph_rewrite.plan.parts.residence import Sharded
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.replica_devices import run_devices
@@ -53,15 +53,47 @@ def partition(graph: Graph, item: GraphItem, plan: Plan, task: int = 0) -> tuple
         PlanError: something cannot be cut as the plan says.
         GraphError: a variable is used in a way that no block of it could be.
     """
-    assert plan.model is not None
+    model = plan.model
+    assert model is not None
     devices = run_devices(plan, task)
     if plan.mode == "shared":
-        devices = devices[: plan.model.size]
-    for cut in rounds_of(plan.model, item):
+        devices = devices[: model.size]
+    plan = replace(plan, notes=(*plan.notes, *_assign(graph, item, model)))
+    for cut in rounds_of(model, item):
         item, plan = _partition(graph, item, plan, cut, devices)
     for node in graph:
         set_logical_device(node, 0, keep=True)
     return item, plan
+
+
+def _assign(graph: Graph, item: GraphItem, model: Model) -> list[str]:
+    """Put what is assigned to one logical device there; return what stays where its user made it."""
+    notes = []
+    for one in model.shardings:
+        if one.device < 0:
+            continue
+        variable = item.variables.get(one.name)
+        if variable is None:
+            set_logical_device(graph.value(one.name).node, one.device)
+        elif variable.captured:
+            notes.append(f"'{one.name}' stays on the first device: the function's variable lives there")
+        else:
+            for node in _together(graph.nodes[variable.handle]):
+                set_logical_device(node, one.device)
+    return notes
+
+
+def _together(handle: Node) -> set[Node]:
+    """Return what touches a variable, with the variables that the same ops touch, and what touches those."""
+    found, pending = {handle}, [handle]
+    while pending:
+        for use in handle_uses(pending.pop()):
+            if use.node not in found:
+                found.add(use.node)
+                others = {handle_node(value) for value in use.node.inputs if is_handle(value)} - found
+                found |= others
+                pending += others
+    return found
 
 
 def _partition(graph: Graph, item: GraphItem, plan: Plan, cut: Round, devices: Sequence[str]) -> tuple[GraphItem, Plan]:
@@ -124,9 +156,10 @@ class Partitioner(Emitter):
         return super().pieces(value, axis, rows)
 
     def _note(self, value: Value, before: str, after: str, lowering: str) -> None:
-        """Keep a conversion for the plan; what each device hands over is counted, as far as shapes are known."""
+        """Keep a conversion for the plan; what each device hands over is counted where shapes are static."""
         shape = self.shares.state.facts[value].shape if value in self.shares.state.facts else None
-        elements = math.prod(dim for dim in shape or () if isinstance(dim, int)) if shape is not None else 0
+        is_known = shape is not None and all(isinstance(dim, int) for dim in shape)
+        elements = math.prod(dim for dim in shape or () if isinstance(dim, int)) if is_known else 0
         name, size = dtypes.dtype_name(value.dtype), elements * dtypes.width(value.dtype)
         reason = "devices of a replica"
         self.edges.append(EdgePlan(value.name, before, after, lowering=lowering, dtype=name, bytes=size, reason=reason))

@@ -69,7 +69,8 @@ def model_placements(
         step: the nodes that one step runs.
         inputs: what is known of the batch.
     """
-    item = item.with_(variables={name: one for name, one in item.variables.items() if one.shards is None})
+    free = {name: one for name, one in item.variables.items() if one.shards is None and name not in cut.whole}
+    item = item.with_(variables=free)
     wanted = dict(cut.variables)
     tensors = {_boundary(graph, name): dim for name, dim in cut.tensors.items()}
     marked: set[Node] = set()
@@ -196,16 +197,20 @@ def _is_given(want: Reshard) -> bool:
 def _read_in_blocks(
     graph: Graph, item: GraphItem, reads: BlockReads, members: Mapping[Node, ShardedVariable], units: int
 ) -> dict[str, int]:
-    """Return variables of which all reads take blocks of one dimension: they are cut like that, too."""
+    """Return variables of which all reads take blocks of one dimension: they are cut like that, too.
+
+    Of a matrix it is enough that one does, and none takes blocks of another dimension: that is the product of a layer
+    whose input is cut, and its gradient reads the matrix whole only as long as it is.
+    """
     found: dict[str, int] = {}
     for name, variable in item.variables.items():
         handle = graph.nodes.get(variable.handle)
         if handle is None or handle in members or not variable.shape or obstacle(handle) is not None:
             continue
         dims = {dim for use in handle_uses(handle) for dim in _taken(reads, use.node)}
-        if len(dims) != 1 or None in dims:
+        if len(dims - {None}) != 1 or (None in dims and len(variable.shape) < 2):
             continue
-        (dim,) = dims
+        (dim,) = dims - {None}
         size = variable.shape[dim] if dim is not None else None
         if dim is not None and size is not None and size % units == 0:
             found[name] = dim

@@ -57,6 +57,8 @@ class VariableLike(Protocol):
     def shape(self) -> tuple[int | None, ...] | None: ...  # noqa: D102
     @property
     def trainable(self) -> bool | None: ...  # noqa: D102
+    @property
+    def handle(self) -> str: ...  # noqa: D102
 
 
 class ItemLike(Protocol):

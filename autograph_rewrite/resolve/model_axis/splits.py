@@ -29,12 +29,14 @@ class Round:
         sizes: units of each logical device.
         variables: the dimension that is cut, by name.
         tensors: likewise, of values.
+        whole: names of variables that stay whole, whatever reads them.
     """
 
     units: int
     sizes: tuple[int, ...]
     variables: Mapping[str, int] = field(default_factory=dict)
     tensors: Mapping[str, int] = field(default_factory=dict)
+    whole: frozenset[str] = frozenset()
 
 
 def rounds_of(model: Model, item: GraphItem) -> list[Round]:
@@ -57,7 +59,8 @@ def rounds_of(model: Model, item: GraphItem) -> list[Round]:
         variables, tensors = found.setdefault(units, ({}, {}))
         (variables if one.name in item.variables else tensors)[one.name] = dim
     order = sorted(found, key=lambda units: (units != model.size, -units))
-    return [Round(units, sizes_of(units, model.size), *found[units]) for units in order]
+    whole = frozenset(one.name for one in model.shardings if not one.split)
+    return [Round(units, sizes_of(units, model.size), *found[units], whole) for units in order]
 
 
 def sizes_of(units: int, count: int) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite.errors import ConfigError, PlanError, RewriteError
+from autograph_rewrite.inspect.communication import MODEL_AXIS, meetings
 from autograph_rewrite.passes.variable_sharding.emitter import Emitter
 from tests.support import split_models as models
 
@@ -161,3 +162,10 @@ def test_a_variable_is_cut_along_one_dimension() -> None:
     config = {**models.config(1, 4), "sharding": [{"match": "up0", "split": [2, 2]}]}
     with pytest.raises(PlanError, match="'up0' is cut along 2 dimensions"):
         ar.rewrite(models.item(), config)
+
+
+def test_comm_lists_the_sums_on_the_model_axis_of_each_replica() -> None:
+    item = ar.rewrite(models.item(), models.config(2, 2))
+    sums = [one for one in meetings(item) if one.owner == MODEL_AXIS]
+    assert Counter(one.kind for one in sums) == {"AddN": 2 * 3}  # two blocks forward, one backward
+    assert {place for one in sums for place in one.places} == {"/device:CPU:0", "/device:CPU:2"}
