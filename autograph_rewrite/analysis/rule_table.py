@@ -21,7 +21,7 @@ from autograph_rewrite.analysis.rules.arrays import (
 )
 from autograph_rewrite.analysis.rules.base import Rule
 from autograph_rewrite.analysis.rules.linalg import contraction, cross_example, linalg, reduce
-from autograph_rewrite.analysis.rules.nn import images, layers, normalization, pooling, recurrent
+from autograph_rewrite.analysis.rules.nn import convolutions, images, layers, normalization, pooling, recurrent
 from autograph_rewrite.analysis.rules.shapes import sizes
 from autograph_rewrite.analysis.rules.state import side_effects, tables, tensor_arrays, tensor_lists, variables
 
@@ -40,6 +40,7 @@ FAMILIES: tuple[ModuleType, ...] = (
     tables,
     random,
     layers,
+    convolutions,
     pooling,
     normalization,
     recurrent,

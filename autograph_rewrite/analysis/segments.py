@@ -20,8 +20,8 @@ from autograph_rewrite.analysis.rules.marked.blockwise import BLOCKWISE
 from autograph_rewrite.analysis.rules.marked.dynamic_partition import ROWS_APART
 
 FAMILIES = families(
-    "elementwise", "reduce", "contraction", "layout", "layers", "normalization", "pooling", "concat_split", "slicing",
-    "sizes", "ensure_shape",
+    "elementwise", "reduce", "contraction", "layout", "layers", "convolutions", "normalization", "pooling",
+    "concat_split", "slicing", "sizes", "ensure_shape",
 )  # fmt: skip
 """Rules that follow rows wherever they stand, and line blocks up by their sizes only."""
 CUTS = frozenset(("Split", "SplitV", "Slice", "StridedSlice"))

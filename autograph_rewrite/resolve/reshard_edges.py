@@ -39,7 +39,7 @@ from autograph_rewrite.resolve.model_axis.logical_devices import logical_devices
 from autograph_rewrite.resolve.wire_types import as_sent, can_gather_collectively, sent_bytes
 
 MEASURES = frozenset(("Shape", "ShapeN", "Size", "Rank"))  # how many rows there are is not the rows
-MIXES_ROWS = families("contraction", "layers", "normalization", "pooling", "recurrent", "reduce")
+MIXES_ROWS = families("contraction", "convolutions", "layers", "normalization", "pooling", "recurrent", "reduce")
 """Families of rules that the rows of a sparse gradient never pass: what does was gathered in the forward pass."""
 ACCUMULATED = frozenset((dtypes.HALF, dtypes.FLOAT, dtypes.DOUBLE))
 """The types of conditional accumulators: TensorFlow has no kernel of one for others."""

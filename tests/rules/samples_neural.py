@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,7 @@ def _argmax(d: Sizes, r: Draw) -> list[np.ndarray]:
 
 
 POOL = {"ksize": [1, 2, 2, 1], "strides": [1, 2, 2, 1], "padding": "VALID"}
+ACROSS = {"ksize": [1, 1, 1, 2], "strides": [1, 1, 1, 2], "padding": "VALID"}
 POOL3 = {"ksize": [1, 2, 2, 2, 1], "strides": [1, 2, 2, 2, 1], "padding": "VALID"}
 CONV = {"strides": [1, 1, 1, 1], "padding": "SAME"}
 CONV3 = {"strides": [1, 1, 1, 1, 1], "padding": "SAME"}
@@ -99,6 +101,54 @@ CONVOLUTIONS = [
         lambda d, r: [r(d["n"], 3, 3, 3, 2), known([2, 2, 2, 2, 3]), r(d["n"], 3, 3, 3, 3)], CONV3, "n",
     ),
 ]  # fmt: skip
+
+
+def _conv(d: Sizes, r: Draw) -> list[np.ndarray]:
+    return [r(2, 4, 4, d["c"]), r(3, 3, d["c"], d["o"])]
+
+
+def _conv_input(d: Sizes, r: Draw) -> list[np.ndarray]:
+    return [known([2, 4, 4, d["c"]]), r(3, 3, d["c"], d["o"]), r(2, 4, 4, d["o"])]
+
+
+def _conv_filter(d: Sizes, r: Draw) -> list[np.ndarray]:
+    return [r(2, 4, 4, d["c"]), known([3, 3, d["c"], d["o"]]), r(2, 4, 4, d["o"])]
+
+
+def _depthwise(d: Sizes, r: Draw) -> list[np.ndarray]:
+    return [r(2, 4, 4, d["c"]), r(3, 3, d["c"], 1), r(2, 4, 4, d["c"])]
+
+
+def _conv3(d: Sizes, r: Draw) -> list[np.ndarray]:
+    return [r(2, 3, 3, 3, d["c"]), r(2, 2, 2, d["c"], d["o"]), r(2, 3, 3, 3, d["o"])]
+
+
+CHANNELS = [
+    Sample("Conv2D", "co", _conv, CONV, stays_static="co"),
+    Sample("Conv2D", "co", _conv, {"strides": [1, 2, 2, 1], "padding": "VALID"}, stays_static="co"),
+    Sample("Conv2D", "o", lambda d, r: [r(2, 4, 4, 6), r(3, 3, 3, 2 * d["o"])], CONV),  # two groups
+    Sample("Conv2DBackpropInput", "co", _conv_input, CONV, stays_static="co"),
+    Sample("Conv2DBackpropFilter", "co", _conv_filter, CONV, stays_static="co"),
+    Sample("DepthwiseConv2dNative", "c", lambda d, r: _depthwise(d, r)[:2], CONV, stays_static="c"),
+    Sample("DepthwiseConv2dNative", "c", lambda d, r: [r(2, 4, 4, d["c"]), r(3, 3, d["c"], 2)], CONV),
+    Sample(
+        "DepthwiseConv2dNativeBackpropInput", "c",
+        lambda d, r: [known([2, 4, 4, d["c"]]), *_depthwise(d, r)[1:]], CONV, stays_static="c",
+    ),
+    Sample(
+        "DepthwiseConv2dNativeBackpropFilter", "c",
+        lambda d, r: [_depthwise(d, r)[0], known([3, 3, d["c"], 1]), _depthwise(d, r)[2]], CONV, stays_static="c",
+    ),
+    Sample("Conv3D", "co", lambda d, r: _conv3(d, r)[:2], CONV3, stays_static="co"),
+    Sample(
+        "Conv3DBackpropInputV2", "co",
+        lambda d, r: [known([2, 3, 3, 3, d["c"]]), *_conv3(d, r)[1:]], CONV3, stays_static="co",
+    ),
+    Sample(
+        "Conv3DBackpropFilterV2", "co",
+        lambda d, r: [_conv3(d, r)[0], known([2, 2, 2, d["c"], d["o"]]), _conv3(d, r)[2]], CONV3, stays_static="co",
+    ),
+]  # fmt: skip
 DILATION = {"strides": [1, 1, 1, 1], "rates": [1, 1, 1, 1], "padding": "SAME"}
 
 LAYERS = [
@@ -129,7 +179,16 @@ LAYERS = [
     ),
 ]  # fmt: skip
 
+
+def _pooled_channels(d: Sizes, r: Draw) -> list[np.ndarray]:
+    return _pool_grad({"n": 2, "c": d["c"]}, r)
+
+
 POOLS = [
+    *(Sample(op, "c", lambda d, r: [r(2, 4, 4, d["c"])], POOL, stays_static="c") for op in ("AvgPool", "MaxPool")),
+    Sample("MaxPool", "c", lambda d, r: [r(2, 4, 4, 2 * d["c"])], ACROSS),
+    Sample("AvgPoolGrad", "c", lambda d, r: [known([2, 4, 4, d["c"]]), r(2, 2, 2, d["c"])], POOL, stays_static="c"),
+    Sample("MaxPoolGrad", "c", _pooled_channels, POOL, stays_static="c"),
     images("AvgPool", POOL),
     images("MaxPool", POOL),
     Sample(
@@ -180,6 +239,17 @@ def _denormalised(d: Sizes, r: Draw, count: int) -> list[np.ndarray]:
     return [r(*x.shape, dtype=F32), x, *rest[:count]]
 
 
+def _normalised_channels(d: Sizes, r: Draw) -> list[np.ndarray]:
+    c = d["c"]
+    return [r(2, 3, 3, c, dtype=F32), r(c, dtype=F32), r(c, dtype=F32), r(0, dtype=F32), r(0, dtype=F32)]
+
+
+def _denormalised_channels(d: Sizes, r: Draw, count: int) -> list[np.ndarray]:
+    c, x = d["c"], r(2, 3, 3, d["c"], dtype=F32)
+    rest = [r(c, dtype=F32), r(c, dtype=F32), r.unit(c, dtype=F32), r(0, dtype=F32)]
+    return [r(*x.shape, dtype=F32), x, *rest[:count]]
+
+
 def inference(op: str, make: object, undefined: tuple[int, ...] = ()) -> Sample:
     return Sample(op, "n", make, {"is_training": False}, "n", tolerance=1e-4, undefined=undefined)  # type: ignore[arg-type]
 
@@ -192,6 +262,17 @@ NORMALS = [
     *(
         Sample(f"FusedBatchNorm{v}", "n", _normalised, {"is_training": True}, "n", tolerance=1e-4)
         for v in ("", "V2", "V3")
+    ),
+    *(
+        Sample(f"FusedBatchNorm{v}", "c", _normalised_channels, {"is_training": True}, stays_static="c", tolerance=1e-4)
+        for v in ("", "V2", "V3")
+    ),
+    *(
+        Sample(
+            f"FusedBatchNormGrad{v}", "c", partial(_denormalised_channels, count=count), {"is_training": True},
+            stays_static="c", tolerance=1e-4, undefined=(3, 4),
+        )
+        for v, count in (("", 3), ("V2", 3), ("V3", 4))
     ),
     Sample("LRN", "n", lambda d, r: [r(d["n"], 2, 2, 6, dtype=F32)], {}, "n", tolerance=1e-5),
     Sample(
@@ -240,4 +321,4 @@ RECURRENT = [
     Sample("BlockLSTMGradV2", "b", _block_grad, {"use_peephole": False}, "b", tolerance=1e-4),
 ]
 
-SAMPLES = [*CONVOLUTIONS, *LAYERS, *POOLS, *NORMALS, *RECURRENT]
+SAMPLES = [*CONVOLUTIONS, *CHANNELS, *LAYERS, *POOLS, *NORMALS, *RECURRENT]

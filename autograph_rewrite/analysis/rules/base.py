@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from autograph_rewrite.analysis.facts.placement import REPLICATED, Axes, Fact, Placement, Shape
 from autograph_rewrite.analysis.facts.symbolic_dims import Dim, rows_per_example, segments
+from autograph_rewrite.analysis.facts.windows import Halo
 
 OF_BLOCK = "_of_block"
 """Attribute of a node that computes for its own block as if that were the whole batch
@@ -34,12 +35,14 @@ class Semantics(NamedTuple):
         batch_norm: "sync" uses the statistics of the whole batch; "local" those of each block.
         batch: number of examples in the whole batch where that is static, else None.
         segments: blocks may have a segment of each part of a concatenation.
+        halo: the sizes of blocks are known, so an op with a window may read rows of its block's neighbours, too.
     """
 
     random: str = "exact"
     batch_norm: str = "sync"
     batch: int | None = None
     segments: bool = False
+    halo: bool = False
 
 
 class Op(NamedTuple):
@@ -88,21 +91,27 @@ class Op(NamedTuple):
 
 
 class LocalEntry(NamedTuple):
-    """A want of a shape operand: entry `position` holds the global size and must become the block size `size`."""
+    """A want of a shape operand: entry `position` holds the global size and must become the block size `size`.
+
+    With a `halo` it becomes the number of rows that a device reads.
+    """
 
     position: int
     size: Dim
+    halo: Halo | None = None
 
 
 class Slice(NamedTuple):
     """A want of a replicated input: this replica's block of `dim`; one example covers `unit` rows of it.
 
-    Where it has `segments`, one example covers so many rows of each, and `unit` is the sum.
+    Where it has `segments`, one example covers so many rows of each, and `unit` is the sum. With a `halo` the input may
+    be cut like that already; rows of neighbouring blocks are read with it.
     """
 
     dim: int
     unit: int
     segments: tuple[int, ...] = ()
+    halo: Halo | None = None
 
 
 def block_of(dim: int, size: Dim) -> Slice | None:

@@ -306,7 +306,7 @@ class ReshardInserter:
             reshard: dimension, rows per example and segments.
             reader: for messages, and for the loop that it is in.
         """
-        dim, rows, parts = reshard
+        dim, rows, parts = reshard.dim, reshard.unit, reshard.segments
         is_input = self._context.state.whole_inputs.get(value) == dim and not parts
         blocks = self._measured_on(value) if is_input else self.blocks_at(reader)
         key = (value, reshard, blocks.source)

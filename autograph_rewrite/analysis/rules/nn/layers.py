@@ -1,7 +1,4 @@
-"""Layers: biases, convolutions, softmax and its losses.
-
-Only the images of a batch (`n`) are ever split in a convolution; its filter gradient sums over them.
-"""
+"""Layers: biases, softmax and its losses."""
 
 from __future__ import annotations
 
@@ -15,12 +12,6 @@ from autograph_rewrite.analysis.rules.signature import (
     signed,
     without,
 )
-
-N4 = ("n", "", "", "")
-N5 = ("n", "", "", "", "")
-CLOSED4 = ("", "", "", "")
-CLOSED5 = ("", "", "", "", "")
-OVER_IMAGES = frozenset("n")
 
 
 def _channels(n: Op, rank: int) -> int:
@@ -61,35 +52,6 @@ def _all_but_last(n: Op) -> Signature | None:
     return Signature((labels,), (labels,))
 
 
-def _convolution(image: Labels, filters: Labels) -> Signature:
-    return Signature((image, filters), (image,), linear=(0, 1))
-
-
-def _input_gradient(image: Labels, filters: Labels) -> Signature:
-    """The first operand is the input's shape."""
-    inputs = (image, filters, image)
-    return Signature(inputs, (image,), linear=(1, 2), sizes=frozenset({0}))
-
-
-def _filter_gradient(image: Labels, filters: Labels) -> Signature:
-    """The second operand is the filter's shape."""
-    return Signature((image, None, image), (filters,), OVER_IMAGES, linear=(0, 2))
-
-
-def _input_gradient_of_values(image: Labels, filters: Labels) -> Signature:
-    """The first operand is the input itself, of which only the shape matters."""
-    return Signature((image, filters, image), (image,), linear=(1, 2))
-
-
-def _filter_gradient_of_values(image: Labels, filters: Labels) -> Signature:
-    return Signature((image, None, image), (filters,), OVER_IMAGES, linear=(0, 2))
-
-
-def _dilation_gradient(output: Labels) -> Signature:
-    """Input, filter and output gradient; linear in the last."""
-    return Signature((N4, ("", "", ""), N4), (output,), OVER_IMAGES, linear=(2,))
-
-
 ROWS = Signature((("n", "-c"), ("n", "-c")), (("n",), ("n", "-c")), broadcast=True)
 LABELLED_ROWS = Signature((("n", "-c"), ("n",)), (("n",), ("n", "-c")))
 HITS = Signature((("n", ""), ("n",)), (("n",),))
@@ -103,23 +65,4 @@ RULES: dict[str, Rule] = {
     "SparseSoftmaxCrossEntropyWithLogits": fixed(LABELLED_ROWS),
     "InTopK": fixed(HITS),
     "InTopKV2": fixed(HITS_OF),
-    **every(fixed(_convolution(N4, CLOSED4)), "Conv2D DepthwiseConv2dNative"),
-    **every(
-        fixed(_input_gradient(N4, CLOSED4)),
-        "Conv2DBackpropInput DepthwiseConv2dNativeBackpropInput",
-    ),
-    **every(
-        fixed(_filter_gradient(N4, CLOSED4)),
-        "Conv2DBackpropFilter DepthwiseConv2dNativeBackpropFilter",
-    ),
-    "Conv2DBackpropInputV2": fixed(_input_gradient_of_values(N4, CLOSED4)),
-    "Conv2DBackpropFilterV2": fixed(_filter_gradient_of_values(N4, CLOSED4)),
-    "Conv3D": fixed(_convolution(N5, CLOSED5)),
-    "Conv3DBackpropInput": fixed(_input_gradient_of_values(N5, CLOSED5)),
-    "Conv3DBackpropInputV2": fixed(_input_gradient(N5, CLOSED5)),
-    "Conv3DBackpropFilter": fixed(_filter_gradient_of_values(N5, CLOSED5)),
-    "Conv3DBackpropFilterV2": fixed(_filter_gradient(N5, CLOSED5)),
-    "Dilation2D": fixed(Signature((N4, ("", "", "")), (N4,))),
-    "Dilation2DBackpropInput": fixed(_dilation_gradient(N4)),
-    "Dilation2DBackpropFilter": fixed(_dilation_gradient(("", "", ""))),
 }

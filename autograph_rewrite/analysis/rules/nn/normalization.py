@@ -4,11 +4,14 @@
 `batch_norm: local` keeps the op, marked `BLOCK_STATISTICS` by the same pass. Each block's statistics are then
 contributions (partial); the pass divides those that feed moving averages by the number of replicas, so what
 is averaged is the replicas' mean, and the op's own gradient reads its block's as they are.
+
+Channels are normalised each by itself: split along them the op stays as it is, with its parameters cut likewise.
 """
 
 from __future__ import annotations
 
 from autograph_rewrite.analysis.facts.placement import PARTIAL, REPLICATED, Placement, Shape, split
+from autograph_rewrite.analysis.facts.symbolic_dims import is_local
 from autograph_rewrite.analysis.rules.base import Op, Placed, Reshard, Rule, block_of, whole
 from autograph_rewrite.analysis.rules.signature import Signature, every, fixed
 
@@ -17,11 +20,14 @@ BLOCK_STATISTICS = "_block_statistics"
 
 
 def place_forward(n: Op) -> Placed:
-    """Normalise images by the statistics of the batch, or by given ones (inference)."""
-    if n.placement(0) != split(0):
+    """Normalise images by the statistics of the batch, or by given ones (inference); channels each by their own."""
+    dim, own = n.placement(0).dim if n.placement(0).is_split else -1, bool(n.attr(BLOCK_STATISTICS, False))
+    if dim < 0 or (own and dim):
         return whole(n)
-    statistics = PARTIAL if n.attr(BLOCK_STATISTICS, False) else REPLICATED
-    outputs = (split(0), *[statistics] * (len(n.output_dtypes) - 1))
+    if dim == _channel(n):
+        return _per_channel(n, images=1, outputs=_SPLIT_STATISTICS[: len(n.output_dtypes) - 1])
+    statistics = PARTIAL if own else REPLICATED
+    outputs = (split(dim), *[statistics] * (len(n.output_dtypes) - 1))
     operand_reshards: dict[int, Reshard] = {i: REPLICATED for i in range(1, 5) if n.placement(i).differs}
     return Placed(outputs, operand_reshards, decompose=_to_be_decomposed(n))
 
@@ -30,15 +36,55 @@ def _to_be_decomposed(n: Op) -> bool:
     return bool(n.attr("is_training")) and not n.attr(BLOCK_STATISTICS, False)
 
 
+def _channel(n: Op) -> int:
+    """Return the dimension of the channels, -1 where it is not known."""
+    return 1 if n.attr("data_format", b"NHWC").startswith(b"NC") else (n.rank(0) or 0) - 1
+
+
+_SPLIT_STATISTICS: tuple[Placement, ...] = (*[split(0)] * 4, PARTIAL)
+"""Means and variances, and what the kernel keeps for its own gradient, which no other op can read."""
+
+
+def _per_channel(n: Op, images: int, outputs: tuple[Placement, ...]) -> Placed:
+    """Place an op that works on each channel by itself.
+
+    Args:
+        n: the node.
+        images: how many of its operands are images; the others are vectors of channels.
+        outputs: placements of what it returns behind images.
+    """
+    dim, size = _channel(n), next(f.split_size for f in n.inputs[:images] if f.placement == split(_channel(n)))
+    wants: dict[int, Reshard] = {}
+    for i, fact in enumerate(n.inputs):
+        at = dim if i < images else 0
+        if fact.shape == (0,) or (i == _RESERVE and fact.placement == PARTIAL):
+            continue
+        if i == _RESERVE and not fact.placement.differs:
+            continue
+        block = block_of(at, size)
+        if block is None or n.semantics.batch is None:  # a block of no channels is refused by the kernel
+            return whole(n)
+        if fact.placement != split(at) or fact.split_size != size:
+            wants[i] = block
+    return Placed((split(dim), *outputs), wants)
+
+
+_RESERVE = 5
+
+
 def place_gradient(n: Op) -> Placed:
     """Gradients of scale and offset sum over the images; the images' gradient stays split."""
-    blocks = [n.inputs[i].split_size for i in (0, 1) if n.placement(i) == split(0)]
-    if not blocks:
+    dims = [n.placement(i).dim for i in (0, 1) if n.placement(i).is_split]
+    if not dims or (dims[0] and n.attr(BLOCK_STATISTICS, False)):
         return whole(n)
+    dim = dims[0]
+    if dim == _channel(n):
+        return _per_channel(n, images=2, outputs=(split(0), split(0), REPLICATED, REPLICATED))
+    size = next(n.inputs[i].split_size for i in (0, 1) if n.placement(i) == split(dim))
     operand_reshards: dict[int, Reshard] = {}
-    block = block_of(0, blocks[0])
+    block = block_of(dim, size)
     for i in (0, 1):
-        if n.placement(i) == split(0) and n.inputs[i].split_size == blocks[0]:
+        if n.placement(i) == split(dim) and n.inputs[i].split_size == size:
             continue
         if block is None:
             return whole(n)
@@ -47,19 +93,25 @@ def place_gradient(n: Op) -> Placed:
         of_block = i > 2 and n.attr(BLOCK_STATISTICS, False)
         if n.placement(i).differs and not (of_block and n.placement(i) == PARTIAL):
             operand_reshards[i] = REPLICATED
-    outputs: tuple[Placement, ...] = (split(0), PARTIAL, PARTIAL, REPLICATED, REPLICATED)
+    outputs: tuple[Placement, ...] = (split(dim), PARTIAL, PARTIAL, REPLICATED, REPLICATED)
     return Placed(outputs, operand_reshards, decompose=_to_be_decomposed(n))
 
 
 def shape_forward(n: Op) -> tuple[Shape | None, ...]:
     """Images as they came in, statistics per channel."""
-    return (n.shape(0), *n.static[1:])
+    return (n.shape(0), *_vectors(n, n.shape(0)))
 
 
 def shape_gradient(n: Op) -> tuple[Shape | None, ...]:
     """The images' gradient has their shape."""
     image = n.shape(1) if n.shape(1) is not None else n.shape(0)
-    return (image, *n.static[1:])
+    return (image, *_vectors(n, image))
+
+
+def _vectors(n: Op, image: Shape | None) -> tuple[Shape | None, ...]:
+    """Return the shapes of what is behind the images: a number per channel, or as stated."""
+    channels = image[_channel(n)] if image else None
+    return tuple((channels,) if is_local(channels) and stated != (0,) else stated for stated in n.static[1:])
 
 
 # Local response normalisation looks at neighbouring channels only.
