@@ -40,7 +40,7 @@ def test_a_convolution_reads_rows_of_neighbours() -> None:
     assert [want.halo.span(units) for units in ((0, 1), (1, 2))] == [(0, 5), (3, 8)]
     shape = TABLE["Conv2D"].shape
     assert shape is not None
-    assert shape(n)[0] == (None, ROWS, None, None)
+    assert shape(n)[0] == (2, ROWS, None, 5)
 
 
 def test_channels_first_have_their_rows_elsewhere() -> None:

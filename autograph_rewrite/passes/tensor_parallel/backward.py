@@ -70,7 +70,7 @@ class BlockReads:
             return self.of.get((reader, index))
         made = self.state.transfers.get(reader)
         want = None if made is None else made.operand_reshards.get(index)
-        return want if isinstance(want, Slice) and not want.segments else None
+        return want if isinstance(want, Slice) and not want.segments and want.halo is None else None
 
 
 def block_reads(state: Propagation, units: int) -> BlockReads:

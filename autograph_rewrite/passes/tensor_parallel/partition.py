@@ -13,17 +13,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from autograph_rewrite.analysis.facts.placement import PARTIAL, REPLICATED, Fact, split
 from autograph_rewrite.analysis.facts.symbolic_dims import is_local
-from autograph_rewrite.analysis.rules.base import LocalEntry
+from autograph_rewrite.analysis.facts.windows import Halo
+from autograph_rewrite.analysis.propagate import notes
+from autograph_rewrite.analysis.rules.base import LocalEntry, Reshard, Slice
+from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_handle
 from autograph_rewrite.item import GraphItem, Shards
+from autograph_rewrite.passes.tensor_parallel.halo_exchange import HaloExchange, halo_of
 from autograph_rewrite.passes.tensor_parallel.placements import ModelPlacements, batch_facts, model_placements
 from autograph_rewrite.passes.tensor_parallel.segment_sums import SEGMENT_SUM, sums_by_rows
 from autograph_rewrite.passes.variable_sharding.emitter import Emitter
@@ -52,6 +57,7 @@ def partition(graph: Graph, item: GraphItem, plan: Plan, task: int = 0) -> tuple
     Raises:
         PlanError: something cannot be cut as the plan says.
         GraphError: a variable is used in a way that no block of it could be.
+        PassError: under `strict`, an op reads blocks for which it has no rule.
     """
     model = plan.model
     assert model is not None
@@ -98,12 +104,18 @@ def _together(handle: Node) -> set[Node]:
 
 def _partition(graph: Graph, item: GraphItem, plan: Plan, cut: Round, devices: Sequence[str]) -> tuple[GraphItem, Plan]:
     found = model_placements(graph, item, cut, step_of(graph, item), batch_facts(graph, item, plan))
+    whole = notes(found.state)
+    if plan.semantics.strict and whole:
+        node, text = whole[0]
+        hint = "set semantics.strict to false to run it whole, which is correct but slower"
+        raise PassError(f"{node.op} '{node.name}' cannot be cut on the model axis: {text}", node=node, hint=hint)
     for handle, name in found.names.items():
         require_cuttable(name, handle, set(found.members))
     partitioner = Partitioner(graph, _shares(found, cut), cut.sizes)
     uses = Uses(partitioner, found.names)
     uses.run()
-    plan = replace(plan, model_edges=(*plan.model_edges, *partitioner.edges))
+    said = [f"model axis: {node.op} '{node.name}' works on whole values: {text}" for node, text in whole]
+    plan = replace(plan, model_edges=(*plan.model_edges, *partitioner.edges), notes=(*plan.notes, *said))
     shards, cuts = {}, {}
     for handle, made in uses.handles.items():
         name, member = found.names[handle], found.members[handle]
@@ -127,6 +139,9 @@ def _shares(found: ModelPlacements, cut: Round) -> ShardPlacements:
     )
 
 
+ALL = Fraction(1)
+
+
 class Partitioner(Emitter):
     """Clones nodes for logical devices, and converts values.
 
@@ -142,6 +157,7 @@ class Partitioner(Emitter):
     def __init__(self, graph: Graph, shares: ShardPlacements, sizes: Sequence[int]) -> None:
         super().__init__(graph, shares, sizes)
         self.edges: list[EdgePlan] = []
+        self._halos = HaloExchange(self)
 
     def pieces(self, value: Value, axis: int, rows: int = 1) -> tuple[Value, ...]:
         """Cut a whole value for its readers.
@@ -152,15 +168,23 @@ class Partitioner(Emitter):
             rows: entries of it that belong to each unit.
         """
         if (value, axis, rows) not in self._pieces:
-            self._note(value, repr(REPLICATED), repr(split(axis)), "slice")
+            self.note(value, repr(REPLICATED), repr(split(axis)), "slice")
         return super().pieces(value, axis, rows)
 
-    def _note(self, value: Value, before: str, after: str, lowering: str) -> None:
-        """Keep a conversion for the plan; what each device hands over is counted where shapes are static."""
+    def note(self, value: Value, before: str, after: str, lowering: str, share: Fraction = ALL) -> None:
+        """Keep a conversion for the plan; what each device hands over is counted where shapes are static.
+
+        Args:
+            value: what is converted.
+            before: its placement.
+            after: the one that it gets.
+            lowering: how.
+            share: of its elements, those that are handed over.
+        """
         shape = self.shares.state.facts[value].shape if value in self.shares.state.facts else None
         is_known = shape is not None and all(isinstance(dim, int) for dim in shape)
         elements = math.prod(dim for dim in shape or () if isinstance(dim, int)) if is_known else 0
-        name, size = dtypes.dtype_name(value.dtype), elements * dtypes.width(value.dtype)
+        name, size = dtypes.dtype_name(value.dtype), int(elements * share) * dtypes.width(value.dtype)
         reason = "devices of a replica"
         self.edges.append(EdgePlan(value.name, before, after, lowering=lowering, dtype=name, bytes=size, reason=reason))
 
@@ -170,6 +194,10 @@ class Partitioner(Emitter):
         if node.op == SEGMENT_SUM and transferred.outputs[0].placement == REPLICATED:
             self.keep(node, sums_by_rows(self, node))
             return
+        cut = halo_of(transferred.operand_reshards)
+        if cut is not None:
+            self._clone_with_halo(node, cut)
+            return
         if not transferred.constant:
             super().clone(node)
             return
@@ -178,6 +206,21 @@ class Partitioner(Emitter):
             content = np.array(fact.value, dtypes.numpy_dtype(fact.dtype)).reshape(shape)
             self.instead[node.output(index)] = self.const(content, content.dtype, node, f"folded_{index}")
         self.clones[node] = tuple({value.node: None for value in map(self.instead.get, node.outputs) if value})
+
+    def _clone_with_halo(self, node: Node, cut: tuple[int, Halo]) -> None:
+        reshards = self.shares.transfers[node].operand_reshards
+        taken = [self._taken(value, reshards.get(i)) for i, value in enumerate(node.inputs)]
+        made = [self._halos.copy(node, k, [values[k] for values in taken], cut) for k in self.shards]
+        self.keep(node, [copy for copy, _ in made])
+        self.parts[node.output()] = tuple(rows for _, rows in made)
+        for copy, rows in made:
+            if rows.node is not copy:
+                copy.drop_attr("_output_shapes")
+
+    def _taken(self, value: Value, reshard: Reshard | None) -> Sequence[Value]:
+        if isinstance(reshard, Slice) and reshard.halo is not None:
+            return self._halos.rows(value, reshard)
+        return super()._taken(value, reshard)
 
     def keep(self, node: Node, copies: Sequence[Node]) -> None:
         """Remember what stands for a node on each device, and put it there."""
@@ -198,27 +241,38 @@ class Partitioner(Emitter):
 
     def _local_entries(self, value: Value, reshard: LocalEntry) -> Sequence[Value]:
         """Return sizes of the whole with those of each device's block in one place."""
+        if reshard.halo is not None:
+            return self._halos.entries(value, reshard)
         entries = self.shares.fact(value).value or ()
         if all(isinstance(entry, int) for entry in entries) and value not in self.parts:
             return super()._local_entries(value, reshard)
         whole, chosen = self.whole(value), [i == reshard.position for i in range(len(entries))]
         extent = self.shares.extent
-        return [self._scaled(whole, chosen, size, extent, f"part_{k}") for k, size in enumerate(self.sizes)]
+        return [self.scaled(whole, chosen, size, extent, f"part_{k}") for k, size in enumerate(self.sizes)]
 
     def _join(self, value: Value) -> Value:
         fact = self.shares.facts[value]
         if fact.placement.kind != "local":
             if value not in self.same:
                 lowering = "add_n" if fact.placement == PARTIAL else "concat" if fact.placement.is_split else "fold"
-                self._note(value, repr(fact.placement), repr(REPLICATED), lowering)
+                self.note(value, repr(fact.placement), repr(REPLICATED), lowering)
             return super()._join(value)
         chosen = [is_local(entry) for entry in fact.value or ()]
-        return self._scaled(self.parts[value][0], chosen, self.shares.extent, self.sizes[0], "whole", fact)
+        return self.scaled(self.parts[value][0], chosen, self.shares.extent, self.sizes[0], "whole", fact)
 
-    def _scaled(
+    def scaled(
         self, value: Value, chosen: Sequence[bool], up: int, down: int, what: str, fact: Fact | None = None
     ) -> Value:
-        """Return sizes of which some are counted in other units: `up` where there were `down`."""
+        """Return sizes of which some are counted in other units: `up` where there were `down`.
+
+        Args:
+            value: the sizes.
+            chosen: which of them.
+            up: the units there shall be.
+            down: the units there were.
+            what: told after the node's name.
+            fact: of the sizes, where they are not a vector.
+        """
         shape = [dim for dim in (fact.shape if fact else (len(chosen),)) or () if isinstance(dim, int)]
         near, dtype = value.node, dtypes.numpy_dtype(value.dtype)
 

@@ -15,6 +15,7 @@ from autograph_rewrite.analysis.facts.placement import PARTIAL, REPLICATED, Plac
 from autograph_rewrite.analysis.facts.symbolic_dims import Dim, local_symbol, to_global, unit
 from autograph_rewrite.analysis.facts.windows import NEIGHBOURS, READ, READERS, Halo, Rows, Window
 from autograph_rewrite.analysis.rules.base import LocalEntry, Op, Placed, Reshard, Rule, Slice, whole
+from autograph_rewrite.analysis.rules.signature import Placer
 
 X, Y, X_SIZES, FILTER, FILTER_SIZES = "x", "y", "x_sizes", "filter", "filter_sizes"
 """What an operand is: of the input's or the output's shape, their shape, the filter, its shape."""
@@ -50,6 +51,7 @@ def windowed(rule: Rule, operands: tuple[str, ...], output: str) -> Rule:
         rows = (window.rows if output == X else window.outputs) // n.semantics.batch
         return ((*stated[0][:dim], local_symbol()._replace(coef=rows), *stated[0][dim + 1 :]),)
 
+    place.__doc__ = rule.place.describe.__doc__ if isinstance(rule.place, Placer) else rule.place.__doc__
     return rule._replace(place=place, shape=shape)
 
 

@@ -1,0 +1,235 @@
+"""Images cut along rows or columns: each device reads rows of its neighbours, and finds what one device finds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial, partialmethod
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import autograph_rewrite as ar
+from autograph_rewrite.errors import PassError
+from autograph_rewrite.passes.tensor_parallel.halo_exchange import HaloExchange
+from tests.support import cut_images
+
+Op = Callable[..., Any]
+
+
+def step_of(op: Op, filters: tf.Variable) -> Op:
+    """Return a step that gives what an op makes of images and the gradient of them, and trains its filters."""
+
+    def step(x: Any) -> tuple[Any, Any]:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = op(x, filters)
+            total = tf.reduce_sum(tf.sin(y + tf.cos(3 * y)))
+        dx, df = tape.gradient(total, [x, filters])
+        filters.assign_sub(df)
+        return y, dx
+
+    return step
+
+
+def convolution(x: Any, f: Any, *, stride: int, padding: Any) -> Any:
+    return tf.nn.conv2d(x, f, stride, padding)
+
+
+def depthwise(x: Any, f: Any, *, stride: int, padding: Any) -> Any:
+    return tf.nn.depthwise_conv2d(x, f, [1, stride, stride, 1], padding)
+
+
+def pooled(x: Any, f: Any, *, kind: Any, size: int, stride: int, padding: Any) -> Any:
+    return kind(x, size, stride, padding) * tf.reduce_sum(f)
+
+
+OPS: Mapping[str, tuple[Op, int, int]] = {  # the op, the size of its filter, rows of its input
+    "3x3": (partial(convolution, stride=1, padding="SAME"), 3, 8),
+    "5x5, more than a block": (partial(convolution, stride=1, padding="SAME"), 5, 4),
+    "1x1": (partial(convolution, stride=1, padding="SAME"), 1, 8),
+    "1x1, stride 2": (partial(convolution, stride=2, padding="SAME"), 1, 8),
+    "3x3, stride 2": (partial(convolution, stride=2, padding="SAME"), 3, 8),
+    "2x2, stride 2": (partial(convolution, stride=2, padding="VALID"), 2, 8),
+    "2x2, stride 4": (partial(convolution, stride=4, padding="VALID"), 2, 16),
+    "explicit": (partial(convolution, stride=1, padding=[[0, 0], [2, 0], [1, 1], [0, 0]]), 3, 8),
+    "depthwise": (partial(depthwise, stride=1, padding="SAME"), 3, 8),
+    "depthwise, stride 2": (partial(depthwise, stride=2, padding="SAME"), 3, 8),
+    "max": (partial(pooled, kind=tf.nn.max_pool2d, size=2, stride=2, padding="VALID"), 1, 8),
+    "max, overlapping": (partial(pooled, kind=tf.nn.max_pool2d, size=3, stride=2, padding="SAME"), 1, 8),
+    "max, stride 1": (partial(pooled, kind=tf.nn.max_pool2d, size=3, stride=1, padding="SAME"), 1, 8),
+    "average": (partial(pooled, kind=tf.nn.avg_pool2d, size=2, stride=2, padding="SAME"), 1, 8),
+}
+
+
+def found(op: Op, x: np.ndarray, size: int, config: dict[str, Any] | None) -> list[np.ndarray]:
+    """Return what a step gives, and the filters after it; on one device where there is no configuration."""
+    filters = tf.Variable(np.random.default_rng(0).normal(size=(size, size, 2, 2)), name="f")
+    step = step_of(op, filters)
+    given = tf.constant(x)
+    y, dx = step(given) if config is None else ar.distribute(step, config)(given)
+    return [y.numpy(), dx.numpy(), filters.numpy()]
+
+
+def images(rows: int, columns: int = 0) -> np.ndarray:
+    """Return images of few different numbers: maxima have ties."""
+    return np.random.default_rng(1).integers(-2, 3, (2, rows, columns or rows, 2)).astype(np.float64)
+
+
+@pytest.mark.parametrize("split", [[1, 2, 1, 1], [1, 4, 1, 1], [1, 1, 2, 1]], ids=["2 x rows", "4 x rows", "columns"])
+@pytest.mark.parametrize("name", OPS)
+def test_an_op_with_a_window_finds_on_blocks_what_it_finds_on_images(name: str, split: list[int]) -> None:
+    op, size, rows = OPS[name]
+    x = images(rows)
+    on_blocks = found(op, x, size, cut_images.config(max(split), split=split))
+    for one, wanted in zip(on_blocks, found(op, x, size, None), strict=True):
+        np.testing.assert_allclose(one, wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_an_op_with_a_window_is_cut(name: str) -> None:
+    op, size, rows = OPS[name]
+    filters = tf.Variable(np.zeros((size, size, 2, 2)), name="f")
+    item = ar.GraphItem.from_function(step_of(op, filters), tf.TensorSpec([None, rows, rows, 2], tf.float64, name="x"))
+    new = ar.rewrite(item, cut_images.config(2))
+    assert not [note for note in new.report.plan.notes if "model axis" in note]
+    count = windows(item)
+    assert count
+    assert windows(new) == {kind: 2 * many for kind, many in count.items()}
+
+
+def windows(item: ar.GraphItem) -> Counter[str]:
+    """Count the ops with windows."""
+    return Counter(node.op for node in item.graph.nodes.values() if "Conv" in node.op or "Pool" in node.op)
+
+
+def test_blocks_need_not_be_of_one_size() -> None:
+    op, x = partial(convolution, stride=1, padding="SAME"), images(9, 6)
+    for split in ([1, 2, 1, 1], [1, 4, 1, 1]):
+        on_blocks = found(op, x, 3, cut_images.config(max(split), split=split))
+        for one, wanted in zip(on_blocks, found(op, x, 3, None), strict=True):
+            np.testing.assert_allclose(one, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_rows_that_do_not_lie_on_the_blocks_are_computed_whole_and_it_is_said() -> None:
+    op = partial(convolution, stride=2, padding="SAME")
+    x, config = images(9), cut_images.config(2)
+    for one, wanted in zip(found(op, x, 3, config), found(op, x, 3, None), strict=True):
+        np.testing.assert_allclose(one, wanted, rtol=1e-12, atol=1e-12)
+    filters = tf.Variable(np.zeros((3, 3, 2, 2)), name="f")
+    item = ar.GraphItem.from_function(step_of(op, filters), tf.TensorSpec([None, 9, 9, 2], tf.float64, name="x"))
+    said = [note for note in ar.rewrite(item, config).report.plan.notes if "model axis" in note]
+    assert any("makes 5 rows of 9" in note for note in said), said
+
+
+def test_strict_refuses_what_cannot_be_cut() -> None:
+    op = partial(pooled, kind=tf.nn.avg_pool2d, size=3, stride=1, padding="SAME")
+    filters = tf.Variable(np.zeros((1, 1, 2, 2)), name="f")
+    item = ar.GraphItem.from_function(step_of(op, filters), tf.TensorSpec([None, 8, 8, 2], tf.float64, name="x"))
+    with pytest.raises(PassError, match=r"AvgPool .* cannot be cut on the model axis: AvgPool pads its input"):
+        ar.rewrite(item, {**cut_images.config(2), "semantics": {"strict": True}})
+
+
+@pytest.mark.parametrize(("data", "model"), [(1, 2), (2, 2), (1, 4), (2, 4)])
+def test_a_cnn_of_five_layers_trains_as_on_one_device(data: int, model: int) -> None:
+    alone, cut = cut_images.variables(), cut_images.variables()
+    one, many = (
+        tf.function(cut_images.step_of(alone)),
+        ar.distribute(cut_images.step_of(cut), cut_images.config(model, data)),
+    )
+    x, y = map(tf.constant, cut_images.batch())
+    for _ in range(5):
+        assert abs(float(one(x, y)) - float(many(x, y))) <= 1e-9
+    for name, variable in alone.items():
+        np.testing.assert_allclose(cut[name].numpy(), variable.numpy(), rtol=0, atol=1e-9)
+
+
+def test_rows_of_neighbours_that_are_left_out_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Zeros instead of a halo: what a split without an exchange would compute."""
+    monkeypatch.setattr(HaloExchange, "_blocks", partialmethod(zeros_of_others, HaloExchange._blocks))
+    item = ar.GraphItem.from_function(cut_images.step_of(cut_images.variables()), *cut_images.SPECS)
+    assert not ar.verify(item, cut_images.config(2)).ok
+
+
+def zeros_of_others(self: HaloExchange, blocks: Any, value: Any, want: Any) -> Any:
+    """Return the blocks of a value, all but the first full of zeros."""
+    first, *others = blocks(self, value, want)
+    return [first, *((rows, self._emit.add("ZerosLike", [part], part.node, "no"), k) for rows, part, k in others)]
+
+
+def test_each_device_has_its_share_of_the_activations() -> None:
+    head = tf.Variable(np.ones(64), name="head")
+
+    def step(x: Any) -> Any:
+        h = x
+        for shape, stride in zip(cut_images.SHAPES, cut_images.STRIDES, strict=True):
+            h = tf.nn.relu(tf.nn.conv2d(h, tf.constant(0.1, tf.float64, shape), stride, "SAME"))
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.reshape(h, [-1, 64]) * head)
+        head.assign_sub(tape.gradient(loss, head))
+        return loss
+
+    item = ar.GraphItem.from_function(step, cut_images.SPECS[0])
+    whole = sum(activations(item.graph_bytes).values())
+    assert whole == 2 * (16 * 16 * 4 + 8 * 8 * (4 + 6 + 4) + 4 * 4 * 4)
+    for model in (2, 4):
+        held = activations(ar.rewrite(item, cut_images.config(model)).graph_bytes)
+        assert len(held) == model
+        assert set(held.values()) == {whole // model}
+
+
+def activations(graph: bytes) -> Counter[str]:
+    """Return the elements per image of what layers make, by device, from TensorFlow's shape inference."""
+    parsed = tf.compat.v1.GraphDef.FromString(graph)
+    found: Counter[str] = Counter()
+    with tf.Graph().as_default() as imported:
+        tf.graph_util.import_graph_def(parsed, name="")
+        for op in imported.get_operations():
+            if op.type in ("Conv2D", "Relu"):
+                found[op.device] += op.outputs[0].shape[1:].num_elements()
+    return found
+
+
+def keras_model() -> Any:
+    """Five layers, a normalisation among them, in float64."""
+    layers = keras.layers
+    keras.utils.set_random_seed(0)
+    x = given = layers.Input((8, 8, 3), dtype="float64")
+    for i, (channels, stride) in enumerate([(4, 1), (4, 2), (4, 1), (6, 2), (4, 1)]):
+        x = layers.Conv2D(channels, 3, strides=stride, padding="same", use_bias=i != 1, dtype="float64")(x)
+        x = layers.BatchNormalization(dtype="float64")(x) if i == 1 else x
+        x = layers.ReLU(dtype="float64")(x)
+    x = layers.Dense(5, dtype="float64")(layers.GlobalAveragePooling2D(dtype="float64")(x))
+    model = keras.Model(given, x)
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+@pytest.mark.parametrize(("data", "model"), [(1, 2), (2, 2)])
+def test_a_keras_cnn_fits_as_on_one_device(data: int, model: int) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(8, 8, 8, 3)), rng.integers(0, 5, (8,))
+    alone, cut = keras_model(), keras_model()
+    cut = ar.distribute(cut, cut_images.config(model, data))
+    for one in (alone, cut):
+        one.fit(x, y, batch_size=8, epochs=5, shuffle=False, verbose=0)
+    for one, other in zip(alone.weights, cut.weights, strict=True):
+        np.testing.assert_allclose(other.numpy(), one.numpy(), rtol=0, atol=1e-9, err_msg=one.path)
+
+
+CHANNELS = [{"match": "f0", "split": [1, 1, 1, 2]}, {"match": "f1", "split": [1, 1, 2, 1]}]
+
+
+@pytest.mark.parametrize("data", [1, 2])
+def test_filters_are_cut_on_output_and_input_channels(data: int) -> None:
+    item = ar.GraphItem.from_function(cut_images.step_of(cut_images.variables()), *cut_images.SPECS)
+    config = {**cut_images.config(2, data), "sharding": CHANNELS}
+    report = ar.verify(item, config)
+    assert report.ok, report
+    assert max(row.error for row in report.rows) <= 1e-9
+    edges = ar.rewrite(item, config).report.plan.model_edges
+    sums = [edge.value for edge in edges if edge.lowering == "add_n"]
+    assert sums == ["Conv2D_1"]  # the images need no gradient, so the backward pass sums nothing
