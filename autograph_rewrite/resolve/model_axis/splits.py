@@ -83,8 +83,9 @@ def _extent(name: str, dim: int, item: GraphItem) -> int:
         shape = item.variables[name].shape
     else:
         value = item.graph.value(name)
-        stated = value.node.attr("_output_shapes")
-        shape = stated[value.index] if stated is not None else None
+        stated, declared = value.node.attr("_output_shapes"), value.node.attr("shape", None)
+        is_declared = value.node.op in ("Placeholder", "PlaceholderWithDefault")
+        shape = stated[value.index] if stated is not None else declared if is_declared else None
     extent = shape[dim] if shape is not None and dim < len(shape) else None
     if extent is None:
         problem = f"the size of dimension {dim} of '{name}' is not known, so it cannot be cut"
