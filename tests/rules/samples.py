@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autograph_rewrite.analysis.rule_table import TABLE, families
+from autograph_rewrite.analysis.rules.base import whole
 from autograph_rewrite.analysis.rules.state.tables import LOOKUPS
 from tests.rules import (
     samples_elementwise,
@@ -38,6 +39,10 @@ NOT_RUN: dict[str, str] = {
     **dict.fromkeys(
         (op for op, rule in TABLE.items() if rule.family in families("tensor_arrays")),
         "runs in graphs only: see test_arrays",
+    ),
+    **dict.fromkeys(
+        (op for op, rule in TABLE.items() if rule.family in families("variables") and rule.place is not whole),
+        "reads or writes a variable, which is no array: see tests/passes/tensor_parallel",
     ),
     **dict.fromkeys(LOOKUPS, "reads a table, which is no array: see test_preprocessing"),
     "Conv2DBackpropInputV2": NO_KERNEL,

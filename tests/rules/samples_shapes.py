@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -99,7 +100,7 @@ def one(op: str, letters: str, *rest: Any, stays: str | None = None, **attrs: An
 
 
 LAYOUT = [
-    one("Reshape", "abc", lambda d: [-1, d["c"]], stays="a", stays_static="c"),
+    replace(one("Reshape", "abc", lambda d: [-1, d["c"]], stays="a"), stays_static="c"),
     one("Reshape", "abc", lambda d: [d["a"] * d["b"], d["c"]], stays="a"),
     one("Reshape", "abc", lambda d: [d["a"], d["b"] * d["c"]], stays="ab"),
     one("Reshape", "abc", lambda d: [d["a"], -1], stays="ab"),
