@@ -298,7 +298,7 @@ PROPAGATION = (
     Pass("slice-batch-inputs", _own_parts, _has_whole_inputs),
     Pass("eliminate-dead-code", _prune, gives=(AccessOrder,)),
     WITHIN_REACH,
-    Pass("partition-model", _cut_model, _has_model_axis, gives=(Sharded, AccessOrder)),
+    Pass("partition-model", _cut_model, _has_model_axis, gives=(Sharded,)),
     Pass("shard-variables", _partition, _has_shards, gives=(Sharded,)),
     *ANALYSIS,
     REQUIRE,

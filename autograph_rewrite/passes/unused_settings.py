@@ -61,6 +61,17 @@ def _servers(setting: Setting) -> str:
     return "" if used else f"{setting.plan.strategy} puts no variable on a parameter server"
 
 
+def _model_axis(setting: Setting) -> str:
+    model = setting.plan.model
+    if model is None or any(one.split or one.device >= 0 for one in model.shardings):
+        return ""
+    return "nothing is placed on it (sharding), so each replica uses its first device only"
+
+
+def _sharding(setting: Setting) -> str:
+    return "" if setting.plan.model is not None else "there is no model axis (mesh.model)"
+
+
 def _network(setting: Setting) -> str:
     return "there is one process, so nothing crosses the network" if _workers(setting) else ""
 
@@ -260,10 +271,10 @@ READERS: Mapping[str, Reader] = MappingProxyType(
         "memory_limit": _memory_limit,
         "mesh": read,
         "mesh.data": read,  # it must be what the devices make of it
-        "mesh.model": read,
+        "mesh.model": _model_axis,
         "mesh.stage": read,  # it must be pipeline.stages
-        **dict.fromkeys(("sharding", "sharding.match", "sharding.split"), read),
-        **dict.fromkeys(("sharding.replicate", "sharding.assign"), read),
+        "sharding": _sharding,
+        **dict.fromkeys(("sharding.match", "sharding.split", "sharding.replicate", "sharding.assign"), read),
         "steps_per_run": read,
         "semantics": read,
         "semantics.batch_norm": _batch_norm,

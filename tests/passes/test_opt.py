@@ -289,6 +289,7 @@ def test_a_selection_keeps_the_order_and_what_each_needs() -> None:
         "slice-batch-inputs",
         "eliminate-dead-code",
         "bind-captures",
+        "partition-model",
         "propagate",
     ]
 

@@ -163,7 +163,9 @@ def op_of(case: Case, placements: Sequence[Placement], dynamic: bool, expected: 
 
     inputs = tuple(fact_of(o, p, dynamic) for o, p in zip(case.operands, placements, strict=True))
     static = tuple(_stated(array, case, dynamic) for array in expected)
-    semantics = Semantics(random=case.sample.random, batch=None if dynamic else case.batch)
+    known = bool(case.sample.stays_static) and not dynamic and 0 not in case.blocks
+    batch = None if dynamic else case.batch
+    semantics = Semantics(random=case.sample.random, batch=batch, known_blocks=known)
     dtypes = tuple(number_of_input(a) for a in expected)
     return Op(case.sample.op, attr, inputs, dtypes, static, semantics, {})
 

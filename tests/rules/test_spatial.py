@@ -20,7 +20,7 @@ CONV = {"strides": (1, 1, 1, 1), "padding": b"SAME", "dilations": (1, 1, 1, 1)}
 
 def asked(op: str, *inputs: Fact, halo: bool = True, **attrs: Any) -> tuple[Op, Placed | None]:
     known = CONV | attrs
-    semantics = Semantics(batch=2, halo=halo)
+    semantics = Semantics(batch=2, known_blocks=halo)
     n = Op(op, lambda key, default=None: known.get(key, default), inputs, (dtypes.FLOAT,), (None,), semantics, {})
     return n, TABLE[op].place(n)
 

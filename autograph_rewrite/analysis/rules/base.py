@@ -35,14 +35,15 @@ class Semantics(NamedTuple):
         batch_norm: "sync" uses the statistics of the whole batch; "local" those of each block.
         batch: number of examples in the whole batch where that is static, else None.
         segments: blocks may have a segment of each part of a concatenation.
-        halo: the sizes of blocks are known, so an op with a window may read rows of its block's neighbours, too.
+        known_blocks: the sizes of blocks are known, and none is empty (the model axis): channels may be split, and an
+            op with a window may read rows of its block's neighbours, too.
     """
 
     random: str = "exact"
     batch_norm: str = "sync"
     batch: int | None = None
     segments: bool = False
-    halo: bool = False
+    known_blocks: bool = False
 
 
 class Op(NamedTuple):

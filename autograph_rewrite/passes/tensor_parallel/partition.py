@@ -36,12 +36,14 @@ from autograph_rewrite.passes.variable_sharding.handle_uses import Uses, require
 from autograph_rewrite.passes.variable_sharding.shard_propagation import ShardPlacements
 from autograph_rewrite.passes.variable_sharding.shard_variables import in_shards, step_of
 from autograph_rewrite.plan.parts.messages import EdgePlan, Model
+from autograph_rewrite.plan.parts.residence import REPLICATED as REPLICATED_VARIABLE
 from autograph_rewrite.plan.parts.residence import Sharded
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.replica_devices import run_devices
 from autograph_rewrite.resolve.model_axis.logical_devices import set_logical_device
 from autograph_rewrite.resolve.model_axis.splits import Round, rounds_of
 
+HELD_THERE = "'{}' is cut on the model axis, so the devices of each replica hold it, and not what the strategy chose"
 LOOKUPS = ("ResourceGather", "ResourceGatherNd")
 
 
@@ -115,6 +117,7 @@ def _partition(graph: Graph, item: GraphItem, plan: Plan, cut: Round, devices: S
     uses = Uses(partitioner, found.names)
     uses.run()
     said = [f"model axis: {node.op} '{node.name}' works on whole values: {text}" for node, text in whole]
+    said += [HELD_THERE.format(name) for name in found.names.values() if _is_elsewhere(plan, name)]
     plan = replace(plan, model_edges=(*plan.model_edges, *partitioner.edges), notes=(*plan.notes, *said))
     shards, cuts = {}, {}
     for handle, made in uses.handles.items():
@@ -137,6 +140,11 @@ def _shares(found: ModelPlacements, cut: Round) -> ShardPlacements:
     return ShardPlacements(
         found.whole, cut.units, found.members, facts, transfers, dict(found.tensors), frozenset(state.reduced)
     )
+
+
+def _is_elsewhere(plan: Plan, name: str) -> bool:
+    """Return whether a request has a variable on a server, or in shards over the replicas."""
+    return name in plan.residences and plan.residences[name] != REPLICATED_VARIABLE
 
 
 ALL = Fraction(1)

@@ -80,7 +80,7 @@ def model_placements(
         wanted = with_slots(item, whole, step, wanted)
         members, names = _members(graph, item, cut, wanted)
         given = dict(inputs) | rows | {handle.output(): _held(handle.output(), one) for handle, one in members.items()}
-        state = propagate(graph, tensors, Semantics(batch=cut.units, halo=True), given=given)
+        state = propagate(graph, tensors, Semantics(batch=cut.units, known_blocks=True), given=given)
         if alone := [node for node in _not_cut(state, members) if node not in marked]:
             for node in alone:
                 node.set_raw_attr(WHOLE, encode("bool", True))

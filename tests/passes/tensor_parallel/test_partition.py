@@ -152,6 +152,15 @@ def test_a_placement_that_cannot_be_is_refused_with_its_reason(sharding: dict[st
         ar.build_plan(models.item(), {**models.config(1, 2), "sharding": [sharding]})
 
 
+def test_what_does_nothing_is_said() -> None:
+    without = ar.rewrite(models.item(), {"devices": ["CPU:0", "CPU:1"], "sharding": models.shardings(2)})
+    assert any("there is no model axis" in note for note in without.report.plan.notes)
+    idle = ar.rewrite(models.item(), {**models.config(2, 2), "sharding": []})
+    assert any("nothing is placed on it" in note for note in idle.report.plan.notes)
+    served = ar.rewrite(models.item(), models.config(2, 2, strategy={"name": "PS"}))
+    assert any("'up0' is cut on the model axis" in note for note in served.report.plan.notes)
+
+
 def test_uneven_blocks_are_refused_under_strict() -> None:
     config = models.config(1, 2, semantics={"strict": True})
     with pytest.raises(ConfigError, match="dimension 5 of 'up0' is not divisible by 2"):

@@ -25,7 +25,7 @@ from autograph_rewrite.analysis.facts.symbolic_dims import (
     times,
     to_global,
 )
-from autograph_rewrite.analysis.rules.base import LocalEntry, Op, Placed, Reshard, Rule, block_of, whole
+from autograph_rewrite.analysis.rules.base import LocalEntry, Op, Placed, Reshard, Rule, Semantics, block_of, whole
 from autograph_rewrite.analysis.rules.shapes import sizes
 
 
@@ -48,7 +48,7 @@ def place_reshape(n: Op) -> Placed:
     fact, target = n.inputs[0], n.value(1)
     if not fact.placement.is_split or fact.shape is None or target is None:
         return _zero(n, whole(n))
-    found = reshape_split(fact.shape, fact.placement.dim, target, n.semantics.batch)
+    found = reshape_split(fact.shape, fact.placement.dim, target, n.semantics)
     if found is None:
         return whole(n)
     dim, entry = found
@@ -56,7 +56,7 @@ def place_reshape(n: Op) -> Placed:
 
 
 def reshape_split(
-    shape: Shape, dim: int, target: Sequence[Dim], batch: int | None
+    shape: Shape, dim: int, target: Sequence[Dim], semantics: Semantics
 ) -> tuple[int, LocalEntry | None] | None:
     """Return the output dimension that holds the blocks, and the entry of a static target to make local.
 
@@ -66,8 +66,9 @@ def reshape_split(
         shape: of the operand's block.
         dim: the dimension that is split.
         target: entries of the shape operand; -1 where it is to be inferred.
-        batch: examples of the global batch, where it is static.
+        semantics: what is known of the batch, and of its blocks.
     """
+    batch, infer = semantics.batch, semantics.known_blocks
     before, inside = product(shape[:dim]), product(shape[dim:])
     ahead: Dim = 1
     for j, entry in enumerate(target):
@@ -80,7 +81,7 @@ def reshape_split(
             if is_local(block):
                 static = isinstance(entry, int) and entry != -1
                 return j, LocalEntry(j, block) if static else None
-        ahead = times(ahead, _inferred(shape, target, batch) if entry == -1 else entry)
+        ahead = times(ahead, _inferred(shape, target, batch) if entry == -1 and infer else entry)
     return None
 
 

@@ -4,8 +4,9 @@
     Conv2DBackpropInput    n..c , ..co , n..o -> n..c     the first operand is the input's shape
     Conv2DBackpropFilter   n..c , ..co , n..o -> ..co     the second is the filter's; over images it sums
 
-In a grouped convolution the filter's channels are not the images', so only images are split. Rows and columns are
-split where blocks can be read with rows of their neighbours (`spatial`).
+Channels are split where the sizes of blocks are known. In a grouped convolution the filter's channels are not the
+images', so only images are split. Rows and columns are split where blocks can be read with rows of their neighbours
+(`spatial`).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class _Labels:
 
     def __init__(self, n: Op, rank: int, depthwise: bool, sides: tuple[Dim, Dim, Dim]) -> None:
         given, kept, last = [to_global(dim, n.semantics.batch) for dim in sides]
-        alike = given is not None and given == kept
+        alike = n.semantics.known_blocks and given is not None and given == kept
         into, out = ("c", "o") if alike and not depthwise else ("", "")
         if alike and depthwise and last == 1:
             into = out = "c"

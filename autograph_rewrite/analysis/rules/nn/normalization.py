@@ -22,7 +22,7 @@ BLOCK_STATISTICS = "_block_statistics"
 def place_forward(n: Op) -> Placed:
     """Normalise images by the statistics of the batch, or by given ones (inference); channels each by their own."""
     dim, own = n.placement(0).dim if n.placement(0).is_split else -1, bool(n.attr(BLOCK_STATISTICS, False))
-    if dim < 0 or (own and dim):
+    if dim < 0 or (dim and (own or not n.semantics.known_blocks)):
         return whole(n)
     if dim == _channel(n):
         return _per_channel(n, images=1, outputs=_SPLIT_STATISTICS[: len(n.output_dtypes) - 1])
@@ -74,7 +74,8 @@ _RESERVE = 5
 
 def place_gradient(n: Op) -> Placed:
     """Gradients of scale and offset sum over the images; the images' gradient stays split."""
-    dims = [n.placement(i).dim for i in (0, 1) if n.placement(i).is_split]
+    cut = [n.placement(i).dim for i in (0, 1) if n.placement(i).is_split]
+    dims = [dim for dim in cut if dim == 0 or n.semantics.known_blocks]
     if not dims or (dims[0] and n.attr(BLOCK_STATISTICS, False)):
         return whole(n)
     dim = dims[0]

@@ -5,8 +5,8 @@
     Conv2DBackpropFilter(x, ., dy)  reads a halo of x             -> partial
     MaxPoolGrad(x, y, dy)           reads halos of all            -> split(1)
 
-Only where blocks have known sizes (`Semantics.halo`), and rows of input and output can be counted in the same units;
-otherwise the op works on whole images, with a note.
+Only where blocks have known sizes (`Semantics.known_blocks`), and rows of input and output can be counted in the same
+units; otherwise the op works on whole images, with a note.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def windowed(rule: Rule, operands: tuple[str, ...], output: str) -> Rule:
 
 def _cut(n: Op, operands: tuple[str, ...]) -> int | None:
     """Return which dimension of a window the images are split along."""
-    if not n.semantics.halo:
+    if not n.semantics.known_blocks:
         return None
     first = _first(n)
     for fact, role in zip(n.inputs, operands, strict=True):
