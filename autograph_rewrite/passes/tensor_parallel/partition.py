@@ -118,7 +118,9 @@ def _partition(graph: Graph, item: GraphItem, plan: Plan, cut: Round, devices: S
     uses.run()
     said = [f"model axis: {node.op} '{node.name}' works on whole values: {text}" for node, text in whole]
     said += [HELD_THERE.format(name) for name in found.names.values() if _is_elsewhere(plan, name)]
-    plan = replace(plan, model_edges=(*plan.model_edges, *partitioner.edges), notes=(*plan.notes, *said))
+    step = {node.name for node in step_of(graph, item)}
+    edges = [edge for edge in partitioner.edges if edge.node in step]  # initialisers exchange once, and are not listed
+    plan = replace(plan, model_edges=(*plan.model_edges, *edges), notes=(*plan.notes, *said))
     shards, cuts = {}, {}
     for handle, made in uses.handles.items():
         name, member = found.names[handle], found.members[handle]

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from autograph_rewrite.analysis.facts.placement import REPLICATED, Fact, split
 from autograph_rewrite.analysis.facts.symbolic_dims import BLOCK, Dim, Sym, common_symbol, is_local, unit
 from autograph_rewrite.analysis.propagate import Propagation, propagate
 from autograph_rewrite.analysis.reduction_placement import place_reductions
 from autograph_rewrite.analysis.rules.base import WHOLE, LocalEntry, Reshard, Semantics, Slice
-from autograph_rewrite.analysis.transfer import convert
+from autograph_rewrite.analysis.transfer import NodeTransfer, convert
 from autograph_rewrite.analysis.variables.shardable import obstacle
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.types import dtypes
@@ -76,11 +77,12 @@ def model_placements(
     marked: set[Node] = set()
     rows: dict[Value, Fact] = {}
     whole = propagate(graph, {}, Semantics(), given=inputs)
+    wanted = with_slots(item, whole, step, wanted)
+    answers: dict[Any, NodeTransfer] = {}
     for _ in range(MAX_ROUNDS):
-        wanted = with_slots(item, whole, step, wanted)
         members, names = _members(graph, item, cut, wanted)
         given = dict(inputs) | rows | {handle.output(): _held(handle.output(), one) for handle, one in members.items()}
-        state = propagate(graph, tensors, Semantics(batch=cut.units, known_blocks=True), given=given)
+        state = propagate(graph, tensors, Semantics(batch=cut.units, known_blocks=True), given=given, cache=answers)
         if alone := [node for node in _not_cut(state, members) if node not in marked]:
             for node in alone:
                 node.set_raw_attr(WHOLE, encode("bool", True))
@@ -88,11 +90,11 @@ def model_placements(
         elif mixing := [node for node, made in state.transfers.items() if made.decompose]:
             blocks = decompose.Blocks(len(cut.sizes), cut.units)
             decompose.decompose(graph, mixing, facts=state.facts, looped=state.looped, blocks=blocks)
-            whole = propagate(graph, {}, Semantics(), given=inputs)
+            whole = propagate(graph, {}, Semantics(), given=inputs, cache=whole.cache)
         elif along := class_axis.cut_classes(state):
             for node, axis in along:
                 tensors |= class_axis.decompose_classes(graph, node, axis)
-            whole = propagate(graph, {}, Semantics(), given=inputs)
+            whole = propagate(graph, {}, Semantics(), given=inputs, cache=whole.cache)
         else:
             reduced = place_reductions(state, outputs_of(graph, item))
             if reduced:
@@ -102,10 +104,11 @@ def model_placements(
             copies = cut_operands(reads, {graph.nodes[item.variables[name].handle] for name in follow})
             if not follow and not copies and not reads.by_rows:
                 break
-            wanted |= follow
+            if follow:
+                wanted = with_slots(item, whole, step, wanted | follow)
             rows |= {value: convert(state.facts[value], block, cut.units) for value, block in reads.by_rows.items()}
             tensors |= copies
-            whole = propagate(graph, {}, Semantics(), given=inputs) if copies else whole
+            whole = propagate(graph, {}, Semantics(), given=inputs, cache=whole.cache) if copies else whole
     for node in (*marked, *(value.node for value in tensors)):
         node.drop_attr(WHOLE)
     return ModelPlacements(state, whole, members, tensors, names)
