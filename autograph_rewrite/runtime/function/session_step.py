@@ -138,10 +138,6 @@ class ServedStep:
                 continue  # this process does not read it
         return found
 
-    def _copies(self, variable: Variable) -> tuple[tuple[str, ...], ...]:
-        """Return the nodes that give the handles of the shards of each copy."""
-        return copies_of(self.item, variable)
-
     def _writer(self, variable: Variable) -> tuple[Any, list[Any]]:
         """Return a placeholder and the ops that write it."""
         raw, v1 = self._tf.raw_ops, self._tf.compat.v1
@@ -149,7 +145,9 @@ class ServedStep:
             source = v1.placeholder(self._tf.as_dtype(variable.dtype))
             writes = []
             if variable.shards is not None:
-                writes += [Copy(self._session.graph, one, variable).write(source) for one in self._copies(variable)]
+                writes += [
+                    Copy(self._session.graph, one, variable).write(source) for one in copies_of(self.item, variable)
+                ]
                 return source, writes
             for handle in self._handles(variable):
                 with self._tf.device(handle.device):
@@ -165,7 +163,7 @@ class ServedStep:
             for name in self._variables:
                 variable = item.variables[name]
                 if variable.shards is not None:
-                    reads[name] = Copy(graph, self._copies(variable)[0], variable).read()
+                    reads[name] = Copy(graph, copies_of(self.item, variable)[0], variable).read()
                     continue
                 handles = {handle.op.name: handle for handle in self._handles(variable)}
                 if self._is_driven and self._is_only_read(name, handles.values()):
