@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from autograph_rewrite.errors import PlanError
+from autograph_rewrite.ir.shapes.recorded import static_shape
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.plan.parts.batch_split import bounds
 from autograph_rewrite.plan.parts.messages import Model, TensorSharding
@@ -79,13 +80,8 @@ def _dimension(one: TensorSharding) -> int:
 
 def _extent(name: str, dim: int, item: GraphItem) -> int:
     """Return the size of a dimension of a variable or a tensor."""
-    if name in item.variables:
-        shape = item.variables[name].shape
-    else:
-        value = item.graph.value(name)
-        stated, declared = value.node.attr("_output_shapes"), value.node.attr("shape", None)
-        is_declared = value.node.op in ("Placeholder", "PlaceholderWithDefault")
-        shape = stated[value.index] if stated is not None else declared if is_declared else None
+    variable = item.variables.get(name)
+    shape = static_shape(item.graph.value(name)) if variable is None else variable.shape
     extent = shape[dim] if shape is not None and dim < len(shape) else None
     if extent is None:
         problem = f"the size of dimension {dim} of '{name}' is not known, so it cannot be cut"
