@@ -14,11 +14,13 @@ from typing import Any, Literal
 from pydantic import PrivateAttr, ValidationError
 
 from autograph_rewrite.config import presets
-from autograph_rewrite.config.cross_field_checks import CHECKS, IN_JOB
+from autograph_rewrite.config.cross_field_checks import CHECKS, IN_JOB, one_thing_says_where_replicas_are
+from autograph_rewrite.config.device_assignment import mesh_of, of_process
 from autograph_rewrite.config.fields import Count, DeviceName, Positive, Size
 from autograph_rewrite.config.sections import (
     Accumulation,
     Cluster,
+    DeviceAssignment,
     Mesh,
     Mode,
     Override,
@@ -63,6 +65,8 @@ class Config(Section):
     """Passes of one's own, which edit the graph before it is distributed (docs/writing_passes.md)."""
     mesh: Mesh | None = None
     """The sizes of the device axes; left out: all devices are replicas."""
+    device_assignment: DeviceAssignment | None = None
+    """Another way to say `mesh`: where replicas lie in a topology of the devices."""
     sharding: tuple[Sharding, ...] = ()
     """Where tensors lie on the model axis."""
     steps_per_run: Count = 1
@@ -76,6 +80,7 @@ class Config(Section):
     """How long anything waits for a device or process before it says who is missing."""
 
     _source: Source = PrivateAttr(default_factory=Source)
+    _idle: tuple[str, ...] | None = PrivateAttr(default=None)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Config:
@@ -157,6 +162,21 @@ class Config(Section):
         return self.mesh.model_size if self.mesh is not None else 1
 
     @property
+    def is_assigned(self) -> bool:
+        """Whether the devices stand in the order of `device_assignment`, and the mesh is what follows from it."""
+        return self._idle is not None
+
+    @property
+    def idle_devices(self) -> tuple[str, ...]:
+        """The devices that no replica of `device_assignment` has."""
+        return self._idle or ()
+
+    @property
+    def stages_in_a_row(self) -> int:
+        """How many of a replica's devices hold its stages, where these have no devices of their own."""
+        return self.pipeline.stages if self.pipeline is not None and self.pipeline.devices is None else 1
+
+    @property
     def file(self) -> str:
         """The file that it was read from; "config" for one that was made of a dict."""
         return self._source.name
@@ -189,7 +209,22 @@ class Config(Section):
         if not chosen:
             fault = self.fault((), "devices is missing, and this process has no accelerator", _NAME_DEVICES)
             raise_if_any([fault], error=ConfigError, title=self._source.name)
-        return self.model_copy(update={"devices": chosen})
+        filled = self.model_copy(update={"devices": chosen})
+        faults = [filled.fault(*clash) for clash in one_thing_says_where_replicas_are(filled)]
+        raise_if_any(faults, error=ConfigError, title=self._source.name)
+        return filled._in_assigned_order()
+
+    def _in_assigned_order(self) -> Config:
+        """This configuration with the devices of its assignment, replica by replica, and the mesh that follows."""
+        given, devices = self.device_assignment, self.devices
+        if given is None or not devices or self.is_assigned:
+            return self
+        own = of_process(given, len(devices))
+        mesh = mesh_of(given, self.stages_in_a_row)
+        config = self.model_copy(update={"devices": tuple(devices[i] for i in own), "mesh": mesh})
+        config._idle = tuple(device for i, device in enumerate(devices) if i not in own)
+        config._source = self._source.also(("mesh",), ("device_assignment",))
+        return config
 
     def replica_devices(self) -> tuple[str, ...]:
         """The canonical devices of the replicas.
@@ -222,7 +257,7 @@ class Config(Section):
         raise_if_any([*located.faults, *faults], error=ConfigError, title=located.source.name)
         assert config is not None  # without faults there is one
         config._source = located.source
-        return config
+        return config._in_assigned_order()
 
     @classmethod
     def _validated(cls, data: object, source: Source) -> tuple[Config | None, list[Fault]]:

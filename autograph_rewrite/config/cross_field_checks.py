@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from autograph_rewrite.config.device_assignment import problem_of
 from autograph_rewrite.diagnostics.located_yaml import KeyPath
 from autograph_rewrite.ir.types.device_names import parse, repeated, short
 
@@ -59,6 +60,20 @@ def stages_share_variables(config: Config) -> Iterator[Clash]:
         yield Clash(("pipeline",), message, "set strategy.variables to shared")
     if config.strategy.name == "Pipeline" and config.pipeline is None:
         yield Clash(("strategy", "name"), "strategy.name is Pipeline, and there is no pipeline section", "add one")
+
+
+def one_thing_says_where_replicas_are(config: Config) -> Iterator[Clash]:
+    """The mesh of a device assignment follows from it, and what it asks for fits the devices."""
+    if config.device_assignment is None or config.is_assigned:
+        return
+    path = ("device_assignment",)
+    if config.mesh is not None:
+        message = "device_assignment and mesh both say which devices are replicas"
+        yield Clash(path, message, "leave one of them out")
+        return
+    problem = problem_of(config.device_assignment, len(config.devices or ()), config.stages_in_a_row)
+    if problem is not None:
+        yield Clash((*path, problem.key), f"device_assignment.{problem.key}: {problem.message}", problem.hint)
 
 
 def mesh_may_cover_the_devices(config: Config) -> Iterator[Clash]:
@@ -236,6 +251,7 @@ CHECKS: tuple[tuple[frozenset[str], Callable[[Config], Iterator[Clash]]], ...] =
     (frozenset({"cluster"}), workers_are_there_once),
     (frozenset({"devices", "strategy", "cluster"}), mirrored_devices_are_distinct),
     (frozenset({"microbatches", "strategy", "cluster", "pipeline"}), stages_share_variables),
+    (frozenset({"devices", "mesh", "device_assignment"}), one_thing_says_where_replicas_are),
     (frozenset({"devices", "mesh", "cluster"}), mesh_may_cover_the_devices),
     (frozenset({"pipeline"}), schedules_come_out_even),
     (frozenset({"variables"}), overrides_fit_their_synchronizer),

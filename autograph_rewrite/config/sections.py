@@ -218,6 +218,28 @@ class Mesh(Section):
         return math.prod(self.model_axes)
 
 
+Whole = Annotated[int, Field(strict=True)]
+
+
+class DeviceAssignment(Section):
+    """Another way to say `mesh`: where replicas lie in a topology of the devices, as TPUs have one.
+
+    Devices are numbered as those of TPUs: the last dimension (the cores of a chip) counts fastest, then the first, the
+    second and so on. In a job these are the devices of all workers, one worker after another.
+    """
+
+    topology: tuple[Whole, ...]
+    """How many devices there are along each dimension."""
+    computation_shape: tuple[Whole, ...] | None = None
+    """How many devices along each dimension a replica has; left out: one."""
+    stride: tuple[Whole, ...] | None = None
+    """How far apart they are along each dimension; left out: neighbours."""
+    num_replicas: Count | None = None
+    """How many replicas; left out: as many as fit."""
+    core_assignment: tuple[tuple[tuple[Whole, ...], ...], ...] | None = None
+    """The coordinates of each replica's logical devices themselves, instead of what follows from the three above."""
+
+
 class Sharding(Section):
     """Where the tensors of one name lie on the model axis."""
 

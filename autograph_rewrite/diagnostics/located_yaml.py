@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -59,6 +59,16 @@ class Source:
             hint: what to write instead.
         """
         return Fault(self.at(path), message, hint, self._line(path))
+
+    def also(self, path: KeyPath, written: KeyPath) -> Source:
+        """This source, in which what is said of `path` is said of another key that is written.
+
+        Args:
+            path: what follows from the other key.
+            written: that key.
+        """
+        known = {path: self.places[written]} if written in self.places else {}
+        return replace(self, places=MappingProxyType({**self.places, **known}))
 
     def _line(self, path: KeyPath) -> int:
         while path and path not in self.places:

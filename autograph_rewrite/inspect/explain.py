@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from autograph_rewrite.inspect.render.format import few, several, size
 from autograph_rewrite.inspect.report_view import STEP, Account, Edge, account_of
+from autograph_rewrite.ir.types.device_names import short
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.plan.codecs import shown
 
@@ -30,6 +31,7 @@ def text_of(account: Account) -> str:
     """Return an account in sentences."""
     parts = [
         _overview(account),
+        *_devices(account),
         *_coverage(account),
         *_inexact(account),
         *_gradients(account),
@@ -52,6 +54,15 @@ def _overview(account: Account) -> str:
         f"The graph of {several(account.before, 'node')} became one of {several(account.after, 'node')}{spent}: "
         f"{several(account.replicas, 'replica')}{parts}, {where} ({account.mode})."
     )
+
+
+def _devices(account: Account) -> Iterator[str]:
+    """Say which devices a replica has, where it has several."""
+    shown = account.devices[:SHOWN] if any(len(own) > 1 for own in account.devices) else ()
+    for replica, own in enumerate(shown):
+        yield f"  Replica {replica} has {', '.join(map(short, own))}."
+    if shown and len(account.devices) > SHOWN:
+        yield f"  ... and {len(account.devices) - SHOWN} more replicas"
 
 
 def _coverage(account: Account) -> Iterator[str]:

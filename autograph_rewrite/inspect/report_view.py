@@ -11,6 +11,7 @@ from autograph_rewrite.plan.codecs import shown
 from autograph_rewrite.plan.parts.lowerings import Operation, lowering
 from autograph_rewrite.plan.parts.messages import STEP
 from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.plan.replica_devices import devices_by_replica
 from autograph_rewrite.resolve.coverage import NOT_MEASURED, NOTE, Coverage
 
 __all__ = ["STEP", "Account", "Edge", "account_of", "edges_of"]
@@ -72,6 +73,7 @@ class Account:
         inexact: node, op, text: what is another quantity than on one device, as the configuration asks.
         covered: how much of the step is divided.
         batch: the examples of all replicas together that the bytes of the edges count; 0: not known.
+        devices: devices[replica][logical], those of its stages and of its model axis.
     """
 
     replicas: int
@@ -87,6 +89,7 @@ class Account:
     inexact: tuple[tuple[str, str, str], ...] = ()
     covered: Coverage = NOT_MEASURED
     batch: int = 0
+    devices: tuple[tuple[str, ...], ...] = ()
 
 
 def account_of(item: GraphItem, batch: int | None = None) -> Account:
@@ -116,6 +119,7 @@ def account_of(item: GraphItem, batch: int | None = None) -> Account:
         inexact=tuple((note.node, note.op, note.text) for note in report.inexact),
         covered=report.covered.at(batch),
         batch=plan.batch,
+        devices=devices_by_replica(plan),
     )
 
 

@@ -273,6 +273,14 @@ READERS: Mapping[str, Reader] = MappingProxyType(
         "mesh.data": read,  # it must be what the devices make of it
         "mesh.model": _model_axis,
         "mesh.stage": read,  # it must be pipeline.stages
+        **dict.fromkeys(
+            (
+                "device_assignment",
+                *(f"device_assignment.{key}" for key in ("topology", "computation_shape", "stride")),
+                *(f"device_assignment.{key}" for key in ("num_replicas", "core_assignment")),
+            ),
+            read,  # it must fit the devices
+        ),
         "sharding": _sharding,
         **dict.fromkeys(("sharding.match", "sharding.split", "sharding.replicate", "sharding.assign"), read),
         "steps_per_run": read,

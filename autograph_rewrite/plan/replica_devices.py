@@ -25,6 +25,13 @@ def run_devices(plan: Plan, task: int = 0) -> tuple[str, ...]:
     return devices
 
 
+def devices_by_replica(plan: Plan) -> tuple[tuple[str, ...], ...]:
+    """Return devices[replica][logical]: those of each replica, its stages first, of each its logical devices."""
+    parts = plan.part_devices or plan.devices
+    each = max(1, len(parts) // max(1, plan.replicas))
+    return tuple(parts[first : first + each] for first in range(0, len(parts), each))
+
+
 def needed_devices(plan: Plan, task: int = 0) -> tuple[str, ...]:
     """Return the devices of one process that its replicas run on, or that hold variables."""
     devices = run_devices(plan, task)

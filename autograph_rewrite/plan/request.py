@@ -11,7 +11,7 @@ from autograph_rewrite.config.sections import Override, Pipeline
 from autograph_rewrite.diagnostics.faults import Fault, did_you_mean, raise_if_any
 from autograph_rewrite.diagnostics.patterns import matches
 from autograph_rewrite.errors import ConfigError
-from autograph_rewrite.ir.types.device_names import canonical, on_task
+from autograph_rewrite.ir.types.device_names import canonical, on_task, short
 from autograph_rewrite.load.marks import has_segments
 from autograph_rewrite.plan.codecs import plan_name
 from autograph_rewrite.plan.parts import messages
@@ -55,8 +55,15 @@ def request(item: ItemLike, config: Config, *, strategy: str) -> Plan:
         model=_model(item, config),
         passes=own_passes(config),
         steps_per_run=config.steps_per_run if config.steps_per_run > 1 else 0,
+        notes=tuple(_idle_devices(config)),
     )
     return replace(plan, id=f"{strategy}-{plan.digest()[:12]}")
+
+
+def _idle_devices(config: Config) -> Iterator[str]:
+    if config.idle_devices:
+        idle = ", ".join(short(device) for device in config.idle_devices)
+        yield f"{config.where('device_assignment')}: {idle} stay idle: no replica of the device_assignment has them"
 
 
 def _mesh(config: Config, replicas: int) -> tuple[messages.Axis, ...]:

@@ -41,6 +41,7 @@ def _data(account: Account) -> dict[str, Any]:
     return {
         "replicas": account.replicas,
         "mode": account.mode,
+        "devices": [list(own) for own in account.devices],
         "coverage": account.covered.share,
         "batch": account.covered.batch,
         "flops": account.covered.flops,

@@ -28,6 +28,7 @@ def of_rewrite(account: Account) -> dict[str, Any]:
     covered = account.covered
     return {
         "replicas": account.replicas,
+        "devices": [list(own) for own in account.devices],
         "micro": account.micro,
         "mode": account.mode,
         "nodes_before": account.before,
