@@ -211,11 +211,12 @@ def partitions_count_their_parts(config: Config) -> Iterator[Clash]:
 
 
 def shardings_say_one_thing(config: Config) -> Iterator[Clash]:
-    """A tensor is split, replicated or assigned."""
+    """A tensor is split, replicated or on one device."""
     for i, sharding in enumerate(config.sharding):
-        asked = (sharding.split is not None) + sharding.replicate + (sharding.assign is not None)
+        asked = (sharding.split is not None) + sharding.replicate
+        asked += (sharding.device is not None) + (sharding.assign is not None)
         if asked != 1:
-            message = f"sharding[{i}] must say exactly one of split, replicate and assign, not {asked}"
+            message = f"sharding[{i}] must say exactly one of split, replicate and device, not {asked}"
             yield Clash(("sharding", i), message, "for example split: [1, 2]")
 
 

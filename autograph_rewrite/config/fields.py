@@ -8,6 +8,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
+from autograph_rewrite.config.split_parts import read_parts
 from autograph_rewrite.diagnostics.patterns import check_pattern
 from autograph_rewrite.ir.types.device_names import canonical
 
@@ -63,6 +64,13 @@ def _remat_policy(value: str) -> str:
     return value
 
 
+def _parts(value: object) -> int:
+    found = read_parts(value)
+    if found is None:
+        raise ValueError(f"must be a number of parts (1 or more), 'model' or '?', not {value!r}")
+    return found
+
+
 # pydantic would read True as 1 and "2" as 2: a configuration says what it means, so scalars are strict.
 Flag = Annotated[bool, Field(strict=True)]
 Count = Annotated[int, Field(strict=True, ge=1)]
@@ -84,6 +92,11 @@ def _function_name(value: str) -> str:
 
 FunctionName = Annotated[str, Field(strict=True), AfterValidator(_function_name)]
 RematPolicy = Annotated[str, Field(strict=True), AfterValidator(_remat_policy)]
+Parts = Annotated[
+    int,
+    BeforeValidator(_parts),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"enum": ["model", "?", None]}]}),
+]
 Size = Annotated[
     int,
     Field(ge=0, le=2**62),

@@ -16,6 +16,7 @@ from autograph_rewrite.config.fields import (
     FunctionName,
     Natural,
     NotNegative,
+    Parts,
     Pattern,
     Positive,
     RematPolicy,
@@ -245,12 +246,24 @@ class Sharding(Section):
 
     match: Pattern
     """Regular expression; it must match the whole name of a tensor or variable."""
-    split: tuple[Count, ...] | None = None
-    """Into how many parts each dimension is cut."""
+    split: tuple[Parts, ...] | None = None
+    """Into how many parts each dimension is cut; `model`: as many as the model axis has devices. A `?` leaves a
+    dimension open: it is cut or not, as follows from other tensors (Shardy's open dimensions)."""
     replicate: Flag = False
     """Every device holds the whole."""
+    device: Natural | None = None
+    """The one logical device of each replica that makes it."""
     assign: Natural | None = None
-    """The one device that holds it."""
+    """The same, by `xla_sharding`'s name."""
+    strict: Flag = False
+    """Refuse a dimension that cannot be divided into equal parts, as `semantics.strict` does everywhere."""
+    optional: Flag = False
+    """Let it be where nothing has such a name, with a note."""
+
+    @property
+    def home(self) -> int | None:
+        """The one logical device that makes it."""
+        return self.assign if self.device is None else self.device
 
 
 class Semantics(Section):

@@ -10,51 +10,64 @@ Where a configuration has no model axis, they are identities. XLA has the same t
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from autograph_rewrite.config.split_parts import HINT, MODEL, read_parts
 from autograph_rewrite.errors import GraphError
 
 SCOPE = "autograph_sharding"
-_MARK = re.compile(rf"(?:.*/)?{SCOPE}/(?:split-(\d+(?:x\d+)*)|(replicate)|assign-(\d+))(?:_\d+)?")
+PLACE = "_autograph_place"
+"""The attribute of a mark with the line of the program that made it."""
+XLA_SHARDING = "_XlaSharding"
+"""The attribute with which XLA's annotations stand in graphs: a serialized OpSharding."""
+OPEN_DIMS = "_autograph_open_dims"
+"""The attribute with the dimensions of which an annotation says nothing."""
+_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_FRAMEWORKS = tuple(f"{os.sep}{name}{os.sep}" for name in ("tensorflow", "keras", "importlib"))
+Part = int | str | None
+_PART = r"(?:\d+|model)"
+_MARK = re.compile(rf"(?:.*/)?{SCOPE}/(?:split-({_PART}(?:x{_PART})*)|(replicate)|assign-(\d+))(?:_\d+)?")
 
 
 class Mark(NamedTuple):
-    """What a mark says: into how many parts each dimension is cut (none: not at all), or on which device it is."""
+    """What a mark says: into how many parts each dimension is cut (none: not at all), or on which device it is.
+
+    Parts are those of `config.split_parts`.
+    """
 
     split: tuple[int, ...] = ()
     device: int = -1
 
 
-def split(tensor: Any, dims: Sequence[int]) -> Any:
+def split(tensor: Any, dims: Sequence[Part]) -> Any:
     """Return a tensor, cut into as many parts along each dimension as `dims` says where there is a model axis.
 
     Args:
         tensor: of any shape; a variable is cut itself.
-        dims: parts of each dimension; their product is the number of devices on the model axis.
+        dims: parts of each dimension; their product is the number of devices on the model axis. "model" means as many
+            as that; None leaves a dimension open: it is cut or not, as follows from other tensors.
 
     Raises:
         GraphError: the tensor has another number of dimensions, or a number of parts is below 1.
     """
-    import tensorflow as tf
-
     rank = getattr(getattr(tensor, "shape", None), "rank", None)
     if rank is None and hasattr(tensor, "shape") and tensor.shape is not None:
         rank = len(tensor.shape)
     if rank is not None and rank != len(dims):
         problem = f"a tensor of {rank} dimensions cannot be split as {list(dims)}"
         raise GraphError(problem, hint="say a number of parts for each dimension, 1 where it is not cut")
-    if any(parts < 1 for parts in dims):
-        raise GraphError(f"{list(dims)} are no numbers of parts", hint="they begin at 1")
-    return tf.identity(tensor, name=f"{SCOPE}/split-{'x'.join(map(str, dims))}")
+    parts = [read_parts(one) for one in dims]
+    if None in parts:
+        raise GraphError(f"{list(dims)} are no numbers of parts", hint=HINT)
+    return _marked(tensor, "split-" + "x".join("model" if one == MODEL else str(one) for one in parts))
 
 
 def replicate(tensor: Any) -> Any:
     """Return a tensor of which every device of a replica sees all."""
-    import tensorflow as tf
-
-    return tf.identity(tensor, name=f"{SCOPE}/replicate")
+    return _marked(tensor, "replicate")
 
 
 def assign(tensor: Any, device: int) -> Any:
@@ -63,11 +76,29 @@ def assign(tensor: Any, device: int) -> Any:
     Raises:
         GraphError: the number is below 0.
     """
-    import tensorflow as tf
-
     if device < 0:
         raise GraphError(f"there is no logical device {device}", hint="they count from 0")
-    return tf.identity(tensor, name=f"{SCOPE}/assign-{device}")
+    return _marked(tensor, f"assign-{device}")
+
+
+def _marked(tensor: Any, name: str) -> Any:
+    """Return an identity of a tensor, under a name, with the line of the program that asks for it."""
+    import tensorflow as tf
+    from tensorflow.core.framework.attr_value_pb2 import AttrValue
+
+    made = tf.identity(tensor, name=f"{SCOPE}/{name}")
+    if isinstance(made, tf.Tensor) and not tf.executing_eagerly():
+        made.op._set_attr(PLACE, AttrValue(s=_line_of(made.op.traceback).encode()))
+    return made
+
+
+def _line_of(traceback: Any) -> str:
+    """Return the innermost line of a program that is neither this package's nor a framework's, as file:line."""
+    frames = [(frame.filename, frame.lineno) for frame in traceback]
+    for file, line in reversed(frames):
+        if not file.startswith(_OWN) and not any(name in file for name in _FRAMEWORKS):
+            return f"{file}:{line}"
+    return ""
 
 
 def mark_of(node: str) -> Mark | None:
@@ -76,4 +107,5 @@ def mark_of(node: str) -> Mark | None:
     if found is None:
         return None
     parts, _, device = found.groups()
-    return Mark(tuple(map(int, parts.split("x"))) if parts else (), int(device) if device else -1)
+    dims = tuple(MODEL if one == "model" else int(one) for one in parts.split("x")) if parts else ()
+    return Mark(dims, int(device) if device else -1)

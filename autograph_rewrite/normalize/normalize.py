@@ -1,7 +1,8 @@
 """The normal form that analysis and passes work on: one flat graph, resource variables, folded shape constants.
 
-    clone ─► flatten (calls, branches, loops) ─► draws in turn ─► each identity alone ─► barriers of
-          recompute_grad as edges ─► resource variables ─► one handle each ─► its copies as segments ─► folded
+    clone ─► flatten (calls, branches, loops) ─► draws in turn ─► XLA's annotations as identities
+          ─► each identity alone ─► barriers of recompute_grad as edges ─► resource variables
+          ─► one handle each ─► its copies as segments ─► folded
 
 Names of outputs, targets and variables resolve in it as they did before.
 """
@@ -23,6 +24,7 @@ from autograph_rewrite.normalize.recompute_copies import merge_copies
 from autograph_rewrite.normalize.reference_variables.convert import convert
 from autograph_rewrite.normalize.sequential_loops import run_in_turn
 from autograph_rewrite.normalize.split_identities import separate_identities
+from autograph_rewrite.normalize.xla_annotations import forward_annotated, require_automatic
 
 PASS = "normalise"
 
@@ -42,6 +44,7 @@ def normalise(item: GraphItem, *, in_place: bool = False) -> GraphItem:
     read_outside = {info.tensor.partition(":")[0] for info in item.outputs.values()}
     flatten(graph, roots(item, graph), read_outside if item.targets or read_outside else graph.nodes)
     run_in_turn(graph)
+    forward_annotated(graph)
     named = {*item.targets, *read_outside, *(info.tensor.partition(":")[0] for info in item.inputs.values())}
     separate_identities(graph, named if item.targets or read_outside else graph.nodes)
     declared = [*item.targets, *read_outside]
@@ -68,10 +71,11 @@ def normalise_original(item: GraphItem) -> GraphItem:
     """Return an item in normal form that a rewrite can start from.
 
     Raises:
-        GraphError: as `normalise`, or the graph is distributed already.
+        GraphError: as `normalise`, or the graph is distributed already, or partitioned by hand.
     """
     flat = normalise(item)
     require_original(flat, PASS)
+    require_automatic(flat.graph)
     return flat
 
 

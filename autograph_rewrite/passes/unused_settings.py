@@ -282,7 +282,10 @@ READERS: Mapping[str, Reader] = MappingProxyType(
             read,  # it must fit the devices
         ),
         "sharding": _sharding,
-        **dict.fromkeys(("sharding.match", "sharding.split", "sharding.replicate", "sharding.assign"), read),
+        **dict.fromkeys(
+            (f"sharding.{key}" for key in ("match", "split", "replicate", "device", "assign", "strict", "optional")),
+            read,
+        ),
         "steps_per_run": read,
         "semantics": read,
         "semantics.batch_norm": _batch_norm,

@@ -13,12 +13,15 @@ from autograph_rewrite.diagnostics.patterns import matches
 from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.ir.types.device_names import canonical, on_task, short
 from autograph_rewrite.load.marks import has_segments
+from autograph_rewrite.plan.annotations import annotations_of
 from autograph_rewrite.plan.codecs import plan_name
 from autograph_rewrite.plan.parts import messages
 from autograph_rewrite.plan.parts.graph_digest import InputLike, ItemLike, graph_digest
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.tensor_shardings import placed_by_hand
 from autograph_rewrite.plan.user_passes import own_passes
+
+UNUSED = "the sharding annotations of the graph place nothing: there is no model axis (mesh.model)"
 
 
 def request(item: ItemLike, config: Config, *, strategy: str) -> Plan:
@@ -34,6 +37,7 @@ def request(item: ItemLike, config: Config, *, strategy: str) -> Plan:
     """
     raise_if_any(_idle_overrides(item, config), error=ConfigError, title=config.where())
     devices = job_devices(config)
+    model, notes = _model(item, config)
     plan = Plan(
         devices=devices,
         mode=config.mode,
@@ -52,10 +56,10 @@ def request(item: ItemLike, config: Config, *, strategy: str) -> Plan:
         micro=_micro(item, config),
         pipeline=_pipeline(config, len(devices)),
         remat=_remat(item, config),
-        model=_model(item, config),
+        model=model,
         passes=own_passes(config),
         steps_per_run=config.steps_per_run if config.steps_per_run > 1 else 0,
-        notes=tuple(_idle_devices(config)),
+        notes=(*_idle_devices(config), *notes),
     )
     return replace(plan, id=f"{strategy}-{plan.digest()[:12]}")
 
@@ -71,17 +75,18 @@ def _mesh(config: Config, replicas: int) -> tuple[messages.Axis, ...]:
     return (data, messages.Axis("model", config.model_size)) if config.model_size > 1 else (data,)
 
 
-def _model(item: ItemLike, config: Config) -> messages.Model | None:
-    """The model axis, with the variables and tensors that the configuration places on it.
+def _model(item: ItemLike, config: Config) -> tuple[messages.Model | None, list[str]]:
+    """The model axis, with the variables and tensors that are placed on it by hand, and what is to be said of them.
 
     Raises:
-        ConfigError: with every entry of `sharding` that names nothing, or places what is already placed otherwise.
+        ConfigError: with every entry of `sharding` that names nothing, and every placement that cannot be.
     """
     if config.mesh is None or config.model_size == 1:
-        return None
-    shardings, faults = placed_by_hand(item, config)
+        said = next(annotations_of(item), None)
+        return None, [] if said is None else [f"{said.said}: {UNUSED}"]
+    shardings, faults, notes = placed_by_hand(item, config)
     raise_if_any(faults, error=ConfigError, title=config.where())
-    return messages.Model(config.mesh.model_axes, _of_all_workers(config), shardings)
+    return messages.Model(config.mesh.model_axes, _of_all_workers(config), shardings), notes
 
 
 def _micro(item: ItemLike, config: Config) -> messages.Micro | None:

@@ -1,110 +1,179 @@
-"""The variables and tensors that a configuration places on the model axis, each by the first entry that matches it.
+"""The variables and tensors that a configuration or the graph itself places on the model axis.
 
     sharding: [{match: ".*/up/kernel", split: [1, 2]}]     layer_0/up/kernel: split (1, 2)
                                                            layer_1/up/kernel: split (1, 2)
 
-The checks and their order are those of `xla_sharding`: the rank, then the product of the parts. Parts need not be of
-one size, unless `semantics.strict` is set.
+Of several entries that match a name the first counts; what the graph says itself (`plan.annotations`) has to agree with
+it. The checks and their order are those of `xla_sharding`: the rank, divisibility where that is asked for, the product
+of the parts. Parts need not be of one size, unless `strict` is set.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.config.sections import Sharding
+from autograph_rewrite.config.split_parts import MODEL, OPEN
 from autograph_rewrite.diagnostics.faults import Fault, did_you_mean
+from autograph_rewrite.diagnostics.located_yaml import KeyPath
 from autograph_rewrite.diagnostics.patterns import matches
-from autograph_rewrite.load.sharding_marks import mark_of
+from autograph_rewrite.plan.annotations import Annotation, annotations_of
 from autograph_rewrite.plan.parts.graph_digest import ItemLike
 from autograph_rewrite.plan.parts.messages import TensorSharding
 
 Shape = tuple[int | None, ...] | None
 
 
-def _marked(item: ItemLike) -> Iterator[TensorSharding]:
-    """Yield what the graph itself says of its tensors (`ar.split` and the like); of a variable that is read, of it."""
-    handles = {variable.handle: name for name, variable in item.variables.items()}
-    for name, node in item.graph.nodes.items():
-        mark = mark_of(name)
-        if mark is None or node.op != "Identity":
-            continue
-        read = item.graph.nodes.get(node.inputs[0].name.partition(":")[0])
-        is_read = read is not None and read.op == "ReadVariableOp"
-        handle = read.inputs[0].name.partition(":")[0] if read is not None and is_read else ""
-        yield TensorSharding(handles.get(handle, name), *mark)
+@dataclass(frozen=True)
+class Wish:
+    """A placement that somebody asks for.
+
+    Attributes:
+        sharding: what is asked for.
+        subject: of what: several wishes for one subject have to agree.
+        said: where.
+        path: of the configuration, to which a fault belongs.
+        strict: whether parts have to be of one size.
+    """
+
+    sharding: TensorSharding
+    subject: str
+    said: str
+    path: KeyPath
+    strict: bool
 
 
-def placed_by_hand(item: ItemLike, config: Config) -> tuple[tuple[TensorSharding, ...], list[Fault]]:
-    """Return what the entries of `sharding` place, variables first, and what is wrong with them.
+def placed_by_hand(item: ItemLike, config: Config) -> tuple[tuple[TensorSharding, ...], list[Fault], list[str]]:
+    """Return what is placed, what is wrong with it, and what is to be said of it.
 
     Args:
         item: whose variables and tensors are meant.
         config: the user's settings.
     """
-    found: dict[str, TensorSharding] = {}
+    found: dict[str, Wish] = {}
     faults: list[Fault] = []
-    for one in _marked(item):
-        device = one.device if one.device >= 0 else None
-        entry = Sharding(match=re.escape(one.name), split=one.split or None, assign=device)
-        problem = _problem(one.name, _shape(item, one.name), entry, config)
+    notes: list[str] = []
+    for wish in _wishes(item, config, faults, notes):
+        earlier = found.get(wish.subject)
+        problem = _problem(wish, _shape(item, wish.sharding.name), config)
         if problem is not None:
-            faults.append(config.fault(("mesh", "model"), *problem))
-        found[one.name] = one
+            faults.append(config.fault(wish.path, *problem))
+        elif earlier is None:
+            found[wish.subject] = wish
+        elif _placement(earlier) != _placement(wish):
+            if wish.path[0] != earlier.path[0] or wish.path[0] != "sharding":
+                faults.append(config.fault(wish.path, *_conflict(earlier, wish)))
+        elif wish.sharding.name != earlier.sharding.name:  # another copy of one tensor
+            found[wish.sharding.name] = wish
+    return tuple(wish.sharding for wish in found.values()), faults, notes
+
+
+def _wishes(item: ItemLike, config: Config, faults: list[Fault], notes: list[str]) -> Iterator[Wish]:
+    """Yield what is asked for: by the graph first, then by the configuration, entry by entry."""
+    assert config.mesh is not None
+    count, strict = config.mesh.model_size, config.semantics.strict
+    for one in annotations_of(item):
+        note = _order_of_tiles(one)
+        notes += [note] if note else []
+        if one.tiles[1] > 1 and one.split:
+            message = (
+                f"'{one.name}' is cut into {math.prod(one.split)} tiles, each on {one.tiles[1]} devices ({one.said})"
+            )
+            hint = "partial replication needs a model axis of several dimensions: say it with `sharding`"
+            faults.append(config.fault(("mesh", "model"), message, hint))
+            continue
+        sharding = TensorSharding(one.name, _counted(one.split, count), one.device)
+        yield Wish(sharding, one.subject, one.said, ("mesh", "model"), strict)
     for i, entry in enumerate(config.sharding):
-        named = list(_named(item, entry))
-        if not named:
+        names = list(_named(item, entry))
+        if not names and not entry.optional:
             known = [*item.variables, *item.graph.nodes]
             message = f"sharding[{i}].match: no variable's or tensor's whole name matches '{entry.match}'"
             hint = did_you_mean(entry.match, known, noun="known names")
             faults.append(config.fault(("sharding", i, "match"), message, hint))
-        for name, shape in named:
-            problem = _problem(name, shape, entry, config)
-            if problem is not None:
-                faults.append(config.fault(("sharding", i), *problem))
-            elif name not in found:
-                device = -1 if entry.assign is None else entry.assign
-                found[name] = TensorSharding(name, entry.split or (), device)
-    return tuple(found.values()), faults
+        elif not names:
+            notes.append(
+                f"{config.where('sharding', i)}: sharding[{i}] places nothing: no name matches '{entry.match}'"
+            )
+        device = -1 if entry.home is None else entry.home
+        for name in names:
+            sharding = TensorSharding(name, _counted(entry.split or (), count), device)
+            path = ("sharding", i)
+            said = f"{config.where(*path)}, sharding[{i}]"
+            yield Wish(sharding, name, said, path, strict or entry.strict)
+
+
+def _order_of_tiles(one: Annotation) -> str:
+    """Return a note where tiles are given to devices in another order than that of logical devices."""
+    devices, copies = one.tiles
+    if copies > 1 or not one.split or devices == tuple(range(len(devices))):
+        return ""
+    return f"{one.said}: the devices of '{one.name}' are listed as {list(devices)}; block k is on logical device k"
+
+
+def _counted(split: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """Return numbers of parts in which the devices of the model axis are counted."""
+    return tuple(count if parts == MODEL else parts for parts in split)
+
+
+def _placement(wish: Wish) -> tuple[tuple[int, ...], int]:
+    """Return what is asked for, where nothing is cut as nothing."""
+    split = wish.sharding.split
+    return (split if any(parts != 1 for parts in split) else ()), wish.sharding.device
+
+
+def _conflict(earlier: Wish, later: Wish) -> tuple[str, str]:
+    both = " and ".join(f"{_told(one)} ({one.said})" for one in (earlier, later))
+    return f"two placements of '{later.subject}' on the model axis disagree: {both}", "leave one of them out"
+
+
+def _told(wish: Wish) -> str:
+    one = wish.sharding
+    if one.device >= 0:
+        return f"device {one.device}"
+    return f"split [{', '.join(str(parts or '?') for parts in one.split)}]" if one.split else "replicate"
 
 
 def _shape(item: ItemLike, name: str) -> Shape:
     if name in item.variables:
         return item.variables[name].shape
-    stated: tuple[Shape, ...] = item.graph.nodes[name].attr("_output_shapes") or (None,)
-    return stated[0]
+    node, _, index = name.partition(":")
+    stated: tuple[Shape, ...] = item.graph.nodes[node].attr("_output_shapes") or ()
+    return stated[int(index or 0)] if int(index or 0) < len(stated) else None
 
 
-def _named(item: ItemLike, entry: Sharding) -> Iterator[tuple[str, Shape]]:
-    """Yield the names and shapes of what an entry means: variables, or else the first outputs of nodes."""
-    variables = [(name, one.shape) for name, one in item.variables.items() if matches(entry.match, name)]
-    if variables:
-        yield from variables
-        return
-    for name in item.graph.nodes:
-        if matches(entry.match, name):
-            yield name, _shape(item, name)
+def _named(item: ItemLike, entry: Sharding) -> Iterator[str]:
+    """Yield the names of what an entry means: variables, or else the first outputs of nodes."""
+    variables = [name for name in item.variables if matches(entry.match, name)]
+    yield from variables or (name for name in item.graph.nodes if matches(entry.match, name))
 
 
-def _problem(name: str, shape: Shape, entry: Sharding, config: Config) -> tuple[str, str] | None:
+def _problem(wish: Wish, shape: Shape, config: Config) -> tuple[str, str] | None:
     """Return what is wrong with placing something so, and the way out."""
     assert config.mesh is not None
-    count = config.mesh.model_size
-    if entry.assign is not None and entry.assign >= count:
-        return f"there is no logical device {entry.assign} for '{name}': a replica has {count}", "they count from 0"
-    if entry.split is None:
+    count, one = config.mesh.model_size, wish.sharding
+    by = "" if wish.path[0] == "sharding" else f" ({wish.said})"
+    if one.device >= count:
+        return (
+            f"there is no logical device {one.device} for '{one.name}': a replica has {count}{by}",
+            "they count from 0",
+        )
+    if not one.split:
         return None
-    if shape is not None and len(shape) != len(entry.split):
-        message = f"'{name}' has {len(shape)} dimensions, and split names {len(entry.split)}"
+    if shape is not None and len(shape) != len(one.split):
+        message = f"'{one.name}' has {len(shape)} dimensions, and split names {len(one.split)}{by}"
         return message, "say a number of parts for each dimension, 1 where it is not cut"
-    for dim, parts in zip(shape or (), entry.split, strict=False):
-        if config.semantics.strict and dim is not None and dim % parts:
-            return f"dimension {dim} of '{name}' is not divisible by {parts}", "leave semantics.strict out to allow it"
-        if dim is not None and dim < parts:
-            return f"dimension {dim} of '{name}' is too small for {parts} parts", "cut another one"
-    if math.prod(entry.split) != count:
-        message = f"the parts of '{name}' are {math.prod(entry.split)}, and a replica has {count} devices"
+    for dim, (size, parts) in enumerate(zip(shape or (), one.split, strict=False)):
+        if size is not None and wish.strict and size % max(parts, 1):
+            message = f"dimension {dim} of '{one.name}' ({size}) is not divisible by {parts}{by}"
+            return message, "leave strict out to allow it"
+        if size is not None and size < parts:
+            return f"dimension {dim} of '{one.name}' ({size}) is too small for {parts} parts{by}", "cut another one"
+    made = math.prod(parts for parts in one.split if parts != OPEN)
+    if made != count and not (OPEN in one.split and count % made == 0):
+        message = f"the parts of '{one.name}' are {made}, and a replica has {count} devices{by}"
         return message, "the parts of all dimensions multiply to mesh.model"
     return None
