@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import threading
+import time
+
 import numpy as np
 import pytest
 
@@ -10,6 +14,9 @@ from autograph_rewrite.errors import ClusterError
 from autograph_rewrite.runtime.consensus import coordinator as coordinators
 from autograph_rewrite.runtime.consensus.coordinator import Coordinator, SingleProcess, Workers
 from autograph_rewrite.runtime.consensus.divergence import Account
+from autograph_rewrite.runtime.failures import liveness
+from autograph_rewrite.runtime.failures import watchdog as watchdogs
+from autograph_rewrite.runtime.failures.liveness import PeerMonitor
 from autograph_rewrite.runtime.failures.watchdog import Watchdog
 
 MEMBER = Membership(("127.0.0.1:2001", "127.0.0.1:2002"), (), "worker", 0)
@@ -103,3 +110,38 @@ def test_where_nobody_waits_errors_stay_what_they_are() -> None:
     made.before_step()
     assert made.failure(CancelledError(), "finish step 1", None) is None
     assert made.watchdog is None
+
+
+def test_a_step_that_another_worker_has_left_ends_when_its_connection_is_broken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """TensorFlow may lose the cancellation of a request that is just being sent; then only its connection ends it."""
+    broken, other = threading.Event(), "worker 1 (127.0.0.1:2002)"
+    monkeypatch.setattr(liveness, "ask", lambda names, *_, **__: dict.fromkeys(names, "OK"))
+    monkeypatch.setattr(liveness, "break_connections", lambda _: broken.set() or True)
+    monkeypatch.setattr(watchdogs, "_ASK", 0.05)
+    watchdog = Watchdog(60.0, lambda: PeerMonitor(MEMBER, 60.0), ahead=lambda: [other])
+    monkeypatch.setattr(watchdog, "_period", lambda: 0.02)
+    watchdog.start()
+    assert broken.wait(20)
+    watchdog.stop(failed=True)
+    made = Workers(MEMBER, watchdog, None)
+    assert made.failure(ValueError("bad data"), "finish step 3", None) is None  # its own error comes first
+    assert re.search(
+        r"worker 0 could not finish step 3: it has failed on worker 1",
+        str(made.failure(CancelledError(), "finish step 3", None)),
+    )
+
+
+def test_nobody_is_left_while_all_have_failed_equally_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = threading.Event()
+    monkeypatch.setattr(liveness, "ask", lambda names, *_, **__: dict.fromkeys(names, "OK"))
+    monkeypatch.setattr(liveness, "break_connections", lambda _: pytest.fail("a healthy connection was broken"))
+    monkeypatch.setattr(watchdogs, "_ASK", 0.05)
+    watchdog = Watchdog(60.0, lambda: PeerMonitor(MEMBER, 60.0), ahead=lambda: asked.set() or [])
+    monkeypatch.setattr(watchdog, "_period", lambda: 0.02)
+    watchdog.start()
+    assert asked.wait(20)
+    time.sleep(0.2)
+    watchdog.stop()
+    assert watchdog.left == []

@@ -23,6 +23,7 @@ from autograph_rewrite.runtime.consensus.all_reduce_session import Array
 from autograph_rewrite.runtime.consensus.divergence import Account, difference, disagreement
 from autograph_rewrite.runtime.consensus.step_digest import agree
 from autograph_rewrite.runtime.failures.failure_messages import is_of_the_job, missing
+from autograph_rewrite.runtime.failures.liveness import listed
 from autograph_rewrite.runtime.failures.watchdog import Watchdog
 
 
@@ -176,6 +177,11 @@ class Workers(Coordinator):
         """
         if not self.watchdog.expired and not is_of_the_job(error):
             return None
+        if self.watchdog.left and not self.watchdog.expired:
+            return ClusterError(
+                f"{self._member.name} could not {what}: it has failed on {listed(self.watchdog.left)}",
+                hint="look at what it printed; it waits for the other workers to carry on together",
+            )
         differs: Any = functools.partial(difference, self._member, account) if account is not None else None
         problem = missing(self._member, what, self.watchdog.seconds, error, self.watchdog.lost, differs)
         if self._abandon is not None:

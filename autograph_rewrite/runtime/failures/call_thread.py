@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 Result = TypeVar("Result")
 _Asked = tuple[Callable[[], Any], "Future[Any]"]
@@ -61,6 +61,33 @@ class Runner:
         calls, self._calls = self._calls, None
         if calls is not None:
             calls.put(None)
+
+
+class Question(Generic[Result]):
+    """Asks something that may take long, or for ever, without waiting for it: the answer comes with a later call.
+
+    Args:
+        ask: returns the answer, or raises what means that there is none.
+    """
+
+    def __init__(self, ask: Callable[[], Result]) -> None:
+        self._ask = ask
+        self._answers: SimpleQueue[Result] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def answer(self) -> Result | None:
+        """Return what was asked last time, and ask again; None where nobody has answered meanwhile."""
+        found = None
+        while not self._answers.empty():
+            found = self._answers.get()
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._wait, name="autograph_question", daemon=True)
+            self._thread.start()
+        return found
+
+    def _wait(self) -> None:
+        with suppress(Exception):
+            self._answers.put(self._ask())
 
 
 def _serve(calls: SimpleQueue[_Asked | None]) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 from autograph_rewrite.ir.graph import PASS_ATTR, Graph
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.failures.background_thread import repeat
-from autograph_rewrite.runtime.failures.call_thread import Runner
+from autograph_rewrite.runtime.failures.call_thread import Question, Runner
 from autograph_rewrite.runtime.failures.liveness import PeerMonitor
 from autograph_rewrite.runtime.native.call_by_name import cancellation_manager
 
@@ -72,10 +72,12 @@ class Watchdog:
         lookout: makes what looks for other workers during one step; None where there are none.
         canceller: makes what ends a step; one that has ended is not used again.
         may_idle: whether the step may wait for something else than replicas, as for input.
+        ahead: tells which workers wait for this one to carry on after a step that has failed; None: nobody does that.
 
     Attributes:
         expired: whether the last step was cancelled.
         lost: the workers that were not there any more.
+        left: the workers whose part of the step has failed while it stood still here.
     """
 
     def __init__(
@@ -85,10 +87,14 @@ class Watchdog:
         canceller: Callable[[], Canceller | None] = cancellation_manager,
         *,
         may_idle: bool = False,
+        ahead: Callable[[], list[str]] | None = None,
     ) -> None:
         self.seconds = seconds
         self.expired = False
         self.lost: list[str] = []
+        self.left: list[str] = []
+        self._ahead = ahead
+        self._asks_ahead: Question[list[str]] | None = None
         self._make_lookout = lookout
         self._make_canceller = canceller
         self._may_idle = may_idle
@@ -138,7 +144,7 @@ class Watchdog:
         """Begin a step; return what cancels it."""
         if self._failed:
             self._canceller, self.expired, self._failed = self._make_canceller(), False, False
-            self.lost = []
+            self.lost, self.left = [], []
         self._steps += 1
         self._caller = threading.get_native_id()
         self._running = self._steps
@@ -160,6 +166,7 @@ class Watchdog:
         if not step or step != self._seen:
             self._seen, self._idle, self._waited, self._asked, self._cpu = step, 0.0, 0.0, 0.0, {}
             self._lookout = self._make_lookout() if self._make_lookout is not None and step else None
+            self._asks_ahead = Question(self._ahead) if self._ahead is not None and step else None
             return
         before, self._cpu = self._cpu, _processor_time(self._caller)
         used = sum(seconds - before.get(thread, 0.0) for thread, seconds in self._cpu.items())
@@ -170,10 +177,18 @@ class Watchdog:
         if self._lookout is not None and self._waited - self._asked >= _ASK:
             self._asked = self._waited
             lost = self._lookout.lost()
+            if not lost and self._asks_ahead is not None and self._idle >= _ASK and not self.left:
+                self._leave_with(step, self._lookout, self._asks_ahead.answer() or [])
         stands_still = self._idle >= self.seconds and not self._may_idle
         if (lost or stands_still) and self._running == step and not self.expired and self._canceller is not None:
             self.lost, self.expired = lost, True
             self._end(step, self._canceller)
+
+    def _leave_with(self, step: int, lookout: PeerMonitor, left: list[str]) -> None:
+        """Let a step fail that others have left: what it has asked them for never comes."""
+        if left and self._running == step:
+            self.left = left
+            lookout.break_off(left)
 
     def _end(self, step: int, canceller: Canceller) -> None:
         """End a step: let it fail by itself first, for a step that is cancelled may wait for who does not answer."""

@@ -19,6 +19,7 @@ from autograph_rewrite.load.signature.captures import FunctionBinding
 from autograph_rewrite.plan.parts.batch_split import DIGEST
 from autograph_rewrite.plan.replica_devices import run_devices
 from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime.consensus import failed_steps
 from autograph_rewrite.runtime.consensus.agreement import CARRY_ON, COMPARE, adopt_from_chief, require_consensus
 from autograph_rewrite.runtime.consensus.coordinator import Coordinator, SingleProcess, Workers
 from autograph_rewrite.runtime.consensus.divergence import Account, Telling, nothing
@@ -127,6 +128,8 @@ class Step:
         process for: that request would take the value of the next step away from whom it is for. So the collectives
         meet in new groups.
         """
+        assert self._member is not None
+        failed_steps.tell(self._member)
         self._agree(after_error=True)
         attempt = len(self._calls)  # those before are kept: functions that were traced may call them by name
         self._calls.append(call_by_name.Call(self._make_function(attempt), on_cpu=self._on_cpu))
@@ -147,7 +150,8 @@ class Step:
         waits, seconds = may_wait(function.definition), self._plan.timeout_seconds
         if self._member is not None:
             lookout = functools.partial(PeerMonitor, self._member, seconds)
-            return Workers(self._member, Watchdog(seconds, lookout, may_idle=waits), self._carry_on)
+            ahead = functools.partial(failed_steps.ahead, self._member)
+            return Workers(self._member, Watchdog(seconds, lookout, may_idle=waits, ahead=ahead), self._carry_on)
         if waits or len(set(self._plan.devices)) == 1 or self._plan.mode != "mirrored":
             return Coordinator()
         return SingleProcess(Watchdog(seconds))

@@ -148,6 +148,18 @@ def next_account() -> int:
     return next(known.accounts)
 
 
+def count_failure() -> None:
+    """Note that one more step of this process has failed, after which all workers carry on together."""
+    known: ServerDef = _context()._collective_ops_server_def
+    known.failures += 1
+
+
+def failures() -> int:
+    """Return how many steps of this process have failed; all workers count alike once they have carried on."""
+    known: ServerDef = _context()._collective_ops_server_def
+    return known.failures
+
+
 def abort_when_lost(member: Membership, seconds: float) -> None:
     """Let all collectives of functions fail, with the reason, once a worker is not there any more; from now on.
 
@@ -179,6 +191,7 @@ class ServerDef:
         self.exchanges = count(1)
         self.channels = count(1)
         self.accounts = count(1)
+        self.failures = 0
         self.confined = False
         self.is_guarded = False
 

@@ -12,6 +12,7 @@ from autograph_rewrite.ir.types.device_specs import parse as specification
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.replica_devices import needed_devices
+from autograph_rewrite.runtime.consensus import failed_steps
 from autograph_rewrite.runtime.consensus.agreement import common_name, require_consensus
 from autograph_rewrite.runtime.consensus.broadcast_queue import Relay
 from autograph_rewrite.runtime.failures.liveness import PeerMonitor
@@ -155,4 +156,6 @@ def watchdog_of(member: Membership, item: GraphItem, session: Any, seconds: floa
     lookout = functools.partial(PeerMonitor, member, seconds, workers=not plan.is_asynchronous, servers=servers)
     waits = users_may_wait(item.graph) if servers else may_wait(item.graph_bytes)
     ends = (lambda: session) if isinstance(session, ChiefDrivenSession) else functools.partial(Closing, session)
-    return Watchdog(seconds, lookout, ends, may_idle=waits)
+    together = not plan.is_asynchronous and not plan.stage_hosts
+    ahead = functools.partial(failed_steps.ahead, member) if together else None
+    return Watchdog(seconds, lookout, ends, may_idle=waits, ahead=ahead)

@@ -17,6 +17,7 @@ from autograph_rewrite.errors import ClusterError, GraphError
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes.emit.tensor_map import View
 from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime.consensus import failed_steps
 from autograph_rewrite.runtime.consensus.agreement import CARRY_ON, common_name, require_consensus
 from autograph_rewrite.runtime.consensus.broadcast_queue import abandon
 from autograph_rewrite.runtime.consensus.coordinator import Coordinator, Workers
@@ -186,6 +187,7 @@ class DistributedSession:
     def _carry_on(self) -> None:
         """Go on after an error: so must all, and each may have updated something else."""
         assert self._member is not None
+        failed_steps.tell(self._member)
         values = list(self.read_variables().values())
         require_consensus(self._member, self.item.report.plan, captured=values, what=CARRY_ON)
         self._clear_servers()
