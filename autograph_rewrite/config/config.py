@@ -76,6 +76,9 @@ class Config(Section):
     input: Literal["global", "per_worker"] = "global"
     """In a cluster, what a Keras model is given and what iterators inside a graph give: the same to every worker, which
     takes its part (global), or its own part (per_worker)."""
+    padding: Literal["auto", "power_of_two", "none"] = "auto"
+    """In a cluster, of outputs whose lengths differ between workers, as those of sequences do: padded with zeros to the
+    longest (auto) or the next power of two; none: workers with other lengths are an error."""
     timeout_seconds: Positive = 60.0
     """How long anything waits for a device or process before it says who is missing."""
 

@@ -9,9 +9,10 @@ From `propagate` on every value has a placement; nothing is converted before `re
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autograph_rewrite.analysis import reduction_placement
+from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
 from autograph_rewrite.analysis.gather_placement import choose_gathers
 from autograph_rewrite.analysis.propagate import Propagation, notes, revise
 from autograph_rewrite.errors import PassError
@@ -44,6 +45,7 @@ from autograph_rewrite.resolve.compression import skipped
 from autograph_rewrite.resolve.coverage import Coverage, with_coverage
 from autograph_rewrite.resolve.divided_work import coverage_of
 from autograph_rewrite.resolve.given_plan import accept_user_edges
+from autograph_rewrite.resolve.ragged_dims import ragged_dims
 from autograph_rewrite.resolve.remat.decision import Decision
 from autograph_rewrite.resolve.segmentable import propagate_parts
 from autograph_rewrite.resolve.stated_placements import taken_as_given, with_stated
@@ -266,7 +268,7 @@ def _resolve(rewrite: Rewrite) -> None:
     if rewrite.plan.semantics.batch_norm == "local" and not inexact:
         found.append(Note("semantics.batch_norm", "local", IDLE))
     sizes = sizes_of(rewrite.job, state, rewrite.request.batch)
-    resolved = reshard_edges.resolve_edges(rewrite.plan, state, rewrite.outputs, item.variables, sizes)
+    resolved = _resolved(rewrite, state, sizes)
     plan = accept_user_edges(rewrite.plan, resolved, state, item.with_(graph=rewrite.graph))
     found += skipped(plan, state, item.variables)
     stages = plan.pipeline.stages if plan.pipeline is not None else 1
@@ -275,6 +277,22 @@ def _resolve(rewrite: Rewrite) -> None:
     covered = coverage_of(plan, state, item, parts=parts, sizes=sizes, assumed=assumed)
     rewrite.plan = with_coverage(plan, covered)
     rewrite.put(Resolved(tuple(found), inexact, shared, covered))
+
+
+def _resolved(rewrite: Rewrite, state: Propagation, sizes: Sizes) -> Plan:
+    """Return the plan with its edges, and which lengths may differ between processes."""
+    variables, outputs = rewrite.item.variables, list(rewrite.outputs)
+    plan = reshard_edges.resolve_edges(rewrite.plan, state, outputs, variables, sizes)
+    if len(plan.processes) == 1 or plan.padding == "equal":
+        return plan
+    tensors = {given.name: rewrite.item.inputs[given.name].tensor for given in plan.batch_inputs if not given.whole}
+    by_name = {value.name: value for value in state.whole_inputs}
+    inputs = {name: by_name[key] for name, t in tensors.items() if (key := t.removesuffix(":0")) in by_name}
+    lengths = ragged_dims(state, plan.edges, outputs, inputs)
+    if lengths.padded:
+        plan = reshard_edges.resolve_edges(plan, state, outputs, variables, sizes, padded=lengths.padded)
+    given = tuple(replace(one, ragged=lengths.inputs.get(one.name, ())) for one in plan.batch_inputs)
+    return replace(plan, batch_inputs=given, notes=(*plan.notes, *lengths.notes))
 
 
 ANALYSIS = (

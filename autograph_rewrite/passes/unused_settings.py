@@ -293,6 +293,7 @@ READERS: Mapping[str, Reader] = MappingProxyType(
         "semantics.strict": read,
         "semantics.min_coverage": read,
         "input": _needs_a_job,
+        "padding": _needs_a_job,
         "timeout_seconds": _timeout,
     }
 )

@@ -57,6 +57,8 @@ class Plan:
         model: the devices of a replica that share its tensors; None: one each.
         batch: the examples of all replicas together that `bytes` of the edges count; 0: nobody has said.
         steps_per_run: how many steps one run does in a loop inside the graph; 0: one, without a loop.
+        padding: how long outputs are of workers whose sequences have other lengths: "longest", "power_of_two"; "equal":
+            they have to have the same.
         model_edges: conversions on the model axis, within each replica; found with `edges`.
         edges: empty in a request; resolved by propagation.
         source: the file that it came from, for error messages; no part of its value.
@@ -82,6 +84,7 @@ class Plan:
     passes: tuple[OwnPass, ...] = ()
     batch: int = 0
     steps_per_run: int = 0
+    padding: str = "longest"
     model: Model | None = None
     model_edges: tuple[EdgePlan, ...] = ()
     source: Source = field(default_factory=lambda: Source("plan"), compare=False, repr=False)

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Plan(_message.Message):
-    __slots__ = ("version", "id", "strategy", "graph_digest", "mesh", "devices", "mode", "semantics", "timeout_seconds", "batch_inputs", "default", "variables", "edges", "notes", "micro", "pipeline", "remat", "passes", "model", "model_edges", "batch", "steps_per_run")
+    __slots__ = ("version", "id", "strategy", "graph_digest", "mesh", "devices", "mode", "semantics", "timeout_seconds", "batch_inputs", "default", "variables", "edges", "notes", "micro", "pipeline", "remat", "passes", "model", "model_edges", "batch", "steps_per_run", "padding")
     class Mode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         unset: _ClassVar[Plan.Mode]
@@ -17,6 +17,14 @@ class Plan(_message.Message):
     unset: Plan.Mode
     shared: Plan.Mode
     mirrored: Plan.Mode
+    class Padding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        longest: _ClassVar[Plan.Padding]
+        power_of_two: _ClassVar[Plan.Padding]
+        equal: _ClassVar[Plan.Padding]
+    longest: Plan.Padding
+    power_of_two: Plan.Padding
+    equal: Plan.Padding
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     STRATEGY_FIELD_NUMBER: _ClassVar[int]
@@ -39,6 +47,7 @@ class Plan(_message.Message):
     MODEL_EDGES_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     STEPS_PER_RUN_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
     version: int
     id: str
     strategy: str
@@ -61,7 +70,8 @@ class Plan(_message.Message):
     model_edges: _containers.RepeatedCompositeFieldContainer[Edge]
     batch: int
     steps_per_run: int
-    def __init__(self, version: _Optional[int] = ..., id: _Optional[str] = ..., strategy: _Optional[str] = ..., graph_digest: _Optional[str] = ..., mesh: _Optional[_Iterable[_Union[Axis, _Mapping]]] = ..., devices: _Optional[_Iterable[str]] = ..., mode: _Optional[_Union[Plan.Mode, str]] = ..., semantics: _Optional[_Union[Semantics, _Mapping]] = ..., timeout_seconds: _Optional[float] = ..., batch_inputs: _Optional[_Iterable[_Union[BatchInput, _Mapping]]] = ..., default: _Optional[_Union[Options, _Mapping]] = ..., variables: _Optional[_Iterable[_Union[VariableRequest, _Mapping]]] = ..., edges: _Optional[_Iterable[_Union[Edge, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., micro: _Optional[_Union[Micro, _Mapping]] = ..., pipeline: _Optional[_Union[Pipeline, _Mapping]] = ..., remat: _Optional[_Union[Remat, _Mapping]] = ..., passes: _Optional[_Iterable[_Union[OwnPass, _Mapping]]] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., model_edges: _Optional[_Iterable[_Union[Edge, _Mapping]]] = ..., batch: _Optional[int] = ..., steps_per_run: _Optional[int] = ...) -> None: ...
+    padding: Plan.Padding
+    def __init__(self, version: _Optional[int] = ..., id: _Optional[str] = ..., strategy: _Optional[str] = ..., graph_digest: _Optional[str] = ..., mesh: _Optional[_Iterable[_Union[Axis, _Mapping]]] = ..., devices: _Optional[_Iterable[str]] = ..., mode: _Optional[_Union[Plan.Mode, str]] = ..., semantics: _Optional[_Union[Semantics, _Mapping]] = ..., timeout_seconds: _Optional[float] = ..., batch_inputs: _Optional[_Iterable[_Union[BatchInput, _Mapping]]] = ..., default: _Optional[_Union[Options, _Mapping]] = ..., variables: _Optional[_Iterable[_Union[VariableRequest, _Mapping]]] = ..., edges: _Optional[_Iterable[_Union[Edge, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., micro: _Optional[_Union[Micro, _Mapping]] = ..., pipeline: _Optional[_Union[Pipeline, _Mapping]] = ..., remat: _Optional[_Union[Remat, _Mapping]] = ..., passes: _Optional[_Iterable[_Union[OwnPass, _Mapping]]] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., model_edges: _Optional[_Iterable[_Union[Edge, _Mapping]]] = ..., batch: _Optional[int] = ..., steps_per_run: _Optional[int] = ..., padding: _Optional[_Union[Plan.Padding, str]] = ...) -> None: ...
 
 class OwnPass(_message.Message):
     __slots__ = ("name", "after", "code")
@@ -190,14 +200,16 @@ class Semantics(_message.Message):
     def __init__(self, batch_norm: _Optional[_Union[Semantics.BatchNorm, str]] = ..., random: _Optional[_Union[Semantics.Random, str]] = ..., strict: bool = ..., min_coverage: _Optional[float] = ...) -> None: ...
 
 class BatchInput(_message.Message):
-    __slots__ = ("name", "axis", "whole")
+    __slots__ = ("name", "axis", "whole", "ragged")
     NAME_FIELD_NUMBER: _ClassVar[int]
     AXIS_FIELD_NUMBER: _ClassVar[int]
     WHOLE_FIELD_NUMBER: _ClassVar[int]
+    RAGGED_FIELD_NUMBER: _ClassVar[int]
     name: str
     axis: int
     whole: bool
-    def __init__(self, name: _Optional[str] = ..., axis: _Optional[int] = ..., whole: bool = ...) -> None: ...
+    ragged: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., axis: _Optional[int] = ..., whole: bool = ..., ragged: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Options(_message.Message):
     __slots__ = ("synchronizer", "hint", "compressor", "bucket_bytes", "own_compressor")
@@ -276,7 +288,7 @@ class VariableRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., placement: _Optional[str] = ..., options: _Optional[_Union[Options, _Mapping]] = ..., servers: _Optional[_Iterable[str]] = ..., sizes: _Optional[_Iterable[int]] = ..., server: _Optional[_Union[Server, _Mapping]] = ..., stage: _Optional[int] = ...) -> None: ...
 
 class Edge(_message.Message):
-    __slots__ = ("value", "to", "owner", "role", "lowering", "dtype", "bytes", "group_key", "instance_key", "order", "bucket", "reason", "compressor", "own_compressor", "logical")
+    __slots__ = ("value", "to", "owner", "role", "lowering", "dtype", "bytes", "group_key", "instance_key", "order", "bucket", "reason", "compressor", "own_compressor", "logical", "padded")
     VALUE_FIELD_NUMBER: _ClassVar[int]
     FROM_FIELD_NUMBER: _ClassVar[int]
     TO_FIELD_NUMBER: _ClassVar[int]
@@ -293,6 +305,7 @@ class Edge(_message.Message):
     COMPRESSOR_FIELD_NUMBER: _ClassVar[int]
     OWN_COMPRESSOR_FIELD_NUMBER: _ClassVar[int]
     LOGICAL_FIELD_NUMBER: _ClassVar[int]
+    PADDED_FIELD_NUMBER: _ClassVar[int]
     value: str
     to: str
     owner: str
@@ -308,4 +321,5 @@ class Edge(_message.Message):
     compressor: Options.Compressor
     own_compressor: str
     logical: int
-    def __init__(self, value: _Optional[str] = ..., to: _Optional[str] = ..., owner: _Optional[str] = ..., role: _Optional[str] = ..., lowering: _Optional[str] = ..., dtype: _Optional[str] = ..., bytes: _Optional[int] = ..., group_key: _Optional[int] = ..., instance_key: _Optional[int] = ..., order: _Optional[int] = ..., bucket: _Optional[int] = ..., reason: _Optional[str] = ..., compressor: _Optional[_Union[Options.Compressor, str]] = ..., own_compressor: _Optional[str] = ..., logical: _Optional[int] = ..., **kwargs) -> None: ...
+    padded: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, value: _Optional[str] = ..., to: _Optional[str] = ..., owner: _Optional[str] = ..., role: _Optional[str] = ..., lowering: _Optional[str] = ..., dtype: _Optional[str] = ..., bytes: _Optional[int] = ..., group_key: _Optional[int] = ..., instance_key: _Optional[int] = ..., order: _Optional[int] = ..., bucket: _Optional[int] = ..., reason: _Optional[str] = ..., compressor: _Optional[_Union[Options.Compressor, str]] = ..., own_compressor: _Optional[str] = ..., logical: _Optional[int] = ..., padded: _Optional[_Iterable[int]] = ..., **kwargs) -> None: ...

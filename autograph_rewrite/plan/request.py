@@ -22,6 +22,8 @@ from autograph_rewrite.plan.tensor_shardings import placed_by_hand
 from autograph_rewrite.plan.user_passes import own_passes
 
 UNUSED = "the sharding annotations of the graph place nothing: there is no model axis (mesh.model)"
+_PADDINGS = {"auto": "longest", "power_of_two": "power_of_two", "none": "equal"}
+"""By configurations' names, those of plans."""
 
 
 def request(item: ItemLike, config: Config, *, strategy: str) -> Plan:
@@ -60,6 +62,7 @@ def request(item: ItemLike, config: Config, *, strategy: str) -> Plan:
         passes=own_passes(config),
         steps_per_run=config.steps_per_run if config.steps_per_run > 1 else 0,
         notes=(*_idle_devices(config), *notes),
+        padding=_PADDINGS[config.padding],
     )
     return replace(plan, id=f"{strategy}-{plan.digest()[:12]}")
 

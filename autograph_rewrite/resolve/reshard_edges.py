@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import MappingProxyType
 
 from autograph_rewrite.analysis.barriers import late_nodes
 from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
@@ -30,7 +31,7 @@ from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_updat
 from autograph_rewrite.item import Variable
 from autograph_rewrite.plan.parts import collective_keys
 from autograph_rewrite.plan.parts.batch_split import DIGEST
-from autograph_rewrite.plan.parts.messages import SIZES, STEP, EdgePlan
+from autograph_rewrite.plan.parts.messages import OUTPUT, SIZES, STEP, EdgePlan
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve import compression, wire_types
 from autograph_rewrite.resolve.batch_inputs import measured_input
@@ -48,7 +49,13 @@ MAX_REACH = 400
 
 
 def resolve_edges(
-    plan: Plan, state: Propagation, outputs: Iterable[Value], variables: Mapping[str, Variable], sizes: Sizes
+    plan: Plan,
+    state: Propagation,
+    outputs: Iterable[Value],
+    variables: Mapping[str, Variable],
+    sizes: Sizes,
+    *,
+    padded: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
 ) -> Plan:
     """Return the plan with every reshard edge of the graph.
 
@@ -58,6 +65,7 @@ def resolve_edges(
         outputs: values that the outside reads whole.
         variables: of the item.
         sizes: numbers for the symbols of shapes, for the bytes of each edge.
+        padded: by the name of an output, dimensions that may be longer in another process.
     """
     edges = _Edges(plan, state, Owners(state, variables), sizes)
     if len(plan.processes) > 1:
@@ -66,7 +74,8 @@ def resolve_edges(
         edges.add_of_node(node)
     for value in outputs:
         if edges.is_spread(value):
-            edges.add(value, "replicated", "it is an output")
+            edges.add(value, "replicated", OUTPUT)
+    edges.pad(padded)
     found = _homed(plan, state, _without_statistics(state, edges.found))
     found = compression.choose(plan, state, found, variables)
     found = _on_logical_devices(plan, state, found)
@@ -145,6 +154,15 @@ class _Edges:
                 self.add(value, "partial(sum)", reason)
             elif self.is_spread(value):
                 self.add(value, "replicated", reason)
+
+    def pad(self, padded: Mapping[str, tuple[int, ...]]) -> None:
+        """Let processes tell each other how long outputs are, before they gather them."""
+        for name, dims in padded.items():
+            edge = self.found[name, repr(REPLICATED)]
+            value = self.state.graph.value(name)
+            rank = self.state.source(value).rank or 0
+            self.found[name, SIZES] = _sizes_edge(value, "outputs are padded to the longest", rank)
+            self.found[name, repr(REPLICATED)] = replace(edge, lowering="host_gather", padded=dims)
 
     def _edge(self, value: Value, target: str, reason: str) -> EdgePlan:
         plan, state = self.plan, self.state

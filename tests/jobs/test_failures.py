@@ -139,7 +139,7 @@ def test_a_worker_cannot_skip_a_step_that_failed_there_only(jobs: Jobs, mode: st
 def test_all_workers_together_can_carry_on_after_an_error(jobs: Jobs, mode: str, late: int) -> None:
     workers = run(jobs, "all_fail", mode, environ={"JOB_LATE": str(late), "JOB_TIMEOUT": str(LIMIT / 4)})
     assert ended(workers, LIMIT) == [0, 0], "\n".join(worker.output[-3000:] for worker in workers)
-    assert all("caught" in worker.output and "did step 6" in worker.output for worker in workers)
+    assert all(worker.output.count("caught") == 1 and "did step 6" in worker.output for worker in workers)
 
 
 def run_with_server(

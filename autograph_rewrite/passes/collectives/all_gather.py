@@ -25,11 +25,12 @@ from autograph_rewrite.passes.base.context import Context
 from autograph_rewrite.passes.collectives.block_bounds import Blocks
 from autograph_rewrite.passes.collectives.exchange import Exchange, between_processes
 from autograph_rewrite.passes.collectives.local_ops import gather_local, joined, transposed
+from autograph_rewrite.passes.collectives.pad_lengths import pad_lengths
 from autograph_rewrite.passes.collectives.padded_gather import Rows, gather_equal, gather_padded
 from autograph_rewrite.passes.collectives.rows import rows_at
 from autograph_rewrite.passes.collectives.server_stores import gather_at_server
 from autograph_rewrite.passes.collectives.wire_values import decode, encode
-from autograph_rewrite.plan.parts.lowerings import Hop, Medium, is_among_replicas
+from autograph_rewrite.plan.parts.lowerings import ACROSS, Hop, Medium, is_among_replicas
 from autograph_rewrite.plan.parts.messages import SIZES, STEP, EdgePlan
 from autograph_rewrite.resolve.wire_types import REAL_PARTS, may_change_inside
 
@@ -197,6 +198,8 @@ def all_gather(exchange: Exchange, value: Value, blocked: Blocked) -> Value:
         PassError: nobody knows which rows belong to which example, or of what rank the value is.
     """
     for hop in exchange.hops(ANY_GATHER):
+        if hop.over == ACROSS:
+            value = pad_lengths(exchange, value, blocked.fact.rank or 0, blocked.blocks)
         value = GATHER[hop.medium, hop.algorithm](exchange, hop, value, blocked)
     return value
 

@@ -11,6 +11,8 @@ from autograph_rewrite.plan.parts.lowerings import Lowering, lowering
 STEP = "step"
 
 # What the edge of a value turns into that tells all processes how long each one's part is.
+OUTPUT = "it is an output"
+"""The reason of an edge that only the outside needs."""
 SIZES = "sizes"
 
 # The placement of a variable that lives on one device.
@@ -157,11 +159,13 @@ class BatchInput:
         name: in `item.inputs`.
         axis: counted from the front.
         whole: every process makes the whole batch itself, and takes its part; else each is given its part.
+        ragged: dimensions whose lengths may differ between processes; found with the edges.
     """
 
     name: str
     axis: int = 0
     whole: bool = False
+    ragged: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -227,6 +231,7 @@ class EdgePlan:
         reason: why the edge is there, for people.
         compressor: what makes the value smaller on its way, "none" where nothing does.
         logical: the logical device of each replica that has the value.
+        padded: dimensions that are padded with zeros to the longest process's.
     """
 
     value: str
@@ -244,6 +249,7 @@ class EdgePlan:
     reason: str = ""
     compressor: str = "none"
     logical: int = 0
+    padded: tuple[int, ...] = ()
 
     @property
     def is_collective(self) -> bool:

@@ -10,6 +10,7 @@ ends the step (seen once in twenty steps that fail on all workers, a second apar
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from autograph_rewrite.cluster.membership import Membership
@@ -18,7 +19,7 @@ from autograph_rewrite.runtime.consensus.broadcast_queue import abandon
 from autograph_rewrite.runtime.failures.liveness import name_of
 from autograph_rewrite.runtime.job import tf_server
 
-_CONTAINER = "autograph_failed_steps"
+_CONTAINER = "autograph.failed.steps"
 _PATIENCE = 3_000
 """Milliseconds to wait for an answer."""
 
@@ -30,7 +31,8 @@ def tell(member: Membership) -> None:
         member: this process; all workers of the job carry on equally often.
     """
     tf_server.count_failure()
-    _run(member, [member.task], put=True)
+    with suppress(tensorflow().errors.OpError):  # the others then wait as long as they are patient
+        _run(member, [member.task], put=True)
 
 
 def ahead(member: Membership) -> list[str]:

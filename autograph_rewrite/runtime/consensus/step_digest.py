@@ -65,6 +65,7 @@ class Inputs:
     def __init__(self, item: GraphItem, key: Callable[[str], Hashable | None]) -> None:
         self._whole: list[tuple[str, Any]] = []
         self._open: list[tuple[str, Any, tuple[int, ...]]] = []
+        ragged = {one.name: one.ragged for one in item.report.plan.batch_inputs} if item.report is not None else {}
         for info in item.inputs.values():
             found = key(info.tensor)
             if found is None:
@@ -72,7 +73,8 @@ class Inputs:
             if info.batch_axis is None:
                 self._whole.append((f"'{info.name}'", found))
             elif info.shape is not None:
-                dims = tuple(d for d, size in enumerate(info.shape) if size is None and d != info.batch_axis)
+                free = (info.batch_axis, *ragged.get(info.name, ()))
+                dims = tuple(d for d, size in enumerate(info.shape) if size is None and d not in free)
                 self._open += [(info.name, found, dims)] if dims else []
 
     def given(self, values: Any) -> dict[str, str]:

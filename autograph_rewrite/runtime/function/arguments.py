@@ -29,6 +29,10 @@ class Leaf(NamedTuple):
     static: Hashable = None
 
 
+Opens = Callable[[Sequence[Leaf], Sequence[str]], list[Leaf]]
+"""Opens more dimensions of leaves, given their paths."""
+
+
 class Flat(NamedTuple):
     """Arguments taken apart: equal structures have the same leaves in the same order."""
 

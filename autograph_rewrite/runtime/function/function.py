@@ -17,7 +17,7 @@ from autograph_rewrite.load.signature.nested_specs import output_leaves
 from autograph_rewrite.load.sources.functions import from_function
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.consensus.divergence import Telling, nothing
-from autograph_rewrite.runtime.function.arguments import Arguments, Flat, Leaf, accepts, common
+from autograph_rewrite.runtime.function.arguments import Arguments, Flat, Leaf, Opens, accepts, common
 from autograph_rewrite.runtime.function.compressor_state import track, trackable
 from autograph_rewrite.runtime.function.mirrored_variables import Mirrors
 from autograph_rewrite.runtime.function.session_step import ServedStep
@@ -54,6 +54,7 @@ class DistributedFunction:
         telling: gives what else all workers have to be given alike in a step.
         tells: say at the first call how much of the step is divided.
         steps: how many one call does at most; several are given in the rows of the arguments.
+        opens: opens more dimensions of the leaves that are traced, given their paths.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> DistributedFunction:
@@ -73,6 +74,7 @@ class DistributedFunction:
         telling: Telling = nothing,
         tells: bool = True,
         steps: int = 1,
+        opens: Opens | None = None,
     ) -> None:
         functools.update_wrapper(self, getattr(function, "python_function", function), updated=())
         self._tf = tensorflow()
@@ -81,6 +83,7 @@ class DistributedFunction:
         self._batch_inputs = batch_inputs
         self._mirrors = mirrors if mirrors is not None else Mirrors()
         self._trace, self._telling, self._tells, self._steps = trace, telling, tells, steps
+        self._opens = opens
         track(self, "state", self.state)
         self._arguments = Arguments(function, batch_inputs)
         self._run_unconverted = self._tf.autograph.experimental.do_not_convert(self._run)
@@ -167,7 +170,10 @@ class DistributedFunction:
                 f"the step was made for ({_listed(self._traces[0].leaves)}), not for ({_listed(flat.leaves)})",
                 hint="leave the specs out of ar.distribute to have it traced for whatever it is called with",
             )
-        leaves = self._arguments.relaxed(flat.leaves, self._arguments.paths(args, kwargs))
+        paths = self._arguments.paths(args, kwargs)
+        leaves = self._arguments.relaxed(flat.leaves, paths)
+        if self._opens is not None:
+            leaves = self._opens(leaves, paths)
         for traced in similar:
             leaves = common(traced.leaves, leaves) or leaves
         specs, named = self._arguments.specs(args, kwargs, leaves)

@@ -24,6 +24,7 @@ from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.consensus.divergence import is_told, nothing
 from autograph_rewrite.runtime.function.function import DistributedFunction
 from autograph_rewrite.runtime.function.mirrored_variables import Mirrors
+from autograph_rewrite.runtime.keras.declared_lengths import declared_lengths
 from autograph_rewrite.runtime.keras.multi_worker import KerasJob
 from autograph_rewrite.runtime.keras.steps_per_call import Drawn, stacked, taken
 
@@ -240,6 +241,7 @@ class _StepOnData:
             telling=self._job.tell if self._job is not None else nothing,
             tells=self._training,
             steps=steps,
+            opens=declared_lengths(self._model) if self._job is not None and not self._job.splits else None,
         )
 
     def _rewritten(self, item: GraphItem) -> GraphItem:

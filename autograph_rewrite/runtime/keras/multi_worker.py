@@ -41,6 +41,9 @@ class KerasJob:
         splits: whether all workers are given the same data.
         batch_inputs: axis by argument path, as in `ar.distribute`.
         whole: the kinds of steps that every worker gives the whole batch, because workers hold stages.
+
+    Attributes:
+        splits: whether each takes its part of what all are given.
     """
 
     def __init__(
@@ -55,7 +58,7 @@ class KerasJob:
         self._tf = tensorflow()
         self._member = member
         self._seconds = seconds
-        self._splits, self._whole = splits, frozenset(whole)
+        self.splits, self._whole = splits, frozenset(whole)
         self._axes = dict(batch_inputs or {})
         self._batches: Counter[str] = Counter()
         self._beside = Beside(member, seconds) if splits else None
@@ -68,7 +71,7 @@ class KerasJob:
         Raises:
             ClusterError: the workers have set different seeds, or somebody is missing.
         """
-        if self._splits:
+        if self.splits:
             seed = common_seed(self._member, self._seconds, _seed())
             if _seed() is None:
                 self._tf.random.set_seed(seed)

@@ -1,0 +1,254 @@
+"""Ragged dimensions: lengths, as of sequences, that may differ between the processes of a job without a wrong number.
+
+    worker 0   x [2, 3, 4]    every worker computes on its examples in their true length, nobody on padding:
+    worker 1   x [6, 5, 4]    mean over [b, T] = all_reduce(sum) / all_reduce(b*T) = sum / (2*3 + 6*5)
+
+An open dimension T of a batch input is ragged if no process needs another's T: nothing that is exchanged has T among
+its dimensions (but for the rows of a gather, which may be uneven, and outputs, which are padded), and nothing that is
+to be equal everywhere (a variable, an output, the choice of a branch) depends on T itself. What depends on T is found
+by a walk from the input over replicated values; blocks and contributions are each replica's, whatever their length.
+
+The alternative, to pad all inputs to the longest, computes on padding, and is right only where masks take it out again
+(TPUStrategy's dynamic padding). Ragged tensors of TensorFlow have the same meaning: a mean counts what is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from autograph_rewrite.analysis.facts.placement import PARTIAL, REPLICATED, Fact, Shape
+from autograph_rewrite.analysis.facts.symbolic_dims import COMMON, Dim, is_local, rows_per_example
+from autograph_rewrite.analysis.propagate import Propagation
+from autograph_rewrite.analysis.rules.base import LocalEntry, Reshard, Slice
+from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.op_traits import READS, SWITCHES, forwards_value, is_pure, routes
+from autograph_rewrite.ir.traversal import descendants
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.plan.parts.messages import OUTPUT, EdgePlan
+
+_SELECTS = frozenset(
+    (
+        *("Shape", "ShapeN", "Size", "StridedSlice", "Slice", "GatherV2", "Gather", "Pack", "Unpack", "ConcatV2"),
+        *("Reshape", "Squeeze", "ExpandDims", "Identity", "Cast", "Split", "SplitV"),
+    )
+)
+"""Ops that measure sizes, or hand some of them on: each entry of their result is one of those that they were given."""
+_CONTAINERS = (dtypes.RESOURCE, dtypes.VARIANT)
+_CHOOSES = frozenset(("If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile")) | SWITCHES
+_MAX_WALKS = 8
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """The ragged dimensions of a step.
+
+    Attributes:
+        inputs: by the name of an input, those of its dimensions.
+        padded: by the name of an output in blocks, those that differ between processes.
+        notes: why other open dimensions have to have one length in all processes, in words.
+    """
+
+    inputs: Mapping[str, tuple[int, ...]]
+    padded: Mapping[str, tuple[int, ...]]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """Why a dimension has to have one length in all processes.
+
+    Attributes:
+        node: where that shows.
+        why: in words.
+    """
+
+    node: Node
+    why: str
+
+
+def ragged_dims(
+    state: Propagation, edges: Sequence[EdgePlan], outputs: Sequence[Value], inputs: Mapping[str, Value]
+) -> Lengths:
+    """Return which lengths may differ between processes.
+
+    Args:
+        state: the final placements.
+        edges: every conversion of the step.
+        outputs: values that the outside reads whole.
+        inputs: the batch inputs of which each process is given its part, by name.
+    """
+    ragged: dict[str, tuple[int, ...]] = {}
+    padded: dict[str, set[int]] = {}
+    notes = []
+    for name, value in inputs.items():
+        for dim in _open_dims(state, value):
+            spread = _Spread(state, value, dim)
+            found = next(spread.obstacles(edges, outputs), None)
+            if found is not None:
+                where = f"{found.node.op} '{found.node.name}': {found.why}"
+                notes.append(f"dimension {dim} of '{name}' has to have one length in all workers, because of {where}")
+                continue
+            ragged[name] = (*ragged.get(name, ()), dim)
+            for output in outputs:
+                if state.source(output).placement.is_split and (dims := spread.ragged(output)):
+                    padded.setdefault(output.name, set()).update(dims)
+    return Lengths(ragged, {name: tuple(sorted(dims)) for name, dims in padded.items()}, tuple(notes))
+
+
+def _open_dims(state: Propagation, value: Value) -> Iterator[int]:
+    """Yield the dimensions of a batch input that nobody states, but for the one that counts examples."""
+    for dim, size in enumerate(state.source(value).shape or ()):
+        if dim != state.whole_inputs[value] and not isinstance(size, int):
+            yield dim
+
+
+@dataclass
+class _Spread:
+    """What depends on one length.
+
+    Attributes:
+        state: the placements.
+        value: the input.
+        dim: its dimension.
+        below: the nodes behind the input.
+        tainted: replicated values whose contents may depend on the length.
+    """
+
+    state: Propagation
+    value: Value
+    dim: int
+    below: set[Node] = field(default_factory=set)
+    tainted: set[Value] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.below = descendants([self.value.node], controls=False) | {self.value.node}
+        order = [node for node in self.state.order if node in self.below and node is not self.value.node]
+        for _ in range(_MAX_WALKS if self.state.loops else 1):
+            before = len(self.tainted)
+            for node in order:
+                self._visit(node)
+            if len(self.tainted) == before:
+                break
+
+    def ragged(self, value: Value) -> tuple[int, ...] | None:
+        """Return the dimensions of a value, but for its split one, whose size may depend on the length; None: any."""
+        fact = self.state.source(value)
+        return self._ragged(fact, value.node in self.below)
+
+    def obstacles(self, edges: Iterable[EdgePlan], outputs: Sequence[Value]) -> Iterator[Obstacle]:
+        """Yield what would go wrong if the length differed."""
+        exchanged = [edge for edge in edges if edge.to == repr(REPLICATED)]
+        for edge in exchanged:
+            value = self.state.graph.value(edge.value)
+            dims = () if self.state.source(value).is_local else self.ragged(value)
+            if dims != () and not (dims and self._can_be_padded(edge, value)):
+                yield Obstacle(value.node, "it is exchanged, and its shape may depend on the length")
+        crossing = [edge for edge in exchanged if edge.lowered.crosses or edge.is_collective]
+        loops = any(self.state.graph.value(edge.value).node in self.state.looped for edge in crossing)
+        for node in self.state.order:
+            if node in self.below:
+                yield from self._at(node, loops)
+        for value in outputs:
+            if value in self.tainted:
+                yield Obstacle(value.node, "it is an output that depends on the length")
+
+    def _can_be_padded(self, edge: EdgePlan, value: Value) -> bool:
+        """Return whether nobody but the outside reads a value whole, so that zeros behind it are nobody's operand."""
+        fact = self.state.source(value)
+        return edge.reason == OUTPUT and rows_per_example(fact.split_size) is not None
+
+    def _visit(self, node: Node) -> None:
+        """Note which results of a node depend on the length."""
+        transferred = self.state.transfers[node]
+        for index, fact in enumerate(transferred.outputs if not transferred.constant else ()):
+            value = node.output(index)
+            if value in self.tainted or fact.dtype in _CONTAINERS or not _is_whole(self.state.facts[value]):
+                continue
+            if self._depends(node, self.state.facts[value]):
+                self.tainted.add(value)
+
+    def _input(self, node: Node, index: int) -> Fact:
+        """Return what a node sees of an input, before a conversion."""
+        seen = self.state.transfers[node].inputs
+        return seen[index] if seen else self.state.facts[node.inputs[index]]
+
+    def _depends(self, node: Node, fact: Fact) -> bool:
+        if node.op in _SELECTS and fact.value is not None:
+            return any(self._is_open(entry) for entry in fact.value)
+        return any(self._reads_length(node, index) for index in range(len(node.inputs)))
+
+    def _reads_length(self, node: Node, index: int) -> bool:
+        """Return whether what a node reads as one of its inputs is replicated, and depends on the length."""
+        value, transferred = node.inputs[index], self.state.transfers[node]
+        fact, reshard = self._input(node, index), transferred.operand_reshards.get(index)
+        if node.op in ("Shape", "ShapeN", "Size"):
+            return fact.shape is None or any(self._is_open(dim) for dim in fact.shape)
+        if fact.is_local:  # added up where it counts examples; the other entries are each process's
+            return fact.value is None or any(self._is_open(e) and not is_local(e) for e in fact.value)
+        if reshard is None and value in self.tainted:
+            return True
+        return _is_whole(fact) and value.node in self.below and self._ragged(fact, True) != ()
+
+    def _at(self, node: Node, exchanges_in_loops: bool) -> Iterator[Obstacle]:
+        transferred = self.state.transfers[node]
+        reading = [index for index in range(len(node.inputs)) if self._reads_length(node, index)]
+        for index, reshard in transferred.operand_reshards.items():
+            if self._is_cut(node, index, reshard):
+                yield Obstacle(node, "it takes its part of a whole whose size depends on the length")
+        if not reading or (routes(node.op) and node.op not in SWITCHES) or forwards_value(node.op):
+            return
+        if node.op == "LoopCond" and exchanges_in_loops:
+            yield Obstacle(node, "it counts the iterations of a loop in which processes exchange something")
+        elif node.op in _CHOOSES and not self._is_loop(node) and 1 in reading:
+            yield Obstacle(node, "it chooses a branch by the length")
+        elif not is_pure(node.op) and node.op not in READS and all(_is_whole(fact) for fact in transferred.outputs):
+            yield Obstacle(node, "it keeps something that depends on the length")
+
+    def _is_cut(self, node: Node, index: int, reshard: Reshard) -> bool:
+        if isinstance(reshard, LocalEntry):
+            return self._is_open(reshard.size)
+        if not isinstance(reshard, Slice) and reshard != PARTIAL:
+            return False
+        value, fact = node.inputs[index], self._input(node, index)
+        if value in self.tainted:
+            return True
+        return _is_whole(fact) and value.node in self.below and self._ragged(fact, True) != ()
+
+    @staticmethod
+    def _is_loop(node: Node) -> bool:
+        return node.op in SWITCHES and any(value.node.op == "LoopCond" for value in node.inputs)
+
+    def _ragged(self, fact: Fact, below: bool) -> tuple[int, ...] | None:
+        if not below:
+            return ()
+        shape: Shape | None = fact.shape
+        if shape is None:
+            return None
+        at = fact.placement.dim if fact.placement.is_split else -1
+        return tuple(i for i, dim in enumerate(shape) if i != at and self._is_open(dim))
+
+    def _is_open(self, dim: Dim) -> bool:
+        """Return whether a size may depend on the length: a symbol that was made for something behind the input."""
+        if isinstance(dim, int):
+            return False
+        if dim is None:
+            return True
+        return any(self._is_length(factor) for factor in dim.factors)
+
+    def _is_length(self, factor: str) -> bool:
+        kind, _, origin = factor.partition(":")
+        if "#" in factor:
+            return True
+        if kind != COMMON or not origin:
+            return False
+        name, _, at = origin.rpartition("/")
+        if name == self.value.name:
+            return at == str(self.dim)
+        node = self.state.graph.nodes.get(name.partition(":")[0])
+        return node is None or node in self.below
+
+
+def _is_whole(fact: Fact) -> bool:
+    """Return whether all replicas are taken to have the same value."""
+    return not fact.placement.differs and not fact.is_local
