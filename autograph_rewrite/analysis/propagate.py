@@ -14,7 +14,7 @@ GSPMD (2021); here the only annotation is the batch, and `partial` is a placemen
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -157,23 +157,38 @@ def revise(state: Propagation, *, reduced: Iterable[Value] = ()) -> Propagation:
         state: placements of the graph as it was; its contents are reused.
         reduced: further contributions that are summed where they arise.
     """
-    reduced = list(reduced)
+    return restate(state, state.whole_inputs, given=state.given, reduced=state.reduced.union(reduced))
+
+
+def restate(
+    state: Propagation, batch_inputs: Mapping[Value, int], *, given: Stated, reduced: Collection[Value] = ()
+) -> Propagation:
+    """Propagate again where other things are stated, also after nodes were replaced; visit only what that affects.
+
+    Args:
+        state: placements of the graph as it was; its contents are reused.
+        batch_inputs: the values that are cut into blocks, in the place of those that were.
+        given: placements or facts that are taken as given, likewise.
+        reduced: contributions that are summed where they arise, likewise.
+    """
     if state.loops or state.cells:
-        every = state.reduced | set(reduced)
-        given, cache = state.given, state.cache
-        return propagate(state.graph, state.whole_inputs, state.semantics, reduced=every, given=given, cache=cache)
+        return propagate(state.graph, batch_inputs, state.semantics, reduced=reduced, given=given, cache=state.cache)
     if state.graph.edits != state.edits:
         state = _without_erased(state)
-    new, order = replace(state, reduced=state.reduced | set(reduced)), state.order
-    dirty = {node for node in order if not _is_visited(new, node)}
-    for value in reduced:
-        new.facts[value] = _presented(new, value, new.raw.get(value) or new.facts[value])
-        dirty.update(node for node, _ in value._uses)
-    for node in order:
+    new = replace(state, reduced=set(reduced), whole_inputs=dict(batch_inputs), given=given)
+    stated = _that_differ(state.whole_inputs, batch_inputs) | _that_differ(state.given, given)
+    dirty = {value.node for value in (*stated, *(state.reduced ^ new.reduced))}
+    dirty.update([node for node in new.order if not _is_visited(new, node)])
+    for node in new.order:
         if node in dirty:
             for value in _record(new, node, _visit(new, node, optimistic=True)):
-                dirty.update(reader for reader, _ in value._uses)
+                dirty.update([reader for reader, _ in value._uses])
     return new
+
+
+def _that_differ(before: Mapping[Value, object], after: Mapping[Value, object]) -> set[Value]:
+    """Return the values of which two statements differ."""
+    return {value for value in (*before, *after) if before.get(value) != after.get(value)}
 
 
 def _without_erased(state: Propagation) -> Propagation:

@@ -24,6 +24,9 @@ from autograph_rewrite.ir.value import Use, Value
 
 __all__ = ["ORIGIN_ATTR", "PASS_ATTR", "Graph", "Node", "PerInstance", "Select", "Span", "Use", "Value"]
 
+Dtypes = tuple[tuple[int, ...], tuple[int, ...]]
+"""Element types of the inputs, and of the outputs."""
+
 
 class Node:
     """One operation. Change it through its methods only; they keep the uses of its inputs true.
@@ -38,7 +41,7 @@ class Node:
     """
 
     __slots__ = (
-        "_attrs", "_control_users", "_controls", "_inputs", "_outputs",
+        "_attrs", "_control_users", "_controls", "_inputs", "_outputs", "_types",
         "device", "graph", "name", "op", "rest", "selects", "span",
     )  # fmt: skip
 
@@ -55,6 +58,7 @@ class Node:
         self._controls: dict[Node, None] = {}
         self._control_users: dict[Node, None] = {}
         self._outputs: list[Value] = []
+        self._types: tuple[str, dict[str, Any], Dtypes] | None = None  # the signature, and of which op and attributes
 
     @property
     def inputs(self) -> tuple[Value, ...]:
@@ -122,11 +126,16 @@ class Node:
         """The element types that it gives."""
         return self._signature()[1]
 
-    def _signature(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def _signature(self) -> Dtypes:
+        known = self._types
+        if known is not None and known[1] is self._attrs and known[0] == self.op:
+            return known[2]
         try:
-            return signature(self.op, self._attrs)
+            found = signature(self.op, self._attrs)
         except GraphError as error:
             raise GraphError(error.problem, node=self, hint=error.hint) from None
+        self._types = self.op, self._attrs, found
+        return found
 
     @property
     def outputs(self) -> tuple[Value, ...]:

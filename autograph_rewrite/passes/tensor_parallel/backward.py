@@ -50,8 +50,13 @@ class BlockReads:
 
     def taken(self, value: Value) -> Slice | None:
         """Return the block that all readers take of a value; None where some take more, or others."""
-        found = {self._by(reader, index) for reader, index in value.uses}
-        return found.pop() if len(found) == 1 else None
+        found: Slice | None = None
+        for reader, index in value._uses:
+            block = self._by(reader, index)
+            if block is None or found not in (None, block):
+                return None
+            found = block
+        return found
 
     def is_cut(self, node: Node, index: int, block: Slice) -> bool:
         """Return whether an operand costs nothing to cut: it is a constant or a variable, or another reader cuts it.
@@ -83,11 +88,11 @@ def block_reads(state: Propagation, units: int) -> BlockReads:
     reads = BlockReads(state)
     anchored = set(state.graph.anchors.values())
     for node in reversed(state.order):
-        if not _may_be_cut(state, node) or not anchored.isdisjoint(node.outputs):
-            continue
         wanted = {value.index: reads.taken(value) for value in node.read_outputs}
         blocks = {index: block for index, block in wanted.items() if block is not None}
         if not blocks or len(blocks) < len(wanted):
+            continue
+        if not _may_be_cut(state, node) or not anchored.isdisjoint(node.outputs):
             continue
         if node.op == SEGMENT_SUM and blocks[0] == Slice(0, (_rows(state, node) or 0) // units):
             reads.by_rows[node.output()] = blocks[0]

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 from autograph_rewrite.analysis.facts.placement import REPLICATED, Fact, split
 from autograph_rewrite.analysis.facts.symbolic_dims import BLOCK, Dim, Sym, common_symbol, is_local, unit
-from autograph_rewrite.analysis.propagate import Propagation, propagate
+from autograph_rewrite.analysis.propagate import Propagation, propagate, restate, revise
 from autograph_rewrite.analysis.reduction_placement import place_reductions
 from autograph_rewrite.analysis.rules.base import WHOLE, LocalEntry, Reshard, Semantics, Slice
-from autograph_rewrite.analysis.transfer import NodeTransfer, convert
+from autograph_rewrite.analysis.transfer import convert
 from autograph_rewrite.analysis.variables.shardable import obstacle
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.types import dtypes
@@ -78,40 +78,60 @@ def model_placements(
     rows: dict[Value, Fact] = {}
     whole = propagate(graph, {}, Semantics(), given=inputs)
     wanted = with_slots(item, whole, step, wanted)
-    answers: dict[Any, NodeTransfer] = {}
+    known: Propagation | None = None
     for _ in range(MAX_ROUNDS):
         members, names = _members(graph, item, cut, wanted)
         given = dict(inputs) | rows | {handle.output(): _held(handle.output(), one) for handle, one in members.items()}
-        state = propagate(graph, tensors, Semantics(batch=cut.units, known_blocks=True), given=given, cache=answers)
-        if alone := [node for node in _not_cut(state, members) if node not in marked]:
+        if known is None:
+            known = propagate(graph, tensors, Semantics(batch=cut.units, known_blocks=True), given=given)
+        else:
+            known = restate(known, tensors, given=given)
+        if alone := [node for node in _not_cut(known, members) if node not in marked]:
             for node in alone:
                 node.set_raw_attr(WHOLE, encode("bool", True))
             marked.update(alone)
-        elif mixing := [node for node, made in state.transfers.items() if made.decompose]:
+        elif mixing := [node for node, made in known.transfers.items() if made.decompose]:
             blocks = decompose.Blocks(len(cut.sizes), cut.units)
-            decompose.decompose(graph, mixing, facts=state.facts, looped=state.looped, blocks=blocks)
-            whole = propagate(graph, {}, Semantics(), given=inputs, cache=whole.cache)
-        elif along := class_axis.cut_classes(state):
+            decompose.decompose(graph, mixing, facts=known.facts, looped=known.looped, blocks=blocks)
+        elif along := class_axis.cut_classes(known):
             for node, axis in along:
                 tensors |= class_axis.decompose_classes(graph, node, axis)
-            whole = propagate(graph, {}, Semantics(), given=inputs, cache=whole.cache)
         else:
-            reduced = place_reductions(state, outputs_of(graph, item))
-            if reduced:
-                state = propagate(graph, tensors, state.semantics, given=given, reduced=reduced, cache=state.cache)
-            reads = block_reads(state, cut.units)
-            follow = _read_in_blocks(graph, item, reads, members, cut.units)
-            copies = cut_operands(reads, {graph.nodes[item.variables[name].handle] for name in follow})
-            if not follow and not copies and not reads.by_rows:
+            more = _more(known, item, members, cut.units)
+            if not more and (reduced := place_reductions(known, outputs_of(graph, item))):
+                known = restate(known, tensors, given=given, reduced=reduced)
+                more = _more(known, item, members, cut.units)
+            if not more:
                 break
-            if follow:
-                wanted = with_slots(item, whole, step, wanted | follow)
-            rows |= {value: convert(state.facts[value], block, cut.units) for value, block in reads.by_rows.items()}
-            tensors |= copies
-            whole = propagate(graph, {}, Semantics(), given=inputs, cache=whole.cache) if copies else whole
+            if more.variables:
+                whole = revise(whole)
+                wanted = with_slots(item, whole, step, wanted | more.variables)
+            rows |= more.rows
+            tensors |= more.copies
     for node in (*marked, *(value.node for value in tensors)):
         node.drop_attr(WHOLE)
-    return ModelPlacements(state, whole, members, tensors, names)
+    assert known is not None
+    return ModelPlacements(known, revise(whole), members, tensors, names)
+
+
+class _More(NamedTuple):
+    """What is cut besides: variables, copies for some readers, and sums of which each device makes its rows."""
+
+    variables: dict[str, int]
+    copies: dict[Value, int]
+    rows: dict[Value, Fact]
+
+    def __bool__(self) -> bool:
+        return any(self[:])
+
+
+def _more(state: Propagation, item: GraphItem, members: Mapping[Node, ShardedVariable], units: int) -> _More:
+    """Return what is read in blocks only, and is therefore cut; copies are added to the graph."""
+    graph, reads = state.graph, block_reads(state, units)
+    variables = _read_in_blocks(graph, item, reads, members, units)
+    copies = cut_operands(reads, {graph.nodes[item.variables[name].handle] for name in variables})
+    rows = {value: convert(state.facts[value], block, units) for value, block in reads.by_rows.items()}
+    return _More(variables, copies, rows)
 
 
 def batch_facts(graph: Graph, item: GraphItem, plan: Plan) -> dict[Value, Fact]:
@@ -165,14 +185,17 @@ def _not_cut(state: Propagation, members: Mapping[Node, ShardedVariable]) -> Ite
     for node, made in state.transfers.items():
         if node in members or node.attr(WHOLE, False):
             continue
-        touches = any(is_handle(value) and handle_node(value) in members for value in node.inputs)
         for fact in made.outputs:
-            if fact.placement.differs and not touches and not _is_carried_out(state, node, fact):
+            if fact.placement.differs and not _is_carried_out(state, node, fact) and not _touches(node, members):
                 yield node
                 break
         else:
-            if any(not _is_given(want) for want in made.operand_reshards.values()):
+            if made.operand_reshards and any(not _is_given(want) for want in made.operand_reshards.values()):
                 yield node
+
+
+def _touches(node: Node, members: Mapping[Node, ShardedVariable]) -> bool:
+    return any(is_handle(value) and handle_node(value) in members for value in node.inputs)
 
 
 def _is_carried_out(state: Propagation, node: Node, fact: Fact) -> bool:
