@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from types import MappingProxyType
 from typing import Any
 
@@ -176,19 +177,15 @@ def restate(
     if state.graph.edits != state.edits:
         state = _without_erased(state)
     new = replace(state, reduced=set(reduced), whole_inputs=dict(batch_inputs), given=given)
-    stated = _that_differ(state.whole_inputs, batch_inputs) | _that_differ(state.given, given)
-    dirty = {value.node for value in (*stated, *(state.reduced ^ new.reduced))}
-    dirty.update([node for node in new.order if not _is_visited(new, node)])
+    differ = state.reduced ^ new.reduced
+    for before, after in ((state.whole_inputs, batch_inputs), (state.given, given)):
+        differ |= {value for value in (*before, *after) if before.get(value) != after.get(value)}
+    dirty = {value.node for value in differ} | {node for node in new.order if not _is_visited(new, node)}
     for node in new.order:
         if node in dirty:
             for value in _record(new, node, _visit(new, node, optimistic=True)):
                 dirty.update([reader for reader, _ in value._uses])
     return new
-
-
-def _that_differ(before: Mapping[Value, object], after: Mapping[Value, object]) -> set[Value]:
-    """Return the values of which two statements differ."""
-    return {value for value in (*before, *after) if before.get(value) != after.get(value)}
 
 
 def _without_erased(state: Propagation) -> Propagation:
@@ -331,7 +328,13 @@ def batch_fact(value: Value, fact: Fact, axis: int, batch: int | None = None) ->
 
 _UNKNOWN_FACT = Fact(UNKNOWN, 0)
 _PASS_MARKS = (BLOCK_STATISTICS, BLOCKWISE, OF_BLOCK, LOCAL_INDICES, PINNED, ROWS_APART, WHOLE)
-"""Attributes with which passes have marked nodes."""
+_NAMES = ("shared_name", "container", "debug_name")  # which of many equal resources is meant
+
+
+@cache
+def _decides(attr: str) -> bool:
+    """Return whether an answer may depend on an attribute: on an op's own, or on one with which passes mark nodes."""
+    return attr in _PASS_MARKS if attr.startswith("_") else attr not in _NAMES
 
 
 def _visit(state: Propagation, node: Node, optimistic: bool) -> NodeTransfer:
@@ -343,10 +346,8 @@ def _visit(state: Propagation, node: Node, optimistic: bool) -> NodeTransfer:
         inputs = _without_own_size(node, inputs)
     if not optimistic:
         inputs = tuple([f._replace(placement=REPLICATED) if f.placement == UNKNOWN else f for f in inputs])
-    cells: tuple[tuple[int, Fact], ...] = ()
-    if any(fact.cell for fact in inputs):
-        cells = tuple((i, content(state, fact.cell)) for i, fact in enumerate(inputs) if fact.cell)
-    attrs = tuple([item for item in node._attrs.items() if item[0][0] != "_" or item[0] in _PASS_MARKS])
+    cells = tuple([(i, content(state, fact.cell)) for i, fact in enumerate(inputs) if fact.cell])
+    attrs = tuple([item for item in node._attrs.items() if _decides(item[0])])
     key = (node.op, attrs, inputs, cells, node._attrs.get("_output_shapes"))
     transferred = state.cache.get(key)
     if transferred is None:

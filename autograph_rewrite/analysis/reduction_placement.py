@@ -15,7 +15,7 @@ cuts networkx returns the one closest to the demands, whichever way the flow was
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 
 import networkx as nx
 from networkx.algorithms.flow import boykov_kolmogorov
@@ -28,6 +28,8 @@ from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.op_traits import BACK_EDGES, ENTERS
 from autograph_rewrite.ir.types import dtypes
 
+Cuts = dict[Hashable, set[Value]]
+"""Minimum cuts by all that decides them."""
 UNKNOWN_SIZE = 1024
 """Stands in for a dimension that nothing is known about; only the comparison of sizes matters."""
 
@@ -67,14 +69,18 @@ def _linear_readers(state: Propagation, value: Value) -> tuple[list[Value], bool
     return made, demanded
 
 
-def place_reductions(state: Propagation, outputs: Iterable[Value] = (), *, unconditionally: bool = False) -> set[Value]:
+def place_reductions(
+    state: Propagation, outputs: Iterable[Value] = (), *, unconditionally: bool = False, cuts: Cuts | None = None
+) -> set[Value]:
     """Return the partial values to reduce for all their readers.
 
     Args:
         state: a propagation in which they are not reduced yet.
         outputs: values that the outside reads whole.
         unconditionally: rather reduce behind branches than in them.
+        cuts: those found before, which is where those found now are kept.
     """
+    cuts = {} if cuts is None else cuts
     unconditional = unconditional_nodes(state.order) if unconditionally else None
     wanted = set(outputs)
     readers: dict[Value, list[Value]] = {}
@@ -91,7 +97,7 @@ def place_reductions(state: Propagation, outputs: Iterable[Value] = (), *, uncon
         ends = [value for value in region if value in demands]
         if ends:
             chosen |= {
-                _handed_on(value, readers, wanted) for value in _cut(state, region, readers, ends, unconditional)
+                _handed_on(value, readers, wanted) for value in _cut(state, region, readers, ends, unconditional, cuts)
             }
     return chosen
 
@@ -135,6 +141,7 @@ def _cut(
     readers: Mapping[Value, list[Value]],
     ends: list[Value],
     unconditional: set[Node] | None,
+    cuts: Cuts,
 ) -> set[Value]:
     made = {other for value in region for other in readers[value]}
     sources = [value for value in region if value not in made]
@@ -144,7 +151,12 @@ def _cut(
         looped |= {value for value in region if value.node not in unconditional}
     if len(sources) == 1 and cost[sources[0]] <= min(cost.values()) and sources[0] not in looped:
         return set(sources)  # by far the usual case: the raw gradient is the smallest and the first
-    return _minimum_cut(region, readers, sources or region[:1], ends, cost, looped)
+    expensive = 1 + sum(cost.values())
+    prices = {value: bytes_ + (expensive if value in looped else 0) for value, bytes_ in cost.items()}
+    key = tuple(prices.items()), tuple([tuple(readers[value]) for value in region]), tuple(ends)
+    if key not in cuts:
+        cuts[key] = _minimum_cut(readers, sources or region[:1], ends, prices)
+    return cuts[key]
 
 
 def _loop_values(region: list[Value]) -> set[Value]:
@@ -166,17 +178,10 @@ def _loop_values(region: list[Value]) -> set[Value]:
 
 
 def _minimum_cut(
-    region: list[Value],
-    readers: Mapping[Value, list[Value]],
-    sources: list[Value],
-    ends: list[Value],
-    cost: Mapping[Value, int],
-    looped: set[Value],
+    readers: Mapping[Value, list[Value]], sources: list[Value], ends: list[Value], prices: Mapping[Value, int]
 ) -> set[Value]:
     network: nx.DiGraph[object] = nx.DiGraph()
-    expensive = 1 + sum(cost.values())
-    for value in region:
-        price = cost[value] + (expensive if value in looped else 0)
+    for value, price in prices.items():
         network.add_edge((value, "in"), (value, "out"), capacity=price)
         for other in readers[value]:
             network.add_edge((value, "out"), (other, "in"))  # no capacity: infinite
@@ -186,4 +191,4 @@ def _minimum_cut(
     for value in ends:
         network.add_edge((value, "out"), "sink")
     _, (source_side, _) = nx.minimum_cut(network, "source", "sink", flow_func=boykov_kolmogorov)
-    return {value for value in region if (value, "in") in source_side and (value, "out") not in source_side}
+    return {value for value in prices if (value, "in") in source_side and (value, "out") not in source_side}

@@ -87,7 +87,10 @@ def block_reads(state: Propagation, units: int) -> BlockReads:
     """
     reads = BlockReads(state)
     anchored = set(state.graph.anchors.values())
+    read = _read_in_blocks(state)
     for node in reversed(state.order):
+        if node not in read:
+            continue
         wanted = {value.index: reads.taken(value) for value in node.read_outputs}
         blocks = {index: block for index, block in wanted.items() if block is not None}
         if not blocks or len(blocks) < len(wanted):
@@ -100,8 +103,20 @@ def block_reads(state: Propagation, units: int) -> BlockReads:
         for index, taken in _ways(reads, node, units, blocks):
             reads.moved[node] = index
             reads.of |= {(node, i): block for i, block in taken.items()}
+            read.update(node.inputs[i].node for i in taken)
             break
     return reads
+
+
+def _read_in_blocks(state: Propagation) -> set[Node]:
+    """Return the nodes of which some reader takes a block."""
+    return {
+        node.inputs[index].node
+        for node, made in state.transfers.items()
+        if made.operand_reshards
+        for index, want in made.operand_reshards.items()
+        if isinstance(want, Slice)
+    }
 
 
 def _rows(state: Propagation, node: Node) -> int | None:

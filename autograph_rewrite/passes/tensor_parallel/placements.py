@@ -17,7 +17,7 @@ from typing import NamedTuple
 from autograph_rewrite.analysis.facts.placement import REPLICATED, Fact, split
 from autograph_rewrite.analysis.facts.symbolic_dims import BLOCK, Dim, Sym, common_symbol, is_local, unit
 from autograph_rewrite.analysis.propagate import Propagation, propagate, restate, revise
-from autograph_rewrite.analysis.reduction_placement import place_reductions
+from autograph_rewrite.analysis.reduction_placement import Cuts, place_reductions
 from autograph_rewrite.analysis.rules.base import WHOLE, LocalEntry, Reshard, Semantics, Slice
 from autograph_rewrite.analysis.transfer import convert
 from autograph_rewrite.analysis.variables.shardable import obstacle
@@ -79,6 +79,7 @@ def model_placements(
     whole = propagate(graph, {}, Semantics(), given=inputs)
     wanted = with_slots(item, whole, step, wanted)
     known: Propagation | None = None
+    cuts: Cuts = {}
     for _ in range(MAX_ROUNDS):
         members, names = _members(graph, item, cut, wanted)
         given = dict(inputs) | rows | {handle.output(): _held(handle.output(), one) for handle, one in members.items()}
@@ -97,10 +98,10 @@ def model_placements(
             for node, axis in along:
                 tensors |= class_axis.decompose_classes(graph, node, axis)
         else:
-            more = _more(known, item, members, cut.units)
-            if not more and (reduced := place_reductions(known, outputs_of(graph, item))):
+            reduced = place_reductions(known, outputs_of(graph, item), cuts=cuts)
+            if reduced:
                 known = restate(known, tensors, given=given, reduced=reduced)
-                more = _more(known, item, members, cut.units)
+            more = _more(known, item, members, cut.units)
             if not more:
                 break
             if more.variables:
@@ -183,7 +184,7 @@ def _members(
 def _not_cut(state: Propagation, members: Mapping[Node, ShardedVariable]) -> Iterator[Node]:
     """Yield the nodes whose placements cannot be carried out, so that they work on whole values."""
     for node, made in state.transfers.items():
-        if node in members or node.attr(WHOLE, False):
+        if node in members or WHOLE in node.attrs:
             continue
         for fact in made.outputs:
             if fact.placement.differs and not _is_carried_out(state, node, fact) and not _touches(node, members):

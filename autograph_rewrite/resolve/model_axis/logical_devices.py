@@ -6,6 +6,7 @@ A node that a later pass makes runs where what it reads was made: a gradient's e
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.types.attrs import encode
@@ -23,7 +24,12 @@ def set_logical_device(node: Node, device: int, *, keep: bool = False) -> None:
         keep: leave a node that is somewhere already where it is.
     """
     if not (keep and LOGICAL in node.attrs):
-        node.set_raw_attr(LOGICAL, encode("int", device))
+        node.set_raw_attr(LOGICAL, _encoded(device))
+
+
+@cache
+def _encoded(device: int) -> bytes:
+    return encode("int", device)
 
 
 def logical_devices(order: Iterable[Node]) -> Mapping[Node, int]:
