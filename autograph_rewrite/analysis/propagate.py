@@ -190,8 +190,7 @@ def restate(
 
 def _without_erased(state: Propagation) -> Propagation:
     """Return what still holds after nodes were added and erased."""
-    order = topological_order(state.graph)
-    alive = set(order)
+    alive = set(order := topological_order(state.graph))
     transfers = {node: transferred for node, transferred in state.transfers.items() if node in alive}
     facts = {value: fact for value, fact in state.facts.items() if value.node in alive}
     return replace(state, order=order, transfers=transfers, facts=facts, edits=state.graph.edits)
