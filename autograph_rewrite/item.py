@@ -5,10 +5,10 @@ An item is a value: rewriting makes a new one and never changes the old one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.format import serde
@@ -20,6 +20,8 @@ from autograph_rewrite.ir.types import dtypes
 
 if TYPE_CHECKING:
     import networkx
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -48,19 +50,52 @@ class Shards:
     Attributes:
         axis: along which they are joined.
         sizes: of the pieces along it.
-        handles: names of the nodes that give their handles, in order.
+        handles: names of the nodes that give their handles, in order; those of pieces of pieces, where there are some.
         devices: where they live, in order, of one replica behind another where each has its own; empty where every
             replica's device, or the first, has all of them.
+        within: how each piece is cut again, None where it is not; empty: none is.
     """
 
     axis: int
     sizes: tuple[int, ...]
     handles: tuple[str, ...]
     devices: tuple[str, ...] = ()
+    within: tuple[Shards | None, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """How many pieces there are, with those of pieces."""
+        return sum(1 if one is None else one.count for one in self.within or (None,) * len(self.sizes))
+
+    def cut(self, value: T, split: Callable[[T, tuple[int, ...], int], Sequence[T]]) -> list[T]:
+        """Return the pieces of a value.
+
+        Args:
+            value: the whole.
+            split: cuts a value into sizes along an axis.
+        """
+        found: list[T] = []
+        parts = split(value, self.sizes, self.axis)
+        for part, one in zip(parts, self.within or (None,) * len(self.sizes), strict=True):
+            found += [part] if one is None else one.cut(part, split)
+        return found
+
+    def join(self, pieces: Sequence[T], concat: Callable[[list[T], int], T]) -> T:
+        """Return the whole of its pieces.
+
+        Args:
+            pieces: in the order of the handles.
+            concat: joins values along an axis.
+        """
+        parts, rest = [], list(pieces)
+        for one in self.within or (None,) * len(self.sizes):
+            own, rest = (rest[:1], rest[1:]) if one is None else (rest[: one.count], rest[one.count :])
+            parts.append(own[0] if one is None else one.join(own, concat))
+        return concat(parts, self.axis)
 
     def of_replica(self, device: str) -> tuple[str, ...]:
         """Return where the pieces of a replica live, which begins with a device."""
-        count = len(self.sizes)
+        count = self.count
         if not self.devices:
             return (device,) * count
         first = self.devices.index(device) if len(self.devices) > count and device in self.devices else 0

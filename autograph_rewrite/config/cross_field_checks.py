@@ -211,12 +211,12 @@ def partitions_count_their_parts(config: Config) -> Iterator[Clash]:
 
 
 def shardings_say_one_thing(config: Config) -> Iterator[Clash]:
-    """A tensor is split, replicated or on one device."""
+    """A tensor is split (by numbers of parts, or by axes), replicated or on one device."""
     for i, sharding in enumerate(config.sharding):
-        asked = (sharding.split is not None) + sharding.replicate
-        asked += (sharding.device is not None) + (sharding.assign is not None)
+        said = (sharding.split, sharding.axes, sharding.device, sharding.assign)
+        asked = sharding.replicate + sum(one is not None for one in said)
         if asked != 1:
-            message = f"sharding[{i}] must say exactly one of split, replicate and device, not {asked}"
+            message = f"sharding[{i}] must say exactly one of split, axes, replicate and device, not {asked}"
             yield Clash(("sharding", i), message, "for example split: [1, 2]")
 
 

@@ -75,6 +75,7 @@ def _parts(value: object) -> int:
 Flag = Annotated[bool, Field(strict=True)]
 Count = Annotated[int, Field(strict=True, ge=1)]
 Natural = Annotated[int, Field(strict=True, ge=0)]
+MeshAxis = Annotated[int, Field(strict=True, ge=-1)]
 Text = Annotated[str, Field(strict=True, min_length=1)]
 Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]

@@ -14,6 +14,7 @@ from autograph_rewrite.config.fields import (
     DeviceName,
     Flag,
     FunctionName,
+    MeshAxis,
     Natural,
     NotNegative,
     Parts,
@@ -248,7 +249,10 @@ class Sharding(Section):
     """Regular expression; it must match the whole name of a tensor or variable."""
     split: tuple[Parts, ...] | None = None
     """Into how many parts each dimension is cut; `model`: as many as the model axis has devices. A `?` leaves a
-    dimension open: it is cut or not, as follows from other tensors (Shardy's open dimensions)."""
+    dimension open: it is cut or not, as follows from other tensors (Shardy's open dimensions). Of several axes of
+    mesh.model, the first ones cut the first dimensions that are cut."""
+    axes: tuple[MeshAxis, ...] | None = None
+    """Which axis of mesh.model cuts each dimension, counted from 0; -1: none."""
     replicate: Flag = False
     """Every device holds the whole."""
     device: Natural | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -68,7 +68,7 @@ class Setting:
     @cached_property
     def edges(self) -> tuple[EdgePlan, ...]:
         """The edges for which the setting counts."""
-        return tuple(edge for edge in self.plan.edges if edge.owner in self.owners or _whole(edge.owner) in self.owners)
+        return tuple(edge for edge in self.plan.edges if not self.owners.isdisjoint(_with_wholes(edge.owner)))
 
     @property
     def is_shadowed(self) -> bool:
@@ -80,6 +80,8 @@ class Setting:
         return [request.name for request in self.plan.variables]
 
 
-def _whole(owner: str) -> str:
-    """The variable that a shard is of."""
-    return owner.rpartition("/part_")[0] or owner
+def _with_wholes(owner: str) -> Iterator[str]:
+    """Yield a variable, and what it is a shard of: a variable, or a shard of one."""
+    while owner:
+        yield owner
+        owner = owner.rpartition("/part_")[0]

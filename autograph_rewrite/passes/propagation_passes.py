@@ -35,7 +35,8 @@ from autograph_rewrite.passes.localize.localize_kept_rows import localize_kept_r
 from autograph_rewrite.passes.preconditions import require_training
 from autograph_rewrite.passes.rematerialize.step import recompute
 from autograph_rewrite.passes.tensor_parallel.partition import partition
-from autograph_rewrite.passes.variable_sharding.shard_variables import by_shards, shard_variables, shard_variables_of
+from autograph_rewrite.passes.variable_sharding.pieces import shard_variables
+from autograph_rewrite.passes.variable_sharding.shard_variables import by_shards, shard_variables_of
 from autograph_rewrite.plan.parts.notes import Note
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.replica_devices import run_devices, within_reach

@@ -283,7 +283,10 @@ READERS: Mapping[str, Reader] = MappingProxyType(
         ),
         "sharding": _sharding,
         **dict.fromkeys(
-            (f"sharding.{key}" for key in ("match", "split", "replicate", "device", "assign", "strict", "optional")),
+            (
+                f"sharding.{key}"
+                for key in ("match", "split", "axes", "replicate", "device", "assign", "strict", "optional")
+            ),
             read,
         ),
         "steps_per_run": read,

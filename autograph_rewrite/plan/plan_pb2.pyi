@@ -158,14 +158,16 @@ class Model(_message.Message):
     def __init__(self, axes: _Optional[_Iterable[int]] = ..., devices: _Optional[_Iterable[str]] = ..., shardings: _Optional[_Iterable[_Union[TensorSharding, _Mapping]]] = ...) -> None: ...
 
 class TensorSharding(_message.Message):
-    __slots__ = ("name", "split", "device")
+    __slots__ = ("name", "split", "device", "axes")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SPLIT_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
+    AXES_FIELD_NUMBER: _ClassVar[int]
     name: str
     split: _containers.RepeatedScalarFieldContainer[int]
     device: int
-    def __init__(self, name: _Optional[str] = ..., split: _Optional[_Iterable[int]] = ..., device: _Optional[int] = ...) -> None: ...
+    axes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., split: _Optional[_Iterable[int]] = ..., device: _Optional[int] = ..., axes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Axis(_message.Message):
     __slots__ = ("name", "size")
@@ -288,7 +290,7 @@ class VariableRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., placement: _Optional[str] = ..., options: _Optional[_Union[Options, _Mapping]] = ..., servers: _Optional[_Iterable[str]] = ..., sizes: _Optional[_Iterable[int]] = ..., server: _Optional[_Union[Server, _Mapping]] = ..., stage: _Optional[int] = ...) -> None: ...
 
 class Edge(_message.Message):
-    __slots__ = ("value", "to", "owner", "role", "lowering", "dtype", "bytes", "group_key", "instance_key", "order", "bucket", "reason", "compressor", "own_compressor", "logical", "padded")
+    __slots__ = ("value", "to", "owner", "role", "lowering", "dtype", "bytes", "group_key", "instance_key", "order", "bucket", "reason", "compressor", "own_compressor", "logical", "padded", "axis")
     VALUE_FIELD_NUMBER: _ClassVar[int]
     FROM_FIELD_NUMBER: _ClassVar[int]
     TO_FIELD_NUMBER: _ClassVar[int]
@@ -306,6 +308,7 @@ class Edge(_message.Message):
     OWN_COMPRESSOR_FIELD_NUMBER: _ClassVar[int]
     LOGICAL_FIELD_NUMBER: _ClassVar[int]
     PADDED_FIELD_NUMBER: _ClassVar[int]
+    AXIS_FIELD_NUMBER: _ClassVar[int]
     value: str
     to: str
     owner: str
@@ -322,4 +325,5 @@ class Edge(_message.Message):
     own_compressor: str
     logical: int
     padded: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, value: _Optional[str] = ..., to: _Optional[str] = ..., owner: _Optional[str] = ..., role: _Optional[str] = ..., lowering: _Optional[str] = ..., dtype: _Optional[str] = ..., bytes: _Optional[int] = ..., group_key: _Optional[int] = ..., instance_key: _Optional[int] = ..., order: _Optional[int] = ..., bucket: _Optional[int] = ..., reason: _Optional[str] = ..., compressor: _Optional[_Union[Options.Compressor, str]] = ..., own_compressor: _Optional[str] = ..., logical: _Optional[int] = ..., padded: _Optional[_Iterable[int]] = ..., **kwargs) -> None: ...
+    axis: int
+    def __init__(self, value: _Optional[str] = ..., to: _Optional[str] = ..., owner: _Optional[str] = ..., role: _Optional[str] = ..., lowering: _Optional[str] = ..., dtype: _Optional[str] = ..., bytes: _Optional[int] = ..., group_key: _Optional[int] = ..., instance_key: _Optional[int] = ..., order: _Optional[int] = ..., bucket: _Optional[int] = ..., reason: _Optional[str] = ..., compressor: _Optional[_Union[Options.Compressor, str]] = ..., own_compressor: _Optional[str] = ..., logical: _Optional[int] = ..., padded: _Optional[_Iterable[int]] = ..., axis: _Optional[int] = ..., **kwargs) -> None: ...

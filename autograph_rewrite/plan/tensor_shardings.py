@@ -11,7 +11,7 @@ of the parts. Parts need not be of one size, unless `strict` is set.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from autograph_rewrite.config.config import Config
@@ -100,7 +100,7 @@ def _wishes(item: ItemLike, config: Config, faults: list[Fault], notes: list[str
             )
         device = -1 if entry.home is None else entry.home
         for name in names:
-            sharding = TensorSharding(name, _counted(entry.split or (), count), device)
+            sharding = TensorSharding(name, _parts(entry, config), device, entry.axes or ())
             path = ("sharding", i)
             said = f"{config.where(*path)}, sharding[{i}]"
             yield Wish(sharding, name, said, path, strict or entry.strict)
@@ -114,15 +114,24 @@ def _order_of_tiles(one: Annotation) -> str:
     return f"{one.said}: the devices of '{one.name}' are listed as {list(devices)}; block k is on logical device k"
 
 
+def _parts(entry: Sharding, config: Config) -> tuple[int, ...]:
+    """Return into how many parts an entry cuts each dimension, none where it cuts nothing."""
+    assert config.mesh is not None
+    sizes = config.mesh.model_axes
+    if entry.axes is None:
+        return _counted(entry.split or (), config.mesh.model_size)
+    return tuple(sizes[axis] if 0 <= axis < len(sizes) else 1 for axis in entry.axes)
+
+
 def _counted(split: tuple[int, ...], count: int) -> tuple[int, ...]:
     """Return numbers of parts in which the devices of the model axis are counted."""
     return tuple(count if parts == MODEL else parts for parts in split)
 
 
-def _placement(wish: Wish) -> tuple[tuple[int, ...], int]:
+def _placement(wish: Wish) -> tuple[object, ...]:
     """Return what is asked for, where nothing is cut as nothing."""
-    split = wish.sharding.split
-    return (split if any(parts != 1 for parts in split) else ()), wish.sharding.device
+    one = wish.sharding
+    return (one.split if any(parts != 1 for parts in one.split) else ()), one.device, one.axes
 
 
 def _conflict(earlier: Wish, later: Wish) -> tuple[str, str]:
@@ -164,16 +173,31 @@ def _problem(wish: Wish, shape: Shape, config: Config) -> tuple[str, str] | None
     if not one.split:
         return None
     if shape is not None and len(shape) != len(one.split):
-        message = f"'{one.name}' has {len(shape)} dimensions, and split names {len(one.split)}{by}"
-        return message, "say a number of parts for each dimension, 1 where it is not cut"
+        key = "axes" if one.axes else "split"
+        message = f"'{one.name}' has {len(shape)} dimensions, and {key} names {len(one.split)}{by}"
+        return message, "say something for each dimension, where it is not cut 1 (split) or -1 (axes)"
     for dim, (size, parts) in enumerate(zip(shape or (), one.split, strict=False)):
         if size is not None and wish.strict and size % max(parts, 1):
             message = f"dimension {dim} of '{one.name}' ({size}) is not divisible by {parts}{by}"
             return message, "leave strict out to allow it"
         if size is not None and size < parts:
             return f"dimension {dim} of '{one.name}' ({size}) is too small for {parts} parts{by}", "cut another one"
-    made = math.prod(parts for parts in one.split if parts != OPEN)
-    if made != count and not (OPEN in one.split and count % made == 0):
-        message = f"the parts of '{one.name}' are {made}, and a replica has {count} devices{by}"
-        return message, "the parts of all dimensions multiply to mesh.model"
-    return None
+    return _axes_problem(one, config.mesh.model_axes) if one.axes else _parts_problem(one, config.mesh.model_axes, by)
+
+
+def _parts_problem(one: TensorSharding, sizes: Sequence[int], by: str) -> tuple[str, str] | None:
+    count, made = math.prod(sizes), math.prod(parts for parts in one.split if parts != OPEN)
+    if made == count or (OPEN in one.split and count % made == 0):
+        return None
+    message = f"the parts of '{one.name}' are {made}, and a replica has {count} devices{by}"
+    several = "; or name the axes that cut it, as in axes: [0, -1]" if len(sizes) > 1 else ""
+    return message, "the parts of all dimensions multiply to mesh.model" + several
+
+
+def _axes_problem(one: TensorSharding, sizes: Sequence[int]) -> tuple[str, str] | None:
+    named = [axis for axis in one.axes if axis >= 0]
+    if any(axis >= len(sizes) for axis in named):
+        return f"there is no axis {max(named)} for '{one.name}': mesh.model has {len(sizes)}", "they count from 0"
+    if len(set(named)) < len(named):
+        return f"an axis cuts two dimensions of '{one.name}'", "each axis of mesh.model cuts one"
+    return None if named else (f"no axis cuts '{one.name}'", "replicate: true keeps it whole")

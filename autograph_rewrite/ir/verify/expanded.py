@@ -174,9 +174,10 @@ def devices_are_the_plans(finished: Finished) -> Iterator[Fault]:
 
 def original_name(name: str, original: Graph) -> str:
     """Return the name of the original node that an instance, or a shard, stands for; others keep their name."""
-    plain = common_name(name)
-    whole = _SHARD.sub("", plain)
-    return plain if plain in original else whole if whole in original else name
+    found = common_name(name)
+    while found not in original and _SHARD.search(found):  # of a shard, again
+        found = _SHARD.sub("", found)
+    return found if found in original else name
 
 
 def no_storage_is_shared_by_accident(finished: Finished) -> Iterator[Fault]:

@@ -237,8 +237,13 @@ def _item(manifest: Any, data: bytes, binding: SavedBinding | None) -> GraphItem
 
 
 def _variable(entry: Mapping[str, Any]) -> Variable:
-    shards = entry.get("shards")
-    return Variable(**_tupled(entry) | {"shards": None if shards is None else Shards(**_tupled(shards))})
+    return Variable(**_tupled(entry) | {"shards": _shards(entry.get("shards"))})
+
+
+def _shards(entry: Mapping[str, Any] | None) -> Shards | None:
+    if entry is None:
+        return None
+    return Shards(**_tupled(entry) | {"within": tuple(map(_shards, entry.get("within", ())))})
 
 
 def _tupled(entry: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,6 @@ from autograph_rewrite.analysis.facts.windows import READ, Halo, Rows
 from autograph_rewrite.analysis.rules.base import LocalEntry, Reshard, Slice
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.resolve.model_axis.logical_devices import set_logical_device
 
 if TYPE_CHECKING:
     from autograph_rewrite.passes.tensor_parallel.partition import Partitioner
@@ -68,8 +67,8 @@ class HaloExchange:
         key = value, want.dim, spans
         if key not in self._read:
             blocks = self._blocks(value, want)
-            self._note(value, want, blocks, spans)
             self._read[key] = [self._joined(blocks, span, want.dim, k) for k, span in enumerate(spans)]
+            self._note(value, want, blocks, spans)
         return self._read[key]
 
     def _blocks(self, value: Value, want: Slice) -> list[tuple[Rows, Value, int]]:
@@ -96,9 +95,11 @@ class HaloExchange:
         )
         if not taken:
             return
-        before = repr(split(want.dim) if len(blocks) > 1 else REPLICATED)
+        before, lowering = (split(want.dim), "halo") if len(blocks) > 1 else (REPLICATED, "slice")
         share = Fraction(taken, blocks[-1][0][1])
-        self._emit.note(value, before, repr(split(want.dim)), "halo" if len(blocks) > 1 else "slice", share)
+        owned = [part for _, part, _ in blocks]
+        made = next(rows.node for rows in self._read[value, want.dim, spans] if rows not in owned)
+        self._emit.note(made, value, before, split(want.dim), lowering, share)
 
     def _joined(self, blocks: Sequence[tuple[Rows, Value, int]], span: Rows, dim: int, device: int) -> Value:
         taken = []
@@ -158,7 +159,7 @@ class HaloExchange:
         units = self._units[device]
         made = self._emit.copy(node, device, inputs)
         _pad(made, dim, halo.padding(units), halo.beside)
-        set_logical_device(made, device)
+        self._emit.put(made, device)
         if halo.reads == READ:
             return made, made.output()
         begin, stop = units[0] * halo.rows, units[1] * halo.rows
@@ -168,7 +169,7 @@ class HaloExchange:
         return made, self._slice(made.output(), (begin - first, stop - first), dim, device, "own")
 
     def _on(self, value: Value, device: int) -> Value:
-        set_logical_device(value.node, device)
+        self._emit.put(value.node, device)
         return value
 
 

@@ -10,7 +10,6 @@ every later pass takes as it is: each replica runs it, on the devices of its own
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -18,21 +17,25 @@ from typing import Any
 
 import numpy as np
 
-from autograph_rewrite.analysis.facts.placement import PARTIAL, REPLICATED, Fact, split
+from autograph_rewrite.analysis.facts.placement import PARTIAL, REPLICATED, Fact, Placement, split
 from autograph_rewrite.analysis.facts.symbolic_dims import is_local
 from autograph_rewrite.analysis.facts.windows import Halo
 from autograph_rewrite.analysis.propagate import notes
 from autograph_rewrite.analysis.rules.base import LocalEntry, Reshard, Slice
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_handle
-from autograph_rewrite.item import GraphItem, Shards
+from autograph_rewrite.item import GraphItem, Shards, Variable
+from autograph_rewrite.passes.tensor_parallel.boundaries import boundaries, mark_boundaries
+from autograph_rewrite.passes.tensor_parallel.exchanges import ALL, Exchanges
 from autograph_rewrite.passes.tensor_parallel.halo_exchange import HaloExchange, halo_of
 from autograph_rewrite.passes.tensor_parallel.placements import ModelPlacements, batch_facts, model_placements
 from autograph_rewrite.passes.tensor_parallel.segment_sums import SEGMENT_SUM, sums_by_rows
 from autograph_rewrite.passes.variable_sharding.emitter import Emitter
 from autograph_rewrite.passes.variable_sharding.handle_uses import Uses, require_cuttable
+from autograph_rewrite.passes.variable_sharding.pieces import in_pieces, pieces_of, shard_variables
 from autograph_rewrite.passes.variable_sharding.shard_propagation import ShardPlacements
 from autograph_rewrite.passes.variable_sharding.shard_variables import in_shards, step_of
 from autograph_rewrite.plan.parts.messages import EdgePlan, Model
@@ -40,8 +43,8 @@ from autograph_rewrite.plan.parts.residence import REPLICATED as REPLICATED_VARI
 from autograph_rewrite.plan.parts.residence import Sharded
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.replica_devices import run_devices
-from autograph_rewrite.resolve.model_axis.logical_devices import set_logical_device
-from autograph_rewrite.resolve.model_axis.splits import Round, rounds_of
+from autograph_rewrite.resolve.model_axis.logical_devices import LOGICAL, assign, number_devices, put, settle
+from autograph_rewrite.resolve.model_axis.splits import Round, cut_dimensions, rounds_of
 
 HELD_THERE = "'{}' is cut on the model axis, so the devices of each replica hold it, and not what the strategy chose"
 LOOKUPS = ("ResourceGather", "ResourceGatherNd")
@@ -67,11 +70,39 @@ def partition(graph: Graph, item: GraphItem, plan: Plan, task: int = 0) -> tuple
     if plan.mode == "shared":
         devices = devices[: model.size]
     plan = replace(plan, notes=(*plan.notes, *_assign(graph, item, model)))
-    for cut in rounds_of(model, item):
-        item, plan = _partition(graph, item, plan, cut, devices)
-    for node in graph:
-        set_logical_device(node, 0, keep=True)
-    return item, plan
+    cuts = {one.name: cut_dimensions(one, model.axes) for one in model.shardings if one.split}
+    whole = [one.name for one in model.shardings if not one.split]
+    mark_boundaries(graph, item, cuts)
+    exchanges = Exchanges()
+    for axis, size in enumerate(model.axes):
+        exchanges.axis = axis
+        variables = {name: dims[axis] for name, dims in cuts.items() if name in item.variables}
+        wanted = {
+            one.name: dim
+            for name, dim in variables.items()
+            if dim is not None
+            for one in pieces_of(item.variables[name])
+        }
+        within = item.with_(graph=graph, variables=shard_variables(item.variables))
+        for cut in rounds_of(size, within, wanted, boundaries(graph, axis), whole) if size > 1 else ():
+            within, plan = _partition(graph, within, plan, cut, exchanges)
+        item = item.with_(graph=graph, variables=in_pieces(item.variables, within.variables))
+        settle(topological_order(graph), axis)
+    number_devices(graph, model.axes)
+    item = item.with_(variables=_on_devices(graph, item, model, devices))
+    return item, replace(plan, model_edges=(*plan.model_edges, *exchanges.edges(graph, step_of(graph, item))))
+
+
+def _on_devices(graph: Graph, item: GraphItem, model: Model, devices: Sequence[str]) -> dict[str, Variable]:
+    """Return the variables, whose blocks say on which devices they are."""
+    found = dict(item.variables)
+    for name, variable in item.variables.items():
+        if variable.shards is not None:
+            places = [graph.nodes[handle].attr(LOGICAL, 0) for handle in variable.shards.handles]
+            first = range(0, len(devices), model.size)
+            held = tuple(devices[begin + place] for begin in first for place in places)
+            found[name] = replace(variable, shards=replace(variable.shards, devices=held))
+    return found
 
 
 def _assign(graph: Graph, item: GraphItem, model: Model) -> list[str]:
@@ -82,12 +113,12 @@ def _assign(graph: Graph, item: GraphItem, model: Model) -> list[str]:
             continue
         variable = item.variables.get(one.name)
         if variable is None:
-            set_logical_device(graph.value(one.name).node, one.device)
+            assign(graph.value(one.name).node, one.device, model.axes)
         elif variable.captured:
             notes.append(f"'{one.name}' stays on the first device: the function's variable lives there")
         else:
             for node in _together(graph.nodes[variable.handle]):
-                set_logical_device(node, one.device)
+                assign(node, one.device, model.axes)
     return notes
 
 
@@ -104,7 +135,7 @@ def _together(handle: Node) -> set[Node]:
     return found
 
 
-def _partition(graph: Graph, item: GraphItem, plan: Plan, cut: Round, devices: Sequence[str]) -> tuple[GraphItem, Plan]:
+def _partition(graph: Graph, item: GraphItem, plan: Plan, cut: Round, exchanges: Exchanges) -> tuple[GraphItem, Plan]:
     found = model_placements(graph, item, cut, step_of(graph, item), batch_facts(graph, item, plan))
     whole = notes(found.state)
     if plan.semantics.strict and whole:
@@ -113,20 +144,17 @@ def _partition(graph: Graph, item: GraphItem, plan: Plan, cut: Round, devices: S
         raise PassError(f"{node.op} '{node.name}' cannot be cut on the model axis: {text}", node=node, hint=hint)
     for handle, name in found.names.items():
         require_cuttable(name, handle, set(found.members))
-    partitioner = Partitioner(graph, _shares(found, cut), cut.sizes)
-    uses = Uses(partitioner, found.names)
+    uses = Uses(Partitioner(graph, _shares(found, cut), cut.sizes, exchanges), found.names)
     uses.run()
     said = [f"model axis: {node.op} '{node.name}' works on whole values: {text}" for node, text in whole]
     said += [HELD_THERE.format(name) for name in found.names.values() if _is_elsewhere(plan, name)]
-    step = {node.name for node in step_of(graph, item)}
-    edges = [edge for edge in partitioner.edges if edge.node in step]  # initialisers exchange once, and are not listed
-    plan = replace(plan, model_edges=(*plan.model_edges, *edges), notes=(*plan.notes, *said))
+    plan = replace(plan, notes=(*plan.notes, *said))
     shards, cuts = {}, {}
     for handle, made in uses.handles.items():
         name, member = found.names[handle], found.members[handle]
         sizes = tuple(size * member.rows for size in cut.sizes)
         cuts[name] = Sharded(member.axis, sizes)
-        shards[name] = Shards(member.axis, sizes, tuple(node.name for node in made), tuple(devices))
+        shards[name] = Shards(member.axis, sizes, tuple(node.name for node in made))
     return in_shards(graph, item, plan, shards, cuts, {name: name for name in cuts})
 
 
@@ -149,9 +177,6 @@ def _is_elsewhere(plan: Plan, name: str) -> bool:
     return name in plan.residences and plan.residences[name] != REPLICATED_VARIABLE
 
 
-ALL = Fraction(1)
-
-
 class Partitioner(Emitter):
     """Clones nodes for logical devices, and converts values.
 
@@ -159,15 +184,23 @@ class Partitioner(Emitter):
         graph: the graph that is edited.
         shares: what is cut.
         sizes: units of each device.
-
-    Attributes:
-        edges: the conversions.
+        exchanges: gets the conversions.
     """
 
-    def __init__(self, graph: Graph, shares: ShardPlacements, sizes: Sequence[int]) -> None:
+    def __init__(self, graph: Graph, shares: ShardPlacements, sizes: Sequence[int], exchanges: Exchanges) -> None:
         super().__init__(graph, shares, sizes)
-        self.edges: list[EdgePlan] = []
+        self._exchanges = exchanges
         self._halos = HaloExchange(self)
+
+    def put(self, node: Node, place: int, *, keep: bool = False) -> None:
+        """Put a node on a device of the axis.
+
+        Args:
+            node: the node.
+            place: of the device.
+            keep: leave a node that is on one already where it is.
+        """
+        put(node, self._exchanges.axis, place, keep=keep)
 
     def pieces(self, value: Value, axis: int, rows: int = 1) -> tuple[Value, ...]:
         """Cut a whole value for its readers.
@@ -177,26 +210,27 @@ class Partitioner(Emitter):
             axis: which dimension is cut.
             rows: entries of it that belong to each unit.
         """
-        if (value, axis, rows) not in self._pieces:
-            self.note(value, repr(REPLICATED), repr(split(axis)), "slice")
-        return super().pieces(value, axis, rows)
+        is_new = (value, axis, rows) not in self._pieces
+        made = super().pieces(value, axis, rows)
+        if is_new:
+            self.note(made[0].node, value, REPLICATED, split(axis), "slice")
+        return made
 
-    def note(self, value: Value, before: str, after: str, lowering: str, share: Fraction = ALL) -> None:
-        """Keep a conversion for the plan; what each device hands over is counted where shapes are static.
+    def note(
+        self, made: Node, value: Value, before: Placement, after: Placement, lowering: str, share: Fraction = ALL
+    ) -> None:
+        """Keep a conversion for the plan.
 
         Args:
+            made: what converts the value.
             value: what is converted.
             before: its placement.
             after: the one that it gets.
             lowering: how.
             share: of its elements, those that are handed over.
         """
-        shape = self.shares.state.facts[value].shape if value in self.shares.state.facts else None
-        is_known = shape is not None and all(isinstance(dim, int) for dim in shape)
-        elements = math.prod(dim for dim in shape or () if isinstance(dim, int)) if is_known else 0
-        name, size = dtypes.dtype_name(value.dtype), int(elements * share) * dtypes.width(value.dtype)
-        reason = "devices of a replica"
-        self.edges.append(EdgePlan(value.name, before, after, lowering=lowering, dtype=name, bytes=size, reason=reason))
+        fact = self.shares.state.facts.get(value)
+        self._exchanges.add(made, EdgePlan(value.name, repr(before), repr(after), lowering=lowering), fact, share)
 
     def clone(self, node: Node) -> None:
         """Let a node run on each device, or a constant take its place."""
@@ -236,18 +270,23 @@ class Partitioner(Emitter):
         """Remember what stands for a node on each device, and put it there."""
         super().keep(node, copies)
         for k, copy in enumerate(copies):
-            set_logical_device(copy, k)
+            self.put(copy, k)
+        facts = [self.shares.facts.get(value) for value in node.outputs]
+        if any(fact is not None and fact.placement.is_split for fact in facts):
+            self._exchanges.divide(node, copies, self.sizes)
+        elif any(fact is not None for fact in facts):
+            self._exchanges.divide(node, copies)
 
     def finish(self) -> None:
         """Let conversions take the place of what runs on each device, and put what reads a block there."""
         for copies in self.clones.values():
             for k, copy in enumerate(copies if len(copies) == len(self.sizes) else ()):
-                set_logical_device(copy, k, keep=True)
+                self.put(copy, k, keep=True)
         looked_up = {node.name: copies for node, copies in self.clones.items() if node.op in LOOKUPS}
         super().finish()
         for name, copies in looked_up.items():
             if name not in self.graph.nodes:  # a function runs its lookups, also where nobody reads all columns
-                set_logical_device(self.graph.add("NoOp", name=name, controls=copies, origin=name), 0)
+                self.put(self.graph.add("NoOp", name=name, controls=copies, origin=name), 0)
 
     def _local_entries(self, value: Value, reshard: LocalEntry) -> Sequence[Value]:
         """Return sizes of the whole with those of each device's block in one place."""
@@ -263,10 +302,11 @@ class Partitioner(Emitter):
     def _join(self, value: Value) -> Value:
         fact = self.shares.facts[value]
         if fact.placement.kind != "local":
+            joined = super()._join(value)
             if value not in self.same:
                 lowering = "add_n" if fact.placement == PARTIAL else "concat" if fact.placement.is_split else "fold"
-                self.note(value, repr(fact.placement), repr(REPLICATED), lowering)
-            return super()._join(value)
+                self.note(joined.node, value, fact.placement, REPLICATED, lowering)
+            return joined
         chosen = [is_local(entry) for entry in fact.value or ()]
         return self.scaled(self.parts[value][0], chosen, self.shares.extent, self.sizes[0], "whole", fact)
 

@@ -73,7 +73,7 @@ def model_placements(
     free = {name: one for name, one in item.variables.items() if one.shards is None and name not in cut.whole}
     item = item.with_(variables=free)
     wanted = dict(cut.variables)
-    tensors = {_boundary(graph, name): dim for name, dim in cut.tensors.items()}
+    tensors = {graph.value(name): dim for name, dim in cut.tensors.items()}
     marked: set[Node] = set()
     rows: dict[Value, Fact] = {}
     whole = propagate(graph, {}, Semantics(), given=inputs)
@@ -157,15 +157,6 @@ def batch_facts(graph: Graph, item: GraphItem, plan: Plan) -> dict[Value, Fact]:
 def _held(handle: Value, member: ShardedVariable) -> Fact:
     """Return the fact of a handle: each device has a block of the variable."""
     return Fact(split(member.axis), handle.dtype, member.block)
-
-
-def _boundary(graph: Graph, name: str) -> Value:
-    """Return the value behind which a tensor is cut: a copy that is whole."""
-    value = graph.value(name)
-    node = graph.add("Identity", [value], name=f"{value.node.name}/sharded", origin=value.node)
-    node.set_raw_attr(WHOLE, encode("bool", True))
-    value.replace_all_uses_with(node.output(), keep=[node])
-    return node.output()
 
 
 def _members(

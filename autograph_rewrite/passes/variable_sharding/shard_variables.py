@@ -111,21 +111,6 @@ def with_slots(item: GraphItem, state: Propagation, step: set[Node], cut: Mappin
     return {name: cut[name] if name in cut else cut[owner] for name, owner in owners.items()}
 
 
-def shard_variables(variables: Mapping[str, Variable]) -> dict[str, Variable]:
-    """Return the variables that the graph really has: the shards of those that were cut, and the others."""
-    found: dict[str, Variable] = {}
-    for name, variable in variables.items():
-        if variable.shards is None:
-            found[name] = variable
-            continue
-        cut = Sharded(variable.shards.axis, variable.shards.sizes)
-        for k, handle in enumerate(variable.shards.handles):
-            shape = cut.shape(variable.shape or (), k)
-            shard = replace(variable, name=shard_name(name, k), handle=handle, shape=shape, shards=None)
-            found[shard.name] = shard
-    return found
-
-
 def by_shards(reduced: Iterable[Value], outputs: Collection[Value]) -> set[Value]:
     """Return the values to reduce with gradients that are only cut into shards replaced by the pieces.
 

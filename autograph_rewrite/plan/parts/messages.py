@@ -109,11 +109,14 @@ class TensorSharding:
         name: of a variable, else of a tensor: `node` or `node:1`.
         split: into how many parts each dimension is cut; empty: every device has the whole.
         device: the logical device that holds it, where one does; -1: several.
+        axes: of each dimension the axis of the mesh that cuts it, -1: none; empty: the first axes cut the first
+            dimensions that are cut, as `split` says.
     """
 
     name: str
     split: tuple[int, ...] = ()
     device: int = -1
+    axes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -232,6 +235,7 @@ class EdgePlan:
         compressor: what makes the value smaller on its way, "none" where nothing does.
         logical: the logical device of each replica that has the value.
         padded: dimensions that are padded with zeros to the longest process's.
+        axis: of the mesh's model axes, the one whose devices exchange it (`model_edges`).
     """
 
     value: str
@@ -250,6 +254,7 @@ class EdgePlan:
     compressor: str = "none"
     logical: int = 0
     padded: tuple[int, ...] = ()
+    axis: int = 0
 
     @property
     def is_collective(self) -> bool:

@@ -1,4 +1,4 @@
-"""What is cut on the model axis, in rounds whose blocks are counted in one unit.
+"""What each axis of the mesh cuts, in rounds whose blocks are counted in one unit.
 
     up/kernel [8, 32], split (1, 2)      32 = 2 units of 16          one round, units 2: sizes 1 1
     down/kernel [32, 8], split (2, 1)    32 = 2 units of 16
@@ -6,11 +6,16 @@
 
 A dimension that the devices divide evenly is counted in as many units as there are devices, so that all such
 dimensions line up; one that they do not is counted in its elements, and lines up with its like only.
+
+    model: [2, 2]    split (2, 2)            axis 0 cuts dimension 0, axis 1 dimension 1      `xla_sharding.split`
+                     split (1, 4)            both cut dimension 1: four blocks in a row
+                     axes (1, 0)             axis 1 cuts dimension 0, axis 0 dimension 1      `xla_sharding.mesh_split`
+                     axes (-1, 0)            axis 0 cuts dimension 1; axis 1 nothing
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -18,7 +23,7 @@ from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.shapes.recorded import static_shape
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.plan.parts.batch_split import bounds
-from autograph_rewrite.plan.parts.messages import Model, TensorSharding
+from autograph_rewrite.plan.parts.messages import TensorSharding
 
 
 @dataclass(frozen=True)
@@ -27,7 +32,7 @@ class Round:
 
     Attributes:
         units: in which dimensions are counted.
-        sizes: units of each logical device.
+        sizes: units of each device of the axis.
         variables: the dimension that is cut, by name.
         tensors: likewise, of values.
         whole: names of variables that stay whole, whatever reads them.
@@ -40,42 +45,60 @@ class Round:
     whole: frozenset[str] = frozenset()
 
 
-def rounds_of(model: Model, item: GraphItem) -> list[Round]:
-    """Return what a model axis cuts, what comes out even first.
+def cut_dimensions(one: TensorSharding, axes: Sequence[int]) -> tuple[int | None, ...]:
+    """Return which dimension of a tensor each axis of the mesh cuts, None where it cuts none.
 
     Args:
-        model: of the plan.
-        item: whose variables and tensors are meant.
+        one: a sharding.
+        axes: sizes of the mesh.
 
     Raises:
-        PlanError: something is cut along several dimensions, or its size is not known.
+        PlanError: the axes do not make as many parts of each dimension as it says.
+    """
+    if one.axes:
+        return tuple(one.axes.index(axis) if axis in one.axes else None for axis in range(len(axes)))
+    found: list[int | None] = [None] * len(axes)
+    rest = [axis for axis, size in enumerate(axes) if size > 1]
+    for dim, parts in enumerate(one.split):
+        while parts > 1:
+            if not rest or parts % axes[rest[0]]:
+                several = sum(parts > 1 for parts in one.split)
+                problem = f"'{one.name}' is cut along {several} dimensions on a model axis of {list(axes)}"
+                raise PlanError(problem, hint="let axes of mesh.model make the parts of each dimension, or name `axes`")
+            parts //= axes[rest[0]]
+            found[rest.pop(0)] = dim
+    return tuple(found)
+
+
+def rounds_of(
+    count: int, item: GraphItem, variables: Mapping[str, int], tensors: Mapping[str, int], whole: Iterable[str]
+) -> list[Round]:
+    """Return what one axis of the mesh cuts, what comes out even first.
+
+    Args:
+        count: the size of the axis.
+        item: whose variables and tensors are meant.
+        variables: which dimension of each is cut.
+        tensors: likewise, of values.
+        whole: names of variables that stay whole.
+
+    Raises:
+        PlanError: a size is not known.
     """
     found: dict[int, tuple[dict[str, int], dict[str, int]]] = {}
-    for one in model.shardings:
-        if not one.split:
-            continue
-        dim = _dimension(one)
-        extent = _extent(one.name, dim, item)
-        units = model.size if extent % model.size == 0 else extent
-        variables, tensors = found.setdefault(units, ({}, {}))
-        (variables if one.name in item.variables else tensors)[one.name] = dim
-    order = sorted(found, key=lambda units: (units != model.size, -units))
-    whole = frozenset(one.name for one in model.shardings if not one.split)
-    return [Round(units, sizes_of(units, model.size), *found[units], whole) for units in order]
+    for place, several in enumerate((variables, tensors)):
+        for name, dim in several.items():
+            extent = _extent(name, dim, item)
+            units = count if extent % count == 0 else extent
+            found.setdefault(units, ({}, {}))[place][name] = dim
+    order = sorted(found, key=lambda units: (units != count, -units))
+    return [Round(units, sizes_of(units, count), *found[units], frozenset(whole)) for units in order]
 
 
 def sizes_of(units: int, count: int) -> tuple[int, ...]:
     """Return how many units each of some devices has: the same, or one more for the first ones."""
     ends = bounds(units, count)
     return tuple(end - begin for begin, end in pairwise(ends))
-
-
-def _dimension(one: TensorSharding) -> int:
-    cut = [dim for dim, parts in enumerate(one.split) if parts > 1]
-    if len(cut) != 1:
-        problem = f"'{one.name}' is cut along {len(cut)} dimensions on the model axis"
-        raise PlanError(problem, hint="cut it along one, into as many parts as a replica has devices")
-    return cut[0]
 
 
 def _extent(name: str, dim: int, item: GraphItem) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 from autograph_rewrite.item import Shards
 from autograph_rewrite.plan.parts.residence import shard_name
 from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime.native import variable_pieces
 
 
 class Sharded:
@@ -38,7 +39,7 @@ class Sharded:
         self.dtype = self._tf.as_dtype(dtype)
         self.shards = shards
         self.seen: Any = None
-        self.parts = len(shards.sizes)
+        self.parts = shards.count
         self.watchable = bool(shape) and self.dtype.is_numpy_compatible and "CPU" in handle.device
         self.watchable = self.watchable and self.dtype != self._tf.string
         self.copies: dict[tuple[str, ...], tuple[Any, ...]] = {}
@@ -58,12 +59,7 @@ class Sharded:
             return self._tf.Variable(value, trainable=False, dtype=self.dtype, name=shard_name("shard", shard))
 
     def _cut(self, value: Any = None) -> Sequence[Any]:
-        sizes = self._tf.constant(self.shards.sizes, self._tf.int64)
-        value = self.value() if value is None else value
-        parts: Sequence[Any] = self._tf.raw_ops.SplitV(
-            value=value, size_splits=sizes, axis=self.shards.axis, num_split=self.parts
-        )
-        return parts
+        return variable_pieces.cut(self.shards, self.value() if value is None else value)
 
     def value(self) -> Any:
         """Return what the user's variable holds."""
@@ -86,6 +82,6 @@ class Sharded:
     def after_in_graph(self, values: Sequence[Any]) -> Any:
         """Give the user's variable what its shards hold; return it."""
         with self._tf.device(self.handle.device):
-            joined = self._tf.raw_ops.ConcatV2(values=list(values), axis=self.shards.axis)
+            joined = variable_pieces.join(self.shards, values)
             self._tf.raw_ops.AssignVariableOp(resource=self.handle, value=joined)
         return joined

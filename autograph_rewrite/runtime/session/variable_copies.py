@@ -10,6 +10,7 @@ from typing import Any
 
 from autograph_rewrite.item import GraphItem, Variable
 from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime.native import variable_pieces
 
 
 def copies_of(item: GraphItem, variable: Variable) -> tuple[tuple[str, ...], ...]:
@@ -51,7 +52,7 @@ class Copy:
         if self._shards is None:
             return parts[0]
         with self._graph.device(self.handles[0].device):
-            return raw.ConcatV2(values=parts, axis=self._shards.axis)
+            return variable_pieces.join(self._shards, parts)
 
     def write(self, value: Any) -> Any:
         """Return an op that gives the variable a value."""
@@ -68,11 +69,7 @@ class Copy:
         if self._shards is None:
             return [value]
         with self._graph.device(self.handles[0].device):
-            sizes = self._tf.constant(self._shards.sizes, self._tf.int64)
-            parts: Sequence[Any] = self._tf.raw_ops.SplitV(
-                value=value, size_splits=sizes, axis=self._shards.axis, num_split=len(self._shards.sizes)
-            )
-            return parts
+            return variable_pieces.cut(self._shards, value)
 
     def is_initialized(self) -> Any:
         """Return a tensor that tells whether all of it has a value."""

@@ -144,7 +144,7 @@ def test_a_keras_transformer_fits_on_a_mesh_as_on_one_device() -> None:
         ({"match": "up9", "split": [1, 2]}, r"no variable's or tensor's whole name matches 'up9'.*did you mean"),
         ({"match": "up0", "split": [1, 16]}, r"dimension 1 of 'up0' \(8\) is too small for 16 parts"),
         ({"match": "up0", "assign": 2}, r"there is no logical device 2 for 'up0': a replica has 2"),
-        ({"match": "up0"}, r"must say exactly one of split, replicate and device"),
+        ({"match": "up0"}, r"must say exactly one of split, axes, replicate and device"),
     ],
 )
 def test_a_placement_that_cannot_be_is_refused_with_its_reason(sharding: dict[str, Any], problem: str) -> None:
