@@ -16,12 +16,11 @@ from autograph_rewrite.ir.format.printer import static_shape
 from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Graph, Node, Value
 from autograph_rewrite.ir.types import device_specs, dtypes
 from autograph_rewrite.ir.verify.collective_groups import collect, contracted_order
-from autograph_rewrite.plan.parts.names import ROLE_ATTR
+from autograph_rewrite.plan.parts.names import MODEL_AXIS_ATTR, ROLE_ATTR
 from autograph_rewrite.plan.plan import Plan
 
 STORES = frozenset(("ResourceConditionalAccumulator", "FIFOQueueV2"))
-JOINS, PARTITION = frozenset(("AddN", "ConcatV2", "Maximum", "Minimum")), b"partition-model"
-_BLOCK = re.compile(r"/part_\d+\Z")
+JOINS = frozenset(("AddN", "ConcatV2", "Maximum", "Minimum"))
 MODEL_AXIS = "model axis"
 """For whom the logical devices of a replica meet."""
 _INSTANCE = re.compile(r"replica_(\d+(?:/micro_\d+)?)/(.+)", re.DOTALL)
@@ -94,18 +93,19 @@ def meetings(source: Source, plan: Plan | None = None) -> list[Meeting]:
     found += [_meeting(tuple(nodes), edges) for nodes in merges.values()]
     plan = plan or (item.report.plan if item.report is not None else None)
     sizes = {edge.node: edge.bytes or None for edge in plan.model_edges} if plan is not None else {}
-    joins = [node for node in item.graph if _joins_blocks(node)]
-    return found + [
-        replace(_meeting((node,), ()), owner=MODEL_AXIS, bytes=sizes.get(bare(node.name))) for node in joins
-    ]
+    joins = {node: node.attr(MODEL_AXIS_ATTR) for node in item.graph if _joins_blocks(node)}
+    has_several = any(joins.values()) or (plan is not None and plan.model is not None and len(plan.model.axes) > 1)
+    for node, axis in joins.items():
+        owner = f"{MODEL_AXIS} {axis}" if has_several else MODEL_AXIS
+        found.append(replace(_meeting((node,), ()), owner=owner, bytes=sizes.get(bare(node.name))))
+    return found
 
 
 def _joins_blocks(node: Node) -> bool:
     """Return whether a node joins what a replica's logical devices hold: a sum of terms, or the whole of blocks."""
-    if node.op not in JOINS or node.attr(PASS_ATTR, b"") != PARTITION or _BLOCK.search(node.name):
+    if node.op not in JOINS or MODEL_AXIS_ATTR not in node.attrs:
         return False
-    blocks = [value for value in node.inputs if _BLOCK.search(value.node.name)]
-    return len({value.node.device for value in blocks}) > 1
+    return len({value.node.device for value in node.inputs if value.node.op != "Const"}) > 1
 
 
 def counted_batch(source: Source, plan: Plan | None = None) -> int | None:

@@ -73,6 +73,13 @@ def config(data: int, model: int, stage: int = 1, **more: Any) -> dict[str, Any]
     return {**own, **more}
 
 
+def on_two_axes(data: int, stage: int = 1, **more: Any) -> dict[str, Any]:
+    """Return the configuration of a mesh whose model axis is 2 x 2: features on axis 0, hidden units on axis 1."""
+    entries = [{"match": r"up\d", "axes": [0, 1]}, {"match": r"down\d", "axes": [1, 0]}]
+    own = config(data, 4, stage, sharding=entries)
+    return {**own, "mesh": {**own["mesh"], "model": [2, 2]}, **more}
+
+
 def batch(step: int, examples: int) -> tuple[Any, Any]:
     """Return a batch."""
     rng = np.random.default_rng(step)

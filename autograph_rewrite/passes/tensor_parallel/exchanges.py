@@ -32,7 +32,7 @@ class Exchanges:
     """
 
     axis: int = 0
-    _made: dict[Node, EdgePlan] = field(default_factory=dict)
+    _made: dict[Node, list[EdgePlan]] = field(default_factory=dict)
 
     def add(self, made: Node, edge: EdgePlan, fact: Fact | None, share: Fraction = ALL) -> None:
         """Keep a conversion; what each device hands over is counted where shapes are static.
@@ -48,10 +48,13 @@ class Exchanges:
         elements = math.prod(dim for dim in shape or () if isinstance(dim, int)) if is_known else 0
         dtype = made.output_dtypes[0]
         size = int(elements * share) * dtypes.width(dtype)
-        made.set_raw_attr(MODEL_AXIS_ATTR, encode("int", self.axis))
-        self._made[made] = replace(
-            edge, axis=self.axis, dtype=dtypes.dtype_name(dtype), bytes=size, reason="devices of a replica"
-        )
+        self.mark(made)
+        told = replace(edge, axis=self.axis, dtype=dtypes.dtype_name(dtype), bytes=size, reason="devices of a replica")
+        self._made.setdefault(made, []).append(told)
+
+    def mark(self, node: Node) -> None:
+        """Say of a node that devices of this axis meet there."""
+        node.set_raw_attr(MODEL_AXIS_ATTR, encode("int", self.axis))
 
     def divide(self, node: Node, copies: Sequence[Node], sizes: Sequence[int] = ()) -> None:
         """Let the devices of a further axis make a conversion, each group of them its own.
@@ -61,11 +64,10 @@ class Exchanges:
             copies: what makes it on each device.
             sizes: units of what each converts; empty: all convert as much as `node` did.
         """
-        if (edge := self._made.pop(node, None)) is None:
-            return
-        for k, copy in enumerate(copies):
+        made = self._made.pop(node, [])
+        for k, copy in enumerate(copies if made else ()):
             share = Fraction(sizes[k], sum(sizes)) if sizes else ALL
-            self._made[copy] = replace(edge, value="", bytes=int(edge.bytes * share))
+            self._made[copy] = [replace(edge, value="", bytes=int(edge.bytes * share)) for edge in made]
 
     def edges(self, graph: Graph, step: Collection[Node]) -> list[EdgePlan]:
         """Return the conversions of a step; those of initialisers happen once, and are not listed.
@@ -75,8 +77,10 @@ class Exchanges:
             step: the nodes that one step runs.
         """
         found = []
-        for node, edge in self._made.items():
-            if node in step and graph.nodes.get(node.name) is node:
+        for node, made in self._made.items():
+            if node not in step or graph.nodes.get(node.name) is not node:
+                continue
+            for edge in made:
                 value = node.inputs[0] if edge.lowering == "slice" else node.output()
                 found.append(edge if edge.value else replace(edge, value=value.name))
         return found

@@ -84,7 +84,7 @@ class HaloExchange:
         return [((0, last), emit.whole(value), 0)]
 
     def _note(
-        self, value: Value, want: Slice, blocks: Sequence[tuple[Rows, Value, int]], spans: Sequence[Rows]
+        self, value: Value, want: Slice, blocks: Sequence[tuple[Rows, Value, int]], spans: tuple[Rows, ...]
     ) -> None:
         """Keep the exchange for the plan, with the rows that a device reads of others."""
         taken = sum(
@@ -98,8 +98,9 @@ class HaloExchange:
         before, lowering = (split(want.dim), "halo") if len(blocks) > 1 else (REPLICATED, "slice")
         share = Fraction(taken, blocks[-1][0][1])
         owned = [part for _, part, _ in blocks]
-        made = next(rows.node for rows in self._read[value, want.dim, spans] if rows not in owned)
-        self._emit.note(made, value, before, split(want.dim), lowering, share)
+        read = self._read[value, want.dim, spans]
+        made = next((rows for rows in read if rows not in owned), read[0])  # a block of another device, read as it is
+        self._emit.note(made.node, value, before, split(want.dim), lowering, share)
 
     def _joined(self, blocks: Sequence[tuple[Rows, Value, int]], span: Rows, dim: int, device: int) -> Value:
         taken = []
@@ -112,7 +113,9 @@ class HaloExchange:
         if len(taken) == 1:
             return taken[0]
         at = self._on(self._emit.const(dim, np.int32, taken[0].node, f"halo_{device}/axis"), device)
-        return self._on(self._emit.add("ConcatV2", [*taken, at], taken[0].node, f"with_halo_{device}"), device)
+        joined = self._emit.add("ConcatV2", [*taken, at], taken[0].node, f"with_halo_{device}")
+        self._emit.exchanges.mark(joined.node)
+        return self._on(joined, device)
 
     def _slice(self, value: Value, rows: Rows, dim: int, device: int, what: str) -> Value:
         """Return some rows of images, taken where they are."""

@@ -185,11 +185,14 @@ class Partitioner(Emitter):
         shares: what is cut.
         sizes: units of each device.
         exchanges: gets the conversions.
+
+    Attributes:
+        exchanges: the conversions.
     """
 
     def __init__(self, graph: Graph, shares: ShardPlacements, sizes: Sequence[int], exchanges: Exchanges) -> None:
         super().__init__(graph, shares, sizes)
-        self._exchanges = exchanges
+        self.exchanges = exchanges
         self._halos = HaloExchange(self)
 
     def put(self, node: Node, place: int, *, keep: bool = False) -> None:
@@ -200,7 +203,7 @@ class Partitioner(Emitter):
             place: of the device.
             keep: leave a node that is on one already where it is.
         """
-        put(node, self._exchanges.axis, place, keep=keep)
+        put(node, self.exchanges.axis, place, keep=keep)
 
     def pieces(self, value: Value, axis: int, rows: int = 1) -> tuple[Value, ...]:
         """Cut a whole value for its readers.
@@ -230,7 +233,7 @@ class Partitioner(Emitter):
             share: of its elements, those that are handed over.
         """
         fact = self.shares.state.facts.get(value)
-        self._exchanges.add(made, EdgePlan(value.name, repr(before), repr(after), lowering=lowering), fact, share)
+        self.exchanges.add(made, EdgePlan(value.name, repr(before), repr(after), lowering=lowering), fact, share)
 
     def clone(self, node: Node) -> None:
         """Let a node run on each device, or a constant take its place."""
@@ -273,9 +276,9 @@ class Partitioner(Emitter):
             self.put(copy, k)
         facts = [self.shares.facts.get(value) for value in node.outputs]
         if any(fact is not None and fact.placement.is_split for fact in facts):
-            self._exchanges.divide(node, copies, self.sizes)
+            self.exchanges.divide(node, copies, self.sizes)
         elif any(fact is not None for fact in facts):
-            self._exchanges.divide(node, copies)
+            self.exchanges.divide(node, copies)
 
     def finish(self) -> None:
         """Let conversions take the place of what runs on each device, and put what reads a block there."""

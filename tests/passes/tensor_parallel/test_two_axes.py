@@ -1,0 +1,206 @@
+"""A model axis of two dimensions: blocks along two dimensions of a variable train as on one device."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import autograph_rewrite as ar
+from autograph_rewrite.errors import ConfigError, PlanError, RewriteError
+from autograph_rewrite.inspect.communication import meetings
+from autograph_rewrite.passes.tensor_parallel.partition import Partitioner
+from autograph_rewrite.plan.parts.messages import TensorSharding
+from autograph_rewrite.resolve.model_axis.splits import cut_dimensions
+from tests.support import split_models as models
+
+EXACT = 1e-9
+MESHES = {
+    "2 x 2 devices": models.on_two_axes(1),
+    "two replicas": models.on_two_axes(2),
+    "two replicas, mirrored": models.on_two_axes(2, strategy={"variables": "mirrored"}),
+    "two stages": models.on_two_axes(1, 2),
+    "micro-batches": models.on_two_axes(2, microbatches=2),
+    "ZeRO of what is whole": models.on_two_axes(2, strategy={"name": "FSDP"}),
+    "four blocks in a row": {**models.on_two_axes(2), "sharding": models.shardings(4)},
+    "both first dimensions on one axis": {
+        **models.on_two_axes(1),
+        "sharding": [{"match": r"(up|down)\d", "split": [2, 2]}],
+    },
+    "each matrix on an axis of its own": {
+        **models.on_two_axes(1),
+        "sharding": [{"match": r"up\d", "axes": [-1, 0]}, {"match": r"down\d", "axes": [-1, 1]}],
+    },
+    "3 x 2 devices": {
+        "devices": [f"CPU:{i}" for i in range(6)],
+        "mesh": {"data": 1, "model": [3, 2]},
+        "sharding": models.on_two_axes(1)["sharding"],
+    },
+}
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_a_step_computes_what_one_device_does(mesh: str) -> None:
+    report = ar.verify(models.item(), MESHES[mesh])
+    assert report.ok, report
+    assert max(row.error for row in report.rows) <= EXACT
+
+
+@pytest.mark.parametrize("hidden", [5, 7])
+@pytest.mark.parametrize("mesh", ["two replicas", "two stages", "four blocks in a row"])
+def test_blocks_need_not_be_of_one_size(mesh: str, hidden: int) -> None:
+    report = ar.verify(models.item(hidden), MESHES[mesh])
+    assert report.ok, report
+    assert max(row.error for row in report.rows) <= EXACT
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_sum_that_is_left_out_on_one_axis_is_found_out(axis: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    join = Partitioner._join
+
+    def without(self: Partitioner, value: Any) -> Any:
+        return self.parts[value][0] if self.exchanges.axis == axis else join(self, value)
+
+    monkeypatch.setattr(Partitioner, "_join", without)
+    try:
+        report = ar.verify(models.item(), models.on_two_axes(1))
+    except RewriteError:
+        return
+    assert not report.ok
+
+
+@pytest.mark.parametrize(("mode", "data"), [("shared", 2), ("mirrored", 1)])
+def test_a_function_trains_five_steps_and_its_variables_stay_the_truth(mode: str, data: int) -> None:
+    alone, cut = models.variables(), models.variables()
+    one = tf.function(models.step_of(alone))
+    many = ar.distribute(models.step_of(cut), models.on_two_axes(data, strategy={"variables": mode}))
+    for step, size in enumerate((8, 5, 8, 8, 5)):
+        x, y = models.batch(step, size)
+        assert abs(float(one(x, y)) - float(many(tf.constant(x), tf.constant(y)))) <= EXACT
+        if step == 1:  # somebody else writes both
+            for held in (alone, cut):
+                held["up0"].assign(held["up0"] * 0.5)
+    for name, variable in alone.items():
+        np.testing.assert_allclose(cut[name].numpy(), variable.numpy(), rtol=0, atol=EXACT)
+
+
+def in_a_graph() -> ar.GraphItem:
+    """Return the item of a TensorFlow 1 graph: two matrices with a momentum each, and a saver."""
+    v1 = tf.compat.v1
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float64, [None, 4], "x")
+        rng = np.random.default_rng(0)
+        up, down = (
+            v1.get_variable(name, initializer=rng.normal(size=shape), use_resource=True)
+            for name, shape in (("up0", (4, 8)), ("down0", (8, 4)))
+        )
+        loss = tf.reduce_mean((tf.nn.relu(x @ up) @ down - 1.0) ** 2, name="loss")
+        train = v1.train.MomentumOptimizer(0.1, 0.9).minimize(loss)
+        tf.group(v1.global_variables_initializer(), name="init")
+        v1.train.Saver()
+        return ar.GraphItem.from_graph(graph, train_op=train, outputs=[loss], init_op="init")
+
+
+def test_a_session_trains_reads_writes_saves_and_restores_whole_variables(tmp_path: Path) -> None:
+    original = in_a_graph()
+    item = ar.rewrite(original, models.on_two_axes(1))
+    assert {name for name, one in item.variables.items() if one.shards is not None and one.shards.count == 4} == {
+        "up0", "down0", "up0/Momentum", "down0/Momentum",
+    }  # fmt: skip
+    x, path = models.batch(0, 8)[0], str(tmp_path / "checkpoint")
+    with item.session() as session, original.session() as alone:
+        for one in (session, alone):
+            one.run("init")
+            for _ in range(5):
+                one.run(item.targets[0], {"x:0": x})
+        trained = alone.read_variables()
+        for name, value in session.read_variables().items():
+            np.testing.assert_allclose(value, trained[name], rtol=0, atol=EXACT)
+        session.run("save/control_dependency", {"save/Const:0": path})  # what is in the file is whole
+        alone.run("init")
+        alone.run("save/restore_all", {"save/Const:0": path})
+        for name, value in alone.read_variables().items():
+            np.testing.assert_allclose(value, trained[name], rtol=0, atol=EXACT)
+        session.write_variable("up0", np.zeros((4, 8)))
+        assert not session.read_variable("up0").any()
+        session.run("save/restore_all", {"save/Const:0": path})
+        np.testing.assert_allclose(session.read_variable("up0"), trained["up0"], rtol=0, atol=EXACT)
+    item.save(tmp_path / "cut.zip")
+    assert ar.GraphItem.load(tmp_path / "cut.zip").variables["up0"].shards == item.variables["up0"].shards
+
+
+@pytest.mark.parametrize("mode", ["shared", "mirrored"])
+def test_each_device_has_the_parameters_that_the_placements_give_it(mode: str) -> None:
+    config = models.on_two_axes(2, strategy={"variables": mode})
+    item = ar.rewrite(in_a_graph(), config)
+    found: Counter[str] = Counter()
+    for node in item.graph_def.node:
+        if node.op == "VarHandleOp":
+            found[node.device] += 8 * int(np.prod([dim.size for dim in node.attr["shape"].shape.dim]))
+    each = 8 * 4 * 4 * 8 // 4  # two matrices and their slots, a quarter of each
+    assert found == {f"/device:CPU:{i}": each for i in range(4 if mode == "shared" else 8)}
+
+
+def test_what_is_whole_on_one_axis_is_on_the_devices_of_its_blocks_on_the_other() -> None:
+    shards = ar.rewrite(models.item(), models.on_two_axes(1)).variables["bias0"].shards
+    assert shards is not None
+    assert (shards.axis, shards.sizes, shards.devices) == (0, (4, 4), ("/device:CPU:0", "/device:CPU:1"))
+
+
+def test_each_product_is_summed_once_on_the_axis_of_its_contraction() -> None:
+    edges = ar.rewrite(models.item(), models.on_two_axes(1)).report.plan.model_edges
+    forward = Counter((edge.axis, edge.lowering) for edge in edges if edge.value.startswith("matmul"))
+    backward = [edge for edge in edges if edge.value.startswith("gradient_tape/matmul_2/MatMul")]
+    groups, blocks = 2, 2  # of two devices on the other axis each
+    assert forward == {(0, "add_n"): groups * blocks, (1, "add_n"): groups * blocks}
+    assert [(edge.axis, edge.lowering) for edge in backward] == groups * [(1, "add_n")]
+    assert not [edge for edge in edges if edge.lowering == "concat"]
+
+
+def test_comm_names_the_axis_of_each_exchange_and_the_devices_of_its_group() -> None:
+    found = meetings(ar.rewrite(models.item(), models.on_two_axes(1)))
+    places = {
+        one.owner: {place for other in found if other.owner == one.owner for place in other.places} for one in found
+    }
+    assert places["model axis 0"] == {"/device:CPU:0", "/device:CPU:1"}
+    assert places["model axis 1"] == {"/device:CPU:0", "/device:CPU:2"}
+
+
+@pytest.mark.parametrize(
+    ("split", "axes", "mesh", "dims"),
+    [
+        ((2, 2), (), (2, 2), (0, 1)),
+        ((1, 4), (), (2, 2), (1, 1)),
+        ((2, 2), (1, 0), (2, 2), (1, 0)),
+        ((1, 2), (-1, 0), (2, 2), (1, None)),
+        ((2, 4), (), (2, 1, 4), (0, None, 1)),
+        ((4, 1), (), (4,), (0,)),
+    ],
+)
+def test_each_axis_cuts_a_dimension(split: Any, axes: Any, mesh: Any, dims: Any) -> None:
+    assert cut_dimensions(TensorSharding("w", split, axes=axes), mesh) == dims
+
+
+def test_parts_that_no_axes_make_are_refused() -> None:
+    with pytest.raises(PlanError, match="'w' is cut along 2 dimensions"):
+        cut_dimensions(TensorSharding("w", (2, 3)), (3, 2))
+
+
+@pytest.mark.parametrize(
+    ("sharding", "problem"),
+    [
+        ({"axes": [0, 2]}, "there is no axis 2 for 'up0': mesh.model has 2"),
+        ({"axes": [1, 1]}, "an axis cuts two dimensions of 'up0'"),
+        ({"axes": [-1, -1]}, "no axis cuts 'up0'"),
+        ({"axes": [0]}, "'up0' has 2 dimensions, and axes names 1"),
+        ({"split": [1, 2]}, "the parts of 'up0' are 2, and a replica has 4 devices"),
+        ({"split": [1, 4], "axes": [0, 1]}, "must say exactly one of split, axes, replicate and assign"),
+    ],
+)
+def test_axes_that_cannot_be_are_refused_with_their_reason(sharding: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        ar.build_plan(models.item(), models.on_two_axes(1, sharding=[{"match": "up0", **sharding}]))
