@@ -273,7 +273,7 @@ def test_a_wrong_value_is_told_with_its_key_path(setting: dict[Any, Any], said: 
             "pipeline.microbatches (3) must be a multiple of pipeline.stages (2)",
         ),
         ({"pipeline": {"stages": 2, "devices": ["CPU:0"]}}, "pipeline.devices names 1 devices for 2 stages"),
-        ({"sharding": [{"match": "w"}]}, "sharding[0] must say exactly one of split, replicate and device"),
+        ({"sharding": [{"match": "w"}]}, "sharding[0] must say exactly one of split, axes, replicate and device"),
         ({"remat": {"policy": "names"}}, "the policy 'names' needs remat.names"),
         ({"remat": {"policy": "sqrt", "names": ["a"]}}, "remat.names is read by the policy 'names'"),
         ({"remat": {"policy": "scopes"}}, "the policy 'scopes' needs remat.scopes"),

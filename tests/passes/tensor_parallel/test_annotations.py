@@ -193,7 +193,7 @@ def test_a_mark_may_name_the_axis_instead_of_a_number() -> None:
         ({"split": [1, 0]}, r"split\[1\] must be a number of parts"),
         ({"device": 2}, "there is no logical device 2 for 'up'"),
         ({"device": -1}, "device must be at least 0"),
-        ({"device": 0, "replicate": True}, "exactly one of split, replicate and device, not 2"),
+        ({"device": 0, "replicate": True}, "exactly one of split, axes, replicate and device, not 2"),
     ],
 )
 def test_what_is_wrong_with_a_placement_is_told_in_the_order_of_xla_sharding(sharding: Any, problem: str) -> None:

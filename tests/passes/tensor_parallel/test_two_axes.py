@@ -198,7 +198,7 @@ def test_parts_that_no_axes_make_are_refused() -> None:
         ({"axes": [-1, -1]}, "no axis cuts 'up0'"),
         ({"axes": [0]}, "'up0' has 2 dimensions, and axes names 1"),
         ({"split": [1, 2]}, "the parts of 'up0' are 2, and a replica has 4 devices"),
-        ({"split": [1, 4], "axes": [0, 1]}, "must say exactly one of split, axes, replicate and assign"),
+        ({"split": [1, 4], "axes": [0, 1]}, "must say exactly one of split, axes, replicate and device"),
     ],
 )
 def test_axes_that_cannot_be_are_refused_with_their_reason(sharding: dict[str, Any], problem: str) -> None:
