@@ -57,7 +57,7 @@ def settle(order: Sequence[Node], axis: int) -> None:
         axis: the last one that was cut.
     """
     places = {node: _said(node, axis) for node in order}
-    for node, said in places.items():
+    for said in places.values():
         said[axis] = max(said[axis], 0)
     for before in range(axis):
         for node, said in places.items():
