@@ -45,7 +45,7 @@ from autograph_rewrite.passes.parameter_server.delegate_to_chief import (
 from autograph_rewrite.passes.pipeline_parallel.loop import roll_stages
 from autograph_rewrite.passes.propagation_passes import Resolved
 from autograph_rewrite.passes.reshard.insert_reshards import ReshardInserter, assign_spans
-from autograph_rewrite.resolve.batch_inputs import measured_input
+from autograph_rewrite.resolve.batch.batch_inputs import measured_input
 from autograph_rewrite.resolve.server_region import find_server_region
 from autograph_rewrite.resolve.stages.assignment import Stages, assign_stages
 

@@ -25,7 +25,7 @@ from autograph_rewrite.passes.propagation_passes import Resolved, Sharded
 from autograph_rewrite.passes.reshard.insert_reshards import ReshardInserter
 from autograph_rewrite.plan.parts.notes import Note
 from autograph_rewrite.plan.replica_devices import run_devices
-from autograph_rewrite.resolve.batch_inputs import named_groups, own_inputs
+from autograph_rewrite.resolve.batch.batch_inputs import named_groups, own_inputs
 from autograph_rewrite.resolve.remat.decision import Decision
 from autograph_rewrite.resolve.stages.assignment import Stages
 from autograph_rewrite.resolve.variable_memory import held_bytes

@@ -34,7 +34,7 @@ from autograph_rewrite.plan.parts.batch_split import DIGEST
 from autograph_rewrite.plan.parts.messages import OUTPUT, SIZES, STEP, EdgePlan
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve import compression, wire_types
-from autograph_rewrite.resolve.batch_inputs import measured_input
+from autograph_rewrite.resolve.batch.batch_inputs import measured_input
 from autograph_rewrite.resolve.buckets import assign_buckets
 from autograph_rewrite.resolve.model_axis.logical_devices import logical_devices
 from autograph_rewrite.resolve.wire_types import as_sent, can_gather_collectively, sent_bytes

@@ -39,7 +39,7 @@ from autograph_rewrite.passes.reshard.segments import in_order, piece_with_segme
 from autograph_rewrite.passes.reshard.shared_predicates import common_predicate
 from autograph_rewrite.passes.variable_sharding.regather import gather_for_each
 from autograph_rewrite.plan.parts.messages import EdgePlan
-from autograph_rewrite.resolve.batch_inputs import inputs_behind
+from autograph_rewrite.resolve.batch.batch_inputs import inputs_behind
 from autograph_rewrite.resolve.spans import differs_by_replica
 
 

@@ -32,7 +32,7 @@ from autograph_rewrite.passes.tensor_parallel.backward import BlockReads, block_
 from autograph_rewrite.passes.variable_sharding.shard_propagation import ShardedVariable
 from autograph_rewrite.passes.variable_sharding.shard_variables import with_slots
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.resolve.batch_inputs import batch_values
+from autograph_rewrite.resolve.batch.batch_inputs import batch_values
 from autograph_rewrite.resolve.model_axis.splits import Round
 
 MAX_ROUNDS = 64
