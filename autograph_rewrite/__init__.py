@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from autograph_rewrite.inspect.dump import dump
     from autograph_rewrite.item import GraphItem
     from autograph_rewrite.load.marks import checkpoint_name, recompute_grad
+    from autograph_rewrite.load.replica_marks import all_gather, all_reduce, num_replicas, replica_id
     from autograph_rewrite.load.sharding_marks import assign, replicate, split
     from autograph_rewrite.plan.plan import Plan
 
@@ -57,6 +58,8 @@ __all__ = [
     "PlanError",
     "RewriteError",
     "VerifyError",
+    "all_gather",
+    "all_reduce",
     "allow_code",
     "assign",
     "build_plan",
@@ -66,9 +69,11 @@ __all__ = [
     "dump",
     "explain",
     "join",
+    "num_replicas",
     "recompute_grad",
     "register_compressor",
     "register_pass",
+    "replica_id",
     "replicate",
     "report",
     "rewrite",
@@ -82,6 +87,10 @@ _LAZY = {
     "Config": "config.config",
     "GraphItem": "item",
     "Plan": "plan.plan",
+    "all_gather": "load.replica_marks",
+    "all_reduce": "load.replica_marks",
+    "num_replicas": "load.replica_marks",
+    "replica_id": "load.replica_marks",
     "allow_code": "api",
     "build_plan": "api",
     "checkpoint_name": "load.marks",

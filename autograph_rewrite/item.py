@@ -116,6 +116,8 @@ class Variable:
         captured: it lives outside the graph, as a tf.Variable of the user.
         shards: the pieces that the graph has instead of it, None where it is whole.
         aliases: of what was a legacy reference variable, the nodes that handed out its buffer instead of a value.
+        synchronization: what `tf.Variable(synchronization=...)` declares, in lower case; "" where nothing does.
+        aggregation: what `tf.Variable(aggregation=...)` declares, likewise.
     """
 
     name: str
@@ -127,6 +129,8 @@ class Variable:
     captured: bool = False
     shards: Shards | None = None
     aliases: tuple[str, ...] = ()
+    synchronization: str = ""
+    aggregation: str = ""
 
     @property
     def nbytes(self) -> int:

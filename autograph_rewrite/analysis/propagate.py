@@ -39,6 +39,7 @@ from autograph_rewrite.ir.op_traits import BACK_EDGES, ENTERS, MERGES
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import find_op
+from autograph_rewrite.ir.types.replica_marks import VARYING
 
 Stated = Mapping[Value, Placement | Fact]
 NOTHING_GIVEN: Stated = MappingProxyType({})
@@ -326,7 +327,7 @@ def batch_fact(value: Value, fact: Fact, axis: int, batch: int | None = None) ->
 
 
 _UNKNOWN_FACT = Fact(UNKNOWN, 0)
-_PASS_MARKS = (BLOCK_STATISTICS, BLOCKWISE, OF_BLOCK, LOCAL_INDICES, PINNED, ROWS_APART, WHOLE)
+_PASS_MARKS = (BLOCK_STATISTICS, BLOCKWISE, OF_BLOCK, LOCAL_INDICES, PINNED, ROWS_APART, VARYING, WHOLE)
 _NAMES = ("shared_name", "container", "debug_name")  # which of many equal resources is meant
 
 

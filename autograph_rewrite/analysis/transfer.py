@@ -25,6 +25,7 @@ from autograph_rewrite.analysis.facts.symbolic_dims import (
 from autograph_rewrite.analysis.rule_table import TABLE
 from autograph_rewrite.analysis.rules.base import (
     OF_BLOCK,
+    OF_ONE,
     OWN,
     OWN_VALUE,
     PINNED,
@@ -41,12 +42,14 @@ from autograph_rewrite.analysis.rules.base import (
 from autograph_rewrite.analysis.rules.marked.blockwise import BLOCKWISE, place_blockwise
 from autograph_rewrite.analysis.rules.marked.dynamic_partition import ROWS_APART, place_rows_apart
 from autograph_rewrite.analysis.rules.marked.local_indices import LOCAL_INDICES, place_local_indices
+from autograph_rewrite.analysis.rules.marked.varying import place_of_one, place_varying
 from autograph_rewrite.analysis.rules.shapes.sizes import MEASURES
 from autograph_rewrite.analysis.segments import are_lost, read_whole
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.op_traits import MERGES, forwards_handle
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.replica_marks import VARYING
 
 MOVES = MEASURES | frozenset(
     (
@@ -137,6 +140,11 @@ def _of_segments(node: Node, n: Op, rule: Rule | None) -> NodeTransfer:
 def _answer(node: Node, n: Op, rule: Rule | None) -> NodeTransfer:
     if OF_BLOCK in node.attrs:
         return _of_block(node, n, rule)
+    if VARYING in node.attrs:
+        return _conclude(node, n, rule, Placed((OWN_VALUE,) * len(n.output_dtypes)), "")
+    varies = any(f.placement == OWN_VALUE for f in n.inputs)
+    if varies and n.op not in MEASURES and rule is not None:
+        return _conclude(node, n, rule, place_varying(n, rule), "")
     try:
         measured = _measured(n, rule) if rule is not None and rule.value is not None else None
         return measured or _conclude(node, n, rule, *_place(n, rule))
@@ -148,9 +156,11 @@ def _answer(node: Node, n: Op, rule: Rule | None) -> NodeTransfer:
 def _of_block(node: Node, n: Op, rule: Rule | None) -> NodeTransfer:
     """Answer for a node that takes its block for the whole batch: a block's own values are all there is of them."""
     seen = n._replace(inputs=tuple(_as_all_there_is(fact, n.op) for fact in n.inputs))
-    found = _conclude(node, seen, rule, *_place(seen, rule))
+    mark = n.attr(OF_BLOCK).decode()
+    placed = (place_of_one(seen), "") if mark == OF_ONE else _place(seen, rule)
+    found = _conclude(node, seen, rule, *placed)
     differs = any(fact.placement.differs for fact in n.inputs)
-    kind = OWN_VALUE if n.attr(OF_BLOCK).decode() == OWN else PARTIAL
+    kind = OWN_VALUE if mark in (OWN, OF_ONE) else PARTIAL
     outputs = [
         fact if fact.placement.is_split or not differs else fact._replace(placement=kind, value=None, zero=False)
         for fact in found.outputs

@@ -31,9 +31,11 @@ execution."""
 UNORDERED = frozenset(
     (
         "insert-reshards",
+        "number-replicas",
         "exchange-digests",
         "decorrelate-randomness",
         "localize-shapes",
+        "keep-components",
         "declare-state",
         "pad-empty-blocks",
         "sequential-averages",

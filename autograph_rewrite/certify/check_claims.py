@@ -93,7 +93,7 @@ def judge_node(seen: Seen, *, folded: bool = False) -> str | None:
         return verdict
     if (lost := lose_segments(seen)) is not None:
         return lost
-    if any(text.startswith("batch_norm") for text in seen.inexact) and _is_of_block(seen):
+    if any(text.startswith(("batch_norm", "values of each")) for text in seen.inexact) and _is_of_block(seen):
         return None
     if MARK in node.attrs:
         return judge_blockwise(seen)

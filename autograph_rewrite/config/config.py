@@ -31,6 +31,7 @@ from autograph_rewrite.config.sections import (
     Semantics,
     Sharding,
     Strategy,
+    VariablePolicy,
 )
 from autograph_rewrite.config.unsupported import unavailable
 from autograph_rewrite.config.validation_messages import faults_of
@@ -51,6 +52,8 @@ class Config(Section):
     """Which builder makes the plan."""
     variables: tuple[Override, ...] = ()
     """What is different for some variables; the first match wins."""
+    variable_policies: tuple[VariablePolicy, ...] = ()
+    """How replicas' own values become one in variables that no gradient trains (docs/replicas.md); left out: exact."""
     pipeline: Pipeline | None = None
     """Cut the model into stages."""
     microbatches: Count = 1

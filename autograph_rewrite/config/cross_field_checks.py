@@ -246,6 +246,22 @@ def remat_stages_are_there(config: Config) -> Iterator[Clash]:
         yield Clash(("remat", "stages"), message, f"name stages from 0 to {config.pipeline.chunks - 1}")
 
 
+def components_have_replicas_of_their_own(config: Config) -> Iterator[Clash]:
+    """A component of a variable belongs to one replica, which is one device and works on its block at once."""
+    parts = [
+        ("microbatches", config.microbatches > 1, "is cut into micro-batches"),
+        ("pipeline", config.pipeline is not None, "is a pipeline of stages"),
+        ("mesh", config.mesh is not None and config.mesh.model_size > 1, "has several logical devices"),
+    ]
+    for i, policy in enumerate(config.variable_policies):
+        independent = policy.synchronization == "on_write" and policy.aggregation == "none"
+        for key, is_cut, what in parts:
+            if is_cut and (policy.synchronization == "on_read" or independent):
+                given = f"variable_policies[{i}] gives each replica a component of '{policy.match}'"
+                message = f"{given}, and here a replica {what}"
+                yield Clash(("variable_policies", i), message, f"leave {key} out, or aggregate on_write")
+
+
 # Each with the keys that it reads: where one of them is wrong by itself, their combination means nothing.
 CHECKS: tuple[tuple[frozenset[str], Callable[[Config], Iterator[Clash]]], ...] = (
     (frozenset({"devices"}), replicas_have_a_device),
@@ -258,6 +274,7 @@ CHECKS: tuple[tuple[frozenset[str], Callable[[Config], Iterator[Clash]]], ...] =
     (frozenset({"variables"}), overrides_fit_their_synchronizer),
     (frozenset({"variables"}), partitions_count_their_parts),
     (frozenset({"sharding"}), shardings_say_one_thing),
+    (frozenset({"variable_policies", "microbatches", "pipeline", "mesh"}), components_have_replicas_of_their_own),
     (frozenset({"remat"}), remat_names_go_with_their_policy),
     (frozenset({"remat", "pipeline"}), remat_stages_are_there),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
@@ -106,3 +106,13 @@ Size = Annotated[
         {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": r"^[0-9.]+ *[A-Za-z]*$"}]}
     ),
 ]
+
+
+def _plain_name(value: object) -> object:
+    """Read the name of a value of TensorFlow's enumerations, in any case, or the value itself."""
+    name = getattr(value, "name", value)
+    return name.rpartition(".")[2].lower() if isinstance(name, str) else value
+
+
+Synchronization = Annotated[Literal["auto", "none", "on_write", "on_read"], BeforeValidator(_plain_name)]
+Aggregation = Annotated[Literal["none", "sum", "mean", "only_first_replica"], BeforeValidator(_plain_name)]

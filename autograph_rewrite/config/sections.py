@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from autograph_rewrite.config.compressor_names import CompressorName
 from autograph_rewrite.config.fields import (
     Address,
+    Aggregation,
     Count,
     DeviceName,
     Flag,
@@ -23,6 +24,7 @@ from autograph_rewrite.config.fields import (
     RematPolicy,
     Share,
     Size,
+    Synchronization,
     Text,
 )
 from autograph_rewrite.config.strategy_names import BuilderName
@@ -268,6 +270,18 @@ class Sharding(Section):
     def home(self) -> int | None:
         """The one logical device that makes it."""
         return self.assign if self.device is None else self.device
+
+
+class VariablePolicy(Section):
+    """What an update of a variable means where each replica has a value of its own; the first match counts."""
+
+    match: Pattern
+    """Regular expression; it must match the whole name of a variable."""
+    synchronization: Synchronization = "auto"
+    """When replicas' values become one: at each write (on_write; auto, where an aggregation is given), or when the
+    variable is read from outside, each replica having a component of its own (on_read); none: there is one copy."""
+    aggregation: Aggregation = "none"
+    """How they become one: their sum, their mean, or that of replica 0; none: not at all."""
 
 
 class Semantics(Section):

@@ -19,6 +19,7 @@ from autograph_rewrite.ir.replace_op import become
 from autograph_rewrite.ir.shapes.recorded import static_shape
 from autograph_rewrite.ir.traversal import descendants
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.replica_marks import VARYING
 from autograph_rewrite.normalize.constant_kernels import EVALUATE, Array
 
 MAX_ELEMENTS = 64
@@ -46,7 +47,7 @@ def fold(graph: Graph, batches: Sequence[Value]) -> None:
 
 def _evaluate(node: Node) -> Array | None:
     """Return what a node gives, or None when that is not known now."""
-    if any(value.node.op != "Const" for value in node.inputs):
+    if VARYING in node.attrs or any(value.node.op != "Const" for value in node.inputs):
         return None
     if len(node.output_dtypes) != 1 or node.output_dtypes[0] not in dtypes.INTEGER:
         return None

@@ -17,6 +17,7 @@ from autograph_rewrite.analysis.rules.base import OWN_VALUE
 from autograph_rewrite.ir.control_flow import frames_of
 from autograph_rewrite.ir.graph import Node, Span, Value
 from autograph_rewrite.ir.replication import Mesh
+from autograph_rewrite.ir.types.replica_marks import VARYING
 from autograph_rewrite.passes.base.claims import claims_of
 from autograph_rewrite.passes.base.context import Context
 from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
@@ -25,8 +26,11 @@ from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.batch.decorrelate_randomness import decorrelate_randomness
 from autograph_rewrite.passes.batch.localize_shapes import localize_shapes
 from autograph_rewrite.passes.batch.pad_empty_blocks import pad_empty_blocks
+from autograph_rewrite.passes.canonicalize.variable_policies import Components
+from autograph_rewrite.passes.canonicalize.varying_values import fill_in
 from autograph_rewrite.passes.collectives.block_bounds import Blocks
 from autograph_rewrite.passes.collectives.key_operands import Keys
+from autograph_rewrite.passes.compression.components import keep_components
 from autograph_rewrite.passes.compression.compressor_state import attach
 from autograph_rewrite.passes.emit.draw_before_writes import draw_before_writes
 from autograph_rewrite.passes.emit.exchange_digests import exchange_digests
@@ -118,6 +122,24 @@ def _context(rewrite: Rewrite) -> Context:
         edges={(edge.value, edge.to): edge for edge in plan.edges if not edge.role},
         server_region=find_server_region(plan, state, variables),
     )
+
+
+def _number_replicas(rewrite: Rewrite) -> None:
+    """Give each replica its number where the program asks for it."""
+    fill_in(rewrite.get(Context))
+
+
+def _has_varying_values(rewrite: Rewrite) -> bool:
+    return any(VARYING in node.attrs for node in rewrite.get(Propagation).order)
+
+
+def _keep_components(rewrite: Rewrite) -> None:
+    """Keep each replica's component of a variable from step to step, unless somebody has written the variable."""
+    keep_components(rewrite.get(Context), rewrite.get(Components))
+
+
+def _has_components(rewrite: Rewrite) -> bool:
+    return rewrite.has(Components) and bool(rewrite.get(Components).variables)
 
 
 def _add_digests(rewrite: Rewrite) -> None:
@@ -244,9 +266,11 @@ CONVERSION = (
         (Propagation, Resolved),
         (Context, Blocks, ReshardInserter, Stages, Averages),
     ),
+    Pass("number-replicas", _number_replicas, _has_varying_values, (Context,)),
     Pass("exchange-digests", _add_digests, _is_in_a_job, (Context, Blocks)),
     Pass("decorrelate-randomness", _decorrelate, needs=(Context,)),
     Pass("localize-shapes", _state_block_shapes, needs=(Context,)),
+    Pass("keep-components", _keep_components, _has_components, (Context,)),
     Pass("declare-state", _attach_state, needs=(Context,)),
     Pass("pad-empty-blocks", _guard, needs=(Context, Blocks, ReshardInserter)),
     Pass("sequential-averages", _update_averages, needs=(Context, ReshardInserter, Averages), gives=(Repeated,)),

@@ -23,10 +23,11 @@ from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.batch.slice_batch_inputs import slice_batch_inputs
 from autograph_rewrite.passes.batch.split_draws import split_draws
-from autograph_rewrite.passes.canonicalize import decompose
+from autograph_rewrite.passes.canonicalize import decompose, varying_values
 from autograph_rewrite.passes.canonicalize.compute_once import compute_once
 from autograph_rewrite.passes.canonicalize.hoist_gathers import hoist_gathers
 from autograph_rewrite.passes.canonicalize.local_batch_norm import block_statistics, localize_batch_norm
+from autograph_rewrite.passes.canonicalize.variable_policies import Components, follow_policies
 from autograph_rewrite.passes.emit.order_accesses import AccessOrder, access_order
 from autograph_rewrite.passes.localize.dynamic_partition import mark_dynamic_partitions
 from autograph_rewrite.passes.localize.gather_for_outputs import gather_for_outputs
@@ -37,6 +38,7 @@ from autograph_rewrite.passes.rematerialize.step import recompute
 from autograph_rewrite.passes.tensor_parallel.partition import partition
 from autograph_rewrite.passes.variable_sharding.pieces import shard_variables
 from autograph_rewrite.passes.variable_sharding.shard_variables import by_shards, shard_variables_of
+from autograph_rewrite.plan.parts.messages import Policy
 from autograph_rewrite.plan.parts.notes import Note
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.replica_devices import run_devices, within_reach
@@ -54,6 +56,7 @@ from autograph_rewrite.resolve.wire_types import sizes_of
 
 MAX_DECOMPOSITIONS = 8
 OF_PARTS = "statistics of each part of the batch, not of the whole (semantics.batch_norm: local)"
+BY_REPLICA = "differs by replica (ar.replica_id)"
 IDLE = "semantics.batch_norm is local, and nothing in this graph is a batch normalisation to which that applies"
 
 
@@ -126,6 +129,42 @@ def _has_model_axis(rewrite: Rewrite) -> bool:
 
 def _has_shards(rewrite: Rewrite) -> bool:
     return any(request.sizes for request in rewrite.plan.variables)
+
+
+def _mark_replicas(rewrite: Rewrite) -> None:
+    """Let `ar.replica_id` and `ar.num_replicas` stand for what they are on several replicas."""
+    varying_values.mark_replicas(rewrite.graph, rewrite.plan)
+
+
+def _asks_about_replicas(rewrite: Rewrite) -> bool:
+    return varying_values.has_marks(rewrite.graph)
+
+
+def _may_vary(rewrite: Rewrite) -> bool:
+    return _asks_about_replicas(rewrite) or _has_policies(rewrite)
+
+
+def _follow_policies(rewrite: Rewrite) -> None:
+    """Let updates of variables mean what their policies say: merged when written, or a component of each replica."""
+    item = rewrite.item
+    step = [*rewrite.targets, *(value.node for value in rewrite.outputs)]
+    state, found = follow_policies(rewrite.get(Propagation), rewrite.plan, item.variables, step)
+    eliminate_dead_code(rewrite.graph, rewrite.roots)
+    rewrite.put(access_order(rewrite.graph, rewrite.targets))
+    rewrite.put(revise(state))
+    rewrite.put(found)
+
+
+def _has_policies(rewrite: Rewrite) -> bool:
+    return bool(rewrite.plan.policies)
+
+
+def _merge_varying(rewrite: Rewrite) -> None:
+    """Add up what differs between replicas where `ar.all_reduce` says so; refuse it where one value counts for all."""
+    state = varying_values.add_up(rewrite.get(Propagation), rewrite.plan)
+    owners = {variable.handle: name for name, variable in rewrite.item.variables.items()}
+    varying_values.require_apart(state, rewrite.outputs, owners)
+    rewrite.put(state)
 
 
 def _propagate(rewrite: Rewrite) -> None:
@@ -260,13 +299,24 @@ def _require(rewrite: Rewrite) -> None:
         require_training(rewrite.graph, rewrite.item, state)
 
 
+def _said(policy: Policy) -> str:
+    """Say what a variable is updated with that is not what one device computes."""
+    by = "the program" if policy.declared else "variable_policies"
+    if policy.has_components:
+        return f"each replica has a component of its own, from its part of the batch; read: {policy.aggregation} ({by})"
+    return f"updated with what replicas compute of their parts of the batch: {policy.aggregation} ({by})"
+
+
 def _resolve(rewrite: Rewrite) -> None:
     """Complete the plan: every edge that needs a conversion, with owner, lowering, bytes and reason."""
     state, item = rewrite.get(Propagation), rewrite.item
     shared = tuple(shared_by_size(item, rewrite.plan, state))
     inexact = tuple(Note(node.name, node.op, OF_PARTS) for node in block_statistics(state))
+    inexact += tuple(Note(node.name, node.op, BY_REPLICA) for node in varying_values.uses_of_ids(state))
+    changed = rewrite.get(Components).inexact if rewrite.has(Components) else {}
+    inexact += tuple(Note(policy.variable, node.op, _said(policy)) for node, policy in changed.items())
     found = [Note(node.name, node.op, text) for node, text in notes(state)]
-    if rewrite.plan.semantics.batch_norm == "local" and not inexact:
+    if rewrite.plan.semantics.batch_norm == "local" and not any(note.text == OF_PARTS for note in inexact):
         found.append(Note("semantics.batch_norm", "local", IDLE))
     sizes = sizes_of(rewrite.job, state, rewrite.request.batch)
     resolved = _resolved(rewrite, state, sizes)
@@ -298,6 +348,8 @@ def _resolved(rewrite: Rewrite, state: Propagation, sizes: Sizes) -> Plan:
 
 ANALYSIS = (
     Pass("propagate", _propagate, gives=(Propagation,)),
+    Pass("variable-policies", _follow_policies, _has_policies, (Propagation,), (Propagation, Components)),
+    Pass("merge-varying", _merge_varying, _may_vary, (Propagation,), (Propagation,)),
     Pass("split-draws", _cut_draws, needs=(Propagation,), gives=(Propagation,)),
     Pass("local-batch-norm", _mark_statistics, _has_local_statistics, (Propagation,), (Propagation,)),
     Pass("localize-indices", _localize_indices, _has_micro_batches, (Propagation,), (Propagation,)),
@@ -319,6 +371,7 @@ PROPAGATION = (
     WITHIN_REACH,
     Pass("partition-model", _cut_model, _has_model_axis, gives=(Sharded,)),
     Pass("shard-variables", _partition, _has_shards, gives=(Sharded,)),
+    Pass("mark-replicas", _mark_replicas, _asks_about_replicas),
     *ANALYSIS,
     REQUIRE,
     Pass("resolve-plan", _resolve, needs=(Propagation,), gives=(Resolved,)),

@@ -20,6 +20,7 @@ from autograph_rewrite.analysis.rules.arrays import random
 from autograph_rewrite.codecs.builtin import NONE
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.diagnostics.located_yaml import KeyPath, dotted
+from autograph_rewrite.diagnostics.patterns import matches
 from autograph_rewrite.diagnostics.user_warning import warn_user
 from autograph_rewrite.ir.types.device_names import parse
 from autograph_rewrite.item import GraphItem
@@ -45,6 +46,15 @@ Reader = Callable[[Setting], str]
 def read(setting: Setting) -> str:
     """Something reads it, whatever the plan is, or it is checked."""
     return ""
+
+
+def _policy(setting: Setting) -> str:
+    """Its variables are updated with what all replicas have alike, or by gradients."""
+    report = setting.report
+    names = {one.variable for one in setting.plan.policies if matches(setting.value, one.variable)}
+    if report is None or not names or any(note.node in names for note in report.inexact):
+        return ""
+    return "what updates these variables is alike on all replicas, so they are exact"
 
 
 def _needs_a_job(setting: Setting) -> str:
@@ -266,6 +276,10 @@ READERS: Mapping[str, Reader] = MappingProxyType(
         "accumulation.uneven": _with_micro,
         **dict.fromkeys(
             ("remat", *(f"remat.{key}" for key in ("policy", "names", "scopes", "stages", "offload"))), read
+        ),
+        "variable_policies.match": _policy,
+        **dict.fromkeys(
+            ("variable_policies", "variable_policies.synchronization", "variable_policies.aggregation"), read
         ),
         **dict.fromkeys(("passes", "passes.file", "passes.after"), read),
         "memory_limit": _memory_limit,

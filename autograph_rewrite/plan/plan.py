@@ -30,6 +30,7 @@ from autograph_rewrite.plan.parts.messages import (
     Options,
     OwnPass,
     Pipeline,
+    Policy,
     Remat,
     Semantics,
     VariableRequest,
@@ -59,6 +60,7 @@ class Plan:
         steps_per_run: how many steps one run does in a loop inside the graph; 0: one, without a loop.
         padding: how long outputs are of workers whose sequences have other lengths: "longest", "power_of_two"; "equal":
             they have to have the same.
+        policies: of variables whose updates may differ between replicas; of all others an update is that of one device.
         model_edges: conversions on the model axis, within each replica; found with `edges`.
         edges: empty in a request; resolved by propagation.
         source: the file that it came from, for error messages; no part of its value.
@@ -87,6 +89,7 @@ class Plan:
     padding: str = "longest"
     model: Model | None = None
     model_edges: tuple[EdgePlan, ...] = ()
+    policies: tuple[Policy, ...] = ()
     source: Source = field(default_factory=lambda: Source("plan"), compare=False, repr=False)
 
     @property

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Plan(_message.Message):
-    __slots__ = ("version", "id", "strategy", "graph_digest", "mesh", "devices", "mode", "semantics", "timeout_seconds", "batch_inputs", "default", "variables", "edges", "notes", "micro", "pipeline", "remat", "passes", "model", "model_edges", "batch", "steps_per_run", "padding")
+    __slots__ = ("version", "id", "strategy", "graph_digest", "mesh", "devices", "mode", "semantics", "timeout_seconds", "batch_inputs", "default", "variables", "edges", "notes", "micro", "pipeline", "remat", "passes", "model", "model_edges", "batch", "policies", "steps_per_run", "padding")
     class Mode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         unset: _ClassVar[Plan.Mode]
@@ -46,6 +46,7 @@ class Plan(_message.Message):
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_EDGES_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
+    POLICIES_FIELD_NUMBER: _ClassVar[int]
     STEPS_PER_RUN_FIELD_NUMBER: _ClassVar[int]
     PADDING_FIELD_NUMBER: _ClassVar[int]
     version: int
@@ -69,9 +70,40 @@ class Plan(_message.Message):
     model: Model
     model_edges: _containers.RepeatedCompositeFieldContainer[Edge]
     batch: int
+    policies: _containers.RepeatedCompositeFieldContainer[Policy]
     steps_per_run: int
     padding: Plan.Padding
-    def __init__(self, version: _Optional[int] = ..., id: _Optional[str] = ..., strategy: _Optional[str] = ..., graph_digest: _Optional[str] = ..., mesh: _Optional[_Iterable[_Union[Axis, _Mapping]]] = ..., devices: _Optional[_Iterable[str]] = ..., mode: _Optional[_Union[Plan.Mode, str]] = ..., semantics: _Optional[_Union[Semantics, _Mapping]] = ..., timeout_seconds: _Optional[float] = ..., batch_inputs: _Optional[_Iterable[_Union[BatchInput, _Mapping]]] = ..., default: _Optional[_Union[Options, _Mapping]] = ..., variables: _Optional[_Iterable[_Union[VariableRequest, _Mapping]]] = ..., edges: _Optional[_Iterable[_Union[Edge, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., micro: _Optional[_Union[Micro, _Mapping]] = ..., pipeline: _Optional[_Union[Pipeline, _Mapping]] = ..., remat: _Optional[_Union[Remat, _Mapping]] = ..., passes: _Optional[_Iterable[_Union[OwnPass, _Mapping]]] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., model_edges: _Optional[_Iterable[_Union[Edge, _Mapping]]] = ..., batch: _Optional[int] = ..., steps_per_run: _Optional[int] = ..., padding: _Optional[_Union[Plan.Padding, str]] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., id: _Optional[str] = ..., strategy: _Optional[str] = ..., graph_digest: _Optional[str] = ..., mesh: _Optional[_Iterable[_Union[Axis, _Mapping]]] = ..., devices: _Optional[_Iterable[str]] = ..., mode: _Optional[_Union[Plan.Mode, str]] = ..., semantics: _Optional[_Union[Semantics, _Mapping]] = ..., timeout_seconds: _Optional[float] = ..., batch_inputs: _Optional[_Iterable[_Union[BatchInput, _Mapping]]] = ..., default: _Optional[_Union[Options, _Mapping]] = ..., variables: _Optional[_Iterable[_Union[VariableRequest, _Mapping]]] = ..., edges: _Optional[_Iterable[_Union[Edge, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., micro: _Optional[_Union[Micro, _Mapping]] = ..., pipeline: _Optional[_Union[Pipeline, _Mapping]] = ..., remat: _Optional[_Union[Remat, _Mapping]] = ..., passes: _Optional[_Iterable[_Union[OwnPass, _Mapping]]] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., model_edges: _Optional[_Iterable[_Union[Edge, _Mapping]]] = ..., batch: _Optional[int] = ..., policies: _Optional[_Iterable[_Union[Policy, _Mapping]]] = ..., steps_per_run: _Optional[int] = ..., padding: _Optional[_Union[Plan.Padding, str]] = ...) -> None: ...
+
+class Policy(_message.Message):
+    __slots__ = ("variable", "synchronization", "aggregation", "declared")
+    class Synchronization(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        single: _ClassVar[Policy.Synchronization]
+        on_write: _ClassVar[Policy.Synchronization]
+        on_read: _ClassVar[Policy.Synchronization]
+    single: Policy.Synchronization
+    on_write: Policy.Synchronization
+    on_read: Policy.Synchronization
+    class Aggregation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        none: _ClassVar[Policy.Aggregation]
+        sum: _ClassVar[Policy.Aggregation]
+        mean: _ClassVar[Policy.Aggregation]
+        only_first_replica: _ClassVar[Policy.Aggregation]
+    none: Policy.Aggregation
+    sum: Policy.Aggregation
+    mean: Policy.Aggregation
+    only_first_replica: Policy.Aggregation
+    VARIABLE_FIELD_NUMBER: _ClassVar[int]
+    SYNCHRONIZATION_FIELD_NUMBER: _ClassVar[int]
+    AGGREGATION_FIELD_NUMBER: _ClassVar[int]
+    DECLARED_FIELD_NUMBER: _ClassVar[int]
+    variable: str
+    synchronization: Policy.Synchronization
+    aggregation: Policy.Aggregation
+    declared: bool
+    def __init__(self, variable: _Optional[str] = ..., synchronization: _Optional[_Union[Policy.Synchronization, str]] = ..., aggregation: _Optional[_Union[Policy.Aggregation, str]] = ..., declared: bool = ...) -> None: ...
 
 class OwnPass(_message.Message):
     __slots__ = ("name", "after", "code")

@@ -20,6 +20,7 @@ from autograph_rewrite.plan.parts.graph_digest import InputLike, ItemLike, graph
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.tensor_shardings import placed_by_hand
 from autograph_rewrite.plan.user_passes import own_passes
+from autograph_rewrite.plan.variable_policies import policies_of
 
 UNUSED = "the sharding annotations of the graph place nothing: there is no model axis (mesh.model)"
 _PADDINGS = {"auto": "longest", "power_of_two": "power_of_two", "none": "equal"}
@@ -40,6 +41,8 @@ def request(item: ItemLike, config: Config, *, strategy: str) -> Plan:
     raise_if_any(_idle_overrides(item, config), error=ConfigError, title=config.where())
     devices = job_devices(config)
     model, notes = _model(item, config)
+    policies, faults = policies_of(item, config)
+    raise_if_any(faults, error=ConfigError, title=config.where())
     plan = Plan(
         devices=devices,
         mode=config.mode,
@@ -60,6 +63,7 @@ def request(item: ItemLike, config: Config, *, strategy: str) -> Plan:
         remat=_remat(item, config),
         model=model,
         passes=own_passes(config),
+        policies=policies,
         steps_per_run=config.steps_per_run if config.steps_per_run > 1 else 0,
         notes=(*_idle_devices(config), *notes),
         padding=_PADDINGS[config.padding],

@@ -19,6 +19,7 @@ from tests.support.paths import ROOT
 PROTO = Path("autograph_rewrite") / "plan" / "plan.proto"
 MIRRORS = {
     "Plan": Plan,
+    "Policy": messages.Policy,
     "Axis": messages.Axis,
     "Semantics": messages.Semantics,
     "BatchInput": messages.BatchInput,

@@ -20,6 +20,7 @@ class Collected:
         update_ops: ops that layers registered to be run with each step.
         keep: nodes that outsiders run besides the step (saver, table initialisers).
         checkpoints: nodes whose values are to be kept where others are computed again.
+        policies: handle -> the synchronization and the aggregation that the variable declares.
     """
 
     trainable: frozenset[str] | None = None
@@ -28,6 +29,7 @@ class Collected:
     update_ops: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()
     checkpoints: tuple[str, ...] = ()
+    policies: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
 def from_tf_graph(graph: Any) -> Collected:
@@ -46,7 +48,23 @@ def from_tf_graph(graph: Any) -> Collected:
         update_ops=_names(graph, "update_ops"),
         keep=_names(graph, "table_initializer"),
         checkpoints=_names(graph, CHECKPOINTS),
+        policies={
+            _op_name(variable): (declared(variable, "synchronization"), declared(variable, "aggregation"))
+            for variable in (*variables, *trainable)
+            if _op_name(variable) is not None
+        },
     )
+
+
+def declared(variable: Any, what: str) -> str:
+    """Return what a tf.Variable declares of replicas, in lower case; "" where it leaves that open.
+
+    Args:
+        variable: a tf.Variable.
+        what: "synchronization" or "aggregation".
+    """
+    name = str(getattr(getattr(variable, what, None), "name", "")).lower()
+    return "" if name in ("auto", "none") else name
 
 
 def _names(graph: Any, collection: str) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.shapes.recorded import static_shape
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.replica_marks import replica_mark
 from autograph_rewrite.item import GraphItem, TensorInfo
 from autograph_rewrite.load.signature.references import find_value, tensor_name
 
@@ -22,6 +23,11 @@ ITERATORS = frozenset(("IteratorGetNext", "IteratorGetNextSync", "MultiDeviceIte
 _NEVER_BATCH = frozenset((dtypes.RESOURCE, dtypes.VARIANT))
 
 BatchInputs = Mapping[str, int | None]
+
+
+def is_fed(node: Node) -> bool:
+    """Return whether a node is a placeholder that the caller feeds: what user code asks about replicas is none."""
+    return node.op in PLACEHOLDERS and not replica_mark(node.name)
 
 
 def describe(name: str, value: Value, batch_axis: int | None = None) -> TensorInfo:
@@ -71,7 +77,7 @@ def source_values(nodes: Iterable[Node]) -> list[Value]:
     """Return the tensors that enter a graph from outside: placeholders and iterator outputs."""
     found: list[Value] = []
     for node in nodes:
-        if node.op in PLACEHOLDERS:
+        if is_fed(node):
             found.append(node.output())
         elif node.op in ITERATORS:
             found += node.outputs
@@ -126,7 +132,7 @@ def _parts_of_composites(graph: Graph) -> set[str]:
     """
     below: dict[str, dict[str, str]] = {}
     for node in graph:
-        if node.op in PLACEHOLDERS:
+        if is_fed(node):
             scope, _, last = node.name.rpartition("/")
             below.setdefault(scope, {})[_LAST.sub("", last)] = node.name
     parts: set[str] = set()
@@ -135,7 +141,7 @@ def _parts_of_composites(graph: Graph) -> set[str]:
         if scope and sparse and _is_index_matrix(graph.nodes[names["indices"]]):
             parts |= {names[part] for part in ("indices", "values", "shape") if part in names}
         elif ragged:
-            parts |= {node.name for node in graph if node.op in PLACEHOLDERS and node.name.rpartition("/")[0] == scope}
+            parts |= {node.name for node in graph if is_fed(node) and node.name.rpartition("/")[0] == scope}
     return parts
 
 

@@ -48,6 +48,7 @@ def find_variables(graph: Graph, collected: Collected, init_op: str | None, step
     initial = ancestors([graph.node(init_op)]) if init_op is not None else set()
     found = {}
     for handle in handles.values():
+        synchronization, aggregation = collected.policies.get(handle.name, ("", ""))
         found[handle.name] = Variable(
             name=handle.name,
             handle=handle.name,
@@ -55,6 +56,8 @@ def find_variables(graph: Graph, collected: Collected, init_op: str | None, step
             shape=handle.attr("shape"),
             trainable=None if collected.trainable is None else handle.name in collected.trainable,
             initializer=_initializer(handle, graph, collected, initial, step),
+            synchronization=synchronization,
+            aggregation=aggregation,
         )
     return found
 

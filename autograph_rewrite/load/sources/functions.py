@@ -12,7 +12,7 @@ from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.item import GraphItem, TensorInfo, Variable
 from autograph_rewrite.load.marks import mark_checkpoints
 from autograph_rewrite.load.signature.captures import Capture, FunctionBinding
-from autograph_rewrite.load.signature.collections import from_tf_graph
+from autograph_rewrite.load.signature.collections import declared, from_tf_graph
 from autograph_rewrite.load.signature.inputs import ITERATORS, describe, named_batches
 from autograph_rewrite.load.signature.keras_names import keras_variables
 from autograph_rewrite.load.signature.nested_specs import as_spec, leaves, output_leaves
@@ -219,4 +219,6 @@ def _variable(capture: Capture) -> Variable:
         shape=tuple(shape) if known else None,
         trainable=bool(variable.trainable),
         captured=True,
+        synchronization=declared(variable, "synchronization"),
+        aggregation=declared(variable, "aggregation"),
     )

@@ -12,6 +12,7 @@ from autograph_rewrite.analysis.rules.nn.normalization import BLOCK_STATISTICS
 from autograph_rewrite.ir.claims import OWN, Claim, Claims, Read
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.op_traits import BACK_EDGES, MERGES
+from autograph_rewrite.ir.types.replica_marks import VARYING
 from autograph_rewrite.plan.plan import Plan
 
 
@@ -101,6 +102,8 @@ def _inexact(state: Propagation, plan: Plan) -> list[str]:
         found.append("random: independent")
     if any(OF_BLOCK in node.attrs or BLOCK_STATISTICS in node.attrs for node in state.order):
         found.append("batch_norm: local")
+    if any(VARYING in node.attrs for node in state.order):
+        found.append("values of each replica")
     if plan.compresses:
         found.append("compressors")
     if plan.is_asynchronous:

@@ -6,7 +6,8 @@
     before   %u = StatelessRandomUniformV2(%shape, %key, %counter, %alg)
     after    %u = StatelessRandomUniformV2(%shape, %key ^ own, %counter, %alg)
 
-Replica 0 keeps the original stream. An op without seeds (both 0) draws fresh ones in every instance as it is.
+Replica 0 keeps the original stream. An op without seeds (both 0) draws fresh ones in every instance as it is. A
+seed that differs between replicas (`ar.replica_id`) is the program's affair.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from autograph_rewrite.analysis.rules.arrays import random
+from autograph_rewrite.analysis.rules.base import OWN_VALUE
 from autograph_rewrite.ir.graph import Node, PerInstance, Span
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
@@ -32,9 +34,9 @@ def decorrelate_randomness(context: Context) -> None:
             continue
         names = [argument.name for argument in get_op(node.op).inputs]
         index = next((names.index(name) for name in SEED_INPUTS if name in names), None)
-        if index is not None:
+        if index is not None and context.fact(node.inputs[index]).placement != OWN_VALUE:
             _give_own_key(context, node, index)
-        else:
+        elif index is None:
             _give_own_seed(context, node)
 
 

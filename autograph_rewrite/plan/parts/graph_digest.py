@@ -58,6 +58,10 @@ class VariableLike(Protocol):
     @property
     def trainable(self) -> bool | None: ...  # noqa: D102
     @property
+    def synchronization(self) -> str: ...  # noqa: D102
+    @property
+    def aggregation(self) -> str: ...  # noqa: D102
+    @property
     def handle(self) -> str: ...  # noqa: D102
 
 

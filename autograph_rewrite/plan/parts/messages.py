@@ -19,6 +19,34 @@ SIZES = "sizes"
 
 
 @dataclass(frozen=True)
+class Policy:
+    """What an update of a variable means where each replica has a value of its own.
+
+    Attributes:
+        variable: in `item.variables`.
+        synchronization: "single" (there is one copy), "on_write" or "on_read".
+        aggregation: "none", "sum", "mean" or "only_first_replica".
+        declared: the program says so (`tf.Variable(aggregation=...)`), not the configuration: it counts for values that
+            differ by nature only, and everything else is exact.
+    """
+
+    variable: str
+    synchronization: str = "single"
+    aggregation: str = "none"
+    declared: bool = False
+
+    @property
+    def has_components(self) -> bool:
+        """Whether each replica has a component of its own."""
+        return self.synchronization == "on_read" or (self.synchronization, self.aggregation) == ("on_write", "none")
+
+    @property
+    def is_unreadable(self) -> bool:
+        """Whether nothing makes one value of the components, for whoever reads the variable from outside."""
+        return (self.synchronization, self.aggregation) == ("on_read", "none")
+
+
+@dataclass(frozen=True)
 class Axis:
     """A device axis: `data` (replicas) or `model` (devices of a replica)."""
 

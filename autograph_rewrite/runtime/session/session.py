@@ -349,10 +349,25 @@ class DistributedSession:
         return self.read_variables([name])[name]
 
     def read_variables(self, names: Iterable[str] | None = None) -> dict[str, np.ndarray[Any, Any]]:
-        """Return the values of many variables in one run, by original name; None for all of the original graph."""
+        """Return the values of many variables in one run, by original name; None for all of the original graph.
+
+        Raises:
+            GraphError: there is no such variable, or each replica has a component of it that comes to no one value.
+        """
+        self._require_readable(names or ())
         reads = {name: self._variables.reads(name) for name in (self.item.variables if names is None else names)}
         values = dict(zip(reads, self.run_ops(list(reads.values())), strict=True)) if reads else {}
         return {name: np.stack(rows) if name in self.item.state else rows[0] for name, rows in values.items()}
+
+    def _require_readable(self, names: Iterable[str]) -> None:
+        policies = self.item.report.plan.policies if self.item.report is not None else ()
+        unreadable = {policy.variable for policy in policies if policy.is_unreadable}
+        for name in names:
+            if name in unreadable:
+                raise GraphError(
+                    f"each replica has a component of '{name}', and nothing makes one value of them",
+                    hint=f"give its policy an aggregation, or read '{name}/autograph_component', a row per replica",
+                )
 
     def write_variable(self, name: str, value: Any) -> None:
         """Set a variable, in all its copies; one in `item.state` takes one row per replica.

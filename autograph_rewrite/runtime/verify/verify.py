@@ -7,6 +7,7 @@ item ─┬─ original ──► session ─┐   same initial values, same fee
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +24,7 @@ from autograph_rewrite.runtime.function.lift_captures import unbind
 from autograph_rewrite.runtime.verify.cluster import fit_together, in_one_process
 from autograph_rewrite.runtime.verify.compression import compressed_rows, with_compressed, without
 from autograph_rewrite.runtime.verify.fixed_seeds import pin, unseeded
+from autograph_rewrite.runtime.verify.incomparable import incomparable, said, unless
 from autograph_rewrite.runtime.verify.random_feeds import batch_size, random_feeds
 from autograph_rewrite.runtime.verify.report import VerifyReport, rows_of
 from autograph_rewrite.runtime.verify.side_by_side import Comparison, Feeds, Tolerance, Training
@@ -82,7 +84,7 @@ def verify(
     if feeds is None:
         feeds = random_feeds(flat, steps=steps, batch=(size := batch_size(flat, plan.instances, batch)), seed=seed)
     training, allowed = Training(feeds, steps, values, seed), Tolerance(rtol, atol)
-    report = compare(original, rewritten, training, allowed)
+    report = compare(original, rewritten, training, allowed, incomparable(flat, rewritten))
     if compressed is not None:
         report = with_compressed(report, compressed_rows(compressed, training, allowed), plan)
     notes = (*fitting, *_semantics_notes(plan), *seeded, *_uncertain(certificate), *report.notes)
@@ -110,7 +112,13 @@ def _checked(flat: GraphItem, plan: Plan, certificate: Certificate, batch: int |
     return rewritten
 
 
-def compare(original: GraphItem, rewritten: GraphItem, training: Training, allowed: Tolerance) -> VerifyReport:
+def compare(
+    original: GraphItem,
+    rewritten: GraphItem,
+    training: Training,
+    allowed: Tolerance,
+    apart: Collection[str] = frozenset(),
+) -> VerifyReport:
     """Train two items side by side; see `verify`.
 
     Args:
@@ -118,11 +126,12 @@ def compare(original: GraphItem, rewritten: GraphItem, training: Training, allow
         rewritten: what `rewrite` made of it.
         training: what both are trained on.
         allowed: which error is none.
+        apart: what is not compared (`incomparable`).
     """
     began = time.perf_counter()
     plan: Plan = rewritten.report.plan
     comparison = Comparison(original, training, allowed, plan.timeout_seconds)
-    worst = comparison.against(rewritten)
+    worst = unless(comparison.against(rewritten), apart)
     over = any(found.error > allowed.rtol for found in worst.values())
     rows = rows_of(original.variables, worst, allowed.rtol, comparison.noise() if over else {}, comparison.broken)
     return VerifyReport(
@@ -133,7 +142,7 @@ def compare(original: GraphItem, rewritten: GraphItem, training: Training, allow
         steps=training.steps,
         batch=None,
         rtol=allowed.rtol,
-        notes=tuple(comparison.notes(rows)),
+        notes=(*said(apart), *comparison.notes(rows)),
         seconds=time.perf_counter() - began,
     )
 

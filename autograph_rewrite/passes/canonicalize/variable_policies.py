@@ -1,0 +1,327 @@
+"""Policies of variables: an update by what each replica has alone, merged when it is written or when it is read.
+
+    before          v += reduce_mean(x)                                  x: split(0)
+    on_write mean   v += sum over replicas of (mean of its block / n)
+    on_read sum     c += mean of its block;  v = sum over replicas of c      c: own, a component of each replica
+
+A variable with components always holds what they come to, so whoever reads it from outside (savers, fetches, another
+step, Python) reads that, and what is written from outside becomes the components of the next step
+(`passes.emit.components`). TensorFlow has these as `VariableSynchronization` and `VariableAggregation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from autograph_rewrite.analysis.propagate import Propagation, revise
+from autograph_rewrite.analysis.rules.base import AVERAGE, OF_BLOCK, OF_ONE, OWN_VALUE, SUM, TOTAL
+from autograph_rewrite.analysis.variables.uses import variable_uses
+from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.control_flow import unconditional_nodes
+from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.replace_op import become
+from autograph_rewrite.ir.traversal import ancestors, topological_order
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.attrs import encode
+from autograph_rewrite.ir.types.placement import PARTIAL
+from autograph_rewrite.ir.types.replica_marks import IS_FIRST, PART, VARYING, replica_mark
+from autograph_rewrite.ir.types.replica_marks import SUM as SUM_MARK
+from autograph_rewrite.ir.variable_ops import handle_node, is_update, updates_rows
+from autograph_rewrite.item import Variable
+from autograph_rewrite.passes.canonicalize.replica_context import ReplicaContext
+from autograph_rewrite.passes.canonicalize.varying_values import (
+    is_of_batch,
+    once_for_each_replica,
+    only_where,
+)
+from autograph_rewrite.plan.parts.messages import Policy
+from autograph_rewrite.plan.plan import Plan
+
+ADDS = {"AssignAddVariableOp": "AddV2", "AssignSubVariableOp": "Sub"}
+WRITES = frozenset(("AssignVariableOp", *ADDS))
+PICKS = frozenset(("ResourceScatterMin", "ResourceScatterMax", "ResourceScatterUpdate"))
+
+
+@dataclass(frozen=True)
+class ComponentOf:
+    """A variable with components, as conversions need it.
+
+    Attributes:
+        policy: of the variable.
+        component: what a replica has of it at the beginning of a step; its operand reads the variable.
+        kept: what it has in the end.
+        update: the node that writes what they come to.
+    """
+
+    policy: Policy
+    component: Node
+    kept: Value
+    update: Node
+
+
+@dataclass(frozen=True)
+class Components:
+    """All variables with components; and the updates that are not what one device computes, by variable."""
+
+    variables: tuple[ComponentOf, ...] = ()
+    inexact: Mapping[Node, Policy] = field(default_factory=dict)
+
+
+def follow_policies(
+    state: Propagation, plan: Plan, variables: Mapping[str, Variable], targets: Iterable[Node]
+) -> tuple[Propagation, Components]:
+    """Let updates mean what the policies say; return the placements as they are then, and what has components.
+
+    Args:
+        state: placements, with the means not yet taken apart.
+        plan: with its policies.
+        variables: of the item.
+        targets: what a step runs, and what it returns.
+
+    Raises:
+        GraphError: an update cannot mean that.
+    """
+    return _Policies(state, plan, variables, list(targets)).follow()
+
+
+class _Policies:
+    def __init__(
+        self, state: Propagation, plan: Plan, variables: Mapping[str, Variable], roots: Collection[Node]
+    ) -> None:
+        self._roots, step = roots, ancestors(roots)
+        self._state, self._plan, self._graph = state, plan, state.graph
+        handles = {variable.handle: name for name, variable in variables.items()}
+        self._policies = {policy.variable: policy for policy in plan.policies}
+        uses = variable_uses(state, variables, step=step) if any(not p.declared for p in plan.policies) else {}
+        self._exact = {name for name, use in uses.items() if use.owner is not None}
+        self._exact |= {name for name, one in variables.items() if one.trainable}
+        self._accesses: dict[str, list[Node]] = {}
+        for node in state.order:
+            name = handles.get(handle_node(node.inputs[0]).name, "") if node.inputs and _is_access(node) else ""
+            if name in self._policies and node in step:
+                self._accesses.setdefault(name, []).append(node)
+        self._current: dict[Node, Value] = {}  # by read, what a replica has of the variable there
+        self._inexact: dict[Node, Policy] = {}
+        self._of_each: ReplicaContext | None = None
+
+    def follow(self) -> tuple[Propagation, Components]:
+        state = self._state
+        with_components = {
+            name: accesses
+            for name, accesses in self._accesses.items()
+            if self._policies[name].has_components and name not in self._exact and self._is_asked(accesses, name)
+        }
+        starts = {name: self._component(name, accesses) for name, accesses in with_components.items()}
+        reads = set(self._current)
+        self._of_each = ReplicaContext(state, self._current.get, reads)
+        after_reads = self._split_readers(reads)
+        found = []
+        for name, accesses in self._accesses.items():
+            updates = [node for node in accesses if is_update(node)]
+            if name in starts:
+                found.append(self._keep(self._policies[name], starts[name], updates))
+            else:
+                for update in updates:
+                    self._merge_on_write(self._policies[name], update, exact=name in self._exact)
+        for node in after_reads:
+            for index, value in enumerate(node.inputs):
+                node.set_input(index, self._of_each.of(value))
+        self._require_unread(starts)
+        return revise(state), Components(tuple(found), self._inexact)
+
+    def _require_unread(self, starts: Collection[str]) -> None:
+        """Refuse to read from outside what replicas' components do not come to anything for."""
+        names = [name for name in starts if self._policies[name].is_unreadable]
+        alive = ancestors(self._roots) if names else set()
+        for name in names:
+            for read in [node for node in self._accesses[name] if node in self._current and node in alive]:
+                raise GraphError(
+                    f"'{read.name}' reads '{name}' for all replicas, whose components nothing makes one value of",
+                    node=read,
+                    hint="give its policy an aggregation: sum, mean or only_first_replica",
+                )
+
+    def _is_asked(self, accesses: list[Node], name: str) -> bool:
+        """Return whether a variable gets components: a declared policy counts where values differ by nature."""
+        updates = [node for node in accesses if is_update(node)]
+        if self._policies[name].declared:
+            return any(self._state.facts[v].placement == OWN_VALUE for node in updates for v in node.inputs[1:])
+        return bool(updates)
+
+    # -- components
+
+    def _component(self, name: str, accesses: list[Node]) -> Node:
+        """Add what a replica has of a variable at the beginning of a step, and say what each read sees."""
+        self._require_plain(name, accesses)
+        first = next(node for node in accesses if is_update(node))
+        dtype = _dtype(accesses)
+        read = self._graph.add(
+            "ReadVariableOp",
+            [first.inputs[0]],
+            name=f"{name}/component/total",
+            attrs={"dtype": dtype},
+            origin=first,
+            controls=first.controls if not any(is_update(c) for c in first.controls) else (),
+        )
+        component = self._graph.add("Identity", [read.output()], name=f"{name}/component", origin=first)
+        component.set_raw_attr(VARYING, encode("string", PART))
+        self._current |= {node: component.output() for node in accesses if node.op == "ReadVariableOp"}
+        return component
+
+    def _require_plain(self, name: str, accesses: list[Node]) -> None:
+        certain = unconditional_nodes(self._state.order)
+        for node in accesses:
+            if is_update(node) and node.op not in WRITES:
+                raise GraphError(
+                    f"{node.op} '{node.name}' cannot update '{name}', of which each replica has a component",
+                    node=node,
+                    hint="update it with assign, assign_add or assign_sub, or aggregate it on_write",
+                )
+            if node in self._state.looped or (is_update(node) and node not in certain):
+                raise GraphError(
+                    f"'{node.name}' is in a loop or a branch, and '{name}' has a component for each replica",
+                    node=node,
+                    hint="update it outside, or aggregate it on_write",
+                )
+
+    def _keep(self, policy: Policy, component: Node, updates: list[Node]) -> ComponentOf:
+        """Let a variable hold what components come to; each update changes the components."""
+        current = component.output()
+        for update in [node for node in topological_order(self._graph) if node in set(updates)]:
+            current = self._changed(current, update)
+            total = self._merged(policy, current, update)
+            become(update, "AssignVariableOp", [update.inputs[0], total], {"dtype": total.dtype})
+            self._see(update, current)
+            self._inexact[update] = policy
+        return ComponentOf(policy, component, current, updates[-1])
+
+    def _changed(self, current: Value, update: Node) -> Value:
+        """Return the component behind an update."""
+        assert self._of_each is not None
+        value = self._of_each.of(update.inputs[1])
+        if update.op in ADDS:
+            value = self._graph.add(
+                ADDS[update.op], [current, value], name=f"{update.name}/component", origin=update
+            ).output()
+        value = self._own(value, update)
+        if not is_of_batch(self._state, value) or (self._state.semantics.batch or 0) >= self._plan.instances:
+            return value
+        filled = self._has_examples(update)
+        return self._graph.add(
+            "SelectV2", [filled, value, current], name=f"{update.name}/if_any", origin=update
+        ).output()
+
+    def _has_examples(self, update: Node) -> Value:
+        """Return whether a replica's block has examples: what it made of none is no value."""
+        graph, (source, axis) = self._graph, next(iter(self._state.whole_inputs.items()))
+        name = f"{update.name}/has_examples"
+
+        def number(content: object, what: str) -> Value:
+            array = np.asarray(content, np.int32)
+            attrs = {"value": array, "dtype": dtypes.INT32}
+            return graph.add("Const", name=f"{name}/{what}", attrs=attrs, origin=update).output()
+
+        shape = graph.add("Shape", [source], name=f"{name}/shape", attrs={"out_type": dtypes.INT32}, origin=update)
+        limits = [number([axis], "begin"), number([axis + 1], "end"), number([1], "step")]
+        inputs = [shape.output(), *limits]
+        rows = graph.add("StridedSlice", inputs, name=f"{name}/rows", attrs={"shrink_axis_mask": 1}, origin=update)
+        filled = graph.add("Greater", [rows.output(), number(0, "none")], name=name, origin=update)
+        filled.set_raw_attr(OF_BLOCK, encode("string", OF_ONE))
+        return filled.output()
+
+    def _see(self, update: Node, current: Value) -> None:
+        """Let reads behind an update see the component as it is then."""
+        handle = handle_node(update.inputs[0])
+        for read in [node for node in self._current if handle_node(node.inputs[0]) is handle]:
+            if update in ancestors([read]):
+                self._current[read] = current
+
+    def _split_readers(self, reads: set[Node]) -> list[Node]:
+        """Return what uses such a variable for examples, or adds it up over the replicas, so reads components."""
+        reached, found, pending = set(reads), [], list(reads)
+        while pending:
+            for use in [use for value in pending.pop().read_outputs for use in value.uses]:
+                user = use.node
+                if user in reached or user not in self._state.transfers:
+                    continue
+                reached.add(user)
+                split = any(fact.placement.is_split for fact in self._state.transfers[user].outputs)
+                if split or replica_mark(user.name) == SUM_MARK:
+                    found.append(user)
+                else:
+                    pending.append(user)
+        return found
+
+    # -- merging
+
+    def _merge_on_write(self, policy: Policy, update: Node, *, exact: bool) -> None:
+        """Let an update be given what the replicas' values come to."""
+        assert self._of_each is not None
+        for index, value in enumerate(update.inputs):
+            if not index or dtypes.base(value.dtype) == dtypes.RESOURCE:
+                continue
+            fact = self._state.facts[value]
+            is_alike = policy.declared or exact or not (update.op in WRITES or updates_rows(update))
+            if is_alike and fact.placement != OWN_VALUE:
+                continue
+            if policy.aggregation == "sum" and fact.placement == PARTIAL:
+                continue  # the contributions are those of the replicas
+            if updates_rows(update):
+                self._require_scatter(policy, update)
+            own = value if is_alike else self._of_each.of(value)
+            if own is value and fact.placement != OWN_VALUE:
+                if policy.aggregation != "sum":
+                    continue
+                own = self._own(value, update)
+            update.set_input(index, self._merged(policy, own, update))
+            self._inexact[update] = policy
+
+    def _require_scatter(self, policy: Policy, update: Node) -> None:
+        if update.op in PICKS and policy.aggregation == "only_first_replica":
+            return
+        raise GraphError(
+            f"{update.op} '{update.name}' would write rows that differ between replicas into '{policy.variable}'",
+            node=update,
+            hint="update it with assign, assign_add or assign_sub, or merge the rows with ar.all_gather",
+        )
+
+    def _own(self, value: Value, update: Node) -> Value:
+        """Return a value as each replica's own, also where all have the same."""
+        name = f"{update.name}/of_each"
+        own = self._graph.add("Identity", [value], name=name, origin=update)
+        own.set_raw_attr(VARYING, encode("string", PART))
+        return own.output()
+
+    def _merged(self, policy: Policy, value: Value, update: Node) -> Value:
+        """Return what a value of each replica's own comes to."""
+        graph, kind, plan = self._graph, policy.aggregation, self._plan
+        name = f"{update.name}/{kind}"
+        of_batch = is_of_batch(self._state, value) and not policy.has_components
+        value = once_for_each_replica(self._state, value, plan)
+        if kind == "mean":
+            count = plan.instances if of_batch else plan.replicas
+            exit_, mark = self._share(value, count, name), AVERAGE if of_batch else TOTAL
+        else:
+            value = value if kind == "sum" else only_where(graph, value, IS_FIRST)
+            exit_, mark = graph.add("Identity", [value], name=name, origin=update), SUM if of_batch else TOTAL
+        exit_.set_raw_attr(OF_BLOCK, encode("string", mark))
+        return exit_.output()
+
+    def _share(self, value: Value, count: int, name: str) -> Node:
+        array = np.asarray(1 / count, dtypes.numpy_dtype(value.dtype))
+        attrs = {"value": array, "dtype": value.dtype}
+        share = self._graph.add("Const", name=f"{name}/share", attrs=attrs, origin=value.node)
+        return self._graph.add("Mul", [value, share.output()], name=name, origin=value.node)
+
+
+def _is_access(node: Node) -> bool:
+    return node.op == "ReadVariableOp" or is_update(node)
+
+
+def _dtype(accesses: list[Node]) -> int:
+    node = next(node for node in accesses if node.op == "ReadVariableOp" or node.op in WRITES)
+    dtype: int = node.attr("dtype")
+    return dtype

@@ -1,0 +1,188 @@
+"""Values that differ between replicas by nature: they begin at marks, and end in a sum, in blocks, or in an error.
+
+    before   autograph_replica/id (0)                x * id ──► autograph_replica/sum = Identity ──► loss
+    after    id: own                                 x * id: own ──► contribution: partial(sum) ──► loss
+
+What they are for each replica is filled in behind the conversions (`fill_in`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from autograph_rewrite.analysis.propagate import Propagation, revise
+from autograph_rewrite.analysis.rules.base import AVERAGE, OF_BLOCK, OWN_VALUE, SUM, TOTAL
+from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.op_traits import MEASURES, SWITCHES
+from autograph_rewrite.ir.replace_op import become
+from autograph_rewrite.ir.traversal import ancestors
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.attrs import encode
+from autograph_rewrite.ir.types.replica_marks import COUNT, ID, IS_FIRST, IS_FIRST_PART, VARYING, WEIGHT, replica_mark
+from autograph_rewrite.ir.types.replica_marks import SUM as SUM_MARK
+from autograph_rewrite.ir.variable_ops import handle_node, is_update
+from autograph_rewrite.passes.base.context import Context
+from autograph_rewrite.plan.plan import Plan
+
+ADD_UP = "say what it comes to: ar.all_reduce(value, 'sum' or 'mean'), or ar.all_gather(value)"
+
+
+def has_marks(graph: Graph) -> bool:
+    """Return whether the program asks about replicas."""
+    return any(replica_mark(name) for name in graph.nodes)
+
+
+def mark_replicas(graph: Graph, plan: Plan) -> None:
+    """Let marks say what they stand for where there are replicas.
+
+    Args:
+        graph: edited in place.
+        plan: how many there are.
+    """
+    for node in tuple(graph):
+        mark = replica_mark(node.name) if node.op == "PlaceholderWithDefault" else ""
+        if mark == ID:
+            become(node, "Identity", node.inputs, {"T": dtypes.INT32})
+            node.set_raw_attr(VARYING, encode("string", ID))
+        elif mark == COUNT:
+            _state(node, np.asarray(plan.replicas, np.int32))
+
+
+def _state(node: Node, content: np.ndarray) -> None:
+    """Turn a mark into a constant; what ties its operand to a loop or a branch ties it, too."""
+    for control in node.inputs[0].node.controls if node.inputs else ():
+        node.add_control(control)
+    become(node, "Const", (), {"dtype": node.output_dtypes[0], "value": content})
+
+
+def add_up(state: Propagation, plan: Plan) -> Propagation:
+    """Let what `ar.all_reduce` marks be a sum over the replicas where it differs between them.
+
+    Args:
+        state: placements.
+        plan: how many replicas there are.
+    """
+    for node in [node for node in state.order if replica_mark(node.name) == SUM_MARK and node.op == "Identity"]:
+        value = node.inputs[0]
+        if state.facts[value].placement != OWN_VALUE:
+            continue
+        of_batch, kind = is_of_batch(state, value), SUM
+        for operand in value.node.inputs:
+            if replica_mark(operand.node.name) == WEIGHT and operand.node.op == "Identity":
+                count, kind = plan.instances if of_batch else plan.replicas, AVERAGE
+                _state(operand.node, np.asarray(1 / count, dtypes.numpy_dtype(operand.dtype)))
+        node.set_input(0, once_for_each_replica(state, value, plan))
+        node.set_raw_attr(OF_BLOCK, encode("string", kind if of_batch else TOTAL))
+        state = revise(state)
+    return state
+
+
+def is_of_batch(state: Propagation, value: Value) -> bool:
+    """Return whether a value of each replica's own is computed from its part of the batch, so from micro-batches."""
+    return any(
+        state.facts[operand].placement.is_split
+        for node in ancestors([value.node], controls=False)
+        for operand in node.inputs
+        if operand in state.facts
+    )
+
+
+def once_for_each_replica(state: Propagation, value: Value, plan: Plan) -> Value:
+    """Return a value that counts once for each replica: of what all of its micro-batches have alike, the first's.
+
+    Args:
+        state: placements.
+        value: of each replica's own.
+        plan: how many micro-batches there are.
+    """
+    if plan.microbatches == 1 or is_of_batch(state, value):
+        return value
+    return only_where(state.graph, value, IS_FIRST_PART)
+
+
+def only_where(graph: Graph, value: Value, which: str) -> Value:
+    """Return a value in the instances that are meant, and zeros in the others.
+
+    Args:
+        graph: edited.
+        value: of each replica's own.
+        which: `IS_FIRST` or `IS_FIRST_PART`.
+    """
+    name, near = f"{value.node.name}/{which}", value.node
+    attrs = {"dtype": dtypes.BOOL, "value": np.asarray(True)}
+    one = graph.add("Const", name=f"{name}/of_one", attrs=attrs, origin=near)
+    mine = graph.add("Identity", [one.output()], name=name, origin=near)
+    mine.set_raw_attr(VARYING, encode("string", which))
+    zeros = graph.add("ZerosLike", [value], name=f"{name}/zeros", origin=near)
+    return graph.add("SelectV2", [mine.output(), value, zeros.output()], name=f"{name}/or_zeros", origin=near).output()
+
+
+def require_apart(state: Propagation, outputs: Iterable[Value], owners: Mapping[str, str]) -> None:
+    """Refuse a value of each replica's own where one value counts for all.
+
+    Args:
+        state: placements.
+        outputs: what the outside reads.
+        owners: names of variables by the names of their handles.
+
+    Raises:
+        GraphError: with the first such place.
+    """
+    for node in state.order:
+        for index in state.transfers[node].operand_reshards:
+            if state.facts[node.inputs[index]].placement == OWN_VALUE and node.op not in MEASURES:
+                raise _refused(node, node.inputs[index], owners)
+    for value in outputs:
+        if state.facts[value].placement == OWN_VALUE:
+            raise GraphError(
+                f"the output '{value.name}' differs between replicas, and one value is to be returned",
+                node=value.node,
+                hint=ADD_UP,
+            )
+
+
+def _refused(node: Node, value: Value, owners: Mapping[str, str]) -> GraphError:
+    origin = f"'{value.name}' differs between replicas (it depends on ar.replica_id, or on a variable of each replica)"
+    if is_update(node):
+        name = owners.get(handle_node(node.inputs[0]).name, handle_node(node.inputs[0]).name)
+        hint = (
+            "say how replicas' values become one: "
+            f"variable_policies: [{{match: {name}, synchronization: on_write, aggregation: mean}}], or sum, "
+            "only_first_replica, none"
+        )
+        return GraphError(f"the variable '{name}' would be written with what differs: {origin}", node=node, hint=hint)
+    if node.op in SWITCHES or node.op == "LoopCond":
+        return GraphError(
+            f"{origin}, and a condition is one decision for all replicas",
+            node=node,
+            hint="choose values instead: tf.where(condition, a, b)",
+        )
+    return GraphError(f"{origin}, and {node.op} '{node.name}' runs once for all", node=node, hint=ADD_UP)
+
+
+def uses_of_ids(state: Propagation) -> list[Node]:
+    """Return what reads the number of a replica, as the program asked for it."""
+    ids = [node for node in state.order if (node.attr(VARYING, b"") or b"") == ID.encode()]
+    return list(dict.fromkeys(use.node for node in ids for use in node.output().uses)) or ids
+
+
+def fill_in(context: Context) -> None:
+    """Give each instance what it is: the number of its replica, or whether it is the first.
+
+    Args:
+        context: the rewrite.
+    """
+    micro = context.micro
+    meant: dict[str, tuple[list[int], type]] = {
+        ID: ([i // micro for i in range(context.replicas)], np.int32),
+        IS_FIRST: ([i == 0 for i in range(context.replicas)], np.bool_),
+        IS_FIRST_PART: ([i % micro == 0 for i in range(context.replicas)], np.bool_),
+    }
+    for node in context.state.order:
+        what = (node.attr(VARYING, b"") or b"").decode()
+        if what in meant:
+            contents, dtype = meant[what]
+            node.set_input(0, context.const_each(contents, dtype, name=f"{node.name}/of_each", near=node.inputs[0]))

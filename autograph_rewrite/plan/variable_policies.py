@@ -1,0 +1,89 @@
+"""The policies of a configuration and of a program's variables, each with its variable, and what is wrong with them.
+
+    variable_policies: [{match: "bn/.*", synchronization: on_read, aggregation: mean}]     bn/mean: on_read, mean
+    tf.Variable(0.0, aggregation=tf.VariableAggregation.SUM)                               on_write, sum (declared)
+
+The configuration counts where both speak. What is refused, and in which order, is TensorFlow's
+(`tf.VariableSynchronization`, `tf.VariableAggregation`); what is auto there is exact here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autograph_rewrite.config.config import Config
+from autograph_rewrite.config.sections import VariablePolicy
+from autograph_rewrite.diagnostics.faults import Fault, did_you_mean
+from autograph_rewrite.diagnostics.patterns import matches
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.replica_marks import replica_mark
+from autograph_rewrite.plan.parts.graph_digest import ItemLike, VariableLike
+from autograph_rewrite.plan.parts.messages import Policy
+
+
+def policies_of(item: ItemLike, config: Config) -> tuple[tuple[Policy, ...], list[Fault]]:
+    """Return the policies of an item's variables, in its order, and the faults of the configured ones.
+
+    Args:
+        item: whose variables are meant.
+        config: the user's settings.
+    """
+    found: list[Policy] = []
+    differs = bool(config.variable_policies) or any(replica_mark(node) for node in item.graph.nodes)
+    faults = list(_idle(item, config))
+    for name, variable in item.variables.items():
+        index = next((i for i, one in enumerate(config.variable_policies) if matches(one.match, name)), None)
+        if index is None:
+            found += _declared(name, variable) if differs else ()
+            continue
+        policy = _configured(name, config.variable_policies[index])
+        if policy is None:
+            continue
+        problem = _problem(policy, variable)
+        if problem is not None:
+            faults.append(config.fault(("variable_policies", index), *problem))
+        found.append(policy)
+    return tuple(found), faults
+
+
+def _idle(item: ItemLike, config: Config) -> Iterator[Fault]:
+    """Yield the entries that match no variable: misspelt, most likely."""
+    for i, entry in enumerate(config.variable_policies):
+        if not any(matches(entry.match, name) for name in item.variables):
+            message = f"variable_policies[{i}].match: no variable's whole name matches '{entry.match}'"
+            hint = did_you_mean(entry.match, list(item.variables), noun="known variables")
+            yield config.fault(("variable_policies", i, "match"), message, hint)
+
+
+def _configured(name: str, entry: VariablePolicy) -> Policy | None:
+    """Return what an entry asks for; None where that is what one device computes."""
+    when = entry.synchronization
+    if when == "auto":
+        when = "none" if entry.aggregation == "none" else "on_write"
+    return None if when == "none" else Policy(name, when, entry.aggregation)
+
+
+def _declared(name: str, variable: VariableLike) -> Iterator[Policy]:
+    """Yield what the program declares, where that can be followed."""
+    when, how = variable.synchronization or "on_write", variable.aggregation or "none"
+    policy = Policy(name, when, how, declared=True)
+    if how != "none" and _problem(policy, variable) is None:
+        yield policy
+
+
+def _problem(policy: Policy, variable: VariableLike) -> tuple[str, str] | None:
+    """Return what is wrong with a policy of a variable, and the way out."""
+    name = policy.variable
+    if policy.has_components and variable.trainable:
+        return (
+            f"'{name}' is trained, and a component for each replica can belong to a variable only that is not",
+            "aggregate it on_write, or make it with trainable=False",
+        )
+    if policy.aggregation == "mean" and dtypes.NUMBERS.get(variable.dtype, 0) not in dtypes.INEXACT:
+        return f"'{name}' is of type {variable.dtype}, which has no mean", "choose sum or only_first_replica"
+    is_number = dtypes.NUMBERS.get(variable.dtype, 0) in dtypes.INEXACT | dtypes.INTEGER
+    if not is_number and (policy.aggregation == "sum" or policy.has_components):
+        return f"'{name}' is of type {variable.dtype}, which cannot be added up", "leave its policy out"
+    if policy.has_components and (variable.shape is None or None in variable.shape):
+        return f"the shape of '{name}' is not known, so no component can be made", "give the variable a static shape"
+    return None
