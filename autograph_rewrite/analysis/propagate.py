@@ -338,10 +338,9 @@ def _decides(attr: str) -> bool:
 
 
 def _visit(state: Propagation, node: Node, optimistic: bool) -> NodeTransfer:
-    facts = state.facts
     if node.op == "Const":
         return state.transfers.get(node) or NodeTransfer((const_fact(node),))
-    inputs = tuple([facts.get(value, _UNKNOWN_FACT) for value in node.inputs])
+    inputs = tuple([state.facts.get(value, _UNKNOWN_FACT) for value in node.inputs])
     if node.op in MERGES:
         inputs = _without_own_size(node, inputs)
     if not optimistic:
