@@ -14,7 +14,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: help install demo test test-full fuzz corpus mistakes bench bench-dist bench-pipeline bench-cost bench-remat bench-auto bench-steps lint format types wheel clean distclean
+.PHONY: help install demo test test-full fuzz corpus mistakes bench bench-dist bench-pipeline bench-cost bench-remat bench-auto bench-mesh bench-steps lint format types wheel clean distclean
 
 help:
 	@echo "make demo        train a Keras CNN on one device and over two replicas, and compare"
@@ -29,6 +29,7 @@ help:
 	@echo "make bench-remat measure the memory that rematerialisation saves, and the time that it takes"
 	@echo "make bench-steps overhead of a step in a loop of fifty beside that of a single one, and the speed of a fit"
 	@echo "make bench-auto  plans of Auto under memory limits, measured, beside plans by hand"
+	@echo "make bench-mesh  cost of a second mesh axis, and memory of logical devices, predicted and measured"
 	@echo "make lint types  check the style and the types;  make format: repair the style"
 	@echo "make wheel       build the package;  make clean, make distclean: remove what was made"
 
@@ -87,6 +88,9 @@ bench-steps: $(VENV)/.ok
 
 bench-auto: $(VENV)/.ok
 	$(BIN)/python -m benchmarks auto_memory $(ARGS)
+
+bench-mesh: $(VENV)/.ok
+	$(BIN)/python -m benchmarks mesh mesh_memory $(ARGS)
 
 lint: $(VENV)/.ok
 	$(BIN)/ruff check .

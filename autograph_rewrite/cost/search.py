@@ -68,7 +68,7 @@ def _analysed(plan: Plan) -> object:
     places = plan.variables if plan.remat is not None and plan.remat.limit is not None else ()
     served = any(request.servers for request in plan.variables)
     given = (plan.devices, plan.mode, plan.semantics, plan.batch_inputs, plan.compresses)
-    return (*given, plan.micro, plan.pipeline, plan.remat, served, places)
+    return (*given, plan.micro, plan.pipeline, plan.remat, plan.model, served, places)
 
 
 @dataclass(frozen=True)

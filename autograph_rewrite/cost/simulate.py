@@ -15,17 +15,17 @@ from types import MappingProxyType
 from autograph_rewrite.analysis.facts.concrete_sizes import EXAMPLES, Sizes
 from autograph_rewrite.config.config import Config, ConfigLike
 from autograph_rewrite.config.sections import Cluster, Network
+from autograph_rewrite.cost.device_use import device_uses
 from autograph_rewrite.cost.hardware.machine import Machine, network_link
-from autograph_rewrite.cost.hardware.topology import CPU, FIRST, IN, LOCAL, OTHERS, OUT, REST, Topology
+from autograph_rewrite.cost.hardware.topology import FIRST, IN, LOCAL, OUT, REST, Topology
 from autograph_rewrite.cost.pipeline.utilization import use_of_pipeline
 from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep, fold, neutral
 from autograph_rewrite.cost.step.op_counts import OpCounts
-from autograph_rewrite.cost.tasks import liveness
 from autograph_rewrite.cost.tasks.communication import Group
 from autograph_rewrite.cost.tasks.event_simulation import simulate_events
 from autograph_rewrite.cost.tasks.host_use import LINK
-from autograph_rewrite.cost.tasks.result import DeviceUse, Event, ExchangeUse, LinkUse, Simulation
-from autograph_rewrite.cost.tasks.task import COMPUTE, EXCHANGE, Buffer, Task
+from autograph_rewrite.cost.tasks.result import Event, ExchangeUse, LinkUse, Simulation
+from autograph_rewrite.cost.tasks.task import COMPUTE, EXCHANGE, Task
 from autograph_rewrite.cost.tasks.task_graph import Built, build
 from autograph_rewrite.diagnostics.faults import raise_if_any
 from autograph_rewrite.errors import GraphError, PlanError
@@ -34,6 +34,7 @@ from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.normalize.normalize import normalise_original
 from autograph_rewrite.passes.alternatives import add_alternatives
+from autograph_rewrite.plan.parts.messages import MODEL_AXIS
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.verify.check_plan import require
 from autograph_rewrite.plan.verify.variables import VARIABLE_CHECKS
@@ -126,14 +127,16 @@ def simulated(
         seconds = simulate_events(built.tasks, built.cores) + topology.machine.run_seconds
     return Simulation(
         step_seconds=seconds,
-        exposed_seconds=_exposed(built.tasks, set(topology.lanes)),
+        exposed_seconds=_exposed(built.tasks, topology.computing),
         bubble=0.0,
-        devices=tuple(_devices(built, topology, seconds, events)),
+        devices=tuple(device_uses(folded, resolved, built, topology, seconds, lines=events)),
         links=tuple(_links(built.tasks, topology)),
-        exchanges=tuple(_exchanges(built.groups)),
+        exchanges=(*_exchanges(built.groups), *_sent(built, topology)),
         replicas=plan.replicas,
         batch=sizes.batch,
-        events=tuple(_events(built.tasks)) if events else (),
+        events=tuple(_events(built.tasks, {id(task): task.place for task in built.tasks if task.place}))
+        if events
+        else (),
         notes=notes,
     )
 
@@ -188,52 +191,11 @@ def _exchanges(groups: Iterable[Group]) -> Iterator[ExchangeUse]:
             yield ExchangeUse(group.first.value, "hand_over", owners, group.handed_over)
 
 
-def _devices(built: Built, topology: Topology, seconds: float, lines: bool) -> list[DeviceUse]:
-    busy = dict.fromkeys([*topology.lanes, *built.variable_bytes], 0.0)
-    for task in built.tasks:
-        if task.kind == COMPUTE:
-            for lane, held in task.holds.items():
-                busy[lane] = busy.get(lane, 0.0) + held * task.width
-    found: list[DeviceUse] = []
-    for lane in dict.fromkeys([*topology.lanes, *built.variable_bytes]):
-        own = [buffer for buffer in built.buffers if buffer.place == lane]
-        count = topology.processes
-        if lane == REST:
-            count *= topology.local - 1
-        elif lane == OTHERS:
-            continue  # they stand beside the first one
-        elif lane not in topology.lanes:
-            count = 1
-        if lane == CPU and topology.local > 1:
-            found += _cpu_devices(built, topology, own, busy[lane], seconds, lines)
-        else:
-            found.append(_use(lane, count, busy[lane] / built.cores.get(lane, 1), own, seconds, lines))
-    return found
-
-
-def _cpu_devices(
-    built: Built, topology: Topology, own: list[Buffer], busy: float, seconds: float, lines: bool
-) -> Iterator[DeviceUse]:
-    """Yield the CPU devices of a process: the first also has what exists once, and all replicas of shared variables."""
-    others = topology.processes * (topology.local - 1)
-    apart = built.variable_bytes.get(OTHERS, 0) // (topology.local - 1)
-    held = [Buffer(apart, OTHERS, each=False, kept=True)]
-    each = [buffer for buffer in own if buffer.each]
-    if topology.plan.mode == "shared":
-        together = own + each * (topology.local - 1)
-        yield _use(CPU, topology.processes, busy, together, seconds, lines)
-        if apart:
-            yield _use(OTHERS, others, 0.0, held, seconds, lines)
-    else:
-        yield _use("first cpu device", topology.processes, busy, own, seconds, lines)
-        yield _use(OTHERS, others, 0.0, each + held, seconds, lines)
-
-
-def _use(name: str, count: int, busy: float, buffers: list[Buffer], seconds: float, lines: bool) -> DeviceUse:
-    variables = sum(buffer.nbytes for buffer in buffers if buffer.kept and buffer.maker is None)
-    memory = liveness.over_time(buffers) if lines else ()
-    holders = liveness.at_peak(buffers) if lines else ()
-    return DeviceUse(name, count, busy, liveness.peak(buffers, seconds), variables, memory=memory, holders=holders)
+def _sent(built: Built, topology: Topology) -> Iterator[ExchangeUse]:
+    """Yield what crosses between the logical devices of a replica."""
+    for (value, lane, _), (move, _) in built.sent.items():
+        if lane == topology.lanes[0]:
+            yield ExchangeUse(value.name, "send", (MODEL_AXIS,), int(sum(move.traffic.values())))
 
 
 def _links(tasks: list[Task], topology: Topology) -> list[LinkUse]:
@@ -247,6 +209,8 @@ def _links(tasks: list[Task], topology: Topology) -> list[LinkUse]:
                 busy[lane] = busy.get(lane, 0.0) + held
     others = topology.processes * (topology.local - 1)
     counts = {lane: topology.processes for lane in (OUT, IN, LOCAL, LINK + FIRST)} | {LINK + REST: others}
+    if topology.plan.pipeline is None:  # with stages, each link has its own name
+        counts |= {lane: topology.plan.replicas for lane in carried if " to " in lane}
     return [
         LinkUse(lane, counts.get(lane, 1), carried[lane], busy.get(lane, 0.0))
         for lane in sorted(carried)

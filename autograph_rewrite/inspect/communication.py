@@ -16,13 +16,12 @@ from autograph_rewrite.ir.format.printer import static_shape
 from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Graph, Node, Value
 from autograph_rewrite.ir.types import device_specs, dtypes
 from autograph_rewrite.ir.verify.collective_groups import collect, contracted_order
+from autograph_rewrite.plan.parts.messages import MODEL_AXIS
 from autograph_rewrite.plan.parts.names import MODEL_AXIS_ATTR, ROLE_ATTR
 from autograph_rewrite.plan.plan import Plan
 
 STORES = frozenset(("ResourceConditionalAccumulator", "FIFOQueueV2"))
 JOINS = frozenset(("AddN", "ConcatV2", "Maximum", "Minimum"))
-MODEL_AXIS = "model axis"
-"""For whom the logical devices of a replica meet."""
 _INSTANCE = re.compile(r"replica_(\d+(?:/micro_\d+)?)/(.+)", re.DOTALL)
 
 

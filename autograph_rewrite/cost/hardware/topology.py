@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from autograph_rewrite.cost.hardware.machine import Link, Machine
-from autograph_rewrite.ir.types.device_names import parse, process_of
+from autograph_rewrite.ir.types.device_names import parse, process_of, short
 from autograph_rewrite.plan.plan import Plan
 
 OUT, IN, LOCAL = "network out", "network in", "local link"
@@ -74,6 +74,48 @@ class Topology:
         if self.on_cpu:
             return (CPU,)
         return (FIRST, REST) if self.local > 1 else (FIRST,)
+
+    @cached_property
+    def logical(self) -> int:
+        """How many logical devices share the tensors of a replica."""
+        return self.plan.model.size if self.plan.model is not None else 1
+
+    def place(self, lane: str, device: int) -> str:
+        """Return what the memory of a logical device is called.
+
+        Args:
+            lane: one of `lanes`.
+            device: its number within a replica.
+        """
+        return f"{lane}, logical device {device}" if self.logical > 1 and lane in self.lanes else lane
+
+    def computes(self, lane: str, device: int) -> str:
+        """Return the lane on which a logical device computes: CPU devices of a process share its cores."""
+        if not self.on_cpu or lane not in self.lanes:
+            return self.place(lane, device)
+        home = process_of(self.logical_name(device))
+        return CPU if home in ("", process_of(self.plan.devices[0])) else self.server_lane(home, CPU)
+
+    @property
+    def computing(self) -> set[str]:
+        """The lanes on which replicas compute."""
+        return {self.computes(lane, device) for lane in self.lanes for device in range(self.logical)}
+
+    def logical_name(self, device: int, replica: int = 0) -> str:
+        """Return the name of a logical device of a replica."""
+        return self.plan.model.devices[replica * self.logical + device] if self.plan.model is not None else ""
+
+    def between(self, nbytes: float, source: int, target: int) -> Exchange:
+        """Return what it takes to move bytes from one logical device of a replica to another one."""
+        one, other = self.logical_name(source), self.logical_name(target)
+        lane = f"{short(one)} to {short(other)}"
+        if process_of(one) != process_of(other):
+            seconds = self.network.time(nbytes)
+        elif parse(one).kind == parse(other).kind == "CPU":  # they see the same memory
+            return Exchange(self.machine.memory.seconds, {}, {lane: nbytes})
+        else:
+            seconds = self.machine.local.time(nbytes)
+        return Exchange(seconds, {lane: seconds}, {lane: nbytes})
 
     def ring_reduce(self, nbytes: float, *, hosts: bool = False) -> Exchange:
         """Return what an all-reduce takes, of all replicas or of one member for each process."""

@@ -159,7 +159,11 @@ class _Values:
         self._of: dict[Value, _Made] = {}
         self._blocks: dict[Value, _Made] = {}
         self._sent: set[tuple[Value, int]] = set()
-        self._bytes = {value: nbytes for counted in staged.counts.values() for value, nbytes in counted.made}
+        self._bytes = {
+            value: nbytes if staged.counts_here(value.node) else 0
+            for counted in staged.counts.values()
+            for value, nbytes in counted.made
+        }
         places = {node: at for nodes in staged.parts.values() for at, node in enumerate(nodes)}
         for node in staged.folded.order:
             self._read(node, places[node])
@@ -206,7 +210,7 @@ class _Values:
             state, sizes = self._staged.folded.state, self._sizes
             nbytes = self._bytes.get(value, 0) // (sizes.micro * sizes.replicas)
             if value in state.whole_inputs:
-                nbytes = sizes.nbytes(state.facts[value])
+                nbytes = sizes.nbytes(state.facts[value]) if self._staged.counts_here(value.node) else 0
                 home = self._staged.device(self._staged.part_of[value.node])
                 self.fed[home] += nbytes * sizes.micro * sizes.replicas
             self._blocks[value] = _Made(nbytes, part, -1)
@@ -239,7 +243,8 @@ class _Values:
             if base is not None:
                 self._of |= {value: base for value, _ in counted.made}
             return
-        for value, nbytes in counted.made:
+        for value in (value for value, _ in counted.made):
+            nbytes = self._bytes[value]
             if value in self._staged.folded.state.whole_inputs:
                 continue  # counted with its blocks
             if node.span is not Span.EACH and (node.op in FED or part[0] == BEFORE):

@@ -40,6 +40,7 @@ class Staged:
         devices: of one replica's stages, in turn, each by the number of the first with its name.
         parts: the nodes of each part, producers first.
         part_of: the part of each node.
+        logical: the logical device of each stage whose memory is asked for; None: all of them together.
     """
 
     folded: AnalyzedStep
@@ -48,6 +49,11 @@ class Staged:
     devices: tuple[int, ...]
     parts: Mapping[Part, tuple[Node, ...]]
     part_of: Mapping[Node, Part]
+    logical: int | None = None
+
+    def counts_here(self, node: Node) -> bool:
+        """Return whether what a node makes is in the memory that is asked for."""
+        return self.logical is None or self.folded.logical.get(node, 0) == self.logical
 
     def device(self, part: Part) -> int:
         """Return the number of the device, within a replica, that runs a part."""

@@ -22,6 +22,7 @@ from autograph_rewrite.cost.step.op_counts import OpCounts
 from autograph_rewrite.cost.tasks.event_simulation import simulate_events
 from autograph_rewrite.cost.tasks.task import COMPUTE, EXCHANGE, Task, compute_seconds, on_cores
 from autograph_rewrite.errors import PlanError
+from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.types.device_names import parse, process_of, short
 from autograph_rewrite.plan.parts import pipeline_schedule
 from autograph_rewrite.plan.parts.messages import Pipeline
@@ -122,7 +123,7 @@ class StagedStep:
     # What runs.
 
     def _part(self, one: pipeline_schedule.Task, replica: int) -> Task:
-        nodes = [self.staged.counts[node] for node in self.staged.parts[one.kind, one.stage]]
+        nodes = [self.staged.counts[node] for node in self._timed_nodes(self.staged.parts[one.kind, one.stage])]
         device = self._at((one.kind, one.stage), replica)
         more = f" of replica {replica}" if replica else ""
         task = self._timed(f"{one}{more}", one.kind, device, nodes, self.micro)
@@ -135,12 +136,16 @@ class StagedStep:
             self.staged.counts[node]
             for part, nodes in self.staged.parts.items()
             if part[0] == kind and self.staged.device(part) == device and replica == 0
-            for node in nodes
+            for node in self._timed_nodes(nodes)
         ]
         name = f"{'reads' if kind == BEFORE else 'update'} on {short(self.devices[replica][device])}"
         task = self._timed(name, kind, self.devices[replica][device], own, 1)
         self.tasks[kind, 0, device, replica] = task
         return task
+
+    def _timed_nodes(self, nodes: Iterable[Node]) -> Iterable[Node]:
+        """Return the nodes whose time a part takes: of logical accelerators the first has what is whole, too."""
+        return nodes if self.topology.on_cpu else [node for node in nodes if not self.staged.folded.logical.get(node)]
 
     def _timed(self, name: str, op: str, device: str, nodes: Iterable[OpCounts], micro: int) -> Task:
         """Return a task of nodes that run one after another; of all micro-batches, one."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
 from autograph_rewrite.cost.hardware.topology import Topology
 from autograph_rewrite.cost.pipeline.liveness import footprint
-from autograph_rewrite.cost.pipeline.parts import stage
+from autograph_rewrite.cost.pipeline.parts import Staged, stage
 from autograph_rewrite.cost.pipeline.tasks import Alive, StagedStep, changes, most, schedule_of
 from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep
 from autograph_rewrite.cost.step.op_counts import OpCounts, count
@@ -64,7 +65,24 @@ def use_of_pipeline(
     step = StagedStep(staged, held, plan.pipeline, plan.microbatches, topology)
     seconds = step.run()
     lanes = frozenset(lane for task in step.tasks.values() for lane in task.holds)
-    return PipelineUse(step, seconds, _bubble(step), tuple(_devices(step)), tuple(_exchanges(step)), lanes)
+    devices = tuple(_devices(step)) if topology.logical == 1 else _on_logical_devices(staged, plan, topology, sizes)
+    return PipelineUse(step, seconds, _bubble(step), devices, tuple(_exchanges(step)), lanes)
+
+
+def _on_logical_devices(staged: Staged, plan: Plan, topology: Topology, sizes: Sizes) -> tuple[DeviceUse, ...]:
+    """Return the logical devices of all stages: the step is played again for the memory of each."""
+    assert plan.pipeline is not None
+    found: list[tuple[int, DeviceUse]] = []
+    for device in range(topology.logical):
+        own = replace(staged, logical=device)
+        held = footprint(own, sizes, interleaved=plan.interleaved)
+        step = StagedStep(own, held, plan.pipeline, plan.microbatches, topology)
+        step.run()
+        firsts = {short(name): at for at, name in enumerate(plan.pipeline.devices)}
+        for use in _devices(step):
+            number = firsts[use.name] * topology.logical + device
+            found.append((number, replace(use, name=short(topology.logical_name(number)))))
+    return tuple(use for _, use in sorted(found, key=lambda pair: pair[0]))
 
 
 def _bubble(step: StagedStep) -> float:
@@ -115,6 +133,8 @@ def _variables(step: StagedStep) -> dict[int, int]:
     folded, found = step.staged.folded, dict[int, int]()
     for variable in folded.item.variables.values():
         handle = folded.state.graph.nodes.get(variable.handle)
+        if handle is not None and not step.staged.counts_here(handle):
+            continue
         part = step.staged.part_of.get(handle) if handle is not None else None
         device = step.staged.device(part) if part is not None else 0
         found[device] = found.get(device, 0) + variable.nbytes

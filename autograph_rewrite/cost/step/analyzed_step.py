@@ -3,13 +3,14 @@
     forward, backward ──► gradient ══► region of w: moments, scaled gradient, assignment      serves nothing but w
                                   ══ the edge that w's update owns
 
-The graph is analysed once; plans that differ in placements, buckets or compressors are all played on it.
+The graph is analysed once; plans that differ in placements, buckets or compressors are all played on it. With a model
+axis it is the graph that the pass `partition-model` leaves: blocks, each on its logical device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from autograph_rewrite.analysis.facts.placement import PARTIAL
 from autograph_rewrite.analysis.propagate import Propagation
@@ -28,10 +29,13 @@ from autograph_rewrite.passes.base.anchors import anchor_outputs
 from autograph_rewrite.passes.base.context import Context
 from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
 from autograph_rewrite.passes.reshard.insert_reshards import assign_spans
-from autograph_rewrite.plan.parts.messages import STEP, Options, VariableRequest
+from autograph_rewrite.passes.tensor_parallel.partition import partition
+from autograph_rewrite.passes.variable_sharding.pieces import pieces_of, shard_variables
+from autograph_rewrite.plan.parts.messages import STEP, EdgePlan, Options, VariableRequest
 from autograph_rewrite.plan.parts.residence import OnServer, Residence, Sharded, placed, residence_of
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve import reshard_edges as edge_list
+from autograph_rewrite.resolve.model_axis.logical_devices import logical_devices
 from autograph_rewrite.resolve.wire_types import sizes_of
 
 
@@ -50,6 +54,9 @@ class AnalyzedStep:
         beside: those of them that do not depend on the gradient: what weight decay adds to it.
         uses: how the step uses each variable: its updates, and the slots that an optimizer keeps for it.
         handles: variables by the name of the node that gives their handle.
+        logical: the logical device of each node; empty without a model axis.
+        blocks: of variables that are cut on the model axis, by name; the item has these instead.
+        model_edges: the conversions between the logical devices of a replica.
     """
 
     item: GraphItem
@@ -62,15 +69,27 @@ class AnalyzedStep:
     beside: frozenset[Node]
     uses: dict[str, VariableUse]
     handles: dict[str, str]
+    logical: Mapping[Node, int] = field(default_factory=dict)
+    blocks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    model_edges: tuple[EdgePlan, ...] = ()
 
     def resolve(self, plan: Plan) -> Plan:
         """Return the plan with its edges: those of whole variables, where some are split; `cost` splits them itself."""
+        plan = self._in_blocks(plan)
         if plan.edges and not splits(plan):
             return plan
         plain = whole(plan)
         sizes = sizes_of(plain, self.state)
         found = edge_list.resolve_edges(plain, self.state, self.outputs, self.item.variables, sizes)
         return replace(plan, edges=found.edges, batch=found.batch)
+
+    def _in_blocks(self, plan: Plan) -> Plan:
+        """Return the plan with requests for the blocks of what is cut on the model axis."""
+        found: list[VariableRequest] = []
+        for request in plan.variables:
+            blocks = self.blocks.get(request.name, ())
+            found += [VariableRequest(name, options=request.options) for name in blocks] if blocks else [request]
+        return replace(plan, variables=tuple(found))
 
     def variable_of(self, node: Node) -> str | None:
         """Return the name of the variable that a node reads or writes by its handle."""
@@ -131,6 +150,14 @@ def fold(item: GraphItem, plan: Plan, batch: int | None = None) -> AnalyzedStep:
     graph = item.graph.clone()
     anchor_outputs(graph, item)
     eliminate_dead_code(graph, _step_roots(graph, item))
+    blocks: dict[str, tuple[str, ...]] = {}
+    model_edges: tuple[EdgePlan, ...] = ()
+    if plan.model is not None:
+        item, plan = partition(graph, item, plan)
+        model_edges = plan.model_edges
+        cut = {name: one for name, one in item.variables.items() if one.shards is not None}
+        blocks = {name: tuple(piece.name for piece in pieces_of(one)) for name, one in cut.items()}
+        item = item.with_(variables=shard_variables(item.variables))
     homed = _homed(plan)
     if splits(plan) and plan.remat is not None and plan.remat.limit is not None:
         uses = fold(item, replace(plan, remat=None), batch).uses
@@ -159,6 +186,9 @@ def fold(item: GraphItem, plan: Plan, batch: int | None = None) -> AnalyzedStep:
         frozenset(region.keys() - descendants(made, controls=False)),
         uses,
         handles,
+        logical_devices(state.order) if plan.model is not None else {},
+        blocks,
+        model_edges,
     )
 
 

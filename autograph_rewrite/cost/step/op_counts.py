@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
+from autograph_rewrite.analysis.facts.concrete_sizes import Shape, Sizes
 from autograph_rewrite.analysis.work.buffers import buffers_of
+from autograph_rewrite.analysis.work.einsum_scratch import scratch_elements
 from autograph_rewrite.analysis.work.loop_trips import runs, trips_of
 from autograph_rewrite.analysis.work.op_work import Work, work_of
 from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep, wanted
 from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.types import dtypes
 
 
 class OpCounts(NamedTuple):
@@ -22,6 +25,7 @@ class OpCounts(NamedTuple):
         hands_on: its outputs are the memory of its first input.
         reuses: its output may take the place of an input.
         runs: how often it runs in one step.
+        scratch: bytes that it needs while it runs, beside its outputs.
     """
 
     work: Work
@@ -30,6 +34,7 @@ class OpCounts(NamedTuple):
     hands_on: bool
     reuses: bool
     runs: int
+    scratch: int = 0
 
 
 def count(folded: AnalyzedStep, sizes: Sizes) -> dict[Node, OpCounts]:
@@ -52,5 +57,13 @@ def count(folded: AnalyzedStep, sizes: Sizes) -> dict[Node, OpCounts]:
             hands_on,
             reuses,
             runs(frames.get(node, ()), trips) * (sizes.micro if node in folded.each else 1),
+            _scratch(node, inputs),
         )
     return found
+
+
+def _scratch(node: Node, inputs: Sequence[Shape]) -> int:
+    """Return the bytes that a kernel needs while it runs."""
+    if node.op != "Einsum":
+        return 0
+    return scratch_elements(node.attr("equation").decode(), inputs) * dtypes.width(node.output().dtype)

@@ -53,7 +53,7 @@ def at_peak(buffers: Iterable[Buffer]) -> Holders:
     for buffer in buffers:
         if buffer.kept:
             held["variables" if buffer.maker is None else "inputs, constants and outputs"] += buffer.nbytes
-    lives = [(one.maker.ready, _freed(one), one) for one in buffers if not one.kept and one.maker and one.nbytes]
+    lives = [(one.born, _freed(one), one) for one in buffers if not one.kept and one.maker and one.nbytes]
     changes = [change for born, freed, one in lives for change in ((born, one.nbytes), (freed, -one.nbytes))]
     top = highest(changes)
     for born, freed, one in lives:
@@ -110,7 +110,7 @@ def _lives(buffers: Iterable[Buffer]) -> tuple[int, list[tuple[float, float, int
         if buffer.kept:
             kept += buffer.nbytes
         elif buffer.maker is not None and buffer.nbytes:
-            lives.append((buffer.maker.ready, _freed(buffer), buffer.nbytes))
+            lives.append((buffer.born, _freed(buffer), buffer.nbytes))
     return kept, lives
 
 

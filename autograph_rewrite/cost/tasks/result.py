@@ -20,9 +20,13 @@ class DeviceUse:
         busy_seconds: that one of them computes.
         peak_bytes: the most memory that one of them needs at a time.
         variable_bytes: of that, variables.
-        activation_bytes: in a pipeline, the most that forward parts keep at a time for their backward parts.
+        activation_bytes: what the forward pass keeps for the backward pass, 0 without events; in a pipeline, the most
+            that is kept at a time.
         gradient_bytes: in a pipeline, sums of gradients.
         in_flight: in a pipeline, of how many micro-batches activations are kept at most.
+        slot_bytes: of the variables, those that an optimizer keeps.
+        flops: that it computes.
+        accessed_bytes: of memory that its ops read and write.
         memory: seconds since the start of the step, and the bytes that are alive from then on; empty without events.
         holders: who holds how many bytes at the peak, the most first; empty without events.
     """
@@ -35,6 +39,9 @@ class DeviceUse:
     activation_bytes: int = 0
     gradient_bytes: int = 0
     in_flight: int = 0
+    slot_bytes: int = 0
+    flops: float = 0.0
+    accessed_bytes: float = 0.0
     memory: tuple[tuple[float, int], ...] = ()
     holders: tuple[tuple[str, int], ...] = ()
 

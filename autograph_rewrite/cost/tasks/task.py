@@ -28,6 +28,8 @@ class Buffer:
         maker: the task that makes it.
         readers: those that read it.
         kept: it outlives the step (variables, constants, what is fed or fetched).
+        is_scratch: it is there from the start of its maker to its end.
+        is_slot: it is a variable that an optimizer keeps beside another one.
     """
 
     nbytes: int
@@ -36,6 +38,15 @@ class Buffer:
     maker: Task | None = None
     readers: list[Task] = field(default_factory=list)
     kept: bool = False
+    is_scratch: bool = False
+    is_slot: bool = False
+
+    @property
+    def born(self) -> float:
+        """When there is memory for it: TensorFlow makes outputs as soon as the inputs are there."""
+        if self.maker is None:
+            return 0.0
+        return self.maker.start if self.is_scratch else self.maker.ready
 
 
 @dataclass(eq=False, slots=True)
@@ -52,6 +63,7 @@ class Task:
         needs: the tasks that end before it starts.
         reuses: its output may take the place of an input of the same size that nobody else needs any more.
         traffic: bytes over one link of each kind.
+        place: the device that computes it, where that is not its lane.
         ready: when what it needs has ended; set by `play`, as its start and end are.
     """
 
@@ -64,6 +76,7 @@ class Task:
     needs: list[Task] = field(default_factory=list)
     reuses: bool = False
     traffic: Mapping[str, float] = field(default_factory=dict)
+    place: str = ""
     index: int = 0
     ready: float = 0.0
     start: float = 0.0

@@ -3,7 +3,10 @@
     node ──► (value) ──► exchange of the plan's edge ──► node          pull ──► read of a served variable
                          push to a server ──► its update, there
 
-Exchanges are made first, so that nodes find what they wait for; at the end they are told which nodes feed them.
+Exchanges are made first, so that nodes find what they wait for; at the end they are told which nodes feed them. On a
+model axis each node is on its logical device, and what another one reads crosses to it once:
+
+    MatMul on device 1 ──► copy over "CPU:1 to CPU:0" ──► AddN on device 0
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep
 from autograph_rewrite.cost.step.op_counts import OpCounts, count
 from autograph_rewrite.cost.tasks.communication import Group, groups, tasks_of
 from autograph_rewrite.cost.tasks.host_use import LINK, host_use
+from autograph_rewrite.cost.tasks.logical_devices import LogicalDevices
 from autograph_rewrite.cost.tasks.task import COMPUTE, EXCHANGE, Buffer, Task, compute_seconds, on_cores
 from autograph_rewrite.cost.tasks.variable_reads import Reads
 from autograph_rewrite.ir.graph import Node, Value
@@ -38,6 +42,9 @@ class Built:
         cores: the lanes that take several tasks at a time.
         groups: the exchanges of the plan's edges.
         variable_bytes: of one instance of a device, by lane.
+        work: FLOPs and bytes of one instance, by the device and whether every replica has one.
+        tasks_of: the tasks of each node.
+        sent: what has come to another logical device, with the move and the buffer there.
     """
 
     tasks: list[Task] = field(default_factory=list)
@@ -45,6 +52,9 @@ class Built:
     cores: dict[str, int] = field(default_factory=dict)
     groups: list[Group] = field(default_factory=list)
     variable_bytes: dict[str, int] = field(default_factory=dict)
+    work: dict[tuple[str, bool], tuple[float, float]] = field(default_factory=dict)
+    tasks_of: dict[Node, list[Task]] = field(default_factory=dict)
+    sent: dict[tuple[Value, str, int], tuple[Task, Buffer]] = field(default_factory=dict)
 
 
 def build(
@@ -91,6 +101,7 @@ class Builder:
         self.exchanged: dict[tuple[str, str], Task] = {}  # the last task, by value and target
         self.results: dict[tuple[str, str, str], Buffer] = {}  # the same, with the lane
         self.moves: dict[Value, Task] = {}
+        self.logical = LogicalDevices(folded, topology, self.built.tasks, self.built.buffers)
         self.host = host_use(folded, topology)
         self.crossed: dict[tuple[Value, str], Task] = {}
         held = (server for holder in self.residences.values() if holder.is_on_server for server in holder.servers)
@@ -111,6 +122,8 @@ class Builder:
                 self._feed(first, member.value)
         self.built.tasks += self.reads.tasks
         self.built.buffers += self.reads.buffers
+        self.built.sent = self.logical.sent
+        self.logical.put_rest()
 
     # Where things are.
 
@@ -139,21 +152,22 @@ class Builder:
         mirrored = self.plan.mode == "mirrored"
         for name, variable in self.folded.item.variables.items():
             nbytes, own = variable.nbytes, self.topology.lanes
-            owner = owners.get(name, name)
+            owner, is_slot = owners.get(name, name), owners.get(name, name) != name
+            device = self.logical.of(self.folded.state.graph.nodes.get(variable.handle))
             holder = self.residences.get(owner)
             if holder is not None and holder.is_on_server:
                 for server in holder.servers:
-                    self._keep(nbytes // len(holder.servers), self.topology.home(server))
+                    self._keep(nbytes // len(holder.servers), self.topology.home(server), is_slot=is_slot)
             elif holder is not None and holder.stage and (holder.stage == 3 or name != owner):
                 for lane in own:
-                    self._keep(nbytes // self.plan.replicas, lane, each=True)
+                    self._keep(nbytes // self.plan.replicas, lane, each=True, is_slot=is_slot)
             else:
                 for lane in own if mirrored else own[:1]:
-                    self._keep(nbytes, lane, each=mirrored)
+                    self._keep(nbytes, self.topology.place(lane, device), each=mirrored, is_slot=is_slot)
 
-    def _keep(self, nbytes: int, lane: str, *, each: bool = False) -> None:
+    def _keep(self, nbytes: int, lane: str, *, each: bool = False, is_slot: bool = False) -> None:
         self.built.variable_bytes[lane] = self.built.variable_bytes.get(lane, 0) + nbytes
-        self.built.buffers.append(Buffer(nbytes, lane, each, kept=True))
+        self.built.buffers.append(Buffer(nbytes, lane, each, kept=True, is_slot=is_slot))
 
     # Exchanges.
 
@@ -162,12 +176,15 @@ class Builder:
         chain = list(tasks_of(group, self.topology)) or [Task(group.name, COMPUTE, group.kind, {}, 0.0)]
         for before, after in pairwise(chain):
             after.needs.append(before)
+        device = group.first.logical
+        for task in chain:
+            self.logical.put(task, device)
         self.built.tasks += chain
         self.built.groups.append(group)
         for lane in self.topology.lanes if group.residual else ():
             self._keep(group.residual, lane, each=True)
         for lane in self.topology.lanes if group.scratch else ():
-            self._buffer(group.scratch, lane, chain[0], each=True)
+            self._buffer(group.scratch, self.topology.place(lane, device), chain[0], each=True)
         self._sum_up(group, chain[0])
         for member in group.members:
             key = (member.edge.value, member.edge.to)
@@ -183,7 +200,8 @@ class Builder:
             elif not group.is_everywhere:
                 lanes = lanes[:1]
             for lane in lanes:
-                self.results[key[0], key[1], lane] = self._buffer(result, lane, chain[-1], each=group.is_everywhere)
+                place = self.topology.place(lane, device)
+                self.results[key[0], key[1], lane] = self._buffer(result, place, chain[-1], each=group.is_everywhere)
         return chain[0]
 
     def _sum_up(self, group: Group, reader: Task) -> None:
@@ -193,7 +211,8 @@ class Builder:
         first = Task(f"first of {group.first.value}", COMPUTE, "sum", {}, 0.0)
         self.built.tasks.append(first)
         for lane in self.topology.lanes:
-            self._buffer(sum(one.whole for one in group.members), lane, first, each=True).readers.append(reader)
+            place = self.topology.place(lane, group.first.logical)
+            self._buffer(sum(one.whole for one in group.members), place, first, each=True).readers.append(reader)
 
     def _buffer(self, nbytes: int, lane: str, maker: Task, *, each: bool) -> Buffer:
         made = Buffer(nbytes, lane, each, maker)
@@ -229,7 +248,9 @@ class Builder:
         for made in read:
             if made is not None:
                 made.readers.append(task)
+        self.logical.put(task, self.logical.of(node))
         self.built.tasks.append(task)
+        self.built.tasks_of.setdefault(node, []).append(task)
         self.ends[node, lane] = task
         self._outputs(node, lane, task, holder, read)
 
@@ -244,6 +265,7 @@ class Builder:
         if holder is not None and holder.is_on_server:
             return self._served(node, work, holder, reuses)
         instances = self.topology.local if node in self.each or (holder and holder.stage) else 1
+        self._note(node, lane, work, runs)
         if holder is not None and holder.stage:
             work = Work(work.family, work.flops / self.plan.replicas, work.nbytes / self.plan.replicas)
         shards = max(1, len(holder.sizes)) if holder is not None and not holder.stage else 1
@@ -257,6 +279,12 @@ class Builder:
         each = machine.accelerator
         seconds = (compute_seconds(work, each) + each.op_seconds * shards) * runs
         return Task(node.name, COMPUTE, node.op, {lane: seconds}, seconds, reuses=reuses)
+
+    def _note(self, node: Node, lane: str, work: Work, runs: int) -> None:
+        """Count the work of one instance for its device."""
+        key = (self.topology.place(lane, self.logical.of(node)), node in self.each)
+        flops, nbytes = self.built.work.get(key, (0.0, 0.0))
+        self.built.work[key] = flops + work.flops * runs, nbytes + work.nbytes * runs
 
     def _served(self, node: Node, work: Work, holder: Residence, reuses: bool) -> Task:
         """Return the task of an update's node on all servers of the variable."""
@@ -276,10 +304,11 @@ class Builder:
         if target is not None and (end := self.exchanged.get((value.name, target))) is not None:
             task.after([end])
             first = self.topology.lanes[0]
-            found = self.results.get((value.name, target, lane)) or self.results.get((value.name, target, first))
-            if found is not None and found.place != lane and lane in self.topology.lanes:
+            own = self.results.get((value.name, target, lane))
+            found = own or self.results.get((value.name, target, first))
+            if found is not None and own is None and lane in self.topology.lanes:
                 task.after([self._moved(value, found)])
-            return found
+            return self.logical.brought(task, value, found, self.logical.of(node), lane)
         found = self.values.get((value, lane))
         if found is None:  # it was made once, on the first device
             first = self.topology.lanes[0]
@@ -287,9 +316,9 @@ class Builder:
             task.after([self.ends.get((value.node, first))])
             if found is not None and lane in self.topology.lanes and found.nbytes and value.node.op not in FED:
                 task.after([self._moved(value, found)])
-            return found
+            return self.logical.brought(task, value, found, self.logical.of(node), lane)
         task.after([self.ends.get((value.node, lane))])
-        return found
+        return self.logical.brought(task, value, found, self.logical.of(node), lane)
 
     def _moved(self, value: Value, made: Buffer) -> Task | None:
         """Return the task that takes what exists once from the first device to the others."""
@@ -321,6 +350,11 @@ class Builder:
         share = self.plan.replicas if holder is not None and holder.stage else 1
         share = len(holder.servers) if holder is not None and holder.is_on_server else share
         counted = self.counts[node]
+        if counted.scratch:
+            times = self.together if node in self.each else 1
+            place = self.topology.place(lane, self.logical.of(node))
+            scratch = self._buffer(counted.scratch * times // share, place, task, each=node in self.each)
+            scratch.is_scratch = True
         for value, nbytes in counted.made:
             if counted.hands_on:
                 if own is not None:
@@ -330,6 +364,7 @@ class Builder:
             times = self.together if node in self.each else 1
             if value in self.folded.state.whole_inputs and self.topology.on_cpu:
                 times = self.topology.local  # the process is fed the shares of all its replicas
-            made = self._buffer(nbytes * times // share, lane, task, each=each)
+            place = self.topology.place(lane, self.logical.of(node))
+            made = self._buffer(nbytes * times // share, place, task, each=each)
             made.kept = node.op in FED or value in self.folded.outputs
             self.values[value, lane] = made

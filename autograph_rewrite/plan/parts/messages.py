@@ -10,6 +10,9 @@ from autograph_rewrite.plan.parts.lowerings import Lowering, lowering
 # The owner of an edge that serves no single variable: losses, norms, metrics, forward gathers.
 STEP = "step"
 
+# The owner of what the logical devices of a replica exchange.
+MODEL_AXIS = "model axis"
+
 # What the edge of a value turns into that tells all processes how long each one's part is.
 OUTPUT = "it is an output"
 """The reason of an edge that only the outside needs."""

@@ -1,0 +1,158 @@
+"""What each device of a simulated step holds and computes: identical devices together, logical ones apart.
+
+shared, 2 replicas on CPUs     cpu                  all replicas
+mirrored                       first cpu device     what exists once, too      other cpu devices
+a model axis of 2              CPU:0   CPU:1        the first replica's        CPU:2   CPU:3        the others'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
+from autograph_rewrite.cost.hardware.topology import CPU, OTHERS, REST, Topology
+from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep
+from autograph_rewrite.cost.tasks import liveness
+from autograph_rewrite.cost.tasks.result import DeviceUse
+from autograph_rewrite.cost.tasks.task import COMPUTE, Buffer
+from autograph_rewrite.cost.tasks.task_graph import Built
+from autograph_rewrite.errors import PlanError
+from autograph_rewrite.ir.types.device_names import short
+from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.resolve.stages.forward_backward import forward_nodes
+
+
+class Held(NamedTuple):
+    """What one kind of device has.
+
+    Attributes:
+        name: for people.
+        count: how many there are.
+        busy: seconds that one computes.
+        buffers: its memory.
+        work: FLOPs and bytes that one computes.
+    """
+
+    name: str
+    count: int
+    busy: float
+    buffers: list[Buffer]
+    work: tuple[float, float] = (0.0, 0.0)
+
+
+def device_uses(
+    folded: AnalyzedStep, plan: Plan, built: Built, topology: Topology, seconds: float, *, lines: bool
+) -> list[DeviceUse]:
+    """Return the devices of a step that has been played.
+
+    Args:
+        folded: the step.
+        plan: resolved.
+        built: its tasks and buffers.
+        topology: of the plan.
+        seconds: that the step takes.
+        lines: whether memory over time, and what of it is activations, is wanted.
+    """
+    found = _on_logical_devices(built, topology) if topology.logical > 1 else _on_lanes(built, topology)
+    activations = _activations(folded, plan, built) if lines else frozenset()
+    return [_use(one, seconds, activations, lines=lines) for one in found]
+
+
+def _busy(built: Built) -> dict[str, float]:
+    busy: dict[str, float] = {}
+    for task in built.tasks:
+        if task.kind == COMPUTE:
+            for lane, held in task.holds.items():
+                place = task.place or lane
+                busy[place] = busy.get(place, 0.0) + held * task.width
+    return busy
+
+
+def _on_lanes(built: Built, topology: Topology) -> Iterator[Held]:
+    busy = _busy(built)
+    for lane in dict.fromkeys([*topology.lanes, *built.variable_bytes]):
+        own = [buffer for buffer in built.buffers if buffer.place == lane]
+        count = topology.processes
+        if lane == REST:
+            count *= topology.local - 1
+        elif lane == OTHERS:
+            continue  # they stand beside the first one
+        elif lane not in topology.lanes:
+            count = 1
+        if lane == CPU and topology.local > 1:
+            yield from _cpu_devices(built, topology, own, busy.get(lane, 0.0))
+        else:
+            work = _work(built, lane, 1, once=lane != REST)
+            yield Held(lane, count, busy.get(lane, 0.0) / built.cores.get(lane, 1), own, work)
+
+
+def _cpu_devices(built: Built, topology: Topology, own: list[Buffer], busy: float) -> Iterator[Held]:
+    """Yield the CPU devices of a process: the first also has what exists once, and all replicas of shared variables."""
+    others = topology.processes * (topology.local - 1)
+    apart = built.variable_bytes.get(OTHERS, 0) // (topology.local - 1)
+    held = [Buffer(apart, OTHERS, each=False, kept=True)]
+    each = [buffer for buffer in own if buffer.each]
+    if topology.plan.mode == "shared":
+        together = own + each * (topology.local - 1)
+        yield Held(CPU, topology.processes, busy, together, _work(built, CPU, topology.local))
+        if apart:
+            yield Held(OTHERS, others, 0.0, held)
+    else:
+        yield Held("first cpu device", topology.processes, busy, own, _work(built, CPU, 1))
+        yield Held(OTHERS, others, 0.0, each + held, _work(built, CPU, 1, once=False))
+
+
+def _on_logical_devices(built: Built, topology: Topology) -> Iterator[Held]:
+    """Yield the logical devices of the first replica, then those of the others, which only have what each has."""
+    busy, lanes = _busy(built), topology.lanes
+    for device in range(topology.logical):
+        place = topology.place(lanes[0], device)
+        own = [buffer for buffer in built.buffers if buffer.place == place]
+        name = short(topology.logical_name(device))
+        yield Held(name, topology.processes, busy.get(place, 0.0), own, _work(built, place, 1))
+    for device in range(topology.logical if topology.local > 1 else 0):
+        place, name = topology.place(lanes[-1], device), short(topology.logical_name(device, 1))
+        own = [buffer for buffer in built.buffers if buffer.place == place and buffer.each]
+        more = f" and {topology.local - 2} alike" if topology.local > 2 else ""
+        count, work = topology.processes * (topology.local - 1), _work(built, place, 1, once=False)
+        yield Held(name + more, count, 0.0 if len(lanes) == 1 else busy.get(place, 0.0), own, work)
+    for lane in built.variable_bytes:
+        if all(lane != topology.place(own, device) for own in lanes for device in range(topology.logical)):
+            own = [buffer for buffer in built.buffers if buffer.place == lane]
+            yield Held(lane, 1, busy.get(lane, 0.0) / built.cores.get(lane, 1), own)
+
+
+def _work(built: Built, place: str, instances: int, *, once: bool = True) -> tuple[float, float]:
+    """Return FLOPs and bytes of a device: of what runs once, and of so many instances of what each replica runs."""
+    alone, each = (built.work.get((place, kind), (0.0, 0.0)) for kind in (False, True))
+    return (alone[0] * once + each[0] * instances, alone[1] * once + each[1] * instances)
+
+
+def _activations(folded: AnalyzedStep, plan: Plan, built: Built) -> frozenset[Buffer]:
+    """Return what the forward pass makes and the backward pass reads."""
+    try:
+        forward = forward_nodes(plan, folded.state, folded.outputs)
+    except PlanError:  # nothing is trained
+        return frozenset()
+    tasks = {task for node in forward for task in built.tasks_of.get(node, ())}
+    made = (one for one in built.buffers if one.maker in tasks and not one.kept)
+    return frozenset(one for one in made if any(reader not in tasks for reader in one.readers))
+
+
+def _use(held: Held, seconds: float, activations: Collection[Buffer], *, lines: bool) -> DeviceUse:
+    buffers = held.buffers
+    variables = [buffer for buffer in buffers if buffer.kept and buffer.maker is None]
+    flops, nbytes = held.work
+    return DeviceUse(
+        held.name,
+        held.count,
+        held.busy,
+        liveness.peak(buffers, seconds),
+        sum(buffer.nbytes for buffer in variables),
+        activation_bytes=sum(buffer.nbytes for buffer in buffers if buffer in activations),
+        slot_bytes=sum(buffer.nbytes for buffer in variables if buffer.is_slot),
+        flops=flops,
+        accessed_bytes=nbytes,
+        memory=liveness.over_time(buffers) if lines else (),
+        holders=liveness.at_peak(buffers) if lines else (),
+    )
