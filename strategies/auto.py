@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from autograph_rewrite.analysis.facts.concrete_sizes import EXAMPLES
 from autograph_rewrite.config.config import Config
+from autograph_rewrite.config.sections import Network
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.plan.codecs import shown
 from autograph_rewrite.plan.parts.messages import VariableRequest
@@ -22,8 +24,11 @@ from autograph_rewrite.plan.request import default_options, override_of
 from autograph_rewrite.strategies.assemble import assemble, trained_variables
 from autograph_rewrite.strategies.builder.choice import Choice, Parts, TrainedVariable
 from autograph_rewrite.strategies.builder.protocol import StrategyBuilder
-from autograph_rewrite.strategies.candidates import in_mode, plans_of
+from autograph_rewrite.strategies.candidates import PLAIN, in_mode, plans_of
 from autograph_rewrite.strategies.memory_limit import Starts, room_of
+from autograph_rewrite.strategies.mesh_annotations import wants_annotations
+from autograph_rewrite.strategies.mesh_search import MeshSearch, annotated
+from autograph_rewrite.strategies.progress import Progress
 
 if TYPE_CHECKING:
     from autograph_rewrite.cost.search import Candidate, Evaluator, Search
@@ -61,14 +66,19 @@ class Auto:
 
         network = config.cluster.network if config.cluster is not None else None
         evaluator = Evaluator(item, Hardware(network=network))
-        room = room_of(config)
+        room, progress, ranked = room_of(config), Progress(), list[str]()
+        if room is not None or config.model_size > 1:
+            evaluator.batch = EXAMPLES * len(config.devices or ()) * config.workers  # the same for all meshes
+        if room is None and wants_annotations(item, config):
+            config = self._annotated(item, config, network, progress)
         if room is None:
             plans, dropped = plans_of(item, config, self.builders)
             compared = self._compared(evaluator, plans)
             tries = max(FEWEST, min(MOST, NODES // max(len(item.graph), 1)))
         else:
-            fits = Starts(item, config, evaluator, self.builders, room).fitting()
-            config = fits[0].config
+            starts = Starts(item, config, evaluator, self.builders, room, progress=progress)
+            fits = starts.fitting()
+            config, ranked = fits[0].config, [*starts.faults, *starts.ranked()]
             plans, dropped = plans_of(item, config, self.builders)
             compared, tries = {start.name: start.candidate for start in fits}, AROUND
         best = min(compared, key=lambda name: compared[name].key)
@@ -76,11 +86,25 @@ class Auto:
         self._mix(item, config, search, list(plans.values()))
         self._bucket(config, search)
         self._compress(item, config, search)
+        progress.done()
         if self.every:
-            return _named(search, compared, search.best, dropped)
-        ranked = sorted(compared.values(), key=lambda candidate: candidate.key)
-        found, impossible = first_possible(item, [*reversed(search.kept), *ranked])
-        return _named(search, compared, found, [*dropped, *impossible])
+            return _named(search, compared, search.best, [*dropped, *ranked])
+        others = sorted(compared.values(), key=lambda candidate: candidate.key)
+        found, impossible = first_possible(item, [*reversed(search.kept), *others])
+        return _named(search, compared, found, [*dropped, *impossible, *ranked])
+
+    def _annotated(self, item: GraphItem, config: Config, network: Network | None, progress: Progress) -> Config:
+        """Return a configuration with what is best cut on its mesh, as if each device had cores of its own."""
+        from autograph_rewrite.cost.hardware.machine import Machine
+        from autograph_rewrite.cost.search import Evaluator
+        from autograph_rewrite.cost.simulate import Hardware
+
+        examples = EXAMPLES * len(config.devices or ()) * config.workers
+        evaluator = Evaluator(item, Hardware(Machine(apart=True), network), batch=examples)
+        build = self.builders[PLAIN].build
+        search = MeshSearch(item, config, evaluator, lambda other: build(item, other), progress=progress)
+        path = search.run()
+        return annotated(config, item, path[-1].cuts) if path else config
 
     def _compared(self, evaluator: Evaluator, plans: Mapping[str, Plan]) -> dict[str, Candidate]:
         from autograph_rewrite.cost.search import Candidate

@@ -11,6 +11,9 @@ from autograph_rewrite.item import GraphItem
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.strategies.builder.protocol import StrategyBuilder
 
+PLAIN = "AllReduce"
+"""The builder of plans in which single variables are nowhere in particular."""
+
 
 def with_settings(config: Config, **settings: Any) -> Config:
     """Return a configuration with other settings, which knows where it was read."""
@@ -41,6 +44,8 @@ def plans_of(
     plans: dict[str, Plan] = {}
     errors: dict[str, RewriteError] = {}
     modes = modes_of(config)
+    if config.model_size > 1 and config.workers == 1 and len(config.replicas) == 1:
+        builders = {PLAIN: builders[PLAIN]}  # one replica has everything, whatever a builder says
     for mode in modes:
         chosen = in_mode(config, mode)
         for builder, made in builders.items():
@@ -55,10 +60,12 @@ def plans_of(
 
 
 def modes_of(config: Config) -> tuple[str | None, ...]:
-    """Return where variables may live; mirrored ones need distinct devices, and no stages."""
+    """Return where variables may live; mirrored ones need distinct devices of several replicas, and no stages."""
     known = config.strategy.variables
     if known or config.workers > 1:
         return (known,)
     devices = config.devices or ()
+    if config.model_size > 1 and len(config.replicas) == 1:
+        return ("shared",)
     apart = len(set(devices)) == len(devices) and config.pipeline is None
     return ("shared", "mirrored") if apart else ("shared",)

@@ -1,8 +1,9 @@
 """Auto with a memory limit: which stages, micro-batches and recomputation let a step fit the memory of a device.
 
-    1. every builder's plan as it is, and ZeRO 1 and 2      of those that no other beats in time and in memory:
-    2. 2, 4, 8, ... micro-batches; stages on the devices     all plans by their time, the shortest first
-    3. what does not fit computes activations again         as long as it is shorter than what fits
+    1. every builder's plan as it is, and ZeRO 1 and 2       of those that no other beats in time and in memory:
+    2. model axes, with annotations that a search finds       (`mesh_search`)
+    3. 2, 4, 8, ... micro-batches; stages on the devices      all plans by their time, the shortest first
+    4. what does not fit computes activations again          as long as it is shorter than what fits
 
 Recomputation never makes a step shorter, so what takes longer than a plan that fits is not tried with it. All of it is
 limited by counts, so that every process finds the same plans.
@@ -18,10 +19,14 @@ from autograph_rewrite.config.config import Config
 from autograph_rewrite.config.sections import Pipeline, Remat
 from autograph_rewrite.errors import PlanError, RewriteError
 from autograph_rewrite.item import GraphItem
+from autograph_rewrite.plan.parts.ranking import SHOWN, Row
 from autograph_rewrite.strategies.builder.over_replicas import over_replicas
 from autograph_rewrite.strategies.builder.protocol import StrategyBuilder
-from autograph_rewrite.strategies.candidates import in_mode, modes_of, with_settings
+from autograph_rewrite.strategies.candidates import PLAIN, in_mode, modes_of, with_settings
+from autograph_rewrite.strategies.mesh_annotations import annotations, meshes_of
+from autograph_rewrite.strategies.mesh_search import MeshSearch
 from autograph_rewrite.strategies.per_variable import PerVariable
+from autograph_rewrite.strategies.progress import Progress
 
 if TYPE_CHECKING:
     from autograph_rewrite.cost.search import Candidate, Evaluator
@@ -66,6 +71,9 @@ class Start(NamedTuple):
         """What it is, for people."""
         config, mode = self.config, self.config.mode
         parts = [f"{self.builder} ({mode})"]
+        if config.mesh is not None and config.model_size > 1:
+            parts.append(f"mesh {len(config.replicas)} x {config.model_size}")
+            parts += [f"{one.match} split {list(one.split)}" for one in config.sharding if one.split]
         if config.pipeline is not None:
             parts.append(f"{config.pipeline.stages} stages")
         count = config.pipeline.microbatches if config.pipeline is not None else config.microbatches
@@ -87,6 +95,8 @@ class Starts:
         limit: the bytes that a predicted peak may have.
         found: the plans.
         errors: why others could not be made.
+        faults: why annotations could not be tried, where that is a fault of this package.
+        progress: is told how many plans there were.
     """
 
     item: GraphItem
@@ -96,6 +106,8 @@ class Starts:
     limit: int
     found: list[Start] = field(default_factory=list)
     errors: list[RewriteError] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+    progress: Progress = field(default_factory=Progress)
 
     def fitting(self) -> list[Start]:
         """Return those that fit, the shortest step first.
@@ -114,11 +126,26 @@ class Starts:
             self._raise_least()
         return sorted(fits, key=lambda start: start.candidate.key)
 
+    def ranked(self) -> list[str]:
+        """Return the plans that were simulated, as rows of a table: what fits by time, the rest by peak."""
+        room = self.limit
+
+        def key(start: Start) -> tuple[bool, float, tuple[float, int, int]]:
+            one = start.candidate
+            return not one.fits(room), 0.0 if one.fits(room) else one.found.peak_bytes, one.key
+
+        rows = [(one.candidate.found, one.candidate.fits(room), one.name) for one in sorted(self.found, key=key)]
+        return [
+            str(Row(rank, found.step_seconds * 1e3, found.peak_bytes / 2**20, fits, name))
+            for rank, (found, fits, name) in enumerate(rows[:SHOWN], start=1)
+        ]
+
     def _layouts(self) -> None:
         """Try every builder, then micro-batches and stages with those that no other beats."""
         for mode in modes_of(self.config):
             for builder in self._builders if mode == "mirrored" else self.builders:
                 self._try(in_mode(self.config, mode), builder)
+        self._annotate()
         front = list(_front(self.found))
         if self.config.microbatches == 1 and self.config.pipeline is None:
             for count in self._counts(len(self.config.devices or ()) * self.config.workers):
@@ -130,6 +157,25 @@ class Starts:
                 section = Pipeline(stages=stages, microbatches=count)
                 for builder in in_stages:
                     self._try(with_settings(in_mode(self.config, "shared"), pipeline=section), builder)
+
+    def _annotate(self) -> None:
+        """Try model axes, with what a search finds to cut on them."""
+        meshes = meshes_of(self.item, self.config)
+        if not meshes:
+            return
+        build, mode = self._builders[PLAIN].build, "shared" if self.config.mode == "shared" else None
+        search = MeshSearch(
+            self.item,
+            in_mode(meshes[0], mode),
+            self.evaluator,
+            lambda config: build(self.item, config),
+            self.limit,
+            progress=self.progress,
+        )
+        for config in annotations(search, meshes[1:]):
+            for chosen in modes_of(self.config) if len(config.replicas) > 1 else ("shared",):
+                self._try(in_mode(config, chosen), PLAIN)
+        self.faults += search.faults
 
     def _recompute(self) -> None:
         """Let what does not fit compute activations again, if it takes less time than what does."""
@@ -173,6 +219,7 @@ class Starts:
             self.errors.append(error)
             return None
         self.found.append(start)
+        self.progress(self.evaluator.tried, start.name)
         return start
 
     def _counts(self, replicas: int) -> list[int]:

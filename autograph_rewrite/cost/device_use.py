@@ -8,7 +8,7 @@ a model axis of 2              CPU:0   CPU:1        the first replica's        C
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from autograph_rewrite.cost.hardware.topology import CPU, OTHERS, REST, Topology
 from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep
@@ -22,7 +22,8 @@ from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve.stages.forward_backward import forward_nodes
 
 
-class Held(NamedTuple):
+@dataclass(frozen=True)
+class Held:
     """What one kind of device has.
 
     Attributes:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from autograph_rewrite.cost.simulate import Hardware, simulated
-from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep, fold, whole
+from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep, cut_model, fold, whole
 from autograph_rewrite.cost.step.op_counts import OpCounts, count
 from autograph_rewrite.cost.tasks.result import Simulation
 from autograph_rewrite.errors import RewriteError
@@ -39,11 +39,13 @@ class Evaluator:
         item: normalised.
         hardware: what a step runs on.
         tried: how many plans have been simulated.
+        batch: examples of the global batch where the graph does not say, the same for all plans.
     """
 
     item: GraphItem
     hardware: Hardware = field(default_factory=Hardware)
     tried: int = 0
+    batch: int | None = None
     _folds: dict[object, tuple[AnalyzedStep, Mapping[Node, OpCounts]]] = field(default_factory=dict)
     _edges: dict[object, tuple[EdgePlan, ...]] = field(default_factory=dict)
 
@@ -51,8 +53,8 @@ class Evaluator:
         """Return what one step of a plan takes."""
         kind = _analysed(plan)
         if kind not in self._folds:
-            folded = fold(self.item, plan)
-            self._folds[kind] = folded, count(folded, sizes_of(plan, folded.state))
+            folded = fold(self.item, plan, self.batch)
+            self._folds[kind] = folded, count(folded, sizes_of(plan, folded.state, self.batch))
         folded, counts = self._folds[kind]
         plain = whole(plan)
         options = (kind, plain.default, plain.variables)
@@ -60,7 +62,16 @@ class Evaluator:
             self._edges[options] = folded.resolve(replace(plan, edges=())).edges
         self.tried += 1
         resolved = replace(plan, edges=self._edges[options])
-        return simulated(folded, resolved, self.hardware, events=False, counts=counts)
+        return simulated(folded, resolved, self.hardware, batch=self.batch, events=False, counts=counts)
+
+    def simulate_once(self, plan: Plan) -> Simulation:
+        """Return what one step of a plan takes that no other plan has anything in common with."""
+        self.tried += 1
+        return simulated(fold(self.item, plan, self.batch), plan, self.hardware, batch=self.batch, events=False)
+
+    def cut(self, plan: Plan) -> tuple[dict[str, int], tuple[EdgePlan, ...]]:
+        """Return which dimension of each variable a plan cuts on the model axis, and what its devices exchange."""
+        return cut_model(self.item, plan)
 
 
 def _analysed(plan: Plan) -> object:

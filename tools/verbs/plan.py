@@ -6,6 +6,7 @@ import argparse
 import json
 
 from autograph_rewrite.api import build_plan
+from autograph_rewrite.plan.parts.ranking import ranking
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.tools.common_arguments import (
     PLAN_FORMS,
@@ -49,7 +50,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def as_data(plan: Plan) -> object:
-    """Return a plan as plain data: the JSON form of plan.proto."""
+    """Return a plan as plain data: the JSON form of plan.proto, and how a search ranked it among others."""
     from google.protobuf import json_format
 
-    return json.loads(json_format.MessageToJson(plan.to_proto(), preserving_proto_field_name=True))
+    data = json.loads(json_format.MessageToJson(plan.to_proto(), preserving_proto_field_name=True))
+    rows = ranking(plan.notes)
+    return {**data, "ranking": rows} if rows else data

@@ -100,6 +100,7 @@ class Machine:
         local: the link between the accelerators of one process.
         host: the link between one accelerator and its host's memory, each way.
         run_seconds: that a step takes however little it does.
+        apart: the logical devices of a replica have cores and memory of their own, though they are CPUs of one process.
     """
 
     core: Compute = CORE
@@ -109,6 +110,7 @@ class Machine:
     local: Link = Link(10e-6, 50e9)
     host: Link = Link(10e-6, 12e9)
     run_seconds: float = 0.0
+    apart: bool = False
 
 
 def network_link(network: Network | None) -> Link:

@@ -91,7 +91,7 @@ class Topology:
 
     def computes(self, lane: str, device: int) -> str:
         """Return the lane on which a logical device computes: CPU devices of a process share its cores."""
-        if not self.on_cpu or lane not in self.lanes:
+        if not self.on_cpu or lane not in self.lanes or (self.machine.apart and self.logical > 1):
             return self.place(lane, device)
         home = process_of(self.logical_name(device))
         return CPU if home in ("", process_of(self.plan.devices[0])) else self.server_lane(home, CPU)
@@ -106,15 +106,23 @@ class Topology:
         return self.plan.model.devices[replica * self.logical + device] if self.plan.model is not None else ""
 
     def between(self, nbytes: float, source: int, target: int) -> Exchange:
-        """Return what it takes to move bytes from one logical device of a replica to another one."""
+        """Return what it takes to move bytes from one logical device of a replica to another one.
+
+        Args:
+            nbytes: to move.
+            source: number of the device that has them.
+            target: number of the other one.
+        """
         one, other = self.logical_name(source), self.logical_name(target)
         lane = f"{short(one)} to {short(other)}"
         if process_of(one) != process_of(other):
             seconds = self.network.time(nbytes)
-        elif parse(one).kind == parse(other).kind == "CPU":  # they see the same memory
-            return Exchange(self.machine.memory.seconds, {}, {lane: nbytes})
-        else:
+        elif not parse(one).kind == parse(other).kind == "CPU":
             seconds = self.machine.local.time(nbytes)
+        elif self.machine.apart:
+            seconds = self.machine.memory.time(nbytes)
+        else:  # they see the same memory
+            return Exchange(self.machine.memory.seconds, {}, {lane: nbytes})
         return Exchange(seconds, {lane: seconds}, {lane: nbytes})
 
     def ring_reduce(self, nbytes: float, *, hosts: bool = False) -> Exchange:

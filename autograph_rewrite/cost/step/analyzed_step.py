@@ -147,9 +147,7 @@ def fold(item: GraphItem, plan: Plan, batch: int | None = None) -> AnalyzedStep:
     Raises:
         GraphError: it has no batch input.
     """
-    graph = item.graph.clone()
-    anchor_outputs(graph, item)
-    eliminate_dead_code(graph, _step_roots(graph, item))
+    graph = _step_graph(item)
     blocks: dict[str, tuple[str, ...]] = {}
     model_edges: tuple[EdgePlan, ...] = ()
     if plan.model is not None:
@@ -190,6 +188,29 @@ def fold(item: GraphItem, plan: Plan, batch: int | None = None) -> AnalyzedStep:
         blocks,
         model_edges,
     )
+
+
+def cut_model(item: GraphItem, plan: Plan) -> tuple[dict[str, int], tuple[EdgePlan, ...]]:
+    """Return which dimension of each variable is cut, and the conversions between the logical devices of a replica.
+
+    Args:
+        item: normalised.
+        plan: the request, with a model axis.
+
+    Raises:
+        RewriteError: something cannot be cut so.
+    """
+    made, cut = partition(_step_graph(item), item, plan)
+    shards = {name: one.shards for name, one in made.variables.items() if one.shards is not None}
+    return {name: one.axis for name, one in shards.items()}, cut.model_edges
+
+
+def _step_graph(item: GraphItem) -> Graph:
+    """Return a copy of a graph, of what a step needs."""
+    graph = item.graph.clone()
+    anchor_outputs(graph, item)
+    eliminate_dead_code(graph, _step_roots(graph, item))
+    return graph
 
 
 def wanted(state: Propagation, node: Node, index: int) -> str | None:

@@ -18,7 +18,7 @@ from itertools import pairwise
 from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
 from autograph_rewrite.analysis.work.buffers import FED
 from autograph_rewrite.analysis.work.op_work import Work
-from autograph_rewrite.cost.hardware.topology import CPU, HOST, Topology
+from autograph_rewrite.cost.hardware.topology import HOST, Topology
 from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep
 from autograph_rewrite.cost.step.op_counts import OpCounts, count
 from autograph_rewrite.cost.tasks.communication import Group, groups, tasks_of
@@ -106,7 +106,7 @@ class Builder:
         self.crossed: dict[tuple[Value, str], Task] = {}
         held = (server for holder in self.residences.values() if holder.is_on_server for server in holder.servers)
         served = {topology.compute_lane(server) for server in held} - {*topology.lanes}
-        own = {CPU} if topology.on_cpu else {HOST} if self.host.nodes else set()
+        own = topology.computing if topology.on_cpu else {HOST} if self.host.nodes else set()
         self.built.cores.update(dict.fromkeys(sorted(served | own), topology.machine.cores))
 
     def run(self) -> None:
