@@ -23,7 +23,7 @@ from autograph_rewrite.plan.parts.ranking import SHOWN, Row
 from autograph_rewrite.strategies.builder.over_replicas import over_replicas
 from autograph_rewrite.strategies.builder.protocol import StrategyBuilder
 from autograph_rewrite.strategies.candidates import PLAIN, in_mode, modes_of, with_settings
-from autograph_rewrite.strategies.mesh_annotations import annotations, meshes_of
+from autograph_rewrite.strategies.mesh_annotations import annotated_configs, meshes_of
 from autograph_rewrite.strategies.mesh_search import MeshSearch
 from autograph_rewrite.strategies.per_variable import PerVariable
 from autograph_rewrite.strategies.progress import Progress
@@ -172,7 +172,7 @@ class Starts:
             self.limit,
             progress=self.progress,
         )
-        for config in annotations(search, meshes[1:]):
+        for config in annotated_configs(search, meshes[1:]):
             for chosen in modes_of(self.config) if len(config.replicas) > 1 else ("shared",):
                 self._try(in_mode(config, chosen), PLAIN)
         self.faults += search.faults

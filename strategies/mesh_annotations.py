@@ -35,7 +35,7 @@ def meshes_of(item: GraphItem, config: Config) -> list[Config]:
     return [on_mesh(config, count // model, model) for model in range(2, count + 1) if count % model == 0]
 
 
-def annotations(search: MeshSearch, others: list[Config]) -> Iterator[Config]:
+def annotated_configs(search: MeshSearch, others: list[Config]) -> Iterator[Config]:
     """Yield configurations with annotations: of the searched mesh what was the best, then the same on others.
 
     Args:

@@ -138,8 +138,9 @@ class MeshSearch:
         self.left -= 1
         try:
             cut, edges = self.evaluator.cut(self.build(annotated(self.config, self.item, cuts)))
-        except Exception as error:  # noqa: BLE001
-            return self._drop(cuts, error)
+        except Exception as error:
+            self._drop(cuts, error)
+            return None
         read = [(edge.value, edge.to) for edge in edges if edge.lowering == "slice" and edge.to.startswith("split(")]
         found = wanted_in_blocks(self.item, {value: int(to[6:-1]) for value, to in read}) | cut
         return {name: dim for name, dim in found.items() if name not in cuts and self._can_be_cut(name, dim)}
@@ -169,8 +170,9 @@ class MeshSearch:
         try:
             plan = self.build(annotated(self.config, self.item, cuts))
             priced = Priced(cuts, self.evaluator.simulate_once(plan))
-        except Exception as error:  # noqa: BLE001
-            return self._drop(cuts, error)
+        except Exception as error:
+            self._drop(cuts, error)
+            return None
         self.tried.append(priced)
         self.progress(self.evaluator.tried, f"{len(cuts)} variables cut over {self._devices} devices")
         return priced
