@@ -21,7 +21,8 @@ KEPT = 4
 
 def wants_annotations(item: GraphItem, config: Config) -> bool:
     """Return whether there is a model axis, and nobody has said what to cut on it."""
-    return config.model_size > 1 and not config.sharding and not any(mark_of(name) for name in item.graph.nodes)
+    is_open = config.model_size > 1 and config.mesh is not None and len(config.mesh.model_axes) == 1
+    return is_open and not config.sharding and not any(mark_of(name) for name in item.graph.nodes)
 
 
 def meshes_of(item: GraphItem, config: Config) -> list[Config]:
