@@ -24,6 +24,8 @@ from autograph_rewrite.ir.types.opdefs import get_op
 from tests.rules.runner import number_of, number_of_input, run_once
 from tests.rules.sample import Draw, Elements, Known, Sample
 
+GROWTH = 7
+"""By how much a batch is larger that shows which sizes count its examples."""
 BLOCKINGS = ((3, 3), (2, 2, 1), (1, 1, 0))
 COMBINE: dict[str, np.ufunc] = {
     "sum": np.add,
@@ -96,12 +98,12 @@ def with_zeros(case: Case, index: int) -> Case:
 def make_case(sample: Sample, letter: str, blocks: tuple[int, ...]) -> Case:
     batch = sum(blocks)
     values, attrs = sample.inputs(letter, batch)
-    bigger, _ = sample.inputs(letter, batch + 7)
+    bigger, _ = sample.inputs(letter, batch + GROWTH)
     pairs = zip(values, bigger, strict=True)
-    return Case(sample, attrs, tuple(Operand(a, _units(a, b, batch)) for a, b in pairs), blocks)
+    return Case(sample, attrs, tuple(Operand(a, units_of(a, b, batch)) for a, b in pairs), blocks)
 
 
-def _units(small: np.ndarray, big: np.ndarray, batch: int) -> tuple[int, ...]:
+def units_of(small: np.ndarray, big: np.ndarray, batch: int, growth: int = GROWTH) -> tuple[int, ...]:
     """Find out which sizes (or stated entries) grow with the batch; only pure multiples count its examples."""
     offset = 1 if isinstance(small, Elements) else 0
     pairs = zip(small.shape[offset:], big.shape[offset:], strict=True)
@@ -109,7 +111,7 @@ def _units(small: np.ndarray, big: np.ndarray, batch: int) -> tuple[int, ...]:
         if small.shape != big.shape:
             return ()
         pairs = zip(small.ravel().tolist(), big.ravel().tolist(), strict=True)
-    units = [(b - a) // 7 for a, b in pairs]
+    units = [(b - a) // growth for a, b in pairs]
     now = small.ravel().tolist() if isinstance(small, Known) else small.shape[offset:]
     return tuple(u if u > 0 and u * batch == size else 0 for u, size in zip(units, now, strict=True))
 
@@ -266,13 +268,7 @@ def check(
     check_settled(rule, after, placed)
     if placed.decompose:
         return True
-    held = [instances(o, p, case.blocks) for o, p in zip(case.operands, placements, strict=True)]
-    for i, reshard in placed.operand_reshards.items():
-        held[i] = converted(case.operands[i], held[i], reshard, case.blocks)
-    results = [
-        _run_block(case, after, placed, [_typed(h[k], o) for h, o in zip(held, case.operands, strict=True)])
-        for k in range(len(case.blocks))
-    ]
+    results = [_run_block(case, after, placed, inputs) for inputs in inputs_of_blocks(case, placements, placed)]
     for index in (i for i, zero in enumerate(placed.zero) if zero):
         assert not expected[index].any(), f"output {index} is not zero"
     for index, placement in enumerate(placed.outputs):
@@ -284,6 +280,17 @@ def check(
         check_value(case, placement, parts, expected[index], index)
         check_shape(case, rule, after, placement, parts, index)
     return True
+
+
+def inputs_of_blocks(case: Case, placements: Sequence[Placement], placed: Placed) -> list[list[np.ndarray]]:
+    """Return what each replica reads, after conversions."""
+    held = [instances(o, p, case.blocks) for o, p in zip(case.operands, placements, strict=True)]
+    for i, reshard in placed.operand_reshards.items():
+        held[i] = converted(case.operands[i], held[i], reshard, case.blocks)
+    return [
+        [_typed(values[k], operand) for values, operand in zip(held, case.operands, strict=True)]
+        for k in range(len(case.blocks))
+    ]
 
 
 def _run_block(case: Case, after: Op, placed: Placed, inputs: list[np.ndarray]) -> list[np.ndarray]:
@@ -303,8 +310,8 @@ def cut_into_blocks(after: Op) -> bool:
 
 
 def _typed(array: np.ndarray, operand: Operand) -> np.ndarray:
-    """Keep a list a list through conversions."""
-    return array.view(Elements) if operand.is_list else array
+    """Keep a list a list, and stated integers stated, through conversions."""
+    return array.view(type(operand.value))
 
 
 def check_settled(rule: Rule, after: Op, placed: Placed) -> None:

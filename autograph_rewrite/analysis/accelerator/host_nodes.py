@@ -39,12 +39,13 @@ def host_nodes(
         order: the folded graph, producers first.
         requested: the device of a node, or of its first instance.
         fed: inputs that a program hands over.
-        inside: nodes of loops, which stay together.
+        inside: nodes of loops, which stay together; but what is on the host already is measured there.
     """
     if not any(is_accelerator(requested(node)) for node in order):
         return set()
     placed = place(order, requested, fed)
     host = {node for node in order if is_accelerator(requested(node)) and not is_accelerator(placed[node].device)}
+    host |= {node for node in order if node in inside and node.op in MEASURES and node.inputs[0].node in host}
     free = [node for node in order if node in placed and is_accelerator(placed[node].device) and node not in inside]
     host |= _cuts(free, host)
     host |= _sizes(free, placed, host)

@@ -9,6 +9,8 @@ Each value is converted once, whoever reads it. Relies on `assign_spans` having 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from autograph_rewrite.analysis.batch_groups import batch_groups
@@ -19,9 +21,10 @@ from autograph_rewrite.analysis.propagate import is_pinned
 from autograph_rewrite.analysis.rules.base import LocalEntry, Reshard, Slice
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.graph import Node, Select, Span, Value
-from autograph_rewrite.ir.op_traits import BACK_EDGES, ENTERS
+from autograph_rewrite.ir.op_traits import BACK_EDGES, ENTERS, MERGES
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.device_names import parse
 from autograph_rewrite.passes.base.builder import Builder
 from autograph_rewrite.passes.base.context import Context, Site
 from autograph_rewrite.passes.collectives.all_gather import Blocked, all_gather, gather_between_processes
@@ -39,6 +42,7 @@ from autograph_rewrite.passes.reshard.segments import in_order, piece_with_segme
 from autograph_rewrite.passes.reshard.shared_predicates import common_predicate
 from autograph_rewrite.passes.variable_sharding.regather import gather_for_each
 from autograph_rewrite.plan.parts.messages import EdgePlan
+from autograph_rewrite.plan.replica_devices import run_devices
 from autograph_rewrite.resolve.batch.batch_inputs import inputs_behind
 from autograph_rewrite.resolve.spans import differs_by_replica
 
@@ -49,6 +53,8 @@ def assign_spans(context: Context) -> None:
     order = context.state.order
     for node in order:
         node.set_span(_span(context, node))
+    if any(parse(device).kind != "CPU" for device in run_devices(context.plan, context.task)):
+        _enter_where_it_is_carried(order)
     if context.plan.gathers_for_each:
         gather_for_each(order)
     for node in (*order, *reversed(order)):
@@ -60,6 +66,14 @@ def _stands_between_instances(node: Node) -> bool:
     """Return whether a NoOp lets nodes that every replica runs wait for some: once, it would make the replicas wait."""
     users, each = node.control_users, Span.EACH
     return bool(users) and all(n.span is each for n in users) and any(n.span is each for n in node.controls)
+
+
+def _enter_where_it_is_carried(order: Iterable[Node]) -> None:
+    """Let values enter a loop on each device that carries them on: another would send them in the first iteration."""
+    for node in order:
+        enters = node.op in ENTERS and not node.attr("is_constant", False)
+        if enters and any(user.span is Span.EACH and user.op in MERGES for user, _ in node.output().uses):
+            node.set_span(Span.EACH)
 
 
 def _span(context: Context, node: Node) -> Span:

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import autograph_rewrite as ar
+from autograph_rewrite.inspect.accelerator import accelerator_use
 from tests.zoo import ZOO, Built
 
 SIZES = (6, 5)
@@ -44,6 +45,23 @@ def test_a_graph_for_gpus_computes_what_one_device_computes(model: str, variable
     # Both replicas exchange by the rings of TensorFlow, which know CPUs only.
     actual = trained(stand_ins(new.graph_bytes, 2), built)
     same(actual, trained(built.graph.as_graph_def().SerializeToString(), built))
+
+
+@pytest.mark.parametrize("model", ["lstm_v1", "lstm_v2", "gru_v1", "gru_v2"])
+def test_replicas_on_several_gpus_share_the_variables_of_a_loop(model: str) -> None:
+    built = ZOO[model].build(optimizer="sgd")
+    config = {"devices": ["GPU:0", "GPU:1"], "strategy": {"name": "AllReduce", "variables": "shared"}}
+    new = ar.rewrite(built.item(), config)
+    actual = trained(stand_ins(new.graph_bytes, 2), built)
+    same(actual, trained(built.graph.as_graph_def().SerializeToString(), built))
+
+
+def test_what_a_loop_keeps_on_the_host_is_measured_there() -> None:
+    item = ZOO["lstm_v1"].build(dtype="float32").item()
+    config = {"devices": ["GPU:0", "GPU:1"], "strategy": {"name": "AllReduce", "variables": "mirrored"}}
+    added = [one for one in accelerator_use(ar.rewrite(item, config), item).moved if one.added]
+    assert added
+    assert [one.value for one in added if not one.why] == []
 
 
 def same(actual: Sequence[Any], expected: Sequence[Any]) -> None:

@@ -1,0 +1,39 @@
+"""Every rule of the table on every pair of axes: blocks of blocks give what the whole gives."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from autograph_rewrite.analysis.facts.placement import REPLICATED
+from autograph_rewrite.analysis.rule_table import TABLE
+from autograph_rewrite.analysis.rules.base import Op, Placed
+from tests.rules.pairs import check_pair
+from tests.rules.sample import Sample
+from tests.rules.samples import SAMPLES
+from tests.rules.test_rules import name
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=[name(i) for i in range(len(SAMPLES))])
+def test_blocks_of_blocks_give_what_the_whole_gives(sample: Sample) -> None:
+    for first, second in itertools.product(sample.letters, repeat=2):
+        check_pair(sample, TABLE[sample.op], first, second)
+
+
+def test_the_test_of_pairs_sees_a_rule_that_is_wrong_for_blocks_only() -> None:
+    matmul = next(sample for sample in SAMPLES if sample.op == "MatMul")
+    right = TABLE["MatMul"]
+    assert check_pair(matmul, right, "n", "m") > 0
+
+    def place(n: Op) -> Placed | None:
+        columns = n.inputs[1].shape
+        return Placed((REPLICATED,)) if columns is not None and columns[1] == 2 else right.place(n)
+
+    with pytest.raises(AssertionError, match=r"n by the model axis .* then m by the batch"):
+        check_pair(matmul, right._replace(place=place), "n", "m")
+
+
+def test_most_ops_that_one_axis_cuts_are_cut_by_both() -> None:
+    cut = {s.op for s in SAMPLES for pair in itertools.permutations(s.letters, 2) if check_pair(s, TABLE[s.op], *pair)}
+    assert len(cut) >= 150
