@@ -1,15 +1,16 @@
 """The zoo rewritten to 8 GPUs: what has no kernel there, and what crosses between host and GPU, beyond one GPU.
 
-    python -m benchmarks.accelerators [MODEL ...]          a few minutes; prints a table in Markdown; no GPU is needed
+    python -m benchmarks.accelerators [MODEL ...]          the table of docs/accelerators_zoo.md, in 20 minutes
 
-A row is a graph under a strategy. `to host` counts what a step waits for; `unexplained` what has no reason of
-`inspect.accelerator`.
+A row is a graph under a strategy. `to host` counts what a step waits for; `reasons` are those of
+`inspect.accelerator`, by their names in docs/accelerators.md.
 """
 
 from __future__ import annotations
 
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import autograph_rewrite as ar
 from autograph_rewrite.config.strategy_names import KNOWN
 from autograph_rewrite.errors import RewriteError
-from autograph_rewrite.inspect.accelerator import SERVER, AcceleratorUse, accelerator_use
+from autograph_rewrite.inspect.accelerator import INDICES, INTEGERS, SERVER, SIZE, AcceleratorUse, accelerator_use
 from tests.support.rank_jobs import item_of
 from tests.zoo import ZOO
 
@@ -37,35 +38,36 @@ class Row:
     found: AcceleratorUse | None = None
     refusal: str = ""
 
-    def added(self, to: str, *, on_servers: bool) -> int:
-        """Return how many crossings were added, by way and by whether the plan keeps variables on the host."""
-        moved = self.found.moved if self.found is not None else ()
-        return sum(one.added for one in moved if one.to == to and (one.why == SERVER) is on_servers)
+    def added(self, to: str) -> int:
+        """Return how many crossings were added, by way."""
+        return sum(one.added for one in self.found.moved if one.to == to) if self.found is not None else 0
 
     @property
-    def unexplained(self) -> int:
-        """How many crossings were added for no known reason."""
-        return sum(one.added for one in self.found.moved if not one.why) if self.found is not None else 0
+    def reasons(self) -> dict[str, int]:
+        """How many crossings were added for each reason, by its name in the table."""
+        found: Counter[str] = Counter()
+        for one in self.found.moved if self.found is not None else ():
+            found[NAMES[one.why]] += one.added
+        return {name: count for name, count in found.items() if count}
 
     def __str__(self) -> str:
         head = f"| {self.model} | {self.strategy} | {self.mode} |"
         if self.found is None:
-            return f"{head} refused: {self.refusal} | | | | | |"
-        total = sum(one.count for one in self.found.moved)
+            return f"{head} refused: {self.refusal} | | | | |"
         cells = (
             self.found.added[0],
-            f"{total} ({GPUS} x {sum(one.count for one in self.base.moved)})",
-            self.added("device", on_servers=False),
-            self.added("host", on_servers=False),
-            self.added("device", on_servers=True) + self.added("host", on_servers=True),
-            self.unexplained,
+            f"{sum(one.count for one in self.found.moved)} ({GPUS} x {sum(one.count for one in self.base.moved)})",
+            self.added("device"),
+            self.added("host"),
+            ", ".join(f"{name} {count}" for name, count in self.reasons.items()),
         )
         return f"{head} {' | '.join(map(str, cells))} |"
 
 
+NAMES = {SIZE: "sizes", INDICES: "indices", INTEGERS: "32-bit integers", SERVER: "servers", "": "**unexplained**"}
 HEAD = (
     "| graph | strategy | variables | nodes without kernel, added | crossings (of one GPU) | added to device | "
-    "added to host | added by servers | unexplained |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+    "added to host | reasons |\n| --- | --- | --- | --- | --- | --- | --- | --- |"
 )
 
 

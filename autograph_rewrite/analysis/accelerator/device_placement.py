@@ -21,7 +21,7 @@ from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.types import device_specs
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.types.kernels import Kernel, find_kernel
-from autograph_rewrite.ir.variable_ops import is_handle
+from autograph_rewrite.ir.variable_ops import VARIABLES, is_handle
 
 ACCELERATOR = "GPU"
 """The kind of device whose kernels are known."""
@@ -133,8 +133,9 @@ def _groups(nodes: Iterable[Node]) -> list[list[Node]]:
 def _together(
     group: Sequence[Node], requested: Callable[[Node], str], elsewhere: Collection[Node]
 ) -> Mapping[Node, Placed]:
-    """Return where the nodes of a group run."""
-    wanted = next(filter(None, map(requested, group)), DEFAULT)
+    """Return where the nodes of a group run: where its variable is, whatever its initial value asks for."""
+    owners_first = sorted(group, key=lambda node: node.op not in VARIABLES)
+    wanted = next(filter(None, map(requested, owners_first)), DEFAULT)
     if not is_accelerator(wanted):
         return dict.fromkeys(group, Placed(wanted))
     kernels = {node: kernel_of(node) for node in group}

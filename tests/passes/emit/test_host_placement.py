@@ -67,3 +67,10 @@ def test_what_a_loop_keeps_on_the_host_is_measured_there() -> None:
 def same(actual: Sequence[Any], expected: Sequence[Any]) -> None:
     for one, two in zip(actual, expected, strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-9, atol=1e-12)
+
+
+def test_constants_that_only_servers_read_are_on_the_host() -> None:
+    item = ZOO["masked"].build(dtype="float32").item()
+    config = {"devices": ["GPU:0", "GPU:1"], "strategy": {"name": "PS", "variables": "mirrored"}}
+    moved = accelerator_use(ar.rewrite(item, config), item).moved
+    assert [one.value for one in moved if one.op == "Const" and one.added] == []
