@@ -36,6 +36,7 @@ def text_of(account: Account) -> str:
         *_inexact(account),
         *_gradients(account),
         *_step(account),
+        *_model(account),
         *_counted(account),
         *_local(account),
         *_whole(account),
@@ -127,8 +128,21 @@ def _step(account: Account) -> Iterator[str]:
     yield from _listed(sorted(shared, key=lambda edge: (-edge.bytes, edge.value)))
 
 
+def _model(account: Account) -> Iterator[str]:
+    """Say what the devices of a replica exchange, axis by axis, and the largest."""
+    for axis, count in enumerate(account.model_axes):
+        found = [edge for edge in account.model_edges if edge.axis == axis]
+        name = f"axis {axis} of the model axes" if len(account.model_axes) > 1 else "the model axis"
+        if found:
+            yield (
+                f"{several(len(found), 'value')} exchanged or cut on {name} ({count} devices each), "
+                f"{size(sum(edge.bytes for edge in found))} per replica ({_lowerings(found)}):"
+            )
+            yield from _listed(sorted(found, key=lambda edge: (-edge.bytes, edge.value)))
+
+
 def _counted(account: Account) -> Iterator[str]:
-    if account.batch and any(edge.kind != "local" for edge in account.edges):
+    if account.batch and any(edge.kind != "local" for edge in (*account.edges, *account.model_edges)):
         yield f"Bytes are those of a step of {account.batch:,} examples."
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.item import GraphItem
@@ -35,6 +36,7 @@ class Edge:
     bucket: int
     compressor: str = "none"
     role: str = ""
+    axis: int | None = None  # of the model axis, where it is between devices of a replica
 
     @property
     def means(self) -> str:
@@ -73,6 +75,8 @@ class Account:
         inexact: node, op, text: what is another quantity than on one device, as the configuration asks.
         covered: how much of the step is divided.
         batch: the examples of all replicas together that the bytes of the edges count; 0: not known.
+        model_axes: sizes of the model axis; empty where there is none.
+        model_edges: what the devices of a replica convert and exchange in a step.
         devices: devices[replica][logical], those of its stages and of its model axis.
     """
 
@@ -89,6 +93,8 @@ class Account:
     inexact: tuple[tuple[str, str, str], ...] = ()
     covered: Coverage = NOT_MEASURED
     batch: int = 0
+    model_axes: tuple[int, ...] = ()
+    model_edges: tuple[Edge, ...] = ()
     devices: tuple[tuple[str, ...], ...] = ()
 
 
@@ -110,6 +116,8 @@ def account_of(item: GraphItem, batch: int | None = None) -> Account:
         mode=plan.mode,
         passes=tuple((one.name, one.seconds, one.added, one.removed) for one in report.passes),
         edges=edges_of(item),
+        model_axes=plan.model.axes if plan.model is not None else (),
+        model_edges=model_edges_of(plan),
         notes=tuple((note.node, note.op, note.text) for note in report.notes),
         before=report.nodes_before,
         after=report.nodes_after,
@@ -127,14 +135,19 @@ def edges_of(item: GraphItem, plan: Plan | None = None) -> tuple[Edge, ...]:
     """Return the reshards of a plan, or of an item's own; none when neither is at hand."""
     if plan is None and item.report is not None:
         plan = item.report.plan
-    return () if plan is None else tuple(_edges(plan))
+    return () if plan is None else tuple(_edges(plan, "edges"))
 
 
-def _edges(plan: Plan) -> Iterator[Edge]:
-    for index, edge in enumerate(plan.edges):
-        place = plan.source.at(("edges", index))
+def model_edges_of(plan: Plan) -> tuple[Edge, ...]:
+    """Return the conversions of a plan on the model axis."""
+    return tuple(_edges(plan, "model_edges"))
+
+
+def _edges(plan: Plan, key: Literal["edges", "model_edges"]) -> Iterator[Edge]:
+    for index, edge in enumerate(getattr(plan, key)):
+        place = plan.source.at((key, index))
         yield Edge(
-            place if ":" in place else f"edges[{index}] of the plan",
+            place if ":" in place else f"{key}[{index}] of the plan",
             edge.value,
             edge.from_,
             edge.to,
@@ -148,4 +161,5 @@ def _edges(plan: Plan) -> Iterator[Edge]:
             edge.bucket,
             edge.compressor,
             edge.role,
+            edge.axis if key == "model_edges" else None,
         )

@@ -49,6 +49,7 @@ from autograph_rewrite.resolve.compression import skipped
 from autograph_rewrite.resolve.coverage import Coverage, with_coverage
 from autograph_rewrite.resolve.divided_work import coverage_of
 from autograph_rewrite.resolve.given_plan import accept_user_edges
+from autograph_rewrite.resolve.model_axis.exchanged_bytes import with_bytes
 from autograph_rewrite.resolve.remat.decision import Decision
 from autograph_rewrite.resolve.segmentable import propagate_parts
 from autograph_rewrite.resolve.stated_placements import taken_as_given, with_stated
@@ -319,7 +320,7 @@ def _resolve(rewrite: Rewrite) -> None:
     if rewrite.plan.semantics.batch_norm == "local" and not any(note.text == OF_PARTS for note in inexact):
         found.append(Note("semantics.batch_norm", "local", IDLE))
     sizes = sizes_of(rewrite.job, state, rewrite.request.batch)
-    resolved = _resolved(rewrite, state, sizes)
+    resolved = with_bytes(_resolved(rewrite, state, sizes), state, sizes)
     plan = accept_user_edges(rewrite.plan, resolved, state, item.with_(graph=rewrite.graph))
     found += skipped(plan, state, item.variables)
     stages = plan.pipeline.stages if plan.pipeline is not None else 1

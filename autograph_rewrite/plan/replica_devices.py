@@ -32,6 +32,12 @@ def devices_by_replica(plan: Plan) -> tuple[tuple[str, ...], ...]:
     return tuple(parts[first : first + each] for first in range(0, len(parts), each))
 
 
+def first_devices(plan: Plan, task: int = 0) -> tuple[str, ...]:
+    """Return the first device of each replica of one process, where it keeps the variables of a function."""
+    devices = run_devices(plan, task)
+    return devices[:: max(1, len(devices) // plan.replicas_each)]
+
+
 def needed_devices(plan: Plan, task: int = 0) -> tuple[str, ...]:
     """Return the devices of one process that its replicas run on, or that hold variables."""
     devices = run_devices(plan, task)

@@ -72,6 +72,7 @@ def report_data(shown: Shown) -> dict[str, Any]:
         "variables": tables.variables(found.variables, plan),
         "exchanges": tables.exchanges(new, plan) if new is not None else [],
         "reshards": tables.reshards(new, plan) if new is not None and plan is not None else [],
+        "model_edges": tables.model_edges(plan) if new is not None and plan is not None else [],
         "step": step,
     }
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from autograph_rewrite.inspect.communication import meetings
-from autograph_rewrite.inspect.report_view import edges_of
+from autograph_rewrite.inspect.communication import MODEL_AXIS, meetings
+from autograph_rewrite.inspect.report_view import Edge, edges_of, model_edges_of
 from autograph_rewrite.inspect.summary import VariableLine
 from autograph_rewrite.ir.replication import Axis
 from autograph_rewrite.ir.types import device_specs
@@ -104,6 +104,19 @@ def _crosses(edge: EdgePlan | None, plan: Plan | None) -> bool:
 
 def reshards(item: GraphItem, plan: Plan) -> list[dict[str, Any]]:
     """Return every edge of a plan, with its place in the plan's file."""
+    return _rows(edges_of(item, plan))
+
+
+def model_edges(plan: Plan) -> list[dict[str, Any]]:
+    """Return every conversion on the model axis, with the axis of the mesh."""
+    return [
+        {**row, "for": f"{MODEL_AXIS} {edge.axis}", "axis": edge.axis}
+        for edge in model_edges_of(plan)
+        for row in _rows([edge])
+    ]
+
+
+def _rows(edges: Iterable[Edge]) -> list[dict[str, Any]]:
     return [
         {
             "value": edge.value,
@@ -118,5 +131,5 @@ def reshards(item: GraphItem, plan: Plan) -> list[dict[str, Any]]:
             "where": edge.where,
             "kind": edge.kind,
         }
-        for edge in edges_of(item, plan)
+        for edge in edges
     ]

@@ -74,7 +74,7 @@ class BoundCaptures:
 
         Args:
             arguments: names of placeholders.
-            devices: of the replicas.
+            devices: the first one of each replica.
         """
         fixed = {}
         for capture, names in self._captured:

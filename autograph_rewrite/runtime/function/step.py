@@ -17,7 +17,7 @@ from autograph_rewrite.ir.types.dtypes import NUMBERS
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.signature.captures import FunctionBinding
 from autograph_rewrite.plan.parts.batch_split import DIGEST
-from autograph_rewrite.plan.replica_devices import run_devices
+from autograph_rewrite.plan.replica_devices import first_devices, run_devices
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.consensus import failed_steps
 from autograph_rewrite.runtime.consensus.agreement import CARRY_ON, COMPARE, adopt_from_chief, require_consensus
@@ -65,7 +65,8 @@ class Step:
         self._on_cpu = call_by_name.on_cpu(devices)
         function = self._make_function()
         self._calls = [call_by_name.Call(function, on_cpu=self._on_cpu)]
-        self._fixed = self._captures.values(function.arguments, devices)
+        firsts = first_devices(self._plan, item.report.task) if self._plan is not None else ()
+        self._fixed = self._captures.values(function.arguments, firsts)
         if self._digests is not None:
             self._digest_at = function.arguments.index(self._digests[0].partition(":")[0])
             self._fixed[self._digest_at] = self._tf.zeros([DIGEST], self._tf.int32)

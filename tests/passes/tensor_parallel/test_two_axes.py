@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -88,6 +91,14 @@ def test_a_function_trains_five_steps_and_its_variables_stay_the_truth(mode: str
         np.testing.assert_allclose(cut[name].numpy(), variable.numpy(), rtol=0, atol=EXACT)
 
 
+def test_each_replica_of_a_function_has_copies_of_its_own_on_eight_devices() -> None:
+    program = Path(__file__).parents[2] / "jobs/programs/two_axes.py"
+    run = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=240)
+    assert run.returncode == 0, run.stderr[-2000:]
+    worst = json.loads(run.stdout.splitlines()[-1])
+    assert max(worst.values()) <= EXACT, worst
+
+
 def in_a_graph() -> ar.GraphItem:
     """Return the item of a TensorFlow 1 graph: two matrices with a momentum each, and a saver."""
     v1 = tf.compat.v1
@@ -159,6 +170,15 @@ def test_each_product_is_summed_once_on_the_axis_of_its_contraction() -> None:
     assert forward == {(0, "add_n"): groups * blocks, (1, "add_n"): groups * blocks}
     assert [(edge.axis, edge.lowering) for edge in backward] == groups * [(1, "add_n")]
     assert not [edge for edge in edges if edge.lowering == "concat"]
+
+
+def test_explain_says_what_is_exchanged_on_each_axis_and_how_much() -> None:
+    item = ar.rewrite(models.item(), models.on_two_axes(1), batch=8)
+    text = ar.explain(item)
+    assert "exchanged or cut on axis 0 of the model axes (2 devices each)" in text
+    assert "matmul_1/part_0: partial(sum) -> replicated by add_n" in text
+    hidden = [edge.bytes for edge in item.report.plan.model_edges if edge.value == "matmul/part_0_1"]
+    assert hidden == [8 * 8 * 4]  # examples, bytes of a float64, half of the hidden units
 
 
 def test_comm_names_the_axis_of_each_exchange_and_the_devices_of_its_group() -> None:

@@ -107,7 +107,7 @@ const Reshards = (() => {
     if (!found) {
       found = new Map();
       const numbers = new Map(Data.graph().names.map((name, number) => [name, number]));
-      for (const edge of Data.get("reshards") || []) {
+      for (const edge of [...(Data.get("reshards") || []), ...(Data.get("model_edges") || [])]) {
         const number = numbers.get(edge.value.replace(/:\d+$/, ""));
         if (number === undefined) continue;
         if (!found.has(number)) found.set(number, []);
