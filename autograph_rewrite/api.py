@@ -160,6 +160,31 @@ def shard_dataset(
     return run(dataset, global_batch_size, policy=policy, config=config)
 
 
+def distribute_datasets_from_function(
+    dataset_fn: Callable[[Any], Any], options: Any = None, *, config: ConfigLike | None = None
+) -> Any:
+    """Return this worker's part of the data: what a function makes that is told which part it is.
+
+    The function is called once, with a `tf.distribute.InputContext`: the number of workers (`num_input_pipelines`),
+    which of them this is (`input_pipeline_id`), and how many replicas there are in all (`num_replicas_in_sync`). It
+    returns batches of one replica (`context.get_per_replica_batch_size(global_batch_size)`); as many as this process
+    has replicas are put together for a step. Workers that run out of data give empty batches until all have ended.
+
+    Args:
+        dataset_fn: takes the context, returns a batched `tf.data.Dataset`.
+        options: `tf.distribute.InputOptions`.
+        config: where devices and processes are, if not in the environment, and `timeout_seconds`.
+
+    Raises:
+        ConfigError: the options ask for a pipeline of each replica.
+        GraphError: the function returns no dataset, or one without batches.
+        ClusterError: workers have different numbers of replicas, or somebody is missing.
+    """
+    from autograph_rewrite.runtime.data.from_function import distribute_datasets_from_function as run
+
+    return run(dataset_fn, options, config=config)
+
+
 def register_compressor(name: str, codec: Codec) -> None:
     """Let configurations name a codec of your own as a compressor; one of the same name takes its place.
 

@@ -33,6 +33,9 @@ from autograph_rewrite.runtime.native import call_by_name, function_def
 from autograph_rewrite.runtime.native.steps_loop import Stacked
 from autograph_rewrite.runtime.session.batch_sizes import check_batch_sizes
 
+COMPARED = frozenset(NUMBERS) - {"resource", "variant"}
+"""The types of captured constants that workers compare: a table's handle is each worker's own."""
+
 
 class Step:
     """A rewritten item (or an original one, which runs as it is) as a function of its flat arguments.
@@ -111,7 +114,7 @@ class Step:
         assert self._member is not None
         assert self._plan is not None
         constants = [c.value for c in self.binding.captures if c.name is None]
-        numbers = [np.asarray(value) for value in constants if value.dtype.name in NUMBERS]
+        numbers = [np.asarray(value) for value in constants if value.dtype.name in COMPARED]
         what = CARRY_ON if after_error else COMPARE
         require_consensus(self._member, self._plan, self.item.report.contents, numbers, what=what)
         new = [variable for variable in self._captures.variables if variable.adopts or after_error]
