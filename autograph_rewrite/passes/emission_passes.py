@@ -25,6 +25,7 @@ from autograph_rewrite.passes.propagation_passes import Resolved, Sharded
 from autograph_rewrite.passes.reshard.insert_reshards import ReshardInserter
 from autograph_rewrite.plan.parts.notes import Note
 from autograph_rewrite.plan.replica_devices import run_devices
+from autograph_rewrite.plan.variable_policies import described
 from autograph_rewrite.resolve.batch.batch_inputs import named_groups, own_inputs
 from autograph_rewrite.resolve.remat.decision import Decision
 from autograph_rewrite.resolve.stages.assignment import Stages
@@ -97,6 +98,7 @@ def _report(rewrite: Rewrite) -> Report:
         held=held_bytes(graph, item.variables, run_devices(plan, rewrite.task)),
         batches=named_groups(rewrite.get(ReshardInserter).groups, item, rewrite.get(Propagation), resolved.shared),
         inexact=resolved.inexact,
+        policies=described(plan, item.variables),
         covered=resolved.covered,
         recomputed=recomputed,
     )

@@ -9,7 +9,7 @@ The configuration counts where both speak. What is refused, and in which order, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.config.sections import VariablePolicy
@@ -19,6 +19,7 @@ from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.replica_marks import replica_mark
 from autograph_rewrite.plan.parts.graph_digest import ItemLike, VariableLike
 from autograph_rewrite.plan.parts.messages import Policy
+from autograph_rewrite.plan.plan import Plan
 
 
 def policies_of(item: ItemLike, config: Config) -> tuple[tuple[Policy, ...], list[Fault]]:
@@ -44,6 +45,25 @@ def policies_of(item: ItemLike, config: Config) -> tuple[tuple[Policy, ...], lis
             faults.append(config.fault(("variable_policies", index), *problem))
         found.append(policy)
     return tuple(found), faults
+
+
+def described(plan: Plan, variables: Mapping[str, VariableLike]) -> dict[str, str]:
+    """Return which policy holds for each variable, and who says so.
+
+    Args:
+        plan: with its policies.
+        variables: of the item.
+    """
+    stated = {policy.variable: policy for policy in plan.policies}
+    found = {}
+    for name, variable in variables.items():
+        policy = stated.get(name)
+        if policy is not None:
+            by = "declared by the program, where replicas differ" if policy.declared else "variable_policies"
+            found[name] = f"{policy.synchronization}, {policy.aggregation} ({by})"
+        else:
+            found[name] = "on_write, gradients are summed" if variable.trainable else "on_write, as on one device"
+    return found
 
 
 def _idle(item: ItemLike, config: Config) -> Iterator[Fault]:

@@ -268,6 +268,26 @@ def test_an_impossible_policy_is_refused(given: dict[str, Any], variable: dict[s
         with_variable(one, config(**given), **variable)
 
 
+def test_the_report_says_which_policy_holds_for_each_variable() -> None:
+    w, n = tf.Variable([[1.0]], name="w"), tf.Variable(0, name="n", trainable=False)
+    v = tf.Variable(0.0, name="v", trainable=False)
+
+    def step(x: Any) -> Any:
+        v.assign_add(tf.reduce_mean(x))
+        n.assign_add(1)
+        return trained(w, x)
+
+    item = ar.GraphItem.from_function(step, tf.TensorSpec([None, 1]))
+    report = ar.rewrite(item, config(**policy("on_read", "mean"))).report
+    assert dict(report.policies) == {
+        "v": "on_read, mean (variable_policies)",
+        "n": "on_write, as on one device",
+        "w": "on_write, gradients are summed",
+    }
+    assert "policy: v: on_read, mean (variable_policies)" in str(report)
+    assert [note.node for note in report.inexact] == ["v"]
+
+
 def test_components_that_come_to_nothing_cannot_be_read() -> None:
     w, v = tf.Variable([[1.0]], name="w"), tf.Variable(0.0, name="v", trainable=False)
 

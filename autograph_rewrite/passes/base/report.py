@@ -47,6 +47,7 @@ class Report:
         inexact: what is another quantity than on one device because the configuration asks for it.
         contents: of one of several processes, what its graph must have in common with the others'.
         digests: of one of several processes, the tensor that is fed its digest, and the one that holds those of all.
+        policies: of each variable, what an update means on several replicas, and who says so.
         recomputed: what is computed again for the gradients.
         covered: what of a step's floating-point work is divided, and what made the rest whole.
     """
@@ -69,6 +70,7 @@ class Report:
     inexact: tuple[Note, ...] = ()
     covered: Coverage = NOT_MEASURED
     recomputed: Decision = field(default_factory=Decision)
+    policies: Mapping[str, str] = field(default_factory=dict)
     extra: dict[str, object] = field(default_factory=dict)
 
     @property
@@ -114,6 +116,7 @@ class Report:
         lines += self.recomputed.lines()
         lines += [str(self.covered)] if self.covered.parts > 1 else []
         lines += [f"  {r.name:<12} {r.seconds * 1e3:7.1f} ms  +{r.added} -{r.removed}" for r in self.passes]
+        lines += [f"policy: {one.variable}: {self.policies.get(one.variable, '')}" for one in self.plan.policies]
         lines += [f"not exact: {note.op} '{note.node}': {note.text}" for note in self.inexact]
         lines += [f"note: {note.op} '{note.node}': {note.text}" for note in self.notes]
         lines += [f"whole: {line}" for line in self.covered.lines()]

@@ -14,7 +14,8 @@ A sum over micro-batches is written as a running one, so that each gradient is a
     expanded   dw/add_n/with_1 = AddV2(replica_0/micro_0/dw, replica_0/micro_1/dw)
                dw/add_n = AddV2(dw/add_n/with_1, replica_0/micro_2/dw)
 
-A sum of very many replicas is one of sums of at most 200 (`ADD_N_LIMIT`), as TensorFlow's TPU strategy takes it:
+A sum of very many replicas is one of sums of at most 200 (`INPUT_LIMIT`), as TensorFlow's TPU strategy takes it, and a
+gather likewise:
 
     expanded   dw/add_n/chunk_0 = AddN(200 of them), dw/add_n/chunk_1 = ..., dw/add_n = AddN(the chunks)
 """
@@ -163,8 +164,8 @@ class _Tails:
         return b"".join(parts)
 
 
-ADD_N_LIMIT = 200
-"""How many values one AddN adds up at most."""
+INPUT_LIMIT = 200
+"""How many values one AddN adds up at most, and one ConcatV2 of a gather joins."""
 _DROPPED = frozenset(("_class", "_output_shapes"))
 
 
@@ -301,8 +302,10 @@ def _one_by_one(node: Node, instance: int, run: ReplicaLayout, common: set[Node]
         suffix = f":{value.index}".encode() if value.index else b""
         inputs += [name + suffix for name in read(value.node, node.selects.get(index))]
     controls = [b"^" + name for control in node._controls for name in read(control, Select.ALL)]
-    if node.op == "AddN" and len(inputs) > ADD_N_LIMIT and node.span is Span.ONCE:
-        return _sum_in_chunks(node, inputs, controls)
+    if node.op == "AddN" and len(inputs) > INPUT_LIMIT and node.span is Span.ONCE:
+        return _in_chunks(node, inputs, controls)
+    if node.op == "ConcatV2" and len(inputs) > INPUT_LIMIT + 1 and node.span is Span.ONCE and node.selects:
+        return _in_chunks(node, inputs[:-1], controls, axis=inputs[-1:])
     inputs += controls
     if node.span is Span.ONCE:
         name, device, tail = node.name, node.device, tails(node, copied=False)
@@ -312,27 +315,31 @@ def _one_by_one(node: Node, instance: int, run: ReplicaLayout, common: set[Node]
     return wire.write_node(name.encode(), node.op.encode(), inputs, device.encode(), tail)
 
 
-def _sum_in_chunks(node: Node, terms: Sequence[bytes], controls: Sequence[bytes]) -> bytes:
-    """Encode an AddN that runs once, of any number of values.
+def _in_chunks(node: Node, terms: Sequence[bytes], controls: Sequence[bytes], axis: Sequence[bytes] = ()) -> bytes:
+    """Encode an AddN or a ConcatV2 that runs once, of any number of values.
 
     Args:
-        node: the AddN.
+        node: the AddN or ConcatV2.
         terms: names of the values.
         controls: what it waits for.
+        axis: of a ConcatV2, the name of its axis.
     """
+    op = node.op.encode()
     kept = {key: raw for key, raw in node._attrs.items() if key not in ("N", *_DROPPED) and isinstance(raw, bytes)}
 
     def added(name: str, values: Sequence[bytes]) -> bytes:
         attrs = wire.write_attrs(kept | {"N": encode("int", len(values))})
-        return wire.write_node(name.encode(), b"AddN", [*values, *controls], node.device.encode(), attrs)
+        return wire.write_node(name.encode(), op, [*values, *axis, *controls], node.device.encode(), attrs)
 
     parts: list[bytes] = []
     level = 0
-    while len(terms) > ADD_N_LIMIT:
-        chunks = [terms[at : at + ADD_N_LIMIT] for at in range(0, len(terms), ADD_N_LIMIT)]
-        names = [f"{node.name}/chunk_{level + at}" for at in range(len(chunks))]
-        parts += [added(name, chunk) for name, chunk in zip(names, chunks, strict=True)]
-        terms, level = [name.encode() for name in names], level + len(names)
+    while len(terms) > INPUT_LIMIT:
+        chunks = [terms[at : at + INPUT_LIMIT] for at in range(0, len(terms), INPUT_LIMIT)]
+        names = [f"{node.name}/chunk_{level + at}".encode() for at in range(len(chunks))]
+        if axis and len(chunks[-1]) == 1:  # a ConcatV2 joins two at least
+            names[-1] = chunks.pop()[0]
+        parts += [added(name.decode(), chunk) for name, chunk in zip(names, chunks, strict=False)]
+        terms, level = names, level + len(names)
     return b"".join([*parts, added(node.name, terms)])
 
 
@@ -363,5 +370,5 @@ def _running_sum(node: Node, replica: int, run: ReplicaLayout, common: set[Node]
         parts.append(wire.write_node(name, b"AddV2", inputs, place, wire.write_attrs(kept)))
         totals[-1] = name
     if len(totals) > 1:
-        parts.append(_sum_in_chunks(node, totals, controls))
+        parts.append(_in_chunks(node, totals, controls))
     return b"".join(parts)

@@ -50,3 +50,20 @@ def test_a_sum_in_chunks_comes_to_the_same() -> None:
     new = ar.rewrite(item(), {"devices": ["CPU:0"] * 201})
     for got, expected in zip(trained(new), trained(item()), strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-12)
+
+
+def test_no_gather_joins_more_than_200_blocks_at_once() -> None:
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float64, [None, 2], "x")
+        w = v1.get_variable("w", initializer=np.ones((2, 1)), use_resource=True)
+        rows = tf.identity(x @ w, name="rows")
+        v1.train.GradientDescentOptimizer(0.0).minimize(tf.reduce_sum(rows), name="train")
+        v1.variables_initializer([w], name="init")
+    item = GraphItem.from_graph(graph, train_op="train", outputs=["rows"], init_op="init")
+    new = ar.rewrite(item, {"devices": ["CPU:0"] * 401})
+    joins = [len(node.inputs) - 1 for node in new.graph if node.op == "ConcatV2" and node.name.startswith("rows")]
+    assert sorted(joins) == [3, 200, 200]
+    check_expanded(new.graph_bytes, item, new.report.plan.all_devices)
+    with new.session() as session:
+        session.run("init")
+        np.testing.assert_allclose(session.run("rows", {"x": ROWS}), ROWS.sum(1, keepdims=True), rtol=1e-12)
