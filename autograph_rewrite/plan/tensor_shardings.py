@@ -23,6 +23,7 @@ from autograph_rewrite.diagnostics.patterns import matches
 from autograph_rewrite.plan.annotations import Annotation, annotations_of
 from autograph_rewrite.plan.parts.graph_digest import ItemLike
 from autograph_rewrite.plan.parts.messages import TensorSharding
+from autograph_rewrite.plan.tile_assignments import axes_of_tiles
 
 Shape = tuple[int | None, ...] | None
 
@@ -76,16 +77,17 @@ def _wishes(item: ItemLike, config: Config, faults: list[Fault], notes: list[str
     assert config.mesh is not None
     count, strict = config.mesh.model_size, config.semantics.strict
     for one in annotations_of(item):
-        note = _order_of_tiles(one)
+        axes = _axes(one, config.mesh.model_axes)
+        note = "" if axes else _order_of_tiles(one)
         notes += [note] if note else []
-        if one.tiles[1] > 1 and one.split:
+        if one.tiles[1] > 1 and one.split and not axes:
             message = (
                 f"'{one.name}' is cut into {math.prod(one.split)} tiles, each on {one.tiles[1]} devices ({one.said})"
             )
-            hint = "partial replication needs a model axis of several dimensions: say it with `sharding`"
+            hint = "partial replication needs a model axis of several dimensions, of which some cut it: mesh.model"
             faults.append(config.fault(("mesh", "model"), message, hint))
             continue
-        sharding = TensorSharding(one.name, _counted(one.split, count), one.device)
+        sharding = TensorSharding(one.name, _counted(one.split, count), one.device, axes)
         yield Wish(sharding, one.subject, one.said, ("mesh", "model"), strict)
     for i, entry in enumerate(config.sharding):
         names = list(_named(item, entry))
@@ -104,6 +106,14 @@ def _wishes(item: ItemLike, config: Config, faults: list[Fault], notes: list[str
             path = ("sharding", i)
             said = f"{config.where(*path)}, sharding[{i}]"
             yield Wish(sharding, name, said, path, strict or entry.strict)
+
+
+def _axes(one: Annotation, sizes: Sequence[int]) -> tuple[int, ...]:
+    """Return the axes that XLA's tiles stand for; none where `split` says as much, or no axes do."""
+    devices, copies = one.tiles
+    if not one.split or not devices or (copies == 1 and devices == tuple(range(len(devices)))):
+        return ()
+    return axes_of_tiles(one.split, devices, sizes) or ()
 
 
 def _order_of_tiles(one: Annotation) -> str:

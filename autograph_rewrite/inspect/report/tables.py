@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from autograph_rewrite.inspect.communication import MODEL_AXIS, meetings
+from autograph_rewrite.inspect.communication import meetings
 from autograph_rewrite.inspect.report_view import Edge, edges_of, model_edges_of
 from autograph_rewrite.inspect.summary import VariableLine
 from autograph_rewrite.ir.replication import Axis
 from autograph_rewrite.ir.types import device_specs
 from autograph_rewrite.item import GraphItem
-from autograph_rewrite.plan.parts.messages import EdgePlan
+from autograph_rewrite.plan.parts.messages import MODEL_AXIS, EdgePlan
 from autograph_rewrite.plan.parts.residence import Residence
 from autograph_rewrite.plan.plan import Plan
 

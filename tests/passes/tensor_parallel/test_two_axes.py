@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.compiler.xla.experimental import xla_sharding
 
 import autograph_rewrite as ar
 from autograph_rewrite.errors import ConfigError, PlanError, RewriteError
 from autograph_rewrite.inspect.communication import meetings
 from autograph_rewrite.passes.tensor_parallel.partition import Partitioner
 from autograph_rewrite.plan.parts.messages import TensorSharding
+from autograph_rewrite.plan.tile_assignments import axes_of_tiles
 from autograph_rewrite.resolve.model_axis.splits import cut_dimensions
 from tests.support import split_models as models
 
@@ -93,7 +95,7 @@ def test_a_function_trains_five_steps_and_its_variables_stay_the_truth(mode: str
 
 def test_each_replica_of_a_function_has_copies_of_its_own_on_eight_devices() -> None:
     program = Path(__file__).parents[2] / "jobs/programs/two_axes.py"
-    run = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=240)
+    run = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=500)
     assert run.returncode == 0, run.stderr[-2000:]
     worst = json.loads(run.stdout.splitlines()[-1])
     assert max(worst.values()) <= EXACT, worst
@@ -203,6 +205,58 @@ def test_comm_names_the_axis_of_each_exchange_and_the_devices_of_its_group() -> 
 )
 def test_each_axis_cuts_a_dimension(split: Any, axes: Any, mesh: Any, dims: Any) -> None:
     assert cut_dimensions(TensorSharding("w", split, axes=axes), mesh) == dims
+
+
+@pytest.mark.parametrize(
+    ("tiles", "devices", "mesh", "axes"),
+    [
+        ((2, 2), (0, 1, 2, 3), (2, 2), (0, 1)),
+        ((2, 2), (0, 2, 1, 3), (2, 2), (1, 0)),
+        ((1, 2), (0, 2, 1, 3), (2, 2), (-1, 1)),
+        ((1, 2), (0, 1, 2, 3), (2, 2), (-1, 0)),
+        ((3, 1, 2), (0, 2, 4, 1, 3, 5), (2, 3), None),
+        ((3, 1, 2), (0, 3, 1, 4, 2, 5), (2, 3), (1, -1, 0)),
+        ((1, 2), (0, 3, 1, 2), (2, 2), None),
+        ((2, 1), (0, 1, 2, 3), (4,), None),
+    ],
+)
+def test_tiles_of_xla_are_read_as_axes(tiles: Any, devices: Any, mesh: Any, axes: Any) -> None:
+    assert axes_of_tiles(tiles, devices, mesh) == axes
+
+
+def test_what_xla_is_told_by_mesh_split_is_read_axis_by_axis() -> None:
+    v = models.variables()
+
+    def step(x: Any, y: Any) -> Any:
+        mesh = np.arange(4).reshape(2, 2)
+        up, down = (
+            xla_sharding.mesh_split(tf.convert_to_tensor(v[name]), mesh, axes, use_sharding_op=True)
+            for name, axes in (("up0", [-1, 1]), ("down0", [1, 0]))
+        )
+        with tf.GradientTape() as tape:
+            tape.watch((up, down))
+            loss = tf.reduce_mean((tf.nn.relu(x @ up) @ down - y) ** 2)
+        for name, gradient in zip(("up0", "down0"), tape.gradient(loss, (up, down)), strict=True):
+            v[name].assign_sub(0.1 * gradient)
+        return loss
+
+    spec = tf.TensorSpec([None, models.WIDTH], tf.float64)
+    item = ar.GraphItem.from_function(step, spec, spec)
+    config = models.on_two_axes(1, sharding=[])
+    shardings = ar.build_plan(item, config).model.shardings
+    assert {one.name: one.axes for one in shardings} == {"up0": (-1, 1), "down0": (1, 0)}
+    assert ar.verify(item, config).ok
+
+
+@pytest.mark.parametrize("axes", [[0, 1], [0, -1]])
+def test_a_dense_model_as_gspmd_cuts_it_divides_the_batch_too(axes: list[int]) -> None:
+    spec = tf.TensorSpec([8, models.WIDTH], tf.float64)
+    item = ar.GraphItem.from_function(models.step_of(models.variables()), spec, spec, batch_inputs={"x": 0, "y": 0})
+    weights = models.on_two_axes(1)["sharding"]
+    activations = [{"match": name, "axes": axes} for name in ("x", "y")]
+    report = ar.verify(item, models.on_two_axes(1, sharding=[*weights, *activations]))
+    assert report.ok, report
+    assert max(row.error for row in report.rows) <= EXACT
 
 
 def test_parts_that_no_axes_make_are_refused() -> None:
