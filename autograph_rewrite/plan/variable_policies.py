@@ -40,7 +40,7 @@ def policies_of(item: ItemLike, config: Config) -> tuple[tuple[Policy, ...], lis
         policy = _configured(name, config.variable_policies[index])
         if policy is None:
             continue
-        problem = _problem(policy, variable)
+        problem = problem_of(policy, variable)
         if problem is not None:
             faults.append(config.fault(("variable_policies", index), *problem))
         found.append(policy)
@@ -87,11 +87,11 @@ def _declared(name: str, variable: VariableLike) -> Iterator[Policy]:
     """Yield what the program declares, where that can be followed."""
     when, how = variable.synchronization or "on_write", variable.aggregation or "none"
     policy = Policy(name, when, how, declared=True)
-    if how != "none" and _problem(policy, variable) is None:
+    if how != "none" and problem_of(policy, variable) is None:
         yield policy
 
 
-def _problem(policy: Policy, variable: VariableLike) -> tuple[str, str] | None:
+def problem_of(policy: Policy, variable: VariableLike) -> tuple[str, str] | None:
     """Return what is wrong with a policy of a variable, and the way out."""
     name = policy.variable
     if policy.has_components and variable.trainable:

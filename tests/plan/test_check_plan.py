@@ -223,3 +223,23 @@ def test_the_digest_of_a_graph_ignores_the_order_of_its_nodes_and_sees_its_wirin
     assert graph_digest(changed) == digest
     changed.node("grad/bias").set_inputs([changed.node("grad/kernel").output()])
     assert graph_digest(changed) != digest
+
+
+@pytest.mark.parametrize(
+    ("policy", "text"),
+    [
+        (messages.Policy("kount", "on_write", "sum"), "the graph has no variable 'kount'"),
+        (messages.Policy("dense/bias", "on_read", "sum"), "'dense/bias' is trained"),
+        (messages.Policy("count", "on_write", "mean"), "'count' is of type int32, which has no mean"),
+    ],
+    ids=["unknown", "trained", "no mean"],
+)
+def test_a_policy_is_for_a_variable_that_can_have_it(policy: messages.Policy, text: str) -> None:
+    (found,) = problems(replace(mirrored_plan(), policies=(policy,)))
+    assert text in found
+
+
+def test_a_variable_has_one_policy() -> None:
+    policy = messages.Policy("count", "on_write", "sum")
+    assert problems(replace(mirrored_plan(), policies=(policy,))) == []
+    assert "stands twice in policies" in problems(replace(mirrored_plan(), policies=(policy, policy)))[0]

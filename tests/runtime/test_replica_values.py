@@ -241,10 +241,21 @@ def test_a_written_sum_is_that_of_parts(aggregation: str, expected: float) -> No
     assert float(v) == expected
 
 
+def test_a_mean_of_micro_batches_is_written_once() -> None:
+    given = config(microbatches=2, **policy("on_write", "mean"))
+    step, v = with_variable(lambda v, x: v.assign_add(tf.reduce_mean(x) * number()), given)
+    step(ROWS)
+    np.testing.assert_allclose(v.numpy(), (1 + 2 + 2 * 4) / 3, rtol=1e-6)  # replica 1 has one micro-batch with examples
+
+
 def test_what_the_program_declares_counts_where_replicas_differ() -> None:
     declared = {"aggregation": tf.VariableAggregation.SUM}
     step, v = with_variable(lambda v, x: v.assign_add(number()), config(), **declared)
     step(ROWS)
+    assert float(v) == 3
+    on_read = {"synchronization": tf.VariableSynchronization.ON_READ} | declared
+    step, v = with_variable(lambda v, x: v.assign_add(number()), config(), **on_read)
+    assert step(ROWS).numpy().tolist() == [1, 1, 2]
     assert float(v) == 3
     given = config(**policy("on_write", "mean"))
     step, v = with_variable(lambda v, x: v.assign_add(1.0 + 0 * number()), given, **declared)

@@ -19,7 +19,7 @@ import numpy as np
 
 from autograph_rewrite.analysis.facts.placement import PARTIAL, Fact
 from autograph_rewrite.analysis.facts.symbolic_dims import rows_per_example
-from autograph_rewrite.analysis.rules.base import AVERAGE, OF_BLOCK, SUM
+from autograph_rewrite.analysis.rules.base import AVERAGE, MEAN, OF_BLOCK, SUM
 from autograph_rewrite.analysis.rules.empty_blocks import REFUSES_EMPTY, UNDEFINED_WHEN_EMPTY
 from autograph_rewrite.analysis.rules.nn.normalization import BLOCK_STATISTICS
 from autograph_rewrite.analysis.transfer import convert
@@ -72,7 +72,7 @@ def pad_empty_blocks(context: Context, blocks: Blocks, blocks_at: Callable[[Node
                 guard.average_of_filled(node.output(index))
         elif node.attr(OF_BLOCK, b"") == SUM.encode():
             guard.zeros_when_empty(node.output())
-        elif node.attr(OF_BLOCK, b"") == AVERAGE.encode():
+        elif node.attr(OF_BLOCK, b"") in (AVERAGE.encode(), MEAN.encode()):
             guard.average_of_filled(node.inputs[0], only=node)
         elif node.op in UNDEFINED_WHEN_EMPTY:
             for index, fact in enumerate(context.state.transfers[node].outputs):

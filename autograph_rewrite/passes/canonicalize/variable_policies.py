@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from autograph_rewrite.analysis.propagate import Propagation, revise
-from autograph_rewrite.analysis.rules.base import AVERAGE, OF_BLOCK, OF_ONE, OWN_VALUE, SUM, TOTAL
+from autograph_rewrite.analysis.rules.base import MEAN, OF_BLOCK, OF_ONE, OWN_VALUE, SUM, TOTAL
 from autograph_rewrite.analysis.variables.uses import variable_uses
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.control_flow import unconditional_nodes
@@ -303,7 +303,7 @@ class _Policies:
         value = once_for_each_replica(self._state, value, plan)
         if kind == "mean":
             count = plan.instances if of_batch else plan.replicas
-            exit_, mark = self._share(value, count, name), AVERAGE if of_batch else TOTAL
+            exit_, mark = self._share(value, count, name), MEAN if of_batch else TOTAL
         else:
             value = value if kind == "sum" else only_where(graph, value, IS_FIRST)
             exit_, mark = graph.add("Identity", [value], name=name, origin=update), SUM if of_batch else TOTAL

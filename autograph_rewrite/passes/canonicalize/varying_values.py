@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from autograph_rewrite.analysis.propagate import Propagation, revise
-from autograph_rewrite.analysis.rules.base import AVERAGE, OF_BLOCK, OWN_VALUE, SUM, TOTAL
+from autograph_rewrite.analysis.rules.base import MEAN, OF_BLOCK, OWN_VALUE, SUM, TOTAL
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.op_traits import MEASURES, SWITCHES
@@ -72,7 +72,7 @@ def add_up(state: Propagation, plan: Plan) -> Propagation:
         of_batch, kind = is_of_batch(state, value), SUM
         for operand in value.node.inputs:
             if replica_mark(operand.node.name) == WEIGHT and operand.node.op == "Identity":
-                count, kind = plan.instances if of_batch else plan.replicas, AVERAGE
+                count, kind = plan.instances if of_batch else plan.replicas, MEAN
                 _state(operand.node, np.asarray(1 / count, dtypes.numpy_dtype(operand.dtype)))
         node.set_input(0, once_for_each_replica(state, value, plan))
         node.set_raw_attr(OF_BLOCK, encode("string", kind if of_batch else TOTAL))

@@ -13,6 +13,7 @@ from autograph_rewrite.ir.types import device_names
 from autograph_rewrite.ir.types.device_names import DeviceNameError, parse
 from autograph_rewrite.plan.parts.graph_digest import ItemLike
 from autograph_rewrite.plan.plan import VERSION, Plan
+from autograph_rewrite.plan.variable_policies import problem_of
 from autograph_rewrite.plan.verify.edges import EDGE_CHECKS, Finding
 from autograph_rewrite.plan.verify.variables import VARIABLE_CHECKS
 
@@ -195,6 +196,24 @@ def variables_exist_once(setting: Setting) -> Iterator[Finding]:
         yield Finding(("variables",), f"the variable '{name}' stands twice in variables")
 
 
+def policies_fit(setting: Setting) -> Iterator[Finding]:
+    """Every policy is for a variable of the item that can have it, and no variable has two."""
+    plan, variables = setting.plan, setting.item.variables
+    for i, policy in enumerate(plan.policies):
+        if policy.variable not in variables:
+            hint = did_you_mean(policy.variable, list(variables), noun="known variables")
+            yield Finding(("policies", i), f"the graph has no variable '{policy.variable}'", hint)
+            continue
+        problem = problem_of(policy, variables[policy.variable])
+        if problem is not None:
+            yield Finding(("policies", i), *problem)
+        if policy.has_components and (plan.microbatches > 1 or plan.part_devices):
+            message = f"each replica has a component of '{policy.variable}', and is cut into parts"
+            yield Finding(("policies", i), message, "aggregate on_write, or leave micro-batches, stages and model out")
+    for name in device_names.repeated([policy.variable for policy in plan.policies]):
+        yield Finding(("policies",), f"the variable '{name}' stands twice in policies")
+
+
 CHECKS: tuple[Callable[[Setting], Iterator[Finding]], ...] = (
     header_is_complete,
     steps_run_in_one_process,
@@ -205,6 +224,7 @@ CHECKS: tuple[Callable[[Setting], Iterator[Finding]], ...] = (
     mesh_covers_the_devices,
     batch_inputs_fit,
     variables_exist_once,
+    policies_fit,
 )
 
 
