@@ -320,8 +320,9 @@ def _resolve(rewrite: Rewrite) -> None:
     if rewrite.plan.semantics.batch_norm == "local" and not any(note.text == OF_PARTS for note in inexact):
         found.append(Note("semantics.batch_norm", "local", IDLE))
     sizes = sizes_of(rewrite.job, state, rewrite.request.batch)
-    resolved = with_bytes(_resolved(rewrite, state, sizes), state, sizes)
+    resolved = _resolved(rewrite, state, sizes)
     plan = accept_user_edges(rewrite.plan, resolved, state, item.with_(graph=rewrite.graph))
+    plan = with_bytes(plan, state, sizes)
     found += skipped(plan, state, item.variables)
     stages = plan.pipeline.stages if plan.pipeline is not None else 1
     assumed = not (state.semantics.batch or rewrite.request.batch)

@@ -90,7 +90,7 @@ def partition(graph: Graph, item: GraphItem, plan: Plan, task: int = 0) -> tuple
         settle(topological_order(graph), axis)
     number_devices(graph, model.axes)
     item = item.with_(variables=_on_devices(graph, item, model, devices))
-    return item, replace(plan, model_edges=(*plan.model_edges, *exchanges.edges(graph, step_of(graph, item))))
+    return item, replace(plan, model_edges=tuple(exchanges.edges(graph, step_of(graph, item))))
 
 
 def _on_devices(graph: Graph, item: GraphItem, model: Model, devices: Sequence[str]) -> dict[str, Variable]:

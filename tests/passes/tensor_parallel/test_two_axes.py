@@ -174,6 +174,13 @@ def test_each_product_is_summed_once_on_the_axis_of_its_contraction() -> None:
     assert not [edge for edge in edges if edge.lowering == "concat"]
 
 
+def test_a_resolved_plan_gives_the_same_graph_and_the_same_exchanges_again() -> None:
+    item = ar.rewrite(models.item(), models.on_two_axes(1))
+    again = ar.rewrite(models.item(), item.report.plan)
+    assert again.graph_def == item.graph_def
+    assert again.report.plan.model_edges == item.report.plan.model_edges
+
+
 def test_explain_says_what_is_exchanged_on_each_axis_and_how_much() -> None:
     item = ar.rewrite(models.item(), models.on_two_axes(1), batch=8)
     text = ar.explain(item)
