@@ -11,7 +11,8 @@ from tests.jobs.programs.fixtures import Jobs, Once, ended
 from tests.jobs.programs.nursery import Nursery
 from tests.jobs.test_training import error
 
-SCRIPT, LIMIT, EXACT = "tests/jobs/programs/mesh.py", 150, 1e-9
+MODELS = ("mlp", "decoder", "experts", "images")
+SCRIPT, LIMIT, EXACT = "tests/jobs/programs/mesh.py", 180, 1e-9
 MESHES = {
     "the model axis across two processes": (2, "1,1,2"),
     "replicas across two processes, the model axis inside": (2, "2,2,2"),
@@ -28,17 +29,19 @@ def test_processes_on_a_mesh_train_as_one_does(once: Once, nursery: Nursery, mes
     def start(folder: Path) -> None:
         jobs = Jobs(nursery, folder)
         try:
-            single = jobs.start(SCRIPT, "function", folder)
-            workers = jobs.job(count, SCRIPT, "function", folder, environ={"JOB_MESH": shape})
+            single = jobs.start(SCRIPT, ",".join(MODELS), folder)
+            workers = jobs.job(count, SCRIPT, ",".join(MODELS), folder, environ={"JOB_MESH": shape})
             codes = ended([single, *workers], LIMIT)
             assert set(codes) == {0}, "\n".join(worker.output[-4000:] for worker in (single, *workers))
         finally:
             jobs.end()
 
     folder = once(f"mesh_{count}_{shape}", start)
-    found = {path.stem: pickle.loads(path.read_bytes())["function"] for path in folder.glob("*.pkl")}
+    found = {path.stem: pickle.loads(path.read_bytes()) for path in folder.glob("*.pkl")}
     expected = found.pop("single")
     assert len(found) == count
     for task, got in found.items():
-        worst = {name: e for name, value in expected.items() if not (e := error(got[name], value)) <= EXACT}
-        assert not worst, task
+        for model in MODELS:
+            wanted = expected[model].items()
+            worst = {name: e for name, value in wanted if not (e := error(got[model][name], value)) <= EXACT}
+            assert not worst, (task, model)

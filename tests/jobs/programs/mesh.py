@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +15,81 @@ import tensorflow as tf
 import autograph_rewrite as ar
 from tests.jobs.programs.job import Case, Job, Results
 from tests.jobs.programs.worker import run, split_cpu, write
-from tests.support import split_models
+from tests.passes.tensor_parallel import test_blocks_backward as blocks
+from tests.passes.tensor_parallel import test_decoder_block as decoder
+from tests.support import cut_images, split_models
+from tests.support.model_axis import descent, on_mesh, variables_of
 
 SIZES = (8, 11, 8)
 
 
-def function(job: Job) -> Results:
+@dataclass(frozen=True)
+class Model:
+    """A model to cut.
+
+    Attributes:
+        variables: makes them.
+        step_of: makes the step of variables.
+        data: the batch of a step, all of it.
+        sharding: entries of the configuration, given the size of the model axis.
+        specs: of the data, where a name in them is cut.
+    """
+
+    variables: Callable[[], Mapping[str, Any]]
+    step_of: Callable[[Any], Callable[..., Any]]
+    data: Callable[[int], Sequence[Any]]
+    sharding: Callable[[int], Any]
+    specs: Sequence[Any] = ()
+
+
+MODELS = {
+    "mlp": Model(
+        split_models.variables,
+        split_models.step_of,
+        lambda step: split_models.batch(step, SIZES[step]),
+        split_models.shardings,
+    ),
+    "decoder": Model(
+        lambda: variables_of(decoder.SHAPES),
+        descent(decoder.loss),
+        lambda _: decoder.data(),
+        lambda count: on_mesh(1, count, decoder.SPLIT)["sharding"],
+    ),
+    "experts": Model(
+        lambda: variables_of(blocks.MOE),
+        descent(blocks.moe_loss(2)),
+        lambda _: blocks.examples(),
+        lambda count: on_mesh(1, count, blocks.EXPERT_PARALLEL)["sharding"],
+    ),
+    "images": Model(
+        cut_images.variables,
+        cut_images.step_of,
+        lambda _: cut_images.batch(),
+        lambda count: cut_images.config(count)["sharding"],
+        cut_images.SPECS,
+    ),
+}
+
+
+def trained(job: Job, model: Model) -> Results:
     """Train a function: each process is given its part of a batch, unless replicas lie across processes."""
-    each, data, model = map(int, os.environ.get("JOB_MESH", "1,1,1").split(","))
-    variables = split_models.variables()
-    step: Any = tf.function(split_models.step_of(variables))
+    each, data, parts = map(int, os.environ.get("JOB_MESH", "1,1,1").split(","))
+    variables = model.variables()
+    step: Any = tf.function(model.step_of(variables))
     if job.is_rewritten:
-        config = {**split_models.config(data, model), "devices": [f"CPU:{i}" for i in range(each)]}
-        step = ar.distribute(split_models.step_of(variables), {**config, "timeout_seconds": 30})
+        mesh = {"mesh": {"data": data, "model": parts}, "sharding": model.sharding(parts)}
+        config = {**job.config(), **mesh, "devices": [f"CPU:{i}" for i in range(each)], "timeout_seconds": 30}
+        step = ar.distribute(model.step_of(variables), config, *model.specs)
     found = {}
-    for number, size in enumerate(SIZES):
-        x, y = split_models.batch(number, size)
-        if job.is_rewritten and each % model == 0:
-            x, y = job.part(x), job.part(y)
-        found[f"loss {number}"] = step(tf.constant(x), tf.constant(y)).numpy()
+    for number in range(len(SIZES)):
+        given = model.data(number)
+        if job.is_rewritten and each % parts == 0:
+            given = [job.part(value) for value in given]
+        found[f"loss {number}"] = step(*map(tf.constant, given)).numpy()
     return {**found, **{f"variable {name}": one.numpy() for name, one in variables.items()}}
 
 
-CASES: dict[str, Case] = {"function": function}
+CASES: dict[str, Case] = {name: functools.partial(trained, model=model) for name, model in MODELS.items()}
 
 
 def main(names: Sequence[str], out: Path) -> None:
