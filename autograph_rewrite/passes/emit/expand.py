@@ -14,16 +14,15 @@ A sum over micro-batches is written as a running one, so that each gradient is a
     expanded   dw/add_n/with_1 = AddV2(replica_0/micro_0/dw, replica_0/micro_1/dw)
                dw/add_n = AddV2(dw/add_n/with_1, replica_0/micro_2/dw)
 
-A sum of very many replicas is one of sums of at most 200 (`INPUT_LIMIT`), as TensorFlow's TPU strategy takes it, and a
-gather likewise:
-
-    expanded   dw/add_n/chunk_0 = AddN(200 of them), dw/add_n/chunk_1 = ..., dw/add_n = AddN(the chunks)
+A sum of very many replicas is one of sums of at most 200, and a gather likewise (`in_chunks`).
+What a ConcatV2 of three or more waits for, its first operand waits for: where TensorFlow's constant folding joins
+operands of such a node, it counts what the node waits for among them, and a session of several processes fails.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -33,6 +32,7 @@ from autograph_rewrite.ir.replication import prefix
 from autograph_rewrite.ir.types import wire
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.passes.base.instance_order import is_running_sum
+from autograph_rewrite.passes.emit.in_chunks import DROPPED, INPUT_LIMIT, in_chunks
 from autograph_rewrite.passes.emit.replica_layout import ReplicaLayout, instance_name, sum_name
 
 _MARK = wire.delimited(wire.ATTR, wire.delimited(1, PASS_ATTR.encode()) + wire.delimited(2, b"\x12\x06expand"))
@@ -141,7 +141,7 @@ class _Tails:
 
         Colocation is dropped: every node has a device. So are shapes, which were those of the whole batch.
         """
-        attrs = [item for item in node._attrs.items() if item[0] not in _DROPPED]
+        attrs = [item for item in node._attrs.items() if item[0] not in DROPPED]
         key = (copied, replica, node.rest, *attrs)
         tail = self._joined.get(key)
         if tail is None:
@@ -164,9 +164,10 @@ class _Tails:
         return b"".join(parts)
 
 
-INPUT_LIMIT = 200
-"""How many values one AddN adds up at most, and one ConcatV2 of a gather joins."""
-_DROPPED = frozenset(("_class", "_output_shapes"))
+WAITS = b"/waits"
+"""Behind the name of a node, that of what waits in its place."""
+_FEW = 3
+"""Inputs of a ConcatV2 of two, with the axis: nothing of it is joined."""
 
 
 class _Records:
@@ -195,20 +196,24 @@ class _Records:
         self._elsewhere = pinned_devices
         self._places: dict[Value | Node | str, int] = {}
         self._waits = waits
-        self.all = [self._record(node, tails(node, replica, copied=True)) for node in nodes]
+        self.all = [one for node in nodes for one in self._made(node, tails(node, replica, copied=True))]
         kinds = {kind for kind, _, _ in self.references} | {record.own for record in self.all}
         self.uses_common = _COMMON in kinds
 
-    def _record(self, node: Node, tail: bytes) -> _Record:
+    def _made(self, node: Node, tail: bytes) -> Iterator[_Record]:
         places = self._places
         inputs = [places[value] if value in places else self._add(value) for value in node._inputs]
-        inputs += [places[control] if control in places else self._add(control) for control in node._controls]
+        controls = [places[control] if control in places else self._add(control) for control in node._controls]
         if node in self._waits:
-            inputs += [places[name] if name in places else self._add(name) for name in self._waits[node]]
-        op = node.op.encode()
-        head = b"\x12" + wire.varint(len(op)) + op
+            controls += [places[name] if name in places else self._add(name) for name in self._waits[node]]
+        kind, name = _kind(node, self._common), node.name.encode()
         device = _device(self._elsewhere[node].encode()) if node in self._elsewhere else None
-        return _Record(_kind(node, self._common), node.name.encode(), head, tuple(inputs), device, tail)
+        if controls and _is_miscounted(node, len(inputs)):
+            waits, first = name + WAITS, (inputs[0], *controls)
+            yield _Record(kind, waits, _op("Identity"), first, device, _type_of(node) + _MARK)
+            self.references.append((kind, b"", waits))
+            inputs[0], controls = len(self.references) - 1, []
+        yield _Record(kind, name, _op(node.op), (*inputs, *controls), device, tail)
 
     def _add(self, read: Value | Node | str) -> int:
         self._places[read] = place = len(self.references)
@@ -219,6 +224,19 @@ class _Records:
         else:
             self.references.append((_kind(read.node, self._common), b"", read.name.encode()))
         return place
+
+
+def _op(name: str) -> bytes:
+    return b"\x12" + wire.varint(len(name)) + name.encode()
+
+
+def _is_miscounted(node: Node, count: int) -> bool:
+    """Return whether TensorFlow may count what a node of so many operands waits for among them."""
+    return node.op == "ConcatV2" and count > _FEW
+
+
+def _type_of(node: Node) -> bytes:
+    return wire.write_attrs({"T": encode("type", node.attr("T"))})
 
 
 def _kind(node: Node, common: set[Node]) -> int:
@@ -303,44 +321,20 @@ def _one_by_one(node: Node, instance: int, run: ReplicaLayout, common: set[Node]
         inputs += [name + suffix for name in read(value.node, node.selects.get(index))]
     controls = [b"^" + name for control in node._controls for name in read(control, Select.ALL)]
     if node.op == "AddN" and len(inputs) > INPUT_LIMIT and node.span is Span.ONCE:
-        return _in_chunks(node, inputs, controls)
+        return in_chunks(node, inputs, controls)
     if node.op == "ConcatV2" and len(inputs) > INPUT_LIMIT + 1 and node.span is Span.ONCE and node.selects:
-        return _in_chunks(node, inputs[:-1], controls, axis=inputs[-1:])
-    inputs += controls
+        return in_chunks(node, inputs[:-1], controls, axis=inputs[-1:])
     if node.span is Span.ONCE:
         name, device, tail = node.name, node.device, tails(node, copied=False)
     else:
         name, device = instance_name(node, instance, common), run.device(node, instance)
         tail = tails(node, instance, copied=True)
-    return wire.write_node(name.encode(), node.op.encode(), inputs, device.encode(), tail)
-
-
-def _in_chunks(node: Node, terms: Sequence[bytes], controls: Sequence[bytes], axis: Sequence[bytes] = ()) -> bytes:
-    """Encode an AddN or a ConcatV2 that runs once, of any number of values.
-
-    Args:
-        node: the AddN or ConcatV2.
-        terms: names of the values.
-        controls: what it waits for.
-        axis: of a ConcatV2, the name of its axis.
-    """
-    op = node.op.encode()
-    kept = {key: raw for key, raw in node._attrs.items() if key not in ("N", *_DROPPED) and isinstance(raw, bytes)}
-
-    def added(name: str, values: Sequence[bytes]) -> bytes:
-        attrs = wire.write_attrs(kept | {"N": encode("int", len(values))})
-        return wire.write_node(name.encode(), op, [*values, *axis, *controls], node.device.encode(), attrs)
-
-    parts: list[bytes] = []
-    level = 0
-    while len(terms) > INPUT_LIMIT:
-        chunks = [terms[at : at + INPUT_LIMIT] for at in range(0, len(terms), INPUT_LIMIT)]
-        names = [f"{node.name}/chunk_{level + at}".encode() for at in range(len(chunks))]
-        if axis and len(chunks[-1]) == 1:  # a ConcatV2 joins two at least
-            names[-1] = chunks.pop()[0]
-        parts += [added(name.decode(), chunk) for name, chunk in zip(names, chunks, strict=False)]
-        terms, level = names, level + len(names)
-    return b"".join([*parts, added(node.name, terms)])
+    before = b""
+    if controls and _is_miscounted(node, len(inputs)):
+        own, attrs = name.encode() + WAITS, _type_of(node)
+        before = wire.write_node(own, b"Identity", [inputs[0], *controls], device.encode(), attrs)
+        inputs, controls = [own, *inputs[1:]], []
+    return before + wire.write_node(name.encode(), node.op.encode(), [*inputs, *controls], device.encode(), tail)
 
 
 def _running_sum(node: Node, replica: int, run: ReplicaLayout, common: set[Node]) -> bytes:
@@ -370,5 +364,5 @@ def _running_sum(node: Node, replica: int, run: ReplicaLayout, common: set[Node]
         parts.append(wire.write_node(name, b"AddV2", inputs, place, wire.write_attrs(kept)))
         totals[-1] = name
     if len(totals) > 1:
-        parts.append(_in_chunks(node, totals, controls))
+        parts.append(in_chunks(node, totals, controls))
     return b"".join(parts)

@@ -72,18 +72,21 @@ MODELS = {
 
 
 def trained(job: Job, model: Model) -> Results:
-    """Train a function: each process is given its part of a batch, unless replicas lie across processes."""
-    each, data, parts = map(int, os.environ.get("JOB_MESH", "1,1,1").split(","))
+    """Train a function: each process is given its part of a batch, unless replicas lie across processes, or stages."""
+    each, data, parts, stages = map(int, os.environ.get("JOB_MESH", "1,1,1,1").split(","))
     variables = model.variables()
     step: Any = tf.function(model.step_of(variables))
     if job.is_rewritten:
-        mesh = {"mesh": {"data": data, "model": parts}, "sharding": model.sharding(parts)}
+        mesh: dict[str, Any] = {"mesh": {"data": data, "model": parts, "stage": stages}}
+        if stages > 1:
+            mesh |= {"pipeline": {"stages": stages, "microbatches": 2}, "strategy": {"name": "Pipeline"}}
+        mesh["sharding"] = model.sharding(parts)
         config = {**job.config(), **mesh, "devices": [f"CPU:{i}" for i in range(each)], "timeout_seconds": 30}
         step = ar.distribute(model.step_of(variables), config, *model.specs)
     found = {}
     for number in range(len(SIZES)):
         given = model.data(number)
-        if job.is_rewritten and each % parts == 0:
+        if job.is_rewritten and stages == 1 and each % parts == 0:
             given = [job.part(value) for value in given]
         found[f"loss {number}"] = step(*map(tf.constant, given)).numpy()
     return {**found, **{f"variable {name}": one.numpy() for name, one in variables.items()}}
