@@ -150,6 +150,22 @@ def test_replicas_are_added_up_or_averaged(operation: str, dtype: tf.DType) -> N
         ar.all_reduce(tf.constant("1" if dtype == tf.string else 1, dtype), operation)
 
 
+def test_what_runs_on_the_host_runs_once_for_all_replicas() -> None:
+    calls: list[int] = []
+    table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(["1.0", "4.0"], [10, 40]), -1)
+
+    def own(x: Any) -> Any:
+        counted = tf.numpy_function(lambda rows: calls.append(len(rows)) or np.float32(len(rows)), [x], tf.float32)
+        found = table.lookup(tf.strings.as_string(x[:, 0], precision=1))
+        return counted, found, ar.replica_id() + tf.zeros_like(found)
+
+    counted, found, replicas = step_with(own, config(devices=4))(ROWS)
+    assert calls == [3]
+    assert float(counted) == 3
+    assert found.numpy().tolist() == [10, -1, 40]
+    assert replicas.numpy().tolist() == [0, 1, 2]
+
+
 # REQUIREMENTS, R-TPU-6: replica 0 adds 1, replica 1 adds 2
 ON_WRITE = [("sum", 3, [3, 3, 3]), ("MEAN", 1.5, [1.5] * 3), ("only_first_replica", 1, [1, 1, 1])]
 ON_READ = [("SUM", 3, [1, 1, 2]), ("mean", 1.5, [1, 1, 2]), ("Only_First_Replica", 1, [1, 1, 2])]
