@@ -21,7 +21,18 @@ from benchmarks.effort import Effort
 from benchmarks.figure import Figure, show
 
 BENCHMARKS = ("throughput", "session_step", "function_step", "start_up", "memory", "overhead")
-OTHERS = ("dist", "pipeline", "cost", "remat", "largest_batch", "auto_memory", "steps_per_run", "mesh", "mesh_memory")
+OTHERS = (
+    "dist",
+    "pipeline",
+    "cost",
+    "remat",
+    "largest_batch",
+    "auto_memory",
+    "auto_memory_large",
+    "steps_per_run",
+    "mesh",
+    "mesh_memory",
+)
 RESULTS = ROOT / "build" / "bench.json"
 
 

@@ -1,11 +1,12 @@
-"""Three models and the memory of a device in which plain AllReduce has no room for them: what Auto has to fit.
+"""Models and the memory of a device in which plain AllReduce has no room for them: what Auto has to fit.
 
     wide     variables and their moments       2 devices
     deep     activations of 12 blocks          2 devices
     mixed    an embedding table and 8 blocks   4 devices
+    narrow   the variables of wide, few examples: only a model axis fits        2 devices
 
-Models and limits were fixed before Auto knew of a limit, from the simulated peak of AllReduce alone: about 0.75
-(wide), 0.35 (deep) and 0.5 (mixed) of the smaller of its peaks with shared and with mirrored variables.
+The first three and their limits were fixed before Auto knew of a limit, from the simulated peak of AllReduce alone:
+about 0.75 (wide), 0.35 (deep) and 0.5 (mixed) of the smaller of its peaks with shared and with mirrored variables.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ import numpy as np
 MIB = 2**20
 HANDS: tuple[Mapping[str, Any], ...] = (
     {},
-    *({"microbatches": count} for count in (2, 4, 8)),
-    *({"remat": {"policy": policy}} for policy in ("sqrt", "every:2", "save_matmuls")),
-    *({"microbatches": count, "remat": {"policy": "sqrt"}} for count in (2, 4)),
+    *({"microbatches": count} for count in (2, 4)),
+    *({"remat": {"policy": policy}} for policy in ("sqrt", "save_matmuls")),
+    {"microbatches": 2, "remat": {"policy": "sqrt"}},
 )
 """What a person writes beside the name of a builder, and with `pipeline` in the place of micro-batches."""
 
@@ -133,5 +134,6 @@ LIMITED: Mapping[str, Limited] = {
     "wide": Limited(_wide, 2, 32 * MIB, 128, (512,)),
     "deep": Limited(_deep, 2, 36 * MIB, 32, (64, 64)),
     "mixed": Limited(_mixed, 4, 27 * MIB, 32, (32,)),
+    "narrow": Limited(_wide, 2, 25 * MIB, 16, (512,)),
 }
 """The models by name."""

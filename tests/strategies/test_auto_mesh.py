@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,12 +17,12 @@ from autograph_rewrite.strategies import STRATEGIES
 from autograph_rewrite.strategies.mesh_search import MeshSearch, on_mesh
 from autograph_rewrite.strategies.mesh_seeds import pattern_of
 from benchmarks.auto_memory import measured_peak
-from benchmarks.memory_limits import LIMITED, MIB
+from benchmarks.memory_limits import LIMITED
 from benchmarks.mesh_models import MODELS
 from tests.support import split_models
 from tests.zoo import ZOO
 
-NARROW = replace(LIMITED["wide"], batch=16, limit=25 * MIB)
+NARROW = LIMITED["narrow"]
 """Variables and moments take 36 MiB, and activations next to nothing."""
 
 
@@ -67,6 +66,17 @@ def test_variables_that_do_not_fit_one_device_are_cut_and_train_within_the_limit
     assert measured_peak(item, plan, NARROW.feeds()) <= NARROW.limit
     plain = {"devices": ["CPU:0"], "strategy": {"name": "AllReduce"}}
     assert measured_peak(item, plain, NARROW.feeds()) > NARROW.limit
+    assert ar.verify(item, plan).ok
+
+
+def test_parameters_and_activations_that_do_not_fit_train_on_a_stated_mesh_within_the_limit() -> None:
+    chosen, limit = MODELS["transformer"], 18 * 2**20
+    item, feeds = chosen.item(32), chosen.feeds(32)
+    mesh = {"devices": ["CPU:0", "CPU:1"], "mesh": {"data": 1, "model": 2}}
+    plan = ar.build_plan(item, {**mesh, "strategy": {"name": "Auto"}, "memory_limit": limit, "microbatches": 1})
+    assert plan.model is not None
+    assert plan.model.shardings
+    assert measured_peak(item, plan, feeds) <= limit < measured_peak(item, {"devices": ["CPU:0"]}, feeds)
     assert ar.verify(item, plan).ok
 
 
