@@ -30,7 +30,8 @@ def meshes_of(item: GraphItem, config: Config) -> list[Config]:
     if config.mesh is not None:
         return [config] if wants_annotations(item, config) else []
     devices, count = config.devices or (), len(config.devices or ())
-    is_open = config.pipeline is None and config.workers == 1 and not config.sharding and len(set(devices)) == count
+    alone = config.cluster is None and config.workers == 1 and len(set(devices)) == count
+    is_open = alone and config.pipeline is None and not config.sharding
     if not is_open or any(mark_of(name) for name in item.graph.nodes):
         return []
     return [on_mesh(config, count // model, model) for model in range(2, count + 1) if count % model == 0]
