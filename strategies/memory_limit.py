@@ -23,7 +23,7 @@ from autograph_rewrite.plan.parts.ranking import SHOWN, Row
 from autograph_rewrite.strategies.builder.over_replicas import over_replicas
 from autograph_rewrite.strategies.builder.protocol import StrategyBuilder
 from autograph_rewrite.strategies.candidates import PLAIN, in_mode, modes_of, with_settings
-from autograph_rewrite.strategies.mesh_annotations import annotated_configs, meshes_of
+from autograph_rewrite.strategies.mesh_annotations import annotated_configs, meshes_of, wants_annotations
 from autograph_rewrite.strategies.mesh_search import MeshSearch
 from autograph_rewrite.strategies.per_variable import PerVariable
 from autograph_rewrite.strategies.progress import Progress
@@ -142,10 +142,11 @@ class Starts:
 
     def _layouts(self) -> None:
         """Try every builder, then micro-batches and stages with those that no other beats."""
-        for mode in modes_of(self.config):
+        self._annotate()
+        idle = wants_annotations(self.item, self.config) and bool(self.found)  # a mesh on which nothing is cut
+        for mode in () if idle else modes_of(self.config):
             for builder in self._builders if mode == "mirrored" else self.builders:
                 self._try(in_mode(self.config, mode), builder)
-        self._annotate()
         front = list(_front(self.found))
         if self.config.microbatches == 1 and self.config.pipeline is None:
             for count in self._counts(len(self.config.devices or ()) * self.config.workers):
