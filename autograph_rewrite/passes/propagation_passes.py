@@ -48,8 +48,8 @@ from autograph_rewrite.resolve.batch.ragged_dims import ragged_dims
 from autograph_rewrite.resolve.compression import skipped
 from autograph_rewrite.resolve.coverage import Coverage, with_coverage
 from autograph_rewrite.resolve.divided_work import coverage_of
+from autograph_rewrite.resolve.exchanged_bytes import with_bytes
 from autograph_rewrite.resolve.given_plan import accept_user_edges
-from autograph_rewrite.resolve.model_axis.exchanged_bytes import with_bytes
 from autograph_rewrite.resolve.remat.decision import Decision
 from autograph_rewrite.resolve.segmentable import propagate_parts
 from autograph_rewrite.resolve.stated_placements import taken_as_given, with_stated
