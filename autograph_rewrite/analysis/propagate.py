@@ -139,10 +139,10 @@ def _find(state: Propagation) -> None:
     state.looped = frozenset(frames_of(state.order)) if loops else frozenset()
     state.runs = by_loops(state.order) if loops else [state.order]
     settled = _settle(state, loops, optimistic=True)
-    for _ in range(RESTARTS if loops else 0):
+    for _ in range(RESTARTS if loops and settled else 0):  # what has not settled is marked by what it was last
         before = dict(state.facts)
         _forget_containers(state)
-        settled = settled and _settle(state, loops, optimistic=True)
+        settled = _settle(state, loops, optimistic=True)
         if not settled or state.facts == before:
             break
     if loops and settled:

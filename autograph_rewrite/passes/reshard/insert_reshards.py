@@ -53,7 +53,8 @@ def assign_spans(context: Context) -> None:
     order = context.state.order
     for node in order:
         node.set_span(_span(context, node))
-    if any(parse(device).kind != "CPU" for device in run_devices(context.plan, context.task)):
+    devices = run_devices(context.plan, context.task)
+    if len(set(devices)) > 1 or parse(devices[0]).kind != "CPU":
         _enter_where_it_is_carried(order)
     if context.plan.gathers_for_each:
         gather_for_each(order)

@@ -23,6 +23,7 @@ from autograph_rewrite.analysis.rules.base import WHOLE, LocalEntry, Slice
 from autograph_rewrite.analysis.transfer import convert
 from autograph_rewrite.analysis.transfer import transferred as answer_of
 from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.op_traits import EXITS
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.variable_ops import handle_node, is_handle
@@ -152,7 +153,12 @@ def _may_be_cut(state: Propagation, node: Node) -> bool:
     made = state.transfers.get(node)
     if made is None or not node.inputs or node.op in _SOURCES or node in state.looped or node.attr(WHOLE, False):
         return False
-    if node.op not in TABLE or is_pinned(node) or any(is_handle(value) for value in (*node.inputs, *node.outputs)):
+    if (
+        node.op not in TABLE
+        or node.op in EXITS
+        or is_pinned(node)
+        or any(is_handle(value) for value in (*node.inputs, *node.outputs))
+    ):
         return False
     return not any(fact.placement.differs for fact in (*made.inputs, *made.outputs))
 

@@ -31,6 +31,7 @@ from autograph_rewrite.item import GraphItem, Shards, Variable
 from autograph_rewrite.passes.tensor_parallel.boundaries import boundaries, mark_boundaries
 from autograph_rewrite.passes.tensor_parallel.exchanges import ALL, Exchanges
 from autograph_rewrite.passes.tensor_parallel.halo_exchange import HaloExchange, halo_of
+from autograph_rewrite.passes.tensor_parallel.loop_reads import read_before_loops
 from autograph_rewrite.passes.tensor_parallel.placements import ModelPlacements, batch_facts, model_placements
 from autograph_rewrite.passes.tensor_parallel.segment_sums import SEGMENT_SUM, sums_by_rows
 from autograph_rewrite.passes.variable_sharding.emitter import Emitter
@@ -69,7 +70,8 @@ def partition(graph: Graph, item: GraphItem, plan: Plan, task: int = 0) -> tuple
     devices = run_devices(plan, task)
     if plan.mode == "shared":
         devices = devices[: model.size]
-    plan = replace(plan, notes=(*plan.notes, *_assign(graph, item, model)))
+    gathered = read_before_loops(graph, item, [one.name for one in model.shardings if one.split])
+    plan = replace(plan, notes=(*plan.notes, *gathered, *_assign(graph, item, model)))
     cuts = {one.name: cut_dimensions(one, model.axes) for one in model.shardings if one.split}
     whole = [one.name for one in model.shardings if not one.split]
     mark_boundaries(graph, item, cuts)

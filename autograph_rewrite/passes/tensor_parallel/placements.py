@@ -72,6 +72,7 @@ def model_placements(
     """
     free = {name: one for name, one in item.variables.items() if one.shards is None and name not in cut.whole}
     item = item.with_(variables=free)
+    whole_already = {node for node in graph if WHOLE in node.attrs}
     wanted = dict(cut.variables)
     tensors = {graph.value(name): dim for name, dim in cut.tensors.items()}
     marked: set[Node] = set()
@@ -109,8 +110,10 @@ def model_placements(
                 wanted = with_slots(item, whole, step, wanted | more.variables)
             rows |= more.rows
             tensors |= more.copies
-    for node in (*marked, *(value.node for value in tensors)):
-        node.drop_attr(WHOLE)
+    whole_already -= {value.node for value in tensors}
+    for node in graph:  # what is whole on this axis, loops that do not settle among them, need not be so on others
+        if node not in whole_already:
+            node.drop_attr(WHOLE)
     assert known is not None
     return ModelPlacements(known, revise(whole), members, tensors, names)
 
