@@ -8,34 +8,29 @@
     before   ArgMax(z)
     after    Min(class where z == Max(z))                             partial(max), then partial(min)
 
+`class_top_k` has the best of several.
+
 The formulas are those of TensorFlow's kernels; the vocabulary-parallel loss is Megatron-LM's (Shoeybi et al., 2019).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from autograph_rewrite.analysis.facts.placement import split
-from autograph_rewrite.analysis.facts.symbolic_dims import to_global
+from autograph_rewrite.analysis.facts.placement import Fact, split
+from autograph_rewrite.analysis.facts.symbolic_dims import to_global, unit
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.rules.base import WHOLE
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.passes.canonicalize.pieces import Pieces, finish
+from autograph_rewrite.passes.canonicalize.class_pieces import Axis, ClassPieces, is_read
+from autograph_rewrite.passes.canonicalize.class_top_k import in_top_k, top_k
+from autograph_rewrite.passes.canonicalize.pieces import finish
 
 _FLOATS = (dtypes.FLOAT, dtypes.DOUBLE)
 _ORDERED = (*_FLOATS, dtypes.INT32, dtypes.INT64)
-
-
-class Axis(NamedTuple):
-    """The dimension of the classes, of how many, and how many classes there are."""
-
-    dim: int
-    rank: int
-    classes: int
 
 
 def cut_classes(state: Propagation) -> list[tuple[Node, Axis]]:
@@ -66,7 +61,7 @@ def _classes(state: Propagation, node: Node) -> Axis | None:
     """Return the dimension of classes where it is cut, and each device can do its part; None otherwise."""
     facts = [state.facts[value] for value in node.inputs]
     rank = facts[0].rank
-    if not rank or facts[0].dtype not in (_ORDERED if node.op in _EXTREMES else _FLOATS):
+    if not rank or facts[0].dtype not in (_ORDERED if node.op in (*_EXTREMES, *_TOP) else _FLOATS):
         return None
     dim = rank - 1
     if node.op in _EXTREMES:
@@ -79,60 +74,21 @@ def _classes(state: Propagation, node: Node) -> Axis | None:
     size = sizes.pop()
     if sizes or not isinstance(size, int) or all(fact.placement != split(dim) for fact in both):
         return None
-    return Axis(dim, rank, size)
+    block = next(unit(fact.split_size) or 1 for fact in both if fact.placement == split(dim))
+    axis = Axis(dim, rank, size, (size // block, block))
+    return _counted(node, facts, axis) if node.op in (*_TOP, *_AMONG) else axis
 
 
-class ClassPieces(Pieces):
-    """Adds pieces that work along classes.
-
-    Args:
-        graph: edited in place.
-        node: whose place they take.
-        axis: that of the classes.
-
-    Attributes:
-        numbered: the numbers of classes that were made, with the dimension along which they stand.
-    """
-
-    def __init__(self, graph: Graph, node: Node, axis: Axis) -> None:
-        super().__init__(graph, node, in_loop=False)
-        self.dim, self.rank, self.classes = axis
-        self.numbered: dict[Value, int] = {}
-
-    def reduce(self, op: str, value: Value, name: str, *, keep: bool = True) -> Value:
-        """Reduce along the classes.
-
-        Args:
-            op: Sum, Max or Min.
-            value: what is reduced.
-            name: of the result.
-            keep: whether the dimension stays, as 1.
-        """
-        axis = self.const([self.dim], dtypes.INT32, f"{name}/axis")
-        return self(op, value, axis, name=name, keep_dims=keep)
-
-    def numbers(self, dtype: int) -> Value:
-        """Return the number of each class, along their dimension."""
-        shape = [self.classes if dim == self.dim else 1 for dim in range(self.rank)]
-        made = self.const(np.arange(self.classes).reshape(shape), dtype, "classes")
-        self.numbered[made] = self.dim
-        return made
-
-    def exponentials(self, logits: Value) -> tuple[Value, Value, Value]:
-        """Return logits less their maximum, the exponentials of that, and the sum of these."""
-        shifted = self("Sub", logits, self.reduce("Max", logits, "max"), name="shifted")
-        powers = self("Exp", shifted, name="exp")
-        return shifted, powers, self.reduce("Sum", powers, "sum")
-
-    def only(self, mask: Value, value: Value, name: str) -> Value:
-        """Return a value where a mask is set, else zero.
-
-        Args:
-            mask: of the value's shape.
-            value: of numbers.
-            name: of the result.
-        """
-        return self("SelectV2", mask, value, self.const(0, value.dtype, f"{name}/zero"), name=name)
+def _counted(node: Node, facts: Sequence[Fact], axis: Axis) -> Axis | None:
+    """Return the classes of a node that counts them, where each device can find its own candidates."""
+    told = {"TopKV2": 1, "InTopKV2": 2}.get(node.op)
+    stated = facts[told].value if told is not None else (node.attr("k"),)
+    if stated is None or not isinstance(stated[0], int):
+        return None
+    (units, block), count = axis.blocks, stated[0]
+    if node.op in _TOP and (axis.rank != 2 or not node.attr("sorted") or units * min(count, block) >= axis.classes):
+        return None
+    return axis._replace(count=count)
 
 
 def _softmax(pieces: ClassPieces, node: Node) -> dict[int, Value]:
@@ -149,10 +105,10 @@ def _cross_entropy(pieces: ClassPieces, node: Node) -> dict[int, Value]:
     logits, labels = node.inputs
     shifted, powers, total = pieces.exponentials(logits)
     found = {}
-    if _is_read(node, 0):
+    if is_read(node, 0):
         unlikely = pieces("Sub", pieces("Log", total, name="log"), shifted, name="unlikely")
         found[0] = pieces.reduce("Sum", pieces("Mul", labels, unlikely, name="terms"), "loss", keep=False)
-    if _is_read(node, 1):
+    if is_read(node, 1):
         found[1] = pieces("Sub", pieces("RealDiv", powers, total, name="softmax"), labels, name="gradient")
     return found
 
@@ -166,11 +122,11 @@ def _sparse_cross_entropy(pieces: ClassPieces, node: Node) -> dict[int, Value]:
     label = pieces("ExpandDims", label, pieces.const(1, dtypes.INT32, "last"), name="label_of_row")
     mask = pieces("Equal", label, pieces.numbers(labels.dtype), name="is_label")
     found = {}
-    if _is_read(node, 0):
+    if is_read(node, 0):
         picked = pieces.reduce("Sum", pieces.only(mask, shifted, "picked"), "of_label", keep=False)
         log = pieces("Log", pieces("Squeeze", total, name="total", squeeze_dims=(1,)), name="log")
         found[0] = pieces("Sub", log, picked, name="loss")
-    if _is_read(node, 1):
+    if is_read(node, 1):
         softmax = pieces("RealDiv", powers, total, name="softmax")
         found[1] = pieces("Sub", softmax, pieces.cast(mask, logits.dtype, "one_hot"), name="gradient")
     return found
@@ -190,16 +146,15 @@ def _extreme(pieces: ClassPieces, node: Node) -> dict[int, Value]:
     return {0: pieces.cast(first, node.output_dtypes[0], "narrow")}
 
 
-def _is_read(node: Node, index: int) -> bool:
-    value = node.output(index)
-    return bool(value.uses) or value in value.node.graph.anchors.values()
-
-
 _EXTREMES = ("ArgMax", "ArgMin")
+_TOP = ("TopK", "TopKV2")
+_AMONG = ("InTopK", "InTopKV2")
 _DECOMPOSITIONS: Mapping[str, Callable[[ClassPieces, Node], dict[int, Value]]] = {
     "Softmax": _softmax,
     "LogSoftmax": _log_softmax,
     "SoftmaxCrossEntropyWithLogits": _cross_entropy,
     "SparseSoftmaxCrossEntropyWithLogits": _sparse_cross_entropy,
     **dict.fromkeys(_EXTREMES, _extreme),
+    **dict.fromkeys(_TOP, top_k),
+    **dict.fromkeys(_AMONG, in_top_k),
 }

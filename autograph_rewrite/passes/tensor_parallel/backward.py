@@ -42,12 +42,14 @@ class BlockReads:
         of: the block that a reader takes of an operand, where its rule does not say so.
         moved: the nodes that can be made in blocks, with the operand of each that has to be cut for that.
         by_rows: sums of segments of which each device can make those that it needs, from all operands.
+        early: contributions to such sums, which have to be added up before: of a tied table, fewer bytes than behind.
     """
 
     state: Propagation
     of: dict[tuple[Node, int], Slice] = field(default_factory=dict)
     moved: dict[Node, int] = field(default_factory=dict)
     by_rows: dict[Value, Slice] = field(default_factory=dict)
+    early: set[Value] = field(default_factory=set)
 
     def taken(self, value: Value) -> Slice | None:
         """Return the block that all readers take of a value; None where some take more, or others."""
@@ -96,9 +98,12 @@ def block_reads(state: Propagation, units: int) -> BlockReads:
         blocks = {index: block for index, block in wanted.items() if block is not None}
         if not blocks or len(blocks) < len(wanted):
             continue
+        is_by_rows = node.op == SEGMENT_SUM and blocks[0] == Slice(0, (_rows(state, node) or 0) // units)
+        if is_by_rows and [fact.placement.is_partial for fact in state.transfers[node].inputs] == [True, False, False]:
+            reads.early.add(node.inputs[0])
         if not _may_be_cut(state, node) or not anchored.isdisjoint(node.outputs):
             continue
-        if node.op == SEGMENT_SUM and blocks[0] == Slice(0, (_rows(state, node) or 0) // units):
+        if is_by_rows:
             reads.by_rows[node.output()] = blocks[0]
             continue
         for index, taken in _ways(reads, node, units, blocks):

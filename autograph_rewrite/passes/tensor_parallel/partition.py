@@ -30,6 +30,7 @@ from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_handl
 from autograph_rewrite.item import GraphItem, Shards, Variable
 from autograph_rewrite.passes.tensor_parallel.boundaries import boundaries, mark_boundaries
 from autograph_rewrite.passes.tensor_parallel.exchanges import ALL, Exchanges
+from autograph_rewrite.passes.tensor_parallel.gathered import gathered_reads
 from autograph_rewrite.passes.tensor_parallel.halo_exchange import HaloExchange, halo_of
 from autograph_rewrite.passes.tensor_parallel.loop_reads import read_before_loops
 from autograph_rewrite.passes.tensor_parallel.placements import ModelPlacements, batch_facts, model_placements
@@ -149,6 +150,7 @@ def _partition(graph: Graph, item: GraphItem, plan: Plan, cut: Round, exchanges:
     uses = Uses(Partitioner(graph, _shares(found, cut), cut.sizes, exchanges), found.names)
     uses.run()
     said = [f"model axis: {node.op} '{node.name}' works on whole values: {text}" for node, text in whole]
+    said += gathered_reads(found.state, step_of(graph, item))
     said += [HELD_THERE.format(name) for name in found.names.values() if _is_elsewhere(plan, name)]
     plan = replace(plan, notes=(*plan.notes, *said))
     shards, cuts = {}, {}

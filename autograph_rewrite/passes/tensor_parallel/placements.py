@@ -77,6 +77,7 @@ def model_placements(
     tensors = {graph.value(name): dim for name, dim in cut.tensors.items()}
     marked: set[Node] = set()
     rows: dict[Value, Fact] = {}
+    early: set[Value] = set()
     whole = propagate(graph, {}, Semantics(), given=inputs)
     wanted = with_slots(item, whole, step, wanted)
     known: Propagation | None = None
@@ -99,7 +100,7 @@ def model_placements(
             for node, axis in along:
                 tensors |= class_axis.decompose_classes(graph, node, axis)
         else:
-            reduced = place_reductions(known, outputs_of(graph, item), cuts=cuts)
+            reduced = place_reductions(known, outputs_of(graph, item), cuts=cuts) | early
             if reduced:
                 known = restate(known, tensors, given=given, reduced=reduced)
             more = _more(known, item, members, cut.units)
@@ -110,6 +111,7 @@ def model_placements(
                 wanted = with_slots(item, whole, step, wanted | more.variables)
             rows |= more.rows
             tensors |= more.copies
+            early |= more.early
     whole_already -= {value.node for value in tensors}
     for node in graph:  # what is whole on this axis, loops that do not settle among them, need not be so on others
         if node not in whole_already:
@@ -119,11 +121,14 @@ def model_placements(
 
 
 class _More(NamedTuple):
-    """What is cut besides: variables, copies for some readers, and sums of which each device makes its rows."""
+    """What is cut besides: variables, copies for some readers, sums of which each device makes its rows, and what is
+    added up before those.
+    """
 
     variables: dict[str, int]
     copies: dict[Value, int]
     rows: dict[Value, Fact]
+    early: set[Value]
 
     def __bool__(self) -> bool:
         return any(self[:])
@@ -135,7 +140,7 @@ def _more(state: Propagation, item: GraphItem, members: Mapping[Node, ShardedVar
     variables = _read_in_blocks(graph, item, reads, members, units)
     copies = cut_operands(reads, {graph.nodes[item.variables[name].handle] for name in variables})
     rows = {value: convert(state.facts[value], block, units) for value, block in reads.by_rows.items()}
-    return _More(variables, copies, rows)
+    return _More(variables, copies, rows, reads.early)
 
 
 def batch_facts(graph: Graph, item: GraphItem, plan: Plan) -> dict[Value, Fact]:

@@ -1,0 +1,101 @@
+"""The pieces of what works along a dimension of classes: reductions along it, and the number of each class.
+
+    numbers      [[0, 1, ..., C - 1]]      each device has those of its block
+    only(m, z)   z where m is set, else 0
+
+What stands along the classes of a block is made for that block.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.passes.canonicalize.pieces import Pieces
+
+
+class Axis(NamedTuple):
+    """The dimension of the classes.
+
+    Attributes:
+        dim: which of the operand it is.
+        rank: of the operand.
+        classes: how many there are.
+        blocks: how many blocks can be told apart, and how many classes each has.
+        count: how many classes are asked for, where an operand says it.
+    """
+
+    dim: int
+    rank: int
+    classes: int
+    blocks: tuple[int, int]
+    count: int | None = None
+
+
+class ClassPieces(Pieces):
+    """Adds pieces that work along classes.
+
+    Args:
+        graph: edited in place.
+        node: whose place they take.
+        axis: that of the classes.
+
+    Attributes:
+        blocks: how many there are, and how many classes each has.
+        count: how many classes the node is asked for, where an operand says it.
+        numbered: the numbers of classes that were made, with the dimension along which they stand.
+    """
+
+    def __init__(self, graph: Graph, node: Node, axis: Axis) -> None:
+        super().__init__(graph, node, in_loop=False)
+        self.dim, self.rank, self.classes, self.blocks, self.count = axis
+        self.numbered: dict[Value, int] = {}
+
+    def reduce(self, op: str, value: Value, name: str, *, keep: bool = True) -> Value:
+        """Reduce along the classes.
+
+        Args:
+            op: Sum, Max or Min.
+            value: what is reduced.
+            name: of the result.
+            keep: whether the dimension stays, as 1.
+        """
+        axis = self.const([self.dim], dtypes.INT32, f"{name}/axis")
+        return self(op, value, axis, name=name, keep_dims=keep)
+
+    def numbers(self, dtype: int) -> Value:
+        """Return the number of each class, along their dimension."""
+        shape = [self.classes if dim == self.dim else 1 for dim in range(self.rank)]
+        made = self.const(np.arange(self.classes).reshape(shape), dtype, "classes")
+        self.numbered[made] = self.dim
+        return made
+
+    def exponentials(self, logits: Value) -> tuple[Value, Value, Value]:
+        """Return logits less their maximum, the exponentials of that, and the sum of these."""
+        shifted = self("Sub", logits, self.reduce("Max", logits, "max"), name="shifted")
+        powers = self("Exp", shifted, name="exp")
+        return shifted, powers, self.reduce("Sum", powers, "sum")
+
+    def only(self, mask: Value, value: Value, name: str) -> Value:
+        """Return a value where a mask is set, else zero.
+
+        Args:
+            mask: of the value's shape.
+            value: of numbers.
+            name: of the result.
+        """
+        return self("SelectV2", mask, value, self.const(0, value.dtype, f"{name}/zero"), name=name)
+
+
+def is_read(node: Node, index: int) -> bool:
+    """Return whether somebody reads an output, or asks for it by its name.
+
+    Args:
+        node: what makes it.
+        index: its number.
+    """
+    value = node.output(index)
+    return bool(value.uses) or value in value.node.graph.anchors.values()
