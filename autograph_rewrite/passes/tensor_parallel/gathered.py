@@ -23,7 +23,7 @@ def gathered_reads(state: Propagation, step: Container[Node]) -> Iterator[str]:
     """
     for node in state.order:
         made = state.transfers[node]
-        if node not in step or made.note or any(fact.placement.differs for fact in made.outputs):
+        if node not in step or made.note or not made.inputs or any(fact.placement.differs for fact in made.outputs):
             continue
         for index, want in made.operand_reshards.items():
             placement = made.inputs[index].placement

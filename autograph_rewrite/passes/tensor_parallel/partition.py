@@ -147,10 +147,11 @@ def _partition(graph: Graph, item: GraphItem, plan: Plan, cut: Round, exchanges:
         raise PassError(f"{node.op} '{node.name}' cannot be cut on the model axis: {text}", node=node, hint=hint)
     for handle, name in found.names.items():
         require_cuttable(name, handle, set(found.members))
+    gathered = list(gathered_reads(found.state, step_of(graph, item)))
     uses = Uses(Partitioner(graph, _shares(found, cut), cut.sizes, exchanges), found.names)
     uses.run()
     said = [f"model axis: {node.op} '{node.name}' works on whole values: {text}" for node, text in whole]
-    said += gathered_reads(found.state, step_of(graph, item))
+    said += gathered
     said += [HELD_THERE.format(name) for name in found.names.values() if _is_elsewhere(plan, name)]
     plan = replace(plan, notes=(*plan.notes, *said))
     shards, cuts = {}, {}
