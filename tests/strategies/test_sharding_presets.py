@@ -109,6 +109,14 @@ CASES: dict[str, tuple[Any, set[str]]] = {
     "vocabulary_parallel": (language_model, {"token_embedding/embeddings", "lm_head/kernel", "lm_head/bias"}),
     "expert_parallel": (mixture, {"experts/up", "experts/bias", "experts/down"}),
     "spatial": (image_classifier, set()),
+    "gspmd_2d": (
+        language_model,
+        {
+            "token_embedding/embeddings",
+            *(f"attention_{i}/{one}/kernel" for i in range(2) for one in ("query", "key", "value", "attention_output")),
+            *(f"feedforward_{one}_dense_{i}/kernel" for i in range(2) for one in ("intermediate", "output")),
+        },
+    ),
 }
 
 
@@ -118,7 +126,7 @@ def test_a_preset_cuts_what_it_says_and_gathers_nothing_silently(name: str) -> N
     new = ar.rewrite(item_of(build), name)
     cut = {variable.name for variable in new.variables.values() if variable.shards is not None}
     assert expected <= cut
-    assert "position_embedding/embeddings" not in cut
+    assert ("position_embedding/embeddings" in cut) == (name == "gspmd_2d")
     assert [edge for edge in new.report.plan.model_edges if edge.lowering != "concat"]
 
 

@@ -88,7 +88,7 @@ def _counted(node: Node, facts: Sequence[Fact], axis: Axis) -> Axis | None:
     (units, block), count = axis.blocks, stated[0]
     if node.op in _TOP and (axis.rank != 2 or not node.attr("sorted") or units * min(count, block) >= axis.classes):
         return None
-    return axis._replace(count=count)
+    return axis._replace(asked=count)
 
 
 def _softmax(pieces: ClassPieces, node: Node) -> dict[int, Value]:

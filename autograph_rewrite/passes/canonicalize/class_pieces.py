@@ -25,14 +25,14 @@ class Axis(NamedTuple):
         rank: of the operand.
         classes: how many there are.
         blocks: how many blocks can be told apart, and how many classes each has.
-        count: how many classes are asked for, where an operand says it.
+        asked: how many classes a node is to find, where an operand says it.
     """
 
     dim: int
     rank: int
     classes: int
     blocks: tuple[int, int]
-    count: int | None = None
+    asked: int | None = None
 
 
 class ClassPieces(Pieces):

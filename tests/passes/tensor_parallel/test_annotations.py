@@ -236,6 +236,19 @@ def test_partial_replication_on_one_axis_is_refused_with_what_it_needs() -> None
 
 
 @pytest.mark.parametrize(
+    ("mapping", "expected"), [([-1, 0], (-1, 0)), ([1, -1], (1, -1)), ([0, 1], (0, 1)), ([1, 0], (1, 0))]
+)
+def test_mesh_split_on_a_mesh_of_two_axes_names_the_axes(mapping: list[int], expected: tuple[int, ...]) -> None:
+    config = {"devices": [f"CPU:{i}" for i in range(4)], "mesh": {"model": [2, 2]}}
+    mesh = np.arange(4).reshape(2, 2)
+    item = item_of(lambda w: xla_sharding.mesh_split(tf.convert_to_tensor(w), mesh, mapping, use_sharding_op=True))
+    plan = ar.build_plan(item, config)
+    assert plan.model is not None
+    assert {one.axes for one in plan.model.shardings} == {expected}  # of the gradient, too
+    assert_exact(item, config)
+
+
+@pytest.mark.parametrize(
     ("proto", "expected"),
     [
         (xla_sharding.Sharding.replicate(), OpSharding()),
