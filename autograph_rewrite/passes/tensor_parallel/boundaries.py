@@ -8,10 +8,10 @@ The copies are made before anything is cut: each device of one axis then has its
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from autograph_rewrite.analysis.rules.base import WHOLE
-from autograph_rewrite.ir.graph import Graph
+from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.shapes.recorded import record_shapes, static_shape
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.item import GraphItem
@@ -39,6 +39,29 @@ def mark_boundaries(graph: Graph, item: GraphItem, cuts: Mapping[str, Sequence[i
             record_shapes(node, [static_shape(value)])
             value.replace_all_uses_with(node.output(), keep=[node])
             value = node.output()
+
+
+def keep_whole(graph: Graph, item: GraphItem, names: Iterable[str]) -> list[Node]:
+    """Let readers of tensors see the whole on every axis; return what hands it to them, marked until all is cut.
+
+    Args:
+        graph: which is edited.
+        item: whose variables are no tensors.
+        names: of what is replicated, or on one device.
+    """
+    kept = []
+    for name in names:
+        if name in item.variables:
+            continue
+        value = graph.value(name)
+        node = value.node
+        if node.op != "Identity":
+            node = graph.add("Identity", [value], name=f"{node.name}/whole", origin=node)
+            record_shapes(node, [static_shape(value)])
+            value.replace_all_uses_with(node.output(), keep=[node])
+        node.set_raw_attr(WHOLE, encode("bool", True))
+        kept.append(node)
+    return kept
 
 
 def boundaries(graph: Graph, axis: int) -> dict[str, int]:

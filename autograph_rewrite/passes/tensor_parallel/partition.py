@@ -21,14 +21,14 @@ from autograph_rewrite.analysis.facts.placement import PARTIAL, REPLICATED, Fact
 from autograph_rewrite.analysis.facts.symbolic_dims import is_local
 from autograph_rewrite.analysis.facts.windows import Halo
 from autograph_rewrite.analysis.propagate import notes
-from autograph_rewrite.analysis.rules.base import LocalEntry, Reshard, Slice
+from autograph_rewrite.analysis.rules.base import WHOLE, LocalEntry, Reshard, Slice
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_handle
 from autograph_rewrite.item import GraphItem, Shards, Variable
-from autograph_rewrite.passes.tensor_parallel.boundaries import boundaries, mark_boundaries
+from autograph_rewrite.passes.tensor_parallel.boundaries import boundaries, keep_whole, mark_boundaries
 from autograph_rewrite.passes.tensor_parallel.exchanges import ALL, Exchanges
 from autograph_rewrite.passes.tensor_parallel.gathered import gathered_reads
 from autograph_rewrite.passes.tensor_parallel.halo_exchange import HaloExchange, halo_of
@@ -76,6 +76,7 @@ def partition(graph: Graph, item: GraphItem, plan: Plan, task: int = 0) -> tuple
     cuts = {one.name: cut_dimensions(one, model.axes) for one in model.shardings if one.split}
     whole = [one.name for one in model.shardings if not one.split]
     mark_boundaries(graph, item, cuts)
+    kept = keep_whole(graph, item, [one.name for one in model.shardings if not one.split and one.device < 0])
     exchanges = Exchanges()
     for axis, size in enumerate(model.axes):
         exchanges.axis = axis
@@ -91,6 +92,8 @@ def partition(graph: Graph, item: GraphItem, plan: Plan, task: int = 0) -> tuple
             within, plan = _partition(graph, within, plan, cut, exchanges)
         item = item.with_(graph=graph, variables=in_pieces(item.variables, within.variables))
         settle(topological_order(graph), axis)
+    for node in kept:
+        node.drop_attr(WHOLE)
     number_devices(graph, model.axes)
     item = item.with_(variables=_on_devices(graph, item, model, devices))
     return item, replace(plan, model_edges=tuple(exchanges.edges(graph, step_of(graph, item))))

@@ -74,7 +74,8 @@ def model_placements(
     item = item.with_(variables=free)
     whole_already = {node for node in graph if WHOLE in node.attrs}
     wanted = dict(cut.variables)
-    tensors = {graph.value(name): dim for name, dim in cut.tensors.items()}
+    by_hand = {graph.value(name): dim for name, dim in cut.tensors.items()}
+    tensors = dict(by_hand)
     marked: set[Node] = set()
     rows: dict[Value, Fact] = {}
     early: set[Value] = set()
@@ -99,6 +100,10 @@ def model_placements(
         elif along := class_axis.cut_classes(known):
             for node, axis in along:
                 tensors |= class_axis.decompose_classes(graph, node, axis)
+        elif anyway := [value for value in by_hand if value in tensors and _is_cut_anyway(known, value)]:
+            for value in anyway:
+                del tensors[value]
+                value.node.drop_attr(WHOLE)
         else:
             reduced = place_reductions(known, outputs_of(graph, item), cuts=cuts) | early
             if reduced:
@@ -118,6 +123,12 @@ def model_placements(
             node.drop_attr(WHOLE)
     assert known is not None
     return ModelPlacements(known, revise(whole), members, tensors, names)
+
+
+def _is_cut_anyway(state: Propagation, value: Value) -> bool:
+    """Return whether a tensor that is cut by hand arises in the blocks that are asked for: nothing has to be joined."""
+    made, asked = state.facts[value.node.inputs[0]], state.facts[value]
+    return made.placement == asked.placement and unit(made.split_size) == unit(asked.split_size) is not None
 
 
 class _More(NamedTuple):

@@ -67,6 +67,13 @@ def test_xla_s_split_of_a_variable_that_is_read_cuts_it(op: bool) -> None:
     assert_exact(item)
 
 
+def test_an_annotation_of_what_is_cut_anyway_costs_nothing() -> None:
+    edges = ar.rewrite(
+        item_of(xla_split(1)), MESH
+    ).report.plan.model_edges  # the gradient of an XlaSharding has one, too
+    assert [edge.lowering for edge in edges] == ["add_n"]
+
+
 @pytest.mark.parametrize("op", [True, False])
 def test_xla_s_split_of_a_tensor_cuts_it_for_its_readers(op: bool) -> None:
     item = item_of(hidden=xla_split(1, op=op))
@@ -92,6 +99,14 @@ def test_xla_s_replicate_keeps_a_variable_whole() -> None:
     item = item_of(xla_split(1), second=lambda w: xla_sharding.replicate(tf.convert_to_tensor(w), use_sharding_op=True))
     assert cut(item) == {"up": 1}
     assert_exact(item)
+
+
+@pytest.mark.parametrize("config", [{}, {"match": "Relu", "replicate": True}])
+def test_a_tensor_that_is_replicated_is_whole_for_its_readers(config: Any) -> None:
+    item = item_of(lambda w: ar.split(w, [1, 2]), hidden=unmarked if config else ar.replicate)
+    given = {**MESH, "sharding": [config] if config else []}
+    assert cut(item, given) == {"up": 1}  # what reads the hidden layer has no blocks of it, so `down` is not cut
+    assert_exact(item, given)
 
 
 def test_an_annotation_of_a_variable_s_handle_is_one_of_the_variable(tmp_path: Path) -> None:
