@@ -126,7 +126,7 @@ def test_a_preset_cuts_what_it_says_and_gathers_nothing_silently(name: str) -> N
     new = ar.rewrite(item_of(build), name)
     cut = {variable.name for variable in new.variables.values() if variable.shards is not None}
     assert expected <= cut
-    assert ("position_embedding/embeddings" in cut) == (name == "gspmd_2d")
+    assert name == "gspmd_2d" or "position_embedding/embeddings" not in cut
     assert [edge for edge in new.report.plan.model_edges if edge.lowering != "concat"]
 
 
