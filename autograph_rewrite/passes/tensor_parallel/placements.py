@@ -10,7 +10,7 @@ Shardy's way; `partial`, and where it is summed, are DTensor's and this package'
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -101,9 +101,7 @@ def model_placements(
             for node, axis in along:
                 tensors |= class_axis.decompose_classes(graph, node, axis)
         elif anyway := [value for value in by_hand if value in tensors and _is_cut_anyway(known, value)]:
-            for value in anyway:
-                del tensors[value]
-                value.node.drop_attr(WHOLE)
+            tensors = _without(tensors, anyway)
         else:
             reduced = place_reductions(known, outputs_of(graph, item), cuts=cuts) | early
             if reduced:
@@ -117,12 +115,23 @@ def model_placements(
             rows |= more.rows
             tensors |= more.copies
             early |= more.early
-    whole_already -= {value.node for value in tensors}
-    for node in graph:  # what is whole on this axis, loops that do not settle among them, need not be so on others
-        if node not in whole_already:
-            node.drop_attr(WHOLE)
+    _forget_marks(graph, whole_already - {value.node for value in tensors})
     assert known is not None
     return ModelPlacements(known, revise(whole), members, tensors, names)
+
+
+def _forget_marks(graph: Graph, keep: Container[Node]) -> None:
+    """Forget what is whole on this axis, loops that do not settle among them: it need not be so on others."""
+    for node in graph:
+        if node not in keep:
+            node.drop_attr(WHOLE)
+
+
+def _without(tensors: Mapping[Value, int], values: Collection[Value]) -> dict[Value, int]:
+    """Return the tensors that are cut for their readers, without some, whose copies are ordinary ones now."""
+    for value in values:
+        value.node.drop_attr(WHOLE)
+    return {value: dim for value, dim in tensors.items() if value not in values}
 
 
 def _is_cut_anyway(state: Propagation, value: Value) -> bool:

@@ -1,4 +1,4 @@
-"""A product [8, 6] x [6, 4] on two devices: split by rows, by columns and along the contraction, it is the dense one."""
+"""A product [8, 6] x [6, 4] on two devices: split by rows, by columns or along the contraction, it is the dense one."""
 
 from __future__ import annotations
 
