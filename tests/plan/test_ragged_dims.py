@@ -80,6 +80,14 @@ REFUSED = {
         lambda w, x: tf.reduce_mean(x @ w + tf.random.stateless_normal(tf.shape(x), [1, 2], dtype=F)),
         "takes its part of a whole",
     ),
+    "rows that a mask keeps, whole": (
+        lambda w, x: tf.reduce_mean(tf.boolean_mask(x @ w, x[..., 0] > 0) ** 2),
+        "meets a length with what all workers have added up or gathered",
+    ),
+    "places in rows of the whole batch": (
+        lambda w, x: tf.reduce_mean(tf.reduce_sum(tf.math.top_k(tf.transpose(x @ w, [0, 2, 1]), 1)[0], [1, 2])),
+        "meets a length with what all workers have added up or gathered",
+    ),
     "a branch by the length": (
         lambda w, x: tf.cond(tf.shape(x)[1] > 3, lambda: tf.reduce_mean(x @ w), lambda: tf.reduce_sum(x @ w)),
         "chooses a branch|exchanged|depends on the length",

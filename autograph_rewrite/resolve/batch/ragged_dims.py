@@ -112,7 +112,9 @@ class _Spread:
         value: the input.
         dim: its dimension.
         below: the nodes behind the input.
-        tainted: replicated values whose contents may depend on the length.
+        tainted: replicated values whose contents may depend on the length, so that each process has its own.
+        totals: replicated values that are the same everywhere, though the length went into them: what was added up or
+            gathered. A size that is multiplied from the length, B*T, is not one of them.
     """
 
     state: Propagation
@@ -120,15 +122,16 @@ class _Spread:
     dim: int
     below: set[Node] = field(default_factory=set)
     tainted: set[Value] = field(default_factory=set)
+    totals: set[Value] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.below = descendants([self.value.node], controls=False) | {self.value.node}
         order = [node for node in self.state.order if node in self.below and node is not self.value.node]
         for _ in range(_MAX_WALKS if self.state.loops else 1):
-            before = len(self.tainted)
+            before = len(self.tainted) + len(self.totals)
             for node in order:
                 self._visit(node)
-            if len(self.tainted) == before:
+            if len(self.tainted) + len(self.totals) == before:
                 break
 
     def ragged(self, value: Value) -> tuple[int, ...] | None:
@@ -165,23 +168,26 @@ class _Spread:
             value = node.output(index)
             if value in self.tainted or fact.dtype in _CONTAINERS or not _is_whole(self.state.facts[value]):
                 continue
-            if self._depends(node, self.state.facts[value]):
+            sizes = self.state.facts[value].value if node.op in _SELECTS else None
+            if sizes is not None and not any(self._is_open(entry) for entry in sizes):
+                continue
+            if any(self._reads_length(node, i) for i in range(len(node.inputs))):
                 self.tainted.add(value)
+                self.totals.discard(value)
+            elif any(self._reads_total(node, i) for i in range(len(node.inputs))):
+                self.totals.add(value)
 
     def _input(self, node: Node, index: int) -> Fact:
         """Return what a node sees of an input, before a conversion."""
         seen = self.state.transfers[node].inputs
         return seen[index] if seen else self.state.facts[node.inputs[index]]
 
-    def _depends(self, node: Node, fact: Fact) -> bool:
-        if node.op in _SELECTS and fact.value is not None:
-            return any(self._is_open(entry) for entry in fact.value)
-        return any(self._reads_length(node, index) for index in range(len(node.inputs)))
-
     def _reads_length(self, node: Node, index: int) -> bool:
         """Return whether what a node reads as one of its inputs is replicated, and depends on the length."""
         value, transferred = node.inputs[index], self.state.transfers[node]
         fact, reshard = self._input(node, index), transferred.operand_reshards.get(index)
+        if reshard is None and value in self.totals:
+            return False
         if node.op in ("Shape", "ShapeN", "Size"):
             return fact.shape is None or any(self._is_open(dim) for dim in fact.shape)
         if fact.is_local:  # added up where it counts examples; the other entries are each process's
@@ -189,6 +195,18 @@ class _Spread:
         if reshard is None and value in self.tainted:
             return True
         return _is_whole(fact) and value.node in self.below and self._ragged(fact, True) != ()
+
+    def _reads_total(self, node: Node, index: int) -> bool:
+        """Return whether what a node reads as one of its inputs has been added up, or gathered, over the length."""
+        value, reshard = node.inputs[index], self.state.transfers[node].operand_reshards.get(index)
+        if reshard is None and value in self.totals:
+            return True
+        if reshard != REPLICATED and not (reshard is None and value in self.state.reduced):
+            return False
+        fact = self.state.source(value)
+        if fact.is_local:
+            return fact.value is None or any(is_local(entry) and self._is_open(entry) for entry in fact.value)
+        return value.node in self.below and fact.placement.is_split and self._is_open(fact.split_size)
 
     def _at(self, node: Node, exchanges_in_loops: bool) -> Iterator[Obstacle]:
         transferred = self.state.transfers[node]
@@ -202,8 +220,16 @@ class _Spread:
             yield Obstacle(node, "it counts the iterations of a loop in which processes exchange something")
         elif node.op in _CHOOSES and not self._is_loop(node) and 1 in reading:
             yield Obstacle(node, "it chooses a branch by the length")
+        elif self._mixes(node):
+            yield Obstacle(node, "it meets a length with what all workers have added up or gathered over theirs")
         elif not is_pure(node.op) and node.op not in READS and all(_is_whole(fact) for fact in transferred.outputs):
             yield Obstacle(node, "it keeps something that depends on the length")
+
+    def _mixes(self, node: Node) -> bool:
+        """Return whether a node that reads a length makes one value for all of it and of a total over the length."""
+        whole = any(_is_whole(self.state.facts[node.output(i)]) for i in range(len(self.state.transfers[node].outputs)))
+        selects = node.op in _SELECTS and node.op != "Reshape"
+        return whole and not selects and any(self._reads_total(node, i) for i in range(len(node.inputs)))
 
     def _is_cut(self, node: Node, index: int, reshard: Reshard) -> bool:
         if isinstance(reshard, LocalEntry):
