@@ -86,7 +86,7 @@ REFUSED = {
     ),
     "places in rows of the whole batch": (
         lambda w, x: tf.reduce_mean(tf.reduce_sum(tf.math.top_k(tf.transpose(x @ w, [0, 2, 1]), 1)[0], [1, 2])),
-        "meets a length with what all workers have added up or gathered",
+        "is exchanged, and its shape may depend",
     ),
     "a branch by the length": (
         lambda w, x: tf.cond(tf.shape(x)[1] > 3, lambda: tf.reduce_mean(x @ w), lambda: tf.reduce_sum(x @ w)),
