@@ -36,7 +36,7 @@ from autograph_rewrite.passes.localize.localize_kept_rows import localize_kept_r
 from autograph_rewrite.passes.preconditions import require_training
 from autograph_rewrite.passes.rematerialize.step import recompute
 from autograph_rewrite.passes.tensor_parallel.partition import partition
-from autograph_rewrite.passes.variable_sharding.pieces import shard_variables
+from autograph_rewrite.passes.variable_sharding.pieces import in_pieces, shard_variables
 from autograph_rewrite.passes.variable_sharding.shard_variables import by_shards, shard_variables_of
 from autograph_rewrite.plan.parts.messages import Policy
 from autograph_rewrite.plan.parts.notes import Note
@@ -111,8 +111,9 @@ def _has_captures(rewrite: Rewrite) -> bool:
 
 def _partition(rewrite: Rewrite) -> None:
     """Shard variables, their slots and their updates."""
+    known = rewrite.get(Sharded).variables if rewrite.has(Sharded) else rewrite.item.variables
     item, rewrite.plan = shard_variables_of(rewrite.graph, rewrite.item, rewrite.plan)
-    rewrite.put(Sharded(item.variables))
+    rewrite.put(Sharded(in_pieces(known, item.variables)))  # the model axis may have cut others
     rewrite.item = item.with_(variables=shard_variables(item.variables))
 
 

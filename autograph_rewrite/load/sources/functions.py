@@ -18,7 +18,8 @@ from autograph_rewrite.load.signature.keras_names import keras_variables
 from autograph_rewrite.load.signature.nested_specs import as_spec, leaves, output_leaves
 from autograph_rewrite.load.sources.graphs import read
 
-_NO_EFFECT = frozenset(("ReadVariableOp",))  # registered as stateful, but nobody runs one for its effect
+_NO_EFFECT = frozenset(("ReadVariableOp", "VariableShape", "VarIsInitializedOp"))
+"""Registered as stateful, but nobody runs one for its effect."""
 
 
 def from_function(

@@ -165,7 +165,8 @@ def _may_be_cut(state: Propagation, node: Node) -> bool:
         or any(is_handle(value) for value in (*node.inputs, *node.outputs))
     ):
         return False
-    return not any(fact.placement.differs for fact in (*made.inputs, *made.outputs))
+    facts = (*made.inputs, *made.outputs)
+    return not any(fact.placement.differs or fact.dtype == dtypes.VARIANT for fact in facts)  # no op cuts a list
 
 
 def _ways(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from autograph_rewrite.analysis.facts.placement import Fact
-from autograph_rewrite.ir.graph import Graph, Node
+from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.plan.parts.messages import EdgePlan
@@ -32,14 +32,15 @@ class Exchanges:
     """
 
     axis: int = 0
-    _made: dict[Node, list[EdgePlan]] = field(default_factory=dict)
+    _made: dict[Node, list[tuple[EdgePlan, Node | None]]] = field(default_factory=dict)
 
-    def add(self, made: Node, edge: EdgePlan, fact: Fact | None, share: Fraction = ALL) -> None:
+    def add(self, made: Node, value: Value, edge: EdgePlan, fact: Fact | None, share: Fraction = ALL) -> None:
         """Keep a conversion; what each device hands over is counted where shapes are static.
 
         Args:
             made: what converts the value.
-            edge: its value, placements and lowering.
+            value: what is converted.
+            edge: its placements and lowering.
             fact: what is known of the whole value.
             share: of its elements, those that are handed over.
         """
@@ -50,7 +51,7 @@ class Exchanges:
         size = int(elements * share) * dtypes.width(dtype)
         self.mark(made)
         told = replace(edge, axis=self.axis, dtype=dtypes.dtype_name(dtype), bytes=size, reason="devices of a replica")
-        self._made.setdefault(made, []).append(told)
+        self._made.setdefault(made, []).append((replace(told, value=value.name), value.node))
 
     def mark(self, node: Node) -> None:
         """Say of a node that devices of this axis meet there."""
@@ -67,7 +68,7 @@ class Exchanges:
         made = self._made.pop(node, [])
         for k, copy in enumerate(copies if made else ()):
             share = Fraction(sizes[k], sum(sizes)) if sizes else ALL
-            self._made[copy] = [replace(edge, value="", bytes=int(edge.bytes * share)) for edge in made]
+            self._made[copy] = [(replace(edge, value="", bytes=int(edge.bytes * share)), None) for edge, _ in made]
 
     def edges(self, graph: Graph, step: Collection[Node]) -> list[EdgePlan]:
         """Return the conversions of a step; those of initialisers happen once, and are not listed.
@@ -80,7 +81,8 @@ class Exchanges:
         for node, made in self._made.items():
             if node not in step or graph.nodes.get(node.name) is not node:
                 continue
-            for edge in made:
+            for edge, of in made:
                 value = node.inputs[0] if edge.lowering == "slice" else node.output()
-                found.append(edge if edge.value else replace(edge, value=value.name))
+                is_named = edge.value and graph.nodes.get(edge.node) in (None, of)  # else its name is another's by now
+                found.append(edge if is_named else replace(edge, value=value.name))
         return found

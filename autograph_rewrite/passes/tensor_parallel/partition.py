@@ -241,7 +241,8 @@ class Partitioner(Emitter):
             share: of its elements, those that are handed over.
         """
         fact = self.shares.state.facts.get(value)
-        self.exchanges.add(made, EdgePlan(value.name, repr(before), repr(after), lowering=lowering), fact, share)
+        edge = EdgePlan("", repr(before), repr(after), lowering=lowering)
+        self.exchanges.add(made, value, edge, fact, share)
 
     def clone(self, node: Node) -> None:
         """Let a node run on each device, or a constant take its place."""

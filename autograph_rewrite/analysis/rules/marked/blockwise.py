@@ -18,10 +18,10 @@ BLOCKWISE = "_autograph_blockwise"
 
 def place_blockwise(n: Op) -> Placed:
     """Leave each replica its block; where nothing is cut, or not by rows, work on whole values."""
-    blocks = [fact.placement.is_split for fact in n.inputs]
-    if n.placement(0) != split(0):
-        placed = whole(n)
-        return placed._replace(decompose=any(blocks[1:]))  # nothing does that, so it is an error
+    by_rows = [fact.placement == split(0) for fact in n.inputs]
+    if not by_rows[0]:
+        placed = whole(n)  # of columns, too, which a model axis may cut
+        return placed._replace(decompose=any(by_rows[1:]))  # nothing does that, so it is an error
     if n.op != "Reshape" or n.rank(1) != 1:
         return Placed((split(0),) * len(n.output_dtypes))
     local = [i for i, entry in enumerate(n.value(1) or ()) if is_local(entry)]
