@@ -95,6 +95,15 @@ def test_replicas_on_one_device_have_numbers_too() -> None:
     assert found.numpy().tolist() == [1, 2, 8]
 
 
+@pytest.mark.parametrize(("mean", "expected"), [(False, 7.0), (True, 5.5)], ids=["sum", "mean"])
+@pytest.mark.parametrize("mode", MODES)
+def test_what_is_written_as_a_sum_is_what_replicas_have(mode: str, mean: bool, expected: float) -> None:
+    own = tf.reduce_mean if mean else tf.reduce_sum  # of rows 1 and 2, and of row 4
+    step, v = with_variable(lambda v, x: v.assign_add(own(x)), config(mode) | policy("on_write", "sum"))
+    step(ROWS)
+    assert float(v) == expected
+
+
 def test_a_number_goes_through_loops_and_into_seeds() -> None:
     def own(x: Any) -> Any:
         _, total = tf.while_loop(lambda k, a: k < 3, lambda k, a: (k + 1, a + number()), (0, 0.0))

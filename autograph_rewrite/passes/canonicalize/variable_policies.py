@@ -26,7 +26,6 @@ from autograph_rewrite.ir.replace_op import become
 from autograph_rewrite.ir.traversal import ancestors, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
-from autograph_rewrite.ir.types.placement import PARTIAL
 from autograph_rewrite.ir.types.replica_marks import IS_FIRST, PART, VARYING, replica_mark
 from autograph_rewrite.ir.types.replica_marks import SUM as SUM_MARK
 from autograph_rewrite.ir.variable_ops import handle_node, is_update, updates_rows
@@ -267,8 +266,6 @@ class _Policies:
             is_alike = policy.declared or exact or not (update.op in WRITES or updates_rows(update))
             if is_alike and fact.placement != OWN_VALUE:
                 continue
-            if policy.aggregation == "sum" and fact.placement == PARTIAL:
-                continue  # the contributions are those of the replicas
             if updates_rows(update):
                 self._require_scatter(policy, update)
             own = value if is_alike else self._of_each.of(value)
