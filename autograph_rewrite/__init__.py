@@ -24,6 +24,7 @@ from autograph_rewrite.errors import (
 if TYPE_CHECKING:
     from autograph_rewrite.api import (
         allow_code,
+        bisect,
         build_plan,
         distribute,
         distribute_datasets_from_function,
@@ -63,6 +64,7 @@ __all__ = [
     "all_reduce",
     "allow_code",
     "assign",
+    "bisect",
     "build_plan",
     "checkpoint_name",
     "diff",
@@ -94,6 +96,7 @@ _LAZY = {
     "num_replicas": "load.replica_marks",
     "replica_id": "load.replica_marks",
     "allow_code": "api",
+    "bisect": "api",
     "build_plan": "api",
     "checkpoint_name": "load.marks",
     "assign": "load.sharding_marks",

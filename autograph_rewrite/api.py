@@ -1,4 +1,4 @@
-"""The four verbs of the package: plan, rewrite, distribute, verify.
+"""The verbs of the package: plan, rewrite, distribute, verify, and what goes with them.
 
 item ──build_plan──► Plan ──rewrite──► distributed item ──session() / distribute──► training
 """
@@ -257,10 +257,26 @@ def verify(item: Any, config: ConfigLike | Plan | None = None, **options: Any) -
     """
     from autograph_rewrite.runtime.verify.verify import verify as run
 
-    if isinstance(item, GraphItem):
-        return run(item, chosen(config), **options)
-    trace = _traces(item)[0]
-    return run(trace.original, trace.rewritten.report.plan if config is None else chosen(config), **options)
+    return run(*_compared(item, config), **options)
+
+
+def bisect(item: Any, config: ConfigLike | Plan | None = None, **options: Any) -> Any:
+    """Find the first pass behind which `verify` fails, and the first value and edge that are wrong.
+
+    Args:
+        item: the original; or a distributed function or Keras model that has run: its first trace.
+        config: as for `verify`.
+        **options: those of `runtime.bisect.bisect.bisect`.
+
+    Returns:
+        A `runtime.bisect.bisection.Bisection`: `ok` where nothing fails.
+
+    Raises:
+        GraphError: there is nothing to compare.
+    """
+    from autograph_rewrite.runtime.bisect.bisect import bisect as run
+
+    return run(*_compared(item, config), **options)
 
 
 def report(
@@ -314,6 +330,14 @@ def report(
         shown = Shown(states, original, new, new.report.plan, given if isinstance(given, Config) else None, batch)
     Path(out).write_text(report_page(title or Path(out).stem, shown), encoding="utf-8")
     return Path(out)
+
+
+def _compared(item: Any, config: ConfigLike | Plan | None) -> tuple[GraphItem, Config | Plan]:
+    """Return the original that `verify` and `bisect` compare with, and what it is rewritten by."""
+    if isinstance(item, GraphItem):
+        return item, chosen(config)
+    trace = _traces(item)[0]
+    return trace.original, trace.rewritten.report.plan if config is None else chosen(config)
 
 
 def _traces(target: Any) -> Sequence[RewrittenTrace]:

@@ -1,6 +1,6 @@
 """The command line: finds the verb's module, and turns errors into messages and exit codes.
 
-A verb is a module `tools/verbs/<name>.py` with two functions:
+A verb is a module `tools/verbs/<name>.py` (`tools/verbs/compare/<name>.py` where it compares) with two functions:
 
     add_arguments(parser)    declare its options on an argparse parser; `--json` is there already
     run(args) -> int         do it; return 0 (good) or 1 (the check failed)
@@ -38,6 +38,7 @@ VERBS = {
     "comm": "list the collectives: members, order, bytes per step",
     "opt": "run chosen passes on a graph and print what they leave, with placements",
     "verify": "check a rewrite numerically against the single-device graph",
+    "bisect": "find the first pass, value and edge after which verify fails",
     "report": "write one offline HTML file: the graph behind every pass, tables, the predicted step",
     "simulate": "predict step time, memory and communication",
     "run": "run a script under a configuration",
@@ -46,6 +47,7 @@ VERBS = {
 
 # What a script prints is its own affair: where nobody reads it, it fails as under `python`.
 SCRIPTS = ("run", "launch")
+COMPARING = ("verify", "bisect")
 
 EPILOG = "exit codes: 0 good, 1 the check failed, 2 bad usage or input; VERB --help says more"
 
@@ -115,7 +117,7 @@ def load_verb(verb: str) -> Verb:
 
 def module_of(verb: str) -> str:
     """Return the module that implements a verb."""
-    return f"{__package__}.verbs.{verb}"
+    return f"{__package__}.verbs.{'compare.' if verb in COMPARING else ''}{verb}"
 
 
 def report(error: Exception, *, as_json: bool) -> int:

@@ -19,7 +19,7 @@ from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.plan import selected
 from autograph_rewrite.tools import cli
 from autograph_rewrite.tools.launcher.script import CONFIG_VARIABLE
-from autograph_rewrite.tools.verbs import verify as verb_verify
+from autograph_rewrite.tools.verbs.compare import verify as verb_verify
 from tests.support.small_items import regression
 
 SCRIPT = """\

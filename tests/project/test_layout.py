@@ -27,6 +27,7 @@ PUBLIC = {
     "ir/graph.py:Graph.add",
     "item.py:GraphItem.__init__",
     "runtime/function/function.py:DistributedFunction.__init__",
+    "runtime/bisect/bisect.py:bisect",
     "runtime/verify/verify.py:verify",
 }
 

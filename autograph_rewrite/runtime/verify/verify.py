@@ -12,19 +12,17 @@ from dataclasses import replace
 from typing import Any
 
 from autograph_rewrite.certify.certificate import Certificate
-from autograph_rewrite.compile import Instrumentation, compile_task, request, with_processes
-from autograph_rewrite.config.config import Config, ConfigLike
+from autograph_rewrite.compile import Instrumentation, compile_task
+from autograph_rewrite.config.config import ConfigLike
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.verify.expanded import check_expanded
 from autograph_rewrite.item import GraphItem
-from autograph_rewrite.normalize.normalize import normalise_original
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve import coverage
-from autograph_rewrite.runtime.function.lift_captures import unbind
-from autograph_rewrite.runtime.verify.cluster import fit_together, in_one_process
+from autograph_rewrite.runtime.verify.cluster import fit_together
 from autograph_rewrite.runtime.verify.compression import compressed_rows, with_compressed, without
-from autograph_rewrite.runtime.verify.fixed_seeds import pin, unseeded
 from autograph_rewrite.runtime.verify.incomparable import incomparable, said, unless
+from autograph_rewrite.runtime.verify.prepare import prepare
 from autograph_rewrite.runtime.verify.random_feeds import batch_size, random_feeds
 from autograph_rewrite.runtime.verify.report import VerifyReport, rows_of
 from autograph_rewrite.runtime.verify.side_by_side import Comparison, Feeds, Tolerance, Training
@@ -69,12 +67,9 @@ def verify(
     began = time.perf_counter()
     if steps < 1:
         raise GraphError(f"there is nothing to compare after {steps} steps", hint="steps has to be at least 1")
-    single, values = unbind(item)
-    flat = normalise_original(single)
-    given = config_or_plan if isinstance(config_or_plan, Plan) else with_processes(Config.of(config_or_plan))
-    asked = request(flat, given)
-    fitting, plan = _fitting(flat, asked), replace(in_one_process(asked), steps_per_run=0)
-    original, seeded = _with_seeds(single, flat, seed)
+    ready = prepare(item, config_or_plan, seed)
+    flat, given, asked, plan = ready.flat, ready.given, ready.asked, ready.plan
+    fitting = _fitting(flat, asked)
     certificate, exact = Certificate(), without(plan)
     rewritten = _checked(flat, exact, certificate, batch)
     covered = replace(rewritten.report.covered, place=given.where("semantics", "min_coverage"))
@@ -83,11 +78,11 @@ def verify(
     size = None
     if feeds is None:
         feeds = random_feeds(flat, steps=steps, batch=(size := batch_size(flat, plan.instances, batch)), seed=seed)
-    training, allowed = Training(feeds, steps, values, seed), Tolerance(rtol, atol)
-    report = compare(original, rewritten, training, allowed, incomparable(flat, rewritten))
+    training, allowed = Training(feeds, steps, ready.values, seed), Tolerance(rtol, atol)
+    report = compare(ready.original, rewritten, training, allowed, incomparable(flat, rewritten))
     if compressed is not None:
         report = with_compressed(report, compressed_rows(compressed, training, allowed), plan)
-    notes = (*fitting, *_semantics_notes(plan), *seeded, *_uncertain(certificate), *report.notes)
+    notes = (*fitting, *_semantics_notes(plan), *ready.notes, *_uncertain(certificate), *report.notes)
     report = replace(report, config=_described(asked), batch=size, notes=notes, covered=covered)
     return replace(report, seconds=time.perf_counter() - began)
 
@@ -145,22 +140,6 @@ def compare(
         notes=(*said(apart), *comparison.notes(rows)),
         seconds=time.perf_counter() - began,
     )
-
-
-def _with_seeds(single: GraphItem, flat: GraphItem, seed: int) -> tuple[GraphItem, list[str]]:
-    """Seed the random ops of `flat`, in place; return the original with the same seeds, and what to say about it."""
-    hidden = set(unseeded(flat.graph)) - set(unseeded(single.graph))
-    pinned = pin(flat.graph, seed)
-    notes = []
-    if pinned:
-        ops = "1 random op without a seed was" if len(pinned) == 1 else f"{len(pinned)} random ops without a seed were"
-        notes.append(f"{ops} given one in both graphs ('{pinned[0]}')")
-    if hidden:
-        notes.append("random ops stand in functions, so the original was run with its functions inlined")
-        return flat, notes
-    graph = single.graph.clone()
-    pin(graph, seed)
-    return single.with_(graph=graph), notes
 
 
 def _semantics_notes(plan: Plan) -> list[str]:

@@ -20,6 +20,11 @@ from autograph_rewrite.tools.common_arguments import (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_graph(parser)
+    add_comparison(parser)
+
+
+def add_comparison(parser: argparse.ArgumentParser) -> None:
+    """Declare what a graph is rewritten by, and what it is compared with the original on."""
     add_config(parser, plan=True)
     parser.add_argument("--steps", metavar="K", type=number_of("steps"), default=3, help="training steps (default 3)")
     add_batch(parser)

@@ -1,0 +1,196 @@
+"""bisect: the first pass behind which `verify` fails, and the first value and edge of the graph that is wrong.
+
+    passes before conversion   leave graphs of one device: each is run beside the original, by halves
+    passes behind it           the certificate compares every folded graph with the original, on samples
+    values                     of one step from the same variables, producers first: the first that differs
+
+What the certificate and the states leave open, the provenance of the wrong edge says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from autograph_rewrite.compile import Instrumentation, compile_task
+from autograph_rewrite.config.config import ConfigLike
+from autograph_rewrite.errors import ClusterError, GraphError, RewriteError, VerifyError
+from autograph_rewrite.ir.claims import Claims
+from autograph_rewrite.ir.verify.expanded import check_expanded
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.passes.base.pass_manager import Observer, failed_pass
+from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.runtime.bisect.bisection import AGREES, DIFFERS, Bisection
+from autograph_rewrite.runtime.bisect.divergence import FirstDivergence
+from autograph_rewrite.runtime.bisect.edges import Divergence, Edges
+from autograph_rewrite.runtime.bisect.pass_states import CONVERTS, FirstRefusal, PlainStates, State
+from autograph_rewrite.runtime.bisect.side_steps import SideBySide
+from autograph_rewrite.runtime.verify.cluster import fit_together
+from autograph_rewrite.runtime.verify.compression import without
+from autograph_rewrite.runtime.verify.incomparable import incomparable
+from autograph_rewrite.runtime.verify.prepare import Prepared, prepare
+from autograph_rewrite.runtime.verify.random_feeds import batch_size, random_feeds
+from autograph_rewrite.runtime.verify.report import NOISE_FACTOR, VerifyReport
+from autograph_rewrite.runtime.verify.side_by_side import Comparison, Feeds, Tolerance, Training, first_line
+from autograph_rewrite.runtime.verify.verify import compare
+
+
+def bisect(
+    item: GraphItem,
+    config_or_plan: ConfigLike | Plan,
+    *,
+    steps: int = 3,
+    feeds: Feeds | None = None,
+    rtol: float = 1e-5,
+    atol: float | None = None,
+    seed: int = 0,
+    batch: int | None = None,
+    observers: Sequence[Observer] = (),
+) -> Bisection:
+    """Find the first pass behind which `verify` fails, and the first value and edge that are wrong.
+
+    Args:
+        item: a training graph; it is not changed.
+        config_or_plan: as for `rewrite`.
+        steps: how many to train, as for `verify`.
+        feeds: as for `verify`.
+        rtol: allowed error, as for `verify`.
+        atol: allowed error of tensors that are all but zero, as for `verify`.
+        seed: of random feeds, and of random ops that have none.
+        batch: examples per step of random feeds.
+        observers: called with (pass name, folded graph) after every pass, as in `rewrite`.
+
+    Returns:
+        What was found; `ok` where `verify` passes.
+
+    Raises:
+        RewriteError: the item cannot be rewritten, as for `rewrite`; a broken invariant is a finding.
+        GraphError: the original itself cannot be trained on these feeds.
+    """
+    if steps < 1:
+        raise GraphError(f"there is nothing to compare after {steps} steps", hint="steps has to be at least 1")
+    ready = prepare(item, config_or_plan, seed)
+    plan = without(ready.plan)
+    notes = [] if plan is ready.plan else ["compressors were left out: what they send is `verify`'s to check"]
+    states, refusal = PlainStates(ready.flat), FirstRefusal()
+    looking = Instrumentation(observers=(*observers, states), certificate=refusal)
+    try:
+        if len(ready.asked.processes) > 1:
+            fit_together(ready.flat, ready.asked)
+        rewritten = compile_task(ready.flat, plan, batch=batch, instrumentation=looking)
+        check_expanded(rewritten.graph_bytes, ready.flat, plan.all_devices, micro=plan.microbatches)
+    except RewriteError as error:
+        if refusal.error is None and not isinstance(error, VerifyError):
+            raise
+        return _broken(error, refusal, notes)
+    if feeds is None:
+        size = batch_size(ready.flat, plan.instances, batch)
+        feeds = random_feeds(ready.flat, steps=steps, batch=size, seed=seed)
+    training, allowed = Training(feeds, steps, ready.values, seed), Tolerance(rtol, atol)
+    return _Search(ready, rewritten, training, allowed).run(states.states, refusal, notes)
+
+
+def _broken(error: RewriteError, refusal: FirstRefusal, notes: Sequence[str]) -> Bisection:
+    """Return what is known where the rewritten graph breaks an invariant, so that nothing can be run."""
+    first = refusal.error or error
+    name = refusal.pass_name or failed_pass(error) or "expand"
+    shown = "the certificate refuses the graph behind it" if refusal.error else "it breaks an invariant of the graph"
+    return Bisection(False, "FAILS: the rewritten graph is refused", name, shown, str(first), notes=tuple(notes))
+
+
+@dataclass(frozen=True)
+class _Search:
+    """A rewritten item, and what it is compared on."""
+
+    ready: Prepared
+    rewritten: GraphItem
+    training: Training
+    allowed: Tolerance
+
+    def run(self, states: Sequence[State], refusal: FirstRefusal, notes: Sequence[str]) -> Bisection:
+        """Return what there is to find."""
+        apart = incomparable(self.ready.flat, self.rewritten)
+        problem = str(refusal.error) if refusal.error is not None else ""
+        try:
+            report = compare(self.ready.original, self.rewritten, self.training, self.allowed, apart)
+        except (ClusterError, ValueError) as error:  # a step hangs, or TensorFlow cannot read the rewritten graph
+            shown = "the certificate refuses the graph behind it" if problem else ""
+            verdict = f"FAILS: {first_line(error)}"
+            return Bisection(False, verdict, refusal.pass_name, shown, problem, notes=tuple(notes))
+        verdict = str(report).partition("\n")[0]
+        if report.ok and not problem:
+            return Bisection(True, verdict, notes=(*notes, *report.notes))
+        verdicts = {} if report.ok else self._verdicts(states, report)
+        wrong = next((one for one in states if verdicts.get(one.behind) == DIFFERS), None)
+        divergences, failed = self._divergences(wrong.item if wrong else self.rewritten, apart, refusal.claims)
+        if failed:
+            notes = [*notes, f"values were not compared: {failed}"]
+        made_by, shown_by = _blame(wrong, verdicts, refusal, divergences)
+        if report.ok:
+            verdict = "FAILS: the certificate refuses the graph, whose numbers agree on these feeds"
+        known = tuple((one.behind, verdicts[one.behind]) for one in states if one.behind in verdicts)
+        return Bisection(False, verdict, made_by, shown_by, problem, known, divergences, tuple(notes))
+
+    def _verdicts(self, states: Sequence[State], report: VerifyReport) -> dict[str, str]:
+        """Return whether graphs behind passes agree on one device, up to the first that does not, found by halves."""
+        limits = {
+            f"{'output' if row.kind == 'output' else 'variable'} {row.name}": NOISE_FACTOR * row.noise
+            for row in report.wrong
+        }
+        found: dict[str, str] = {}
+
+        def differs(at: int) -> bool:
+            wrong = self._differs(states[at].item, limits)
+            found[states[at].behind] = DIFFERS if wrong else AGREES
+            return wrong
+
+        good, bad = -1, len(states) - 1
+        if not differs(bad):
+            return found
+        while bad - good > 1:
+            middle = (good + bad) // 2
+            good, bad = (good, middle) if differs(middle) else (middle, bad)
+        return found
+
+    def _differs(self, item: GraphItem, limits: Mapping[str, float]) -> bool:
+        """Return whether one device that runs an item gets something wrong that the rewritten graph gets wrong."""
+        comparison = Comparison(self.ready.original, self.training, self.allowed, self.ready.plan.timeout_seconds)
+        try:
+            worst = comparison.against(item)
+        except (RewriteError, ValueError):
+            return True
+        if comparison.broken:
+            return True
+        return any(worst[key].error > max(self.allowed.rtol, limits[key]) for key in limits if key in worst)
+
+    def _divergences(
+        self, other: GraphItem, apart: frozenset[str], claims: Claims | None
+    ) -> tuple[tuple[Divergence, ...], str]:
+        """Return where the values of an item begin to differ; and why they could not be compared, if so."""
+        plan: Plan = self.rewritten.report.plan
+        pair = SideBySide(self.ready.flat, other, self.training, self.allowed, plan.timeout_seconds, apart)
+        try:
+            step = pair.first_wrong_step()
+            if step is None or step.failed:
+                return (), step.failed if step is not None else ""
+            edges = Edges(pair, step, plan, claims)
+            return tuple(edges.of(node) for node in FirstDivergence(pair, step).nodes()), ""
+        except (RewriteError, ValueError) as error:
+            return (), first_line(error)
+
+
+def _blame(
+    wrong: State | None, verdicts: Mapping[str, str], refusal: FirstRefusal, divergences: Sequence[Divergence]
+) -> tuple[str, str]:
+    """Return the first wrong pass, and how that is known."""
+    if wrong is not None:
+        return wrong.behind, "one device that runs the graph behind it differs"
+    if refusal.error is not None:
+        return refusal.pass_name, "the certificate refuses the graph behind it"
+    if DIFFERS not in verdicts.values() and verdicts:
+        makers = [edge.made_by for one in divergences for edge in one.edges] + [one.made_by for one in divergences]
+        made_by = next((name for name in makers if name and name != "expand"), "")
+        if made_by:
+            return made_by, "it made the first node that is wrong"
+        return "", f"it is {CONVERTS} or a pass behind it: on one device everything agrees"
+    return "", ""

@@ -1,0 +1,1 @@
+"""The verbs that compare a rewrite with the original."""
