@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.ir.types.replica_marks import COUNT, ID, SCOPE, SUM, WEIGHT
+from autograph_rewrite.ir.types.replica_marks import COUNT, GATHER, ID, SCOPE, SUM, WEIGHT
 
 OPERATIONS = ("sum", "mean")
 
@@ -71,7 +71,8 @@ def all_gather(value: Any, axis: int = 0) -> Any:
     """Return what the replicas hold, one behind the other in the order of their ids; on one device, the value.
 
     Args:
-        value: of a known rank above 0, and of one shape on all replicas; numbers or booleans.
+        value: of a known rank above 0, and of one shape on all replicas; numbers or booleans. Of examples there is
+            nothing to gather: what is computed from them is that of the whole batch, and a rewrite refuses it.
         axis: along which they are joined; counted from the end where it is negative.
 
     Raises:
@@ -88,7 +89,7 @@ def all_gather(value: Any, axis: int = 0) -> Any:
     axis %= rank
     mine = tf.equal(tf.range(num_replicas()), replica_id())
     mine = tf.reshape(mine, tf.concat([tf.shape(mine), tf.ones([rank], tf.int32)], 0))
-    table = all_reduce(tf.where(mine, value[None], tf.zeros_like(value)[None]))
+    table = tf.identity(tf.where(mine, value[None], tf.zeros_like(value)[None]), name=f"{SCOPE}/{GATHER}")
     order = [*range(1, axis + 1), 0, *range(axis + 1, rank + 1)]
     shape = tf.shape(value)
     return tf.reshape(tf.transpose(table, order), tf.concat([shape[:axis], [-1], shape[axis + 1 :]], 0))

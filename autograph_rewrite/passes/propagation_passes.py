@@ -242,15 +242,18 @@ def _cut(rewrite: Rewrite) -> None:
     """Decide where partial values are summed and rows gathered, so that few bytes travel (a minimum cut)."""
     graph, plan, outputs = rewrite.graph, rewrite.plan, rewrite.outputs
     state, crosses = rewrite.get(Propagation), bool(plan.homes) and len(plan.processes) > 1
-    reduced = by_shards(reduction_placement.place_reductions(state, outputs, unconditionally=crosses), outputs)
+    fixed = varying_values.read_with_own(state)
+    reduced = reduction_placement.place_reductions(state, outputs, unconditionally=crosses)
+    reduced = by_shards({value for value in reduced if value.node not in fixed}, outputs)
     if reduced:
         state = revise(state, reduced=reduced)
-    if _share_a_device(plan) and not plan.compresses and not plan.homes and compute_once(state, plan.instances):
+    is_once = _share_a_device(plan) and not plan.compresses and not plan.homes and not fixed
+    if is_once and compute_once(state, plan.instances):
         state = revise(state)
-    gathered = choose_gathers(state, outputs)
+    gathered = {value for value in choose_gathers(state, outputs) if value.node not in fixed}
     if gathered:
         state = revise(state, reduced=gathered)
-    if copies := hoist_gathers(graph, state, plan):
+    if copies := () if fixed else hoist_gathers(graph, state, plan):
         state = revise(state)
         state = revise(state, reduced=[graph.nodes[name].output() for name in copies])
     rewrite.put(state)

@@ -95,6 +95,31 @@ def test_replicas_on_one_device_have_numbers_too() -> None:
     assert found.numpy().tolist() == [1, 2, 8]
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_examples_are_not_gathered_and_what_is_computed_of_all_is(mode: str) -> None:
+    with pytest.raises(GraphError, match="given examples"):
+        step_with(ar.all_gather, config(mode))(ROWS)
+    step = step_with(lambda x: ar.all_gather(tf.reduce_max(x, 0) * number()), config(mode))
+    assert step(ROWS).numpy().tolist() == [4, 8]
+
+
+@pytest.mark.parametrize("how", ["sum", "mean"])
+@pytest.mark.parametrize("more", [{}, {"microbatches": 2}, {"remat": {"policy": "every:1"}}], ids=str)
+def test_parts_of_a_sum_meet_numbers_before_they_are_added_up(more: dict[str, Any], how: str) -> None:
+    rows = np.array([[1.0], [2.0], [4.0], [8.0]], np.float32)
+    step = step_with(lambda x: ar.all_reduce(tf.reduce_sum(x) * number(), how), config(**more))
+    assert float(step(rows)) == 3 * 1 + 12 * 2
+
+
+@pytest.mark.parametrize("form", ["unrolled", "loop"])
+def test_what_all_micro_batches_have_alike_counts_once_for_each_replica(form: str) -> None:
+    given = config(microbatches=2, accumulation={"form": form})
+    step = step_with(lambda x: (ar.all_gather(tf.reduce_max(x, 0)), ar.all_reduce(tf.reduce_max(x) * number())), given)
+    rows, total = step(np.array([[1.0], [2.0], [4.0], [8.0]], np.float32))
+    assert rows.numpy().tolist() == [8, 8]
+    assert float(total) == 24
+
+
 @pytest.mark.parametrize(("mean", "expected"), [(False, 7.0), (True, 5.5)], ids=["sum", "mean"])
 @pytest.mark.parametrize("mode", MODES)
 def test_what_is_written_as_a_sum_is_what_replicas_have(mode: str, mean: bool, expected: float) -> None:

@@ -3,6 +3,7 @@
     autograph_replica/id        PlaceholderWithDefault(0)    which replica runs this           (`ar.replica_id`)
     autograph_replica/count     PlaceholderWithDefault(1)    how many there are                (`ar.num_replicas`)
     autograph_replica/sum       Identity(x)                  x, added up over the replicas     (`ar.all_reduce`)
+    autograph_replica/gather    Identity(x)                  likewise, of a row for each       (`ar.all_gather`)
     autograph_replica/weight    Identity(1)                  what x is multiplied by for a mean
 
 Where nothing is distributed, the numbers are those of one replica, as they stand there.
@@ -13,14 +14,16 @@ from __future__ import annotations
 import re
 
 SCOPE = "autograph_replica"
-ID, COUNT, SUM, WEIGHT = "id", "count", "sum", "weight"
+ID, COUNT, SUM, GATHER, WEIGHT = "id", "count", "sum", "gather", "weight"
+ADDED = (SUM, GATHER)
+"""The marks of what is added up over the replicas."""
 IS_FIRST, IS_FIRST_PART = "is_first", "is_first_part"
 """Made by passes: whether an instance is the first of all; whether it is the first micro-batch of its replica."""
 PART = "part"
 """Made by passes: what each replica takes for its own, as it is."""
 VARYING = "_autograph_varying"
 """The attribute of what is each replica's own from the start: `ID`, `IS_FIRST`, `IS_FIRST_PART` or `PART`."""
-_MARK = re.compile(rf"(?:.*/)?{SCOPE}/({ID}|{COUNT}|{SUM}|{WEIGHT})(?:_\d+)?")
+_MARK = re.compile(rf"(?:.*/)?{SCOPE}/({ID}|{COUNT}|{SUM}|{GATHER}|{WEIGHT})(?:_\d+)?")
 
 
 def replica_mark(node: str) -> str:

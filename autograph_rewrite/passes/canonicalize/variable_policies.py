@@ -26,8 +26,7 @@ from autograph_rewrite.ir.replace_op import become
 from autograph_rewrite.ir.traversal import ancestors, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
-from autograph_rewrite.ir.types.replica_marks import IS_FIRST, PART, VARYING, replica_mark
-from autograph_rewrite.ir.types.replica_marks import SUM as SUM_MARK
+from autograph_rewrite.ir.types.replica_marks import ADDED, IS_FIRST, PART, VARYING, replica_mark
 from autograph_rewrite.ir.variable_ops import handle_node, is_update, updates_rows
 from autograph_rewrite.item import Variable
 from autograph_rewrite.passes.canonicalize.replica_context import ReplicaContext
@@ -248,7 +247,7 @@ class _Policies:
                     continue
                 reached.add(user)
                 split = any(fact.placement.is_split for fact in self._state.transfers[user].outputs)
-                if split or replica_mark(user.name) == SUM_MARK:
+                if split or replica_mark(user.name) in ADDED:
                     found.append(user)
                 else:
                     pending.append(user)

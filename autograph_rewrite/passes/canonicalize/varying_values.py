@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from autograph_rewrite.analysis.facts.placement import REPLICATED
 from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.analysis.rules.base import MEAN, OF_BLOCK, OWN_VALUE, SUM, TOTAL
 from autograph_rewrite.errors import GraphError
@@ -21,8 +22,17 @@ from autograph_rewrite.ir.replace_op import become
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
-from autograph_rewrite.ir.types.replica_marks import COUNT, ID, IS_FIRST, IS_FIRST_PART, VARYING, WEIGHT, replica_mark
-from autograph_rewrite.ir.types.replica_marks import SUM as SUM_MARK
+from autograph_rewrite.ir.types.replica_marks import (
+    ADDED,
+    COUNT,
+    GATHER,
+    ID,
+    IS_FIRST,
+    IS_FIRST_PART,
+    VARYING,
+    WEIGHT,
+    replica_mark,
+)
 from autograph_rewrite.ir.variable_ops import handle_node, is_update
 from autograph_rewrite.passes.base.context import Context
 from autograph_rewrite.plan.plan import Plan
@@ -64,9 +74,18 @@ def add_up(state: Propagation, plan: Plan) -> Propagation:
     Args:
         state: placements.
         plan: how many replicas there are.
+
+    Raises:
+        GraphError: examples are gathered, of which each replica has others.
     """
-    for node in [node for node in state.order if replica_mark(node.name) == SUM_MARK and node.op == "Identity"]:
+    for node in [node for node in state.order if replica_mark(node.name) in ADDED and node.op == "Identity"]:
         value = node.inputs[0]
+        if replica_mark(node.name) == GATHER and state.facts[value].placement.is_split:
+            raise GraphError(
+                "ar.all_gather is given examples, which are those of the whole batch already",
+                node=node,
+                hint="use the value itself, or gather what is computed of them: a sum, a mean",
+            )
         if state.facts[value].placement != OWN_VALUE:
             continue
         of_batch, kind = is_of_batch(state, value), SUM
@@ -80,14 +99,32 @@ def add_up(state: Propagation, plan: Plan) -> Propagation:
     return state
 
 
+def read_with_own(state: Propagation) -> set[Node]:
+    """Return what a replica's own values are computed of, and meet: that made whole would not be each replica's.
+
+    Args:
+        state: placements.
+    """
+    meets = [node for node, made in state.transfers.items() if any(fact.placement == OWN_VALUE for fact in made.inputs)]
+    return ancestors(meets, controls=False) if meets else set()
+
+
 def is_of_batch(state: Propagation, value: Value) -> bool:
     """Return whether a value of each replica's own is computed from its part of the batch, so from micro-batches."""
-    return any(
-        state.facts[operand].placement.is_split
-        for node in ancestors([value.node], controls=False)
-        for operand in node.inputs
-        if operand in state.facts
-    )
+    seen, pending = {value.node}, [value.node]
+    for node in pending:
+        made = state.transfers.get(node)
+        for index, operand in enumerate(node.inputs):
+            fact = state.facts.get(operand)
+            is_whole = made is not None and made.operand_reshards.get(index) == REPLICATED
+            if is_whole or (fact is not None and fact.placement == REPLICATED and not fact.is_local):
+                continue
+            if fact is not None and fact.placement != OWN_VALUE:
+                return True
+            if operand.node not in seen:
+                seen.add(operand.node)
+                pending.append(operand.node)
+    return False
 
 
 def once_for_each_replica(state: Propagation, value: Value, plan: Plan) -> Value:
