@@ -167,7 +167,19 @@ def test_what_equals_its_default_or_is_left_out_gets_no_note() -> None:
     assert list(written(Config.of(said))) == []
 
 
-@pytest.mark.parametrize("name", sorted(set(presets.names()) - {"all_reduce_local_bn", "pipeline_hosts", "parallax"}))
+OF_OTHER_MODELS = {"all_reduce_local_bn", "pipeline_hosts", "parallax", "spatial"}
+"""Shipped configurations that have nothing to do where there is no batch norm, cluster, lookup or image."""
+ON_NAMES = {"megatron", "vocabulary_parallel", "expert_parallel", "gspmd_2d"}
+"""They place variables by their names: `tests/strategies/test_sharding_presets.py` has models with these."""
+
+
+def test_shipped_configurations_that_place_variables_say_where_there_are_none() -> None:
+    for name in sorted(ON_NAMES):
+        with pytest.warns(UserWarning, match="nothing is placed on it"):
+            ar.rewrite(layer(), Config.load(name), task=0)
+
+
+@pytest.mark.parametrize("name", sorted(set(presets.names()) - OF_OTHER_MODELS - ON_NAMES))
 def test_shipped_configurations_have_no_idle_setting(name: str) -> None:
     config = Config.load(name)
     if config.devices is None:

@@ -354,8 +354,9 @@ class DistributedSession:
         Raises:
             GraphError: there is no such variable, or each replica has a component of it that comes to no one value.
         """
-        self._require_readable(names or ())
-        reads = {name: self._variables.reads(name) for name in (self.item.variables if names is None else names)}
+        wanted = list(self.item.variables) if names is None else list(names)
+        self._require_readable(wanted if names is not None else ())
+        reads = {name: self._variables.reads(name) for name in wanted}
         values = dict(zip(reads, self.run_ops(list(reads.values())), strict=True)) if reads else {}
         return {name: np.stack(rows) if name in self.item.state else rows[0] for name, rows in values.items()}
 
