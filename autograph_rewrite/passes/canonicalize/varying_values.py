@@ -105,6 +105,8 @@ def read_with_own(state: Propagation) -> set[Node]:
     Args:
         state: placements.
     """
+    if not any(replica_mark(node.name) or VARYING in node.attrs for node in state.order):
+        return set()  # statistics of blocks are another kind of a block's own
     meets = [node for node, made in state.transfers.items() if any(fact.placement == OWN_VALUE for fact in made.inputs)]
     return ancestors(meets, controls=False) if meets else set()
 
