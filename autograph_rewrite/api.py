@@ -279,6 +279,30 @@ def bisect(item: Any, config: ConfigLike | Plan | None = None, **options: Any) -
     return run(*_compared(item, config), **options)
 
 
+def reduce(item: GraphItem, config: ConfigLike | None = None, **options: Any) -> Any:
+    """Return a graph as small as can be found whose rewrite still fails as that of an item does, on random feeds.
+
+    Args:
+        item: the original.
+        config: as for `rewrite`; a plan is of one graph only, so none is taken.
+        **options: those of `runtime.reduce.reduce.reduce`.
+
+    Returns:
+        A `runtime.reduce.reduce.Reduction`: `item` is the graph, `kind` says how its rewrite fails, empty where it
+        does not.
+
+    Raises:
+        ConfigError: a plan is given.
+        RewriteError: as for `rewrite`.
+    """
+    from autograph_rewrite.runtime.reduce.reduce import reduce as run
+
+    given = chosen(config)
+    if isinstance(given, Plan):
+        raise ConfigError("a plan is of one graph, not of what becomes of it", hint="give a configuration")
+    return run(item, given, **options)
+
+
 def report(
     target: Any,
     out: str | Path = "report.html",

@@ -39,6 +39,7 @@ VERBS = {
     "opt": "run chosen passes on a graph and print what they leave, with placements",
     "verify": "check a rewrite numerically against the single-device graph",
     "bisect": "find the first pass, value and edge after which verify fails",
+    "reduce": "write a graph as small as can be found whose rewrite still fails",
     "report": "write one offline HTML file: the graph behind every pass, tables, the predicted step",
     "simulate": "predict step time, memory and communication",
     "run": "run a script under a configuration",
@@ -47,7 +48,7 @@ VERBS = {
 
 # What a script prints is its own affair: where nobody reads it, it fails as under `python`.
 SCRIPTS = ("run", "launch")
-COMPARING = ("verify", "bisect")
+COMPARING = ("verify", "bisect", "reduce")
 
 EPILOG = "exit codes: 0 good, 1 the check failed, 2 bad usage or input; VERB --help says more"
 

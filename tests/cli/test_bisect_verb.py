@@ -50,3 +50,14 @@ def test_a_wrong_pass_of_a_configuration_is_exit_code_1_and_named(capsys: pytest
 def test_a_configuration_that_may_not_run_its_code_is_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bisect", "item.ar", "--config", "wrong.yaml"]) == 2
     assert "ConfigError" in capsys.readouterr().err
+
+
+def test_reduce_writes_a_text_that_fails_by_the_command_that_it_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["reduce", "item.ar", "--config", "wrong.yaml", "--allow-code", "-o", "small.txt"]
+    assert cli.main([*line, "--json"]) == 1
+    data = json.loads(capsys.readouterr().out)
+    assert data["after"] < data["before"]
+    assert cli.main(data["command"].split()[1:]) == 1
+    capsys.readouterr()
+    assert cli.main(["reduce", "item.ar", "--config", "config.yaml"]) == 0
+    assert capsys.readouterr().out.startswith("ok: ")

@@ -1,0 +1,1 @@
+"""A minimal graph whose rewrite is still wrong, by delta debugging."""

@@ -1,0 +1,137 @@
+"""Cuts: a training graph without some of its nodes, whose readers get a constant or a fed batch instead.
+
+x ─► MatMul ─► Tanh ─► Sum        without MatMul, Tanh:     cut ─► Sum      cut: a batch input, or a constant
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from autograph_rewrite.ir.control_flow import frames_of
+from autograph_rewrite.ir.graph import Graph, Value
+from autograph_rewrite.ir.traversal import ancestors, topological_order
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.variable_ops import handle_node, is_handle, touching_nodes
+from autograph_rewrite.item import GraphItem, TensorInfo
+from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
+
+Array = np.ndarray[Any, Any]
+MOST_BYTES = 1 << 16
+"""A constant that takes the place of a value is no larger than this."""
+KEPT = frozenset(("Const", "Placeholder", "VarHandleOp", "NoOp"))
+"""Ops that nothing smaller can take the place of."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of the values of a graph.
+
+    Attributes:
+        values: of one step, by tensor.
+        batch_axes: the dimension that counts examples, by tensor; of other values there is none.
+    """
+
+    values: Mapping[str, Array]
+    batch_axes: Mapping[str, int]
+
+
+def without(item: GraphItem, dropped: Collection[str], known: Known) -> GraphItem | None:
+    """Return a flat item without some nodes and what only they need; None where a value is not known.
+
+    Args:
+        item: flat; it is not changed.
+        dropped: names of nodes.
+        known: what takes the places of their values.
+    """
+    graph, inputs = item.graph.clone(), dict(item.inputs)
+    for name in dropped:
+        node = graph.nodes[name]
+        for value in node.read_outputs:
+            readers = [use for use in value.uses if use.node.name not in dropped]
+            source = _source(graph, value, known, inputs) if readers else value
+            if source is None:
+                return None
+            for use in readers:
+                use.node.set_input(use.index, source)
+        for user in node.control_users:
+            user.remove_control(node)
+    outputs = {name: one for name, one in item.outputs.items() if one.tensor.partition(":")[0] not in dropped}
+    smaller = pruned(item.with_(graph=graph, inputs=inputs, outputs=outputs))
+    _keep_order(item.graph, graph)
+    return smaller
+
+
+def _keep_order(before: Graph, after: Graph) -> None:
+    """Order accesses to a variable as they were: a read that races with an update would differ by itself."""
+    frames = frames_of(topological_order(before))
+    accesses = [node for node in touching_nodes(before) if node.name in after.nodes and node not in frames]
+    for late in accesses:
+        was, now = ancestors([late]), ancestors([after.nodes[late.name]])
+        handles = {handle_node(value) for value in late.inputs if is_handle(value)}
+        for early in accesses:
+            if early is late or early not in was or after.nodes[early.name] in now:
+                continue
+            if not handles.isdisjoint(handle_node(value) for value in early.inputs if is_handle(value)):
+                after.nodes[late.name].add_control(after.nodes[early.name])
+
+
+def _source(graph: Graph, value: Value, known: Known, inputs: dict[str, TensorInfo]) -> Value | None:
+    """Add what stands for a value: a batch input where it counts examples, else a constant."""
+    tensor = f"{value.node.name}:{value.index}"
+    array = known.values.get(tensor)
+    if array is None or array.nbytes > MOST_BYTES or array.dtype == object:
+        return None
+    name, axis = f"cut/{value.node.name}/{value.index}", known.batch_axes.get(tensor)
+    if axis is None:
+        return graph.add("Const", name=name, attrs={"value": array, "dtype": value.dtype}).output()
+    shape = tuple(None if at == axis else size for at, size in enumerate(array.shape))
+    node = graph.add("Placeholder", name=name, attrs={"dtype": value.dtype, "shape": shape})
+    inputs[node.name] = TensorInfo(node.name, f"{node.name}:0", dtypes.dtype_name(value.dtype), shape, axis)
+    return node.output()
+
+
+def pruned(item: GraphItem) -> GraphItem:
+    """Return a flat item without the inputs and variables that no step needs; its graph is edited."""
+    graph = item.graph
+    ends = [*item.targets, *(one.tensor.partition(":")[0] for one in item.outputs.values())]
+    step = {node.name for node in ancestors(graph.nodes[name] for name in ends)}
+    variables = {name: one for name, one in item.variables.items() if one.handle in step}
+    if item.init_op is not None:
+        for name, one in item.variables.items():
+            if name not in variables and one.initializer in graph.nodes:
+                graph.node(item.init_op).remove_control(graph.node(one.initializer))
+    inputs = {name: one for name, one in item.inputs.items() if one.tensor.partition(":")[0] in step}
+    roots = [graph.node(name) for name in (*ends, *([item.init_op] if item.init_op else ()))]
+    eliminate_dead_code(graph, roots)
+    return item.with_(graph=graph, inputs=inputs, variables=variables, keep=(), placements=None)
+
+
+def with_constant_starts(item: GraphItem, starts: Mapping[str, Array]) -> GraphItem:
+    """Return a flat item whose variables begin as constants.
+
+    Args:
+        item: flat.
+        starts: the value of each variable before the first step.
+    """
+    graph, variables = item.graph.clone(), {}
+    assigns = []
+    for name, one in item.variables.items():
+        handle = graph.node(one.handle).output()
+        array = starts[name]
+        attrs = {"value": array, "dtype": dtypes.NUMBERS[one.dtype]}
+        start = graph.add("Const", name=f"{one.handle}/start", attrs=attrs).output()
+        assigns.append(graph.add("AssignVariableOp", [handle, start], name=f"{one.handle}/start/assign"))
+        variables[name] = replace(one, initializer=assigns[-1].name)
+    init = graph.add("NoOp", name="start", controls=assigns)
+    return pruned(item.with_(graph=graph, variables=variables, init_op=init.name))
+
+
+def removable(item: GraphItem) -> Sequence[str]:
+    """Return the nodes of a step that something smaller may take the place of, producers first."""
+    ends = [*item.targets, *(one.tensor.partition(":")[0] for one in item.outputs.values())]
+    step = ancestors(item.graph.nodes[name] for name in ends)
+    return [node.name for node in topological_order(item.graph) if node in step and node.op not in KEPT]

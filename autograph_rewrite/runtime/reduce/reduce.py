@@ -1,0 +1,180 @@
+"""reduce: a graph as small as can be found whose rewrite still fails in the same way.
+
+    variables begin as constants ► halves, quarters, ... single nodes are left out, while it still fails
+
+Delta debugging: Zeller and Hildebrandt, Simplifying and Isolating Failure-Inducing Input (2002).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from autograph_rewrite.analysis.propagate import Propagation
+from autograph_rewrite.compile import Instrumentation, compile_task
+from autograph_rewrite.config.config import ConfigLike
+from autograph_rewrite.errors import RewriteError, VerifyError
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.passes.base.pass_manager import Observer, RewriteObserver
+from autograph_rewrite.passes.base.rewriting import Rewrite
+from autograph_rewrite.runtime.bisect.pass_states import FirstRefusal
+from autograph_rewrite.runtime.bisect.values import tensor_name, values_of_step
+from autograph_rewrite.runtime.reduce.cuts import Known, removable, with_constant_starts, without
+from autograph_rewrite.runtime.verify import compression
+from autograph_rewrite.runtime.verify.incomparable import incomparable
+from autograph_rewrite.runtime.verify.prepare import prepare
+from autograph_rewrite.runtime.verify.random_feeds import batch_size, random_feeds
+from autograph_rewrite.runtime.verify.side_by_side import Tolerance, Training
+from autograph_rewrite.runtime.verify.trained_graph import TrainedGraph
+from autograph_rewrite.runtime.verify.verify import compare
+
+NUMBERS, REFUSED = "the numbers differ", "the rewritten graph is refused"
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A reduced graph.
+
+    Attributes:
+        item: it, flat; as it was where nothing fails.
+        kind: how its rewrite fails; empty where it does not.
+        before: nodes of the original in normal form.
+        tries: how many graphs were rewritten.
+    """
+
+    item: GraphItem
+    kind: str
+    before: int
+    tries: int
+
+
+@dataclass
+class Judge:
+    """Tells how the rewrite of a graph fails.
+
+    Attributes:
+        config: how it is rewritten.
+        steps: to train.
+        seed: of random feeds.
+        batch: examples of random feeds.
+        rtol: allowed error.
+        observers: of the rewrite.
+        tries: how many graphs it has judged.
+    """
+
+    config: ConfigLike
+    steps: int
+    seed: int
+    batch: int | None
+    rtol: float
+    observers: Sequence[Observer]
+    tries: int = field(default=0, init=False)
+
+    def kind(self, item: GraphItem, looked_for: str = "") -> str:
+        """Return how the rewrite of an item fails; empty where it does not, or cannot be told.
+
+        Args:
+            item: a training graph.
+            looked_for: the only kind that counts, if one does.
+        """
+        self.tries += 1
+        refusal = FirstRefusal() if looked_for != NUMBERS else None
+        try:
+            ready = prepare(item, self.config, self.seed)
+            plan = compression.without(ready.plan)
+            looking = Instrumentation(observers=self.observers, certificate=refusal)
+            rewritten = compile_task(ready.flat, plan, instrumentation=looking)
+            if looked_for != REFUSED:
+                size = batch_size(ready.flat, plan.instances, self.batch)
+                feeds = random_feeds(ready.flat, steps=self.steps, batch=size, seed=self.seed)
+                training = Training(feeds, self.steps, ready.values, self.seed)
+                apart = incomparable(ready.flat, rewritten)
+                report = compare(ready.original, rewritten, training, Tolerance(self.rtol), apart)
+                if report.wrong:
+                    return NUMBERS
+        except VerifyError:
+            return REFUSED
+        except (RewriteError, ValueError, KeyError, IndexError, TypeError):
+            return ""  # it cannot be rewritten, or one device cannot run it
+        return REFUSED if refusal is not None and refusal.error is not None else ""
+
+
+class _BatchAxes(RewriteObserver):
+    """Keeps the dimension along which propagation splits each value."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, int] = {}
+
+    def after_pass(self, name: str, rewrite: Rewrite) -> None:
+        """Look at what `propagate` has found."""
+        if name == "propagate":
+            facts = rewrite.get(Propagation).facts
+            self.found = {tensor_name(v): fact.placement.dim for v, fact in facts.items() if fact.placement.is_split}
+
+
+def reduce(
+    item: GraphItem,
+    config: ConfigLike,
+    *,
+    steps: int = 1,
+    seed: int = 0,
+    batch: int | None = None,
+    rtol: float = 1e-5,
+    observers: Sequence[Observer] = (),
+) -> Reduction:
+    """Return a small graph whose rewrite fails as that of an item does, on random feeds.
+
+    Args:
+        item: a training graph; it is not changed.
+        config: as for `rewrite`.
+        steps: how many to train.
+        seed: of random feeds, and of random ops that have none.
+        batch: examples per step.
+        rtol: allowed error, as for `verify`.
+        observers: called with (pass name, folded graph) after every pass, as in `rewrite`.
+
+    Raises:
+        RewriteError: the item cannot be rewritten, or one device cannot run it.
+    """
+    judge = Judge(config, steps, seed, batch, rtol, observers)
+    ready = prepare(item, config, seed)
+    kind = judge.kind(ready.original)
+    if not kind:
+        return Reduction(item, "", len(ready.flat.graph), judge.tries)
+    axes = _BatchAxes()
+    plan = compression.without(ready.plan)
+    try:
+        compile_task(ready.flat, plan, instrumentation=Instrumentation(verify=False, observers=[axes]))
+    except RewriteError:
+        axes.found = {}
+    size = batch_size(ready.flat, plan.instances, batch)
+    feeds = random_feeds(ready.flat, steps=1, batch=size, seed=seed)[0]
+    names = [tensor_name(value) for value in values_of_step(ready.flat)]
+    with TrainedGraph(ready.flat, plan.timeout_seconds) as trainee:
+        trainee.initialise()
+        trainee.write(ready.values)
+        starts = {name: copies[0] for name, copies in trainee.read()}
+        known = Known(dict(zip(names, trainee.observe(feeds, names), strict=True)), axes.found)
+    constant = with_constant_starts(ready.flat, starts)
+    small = constant if judge.kind(constant, kind) == kind else ready.flat
+    return Reduction(_shrunk(small, known, judge, kind), kind, len(ready.flat.graph), judge.tries)
+
+
+def _shrunk(item: GraphItem, known: Known, judge: Judge, kind: str) -> GraphItem:
+    """Leave out halves, quarters, ... of the nodes, for as long as the rewrite still fails."""
+
+    def fails(other: GraphItem | None) -> bool:
+        return other is not None and len(other.graph) < len(item.graph) and judge.kind(other, kind) == kind
+
+    length = -(-len(removable(item)) // 2)
+    while length:
+        at, shorter = 0, False
+        while at < len(nodes := removable(item)):
+            smaller = without(item, frozenset(nodes[at : at + length]), known)
+            if fails(smaller) and smaller is not None:
+                item, shorter = smaller, True
+            else:
+                at += length
+        if length > 1 or not shorter:
+            length //= 2
+    return item

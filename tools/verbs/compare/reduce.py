@@ -1,0 +1,58 @@
+"""`reduce GRAPH --config C -o OUT.txt`: a graph as small as can be found whose rewrite still fails."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from typing import Any
+
+from autograph_rewrite.api import reduce
+from autograph_rewrite.inspect.dump import dump
+from autograph_rewrite.tools.common_arguments import (
+    add_batch,
+    add_config,
+    add_graph,
+    emit,
+    load_graph,
+    number_of,
+    print_json,
+    read_config,
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_graph(parser)
+    add_config(parser)
+    parser.add_argument("--steps", metavar="K", type=number_of("steps"), default=1, help="training steps (default 1)")
+    add_batch(parser)
+    parser.add_argument("--seed", metavar="S", type=int, default=0, help="of the random feeds (default 0)")
+    parser.add_argument("--rtol", metavar="R", type=float, default=1e-5, help="relative tolerance (default 1e-5)")
+    parser.add_argument("-o", dest="out", metavar="OUT.txt", help="write the graph there instead of printing it")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the graph and the command that shows the failure; exit with 1 where there is one."""
+    config = read_config(args)
+    found: Any = reduce(load_graph(args), config, steps=args.steps, seed=args.seed, rtol=args.rtol, batch=args.batch)
+    text = dump(found.item, full=True) if found.kind else ""
+    command = _command(args) if found.kind and args.out else ""
+    if found.kind and args.out:
+        emit(text, args.out)
+    if args.json:
+        sizes = {"before": found.before, "after": len(found.item.graph), "tries": found.tries}
+        print_json({"fails": found.kind, **sizes, "command": command, "text": text})
+    elif not found.kind:
+        print("ok: the rewrite of this graph does not fail")
+    else:
+        print(f"# {found.kind}: {len(found.item.graph)} of {found.before} nodes, after {found.tries} rewrites")
+        print(f"# reproduce: {command}" if command else text)
+    return 1 if found.kind else 0
+
+
+def _command(args: argparse.Namespace) -> str:
+    """Return the command that verifies the reduced graph."""
+    line = ["autograph-rewrite", "verify", args.out, "--config", args.config, "--steps", str(args.steps)]
+    line += ["--seed", str(args.seed), "--rtol", str(args.rtol)]
+    line += ["--batch", str(args.batch)] if args.batch is not None else []
+    return shlex.join(line + (["--allow-code"] if args.allow_code else []))
