@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.mesh_models import variable
+
 MIB = 2**20
 HANDS: tuple[Mapping[str, Any], ...] = (
     {},
@@ -72,20 +74,12 @@ class Limited:
 WORDS = 4096
 
 
-def _variable(name: str, *shape: int) -> Any:
-    import tensorflow as tf
-
-    seed = sum(map(ord, name)) + sum(shape)
-    value = np.random.default_rng(seed).normal(size=shape, scale=shape[0] ** -0.5).astype(np.float32)
-    return tf.compat.v1.get_variable(name, initializer=value, use_resource=True)
-
-
 def _wide(x: Any) -> Any:
     import tensorflow as tf
 
     h = x
     for i, (inner, outer) in enumerate(((512, 1024), (1024, 1024), (1024, 1024), (1024, 512))):
-        h = tf.nn.relu(h @ _variable(f"w{i}", inner, outer))
+        h = tf.nn.relu(h @ variable(f"w{i}", inner, outer))
     return tf.reduce_mean((h - x) ** 2)
 
 
@@ -101,12 +95,12 @@ def _block(h: Any, i: int, heads: int) -> Any:
 
     with tf.name_scope(f"block_{i}"):
         q, k, v = tf.unstack(
-            tf.einsum("btd,dchk->cbhtk", norm(h), _variable(f"qkv{i}", width, 3, heads, width // heads))
+            tf.einsum("btd,dchk->cbhtk", norm(h), variable(f"qkv{i}", width, 3, heads, width // heads))
         )
         attention = tf.nn.softmax(tf.matmul(q, k, transpose_b=True) * np.float32((width // heads) ** -0.5))
         mixed = tf.transpose(tf.matmul(attention, v), [0, 2, 1, 3])
-        h = h + tf.reshape(mixed, [-1, time, width]) @ _variable(f"out{i}", width, width)
-        return h + tf.nn.gelu(norm(h) @ _variable(f"up{i}", width, 4 * width)) @ _variable(f"down{i}", 4 * width, width)
+        h = h + tf.reshape(mixed, [-1, time, width]) @ variable(f"out{i}", width, width)
+        return h + tf.nn.gelu(norm(h) @ variable(f"up{i}", width, 4 * width)) @ variable(f"down{i}", 4 * width, width)
 
 
 def _deep(x: Any) -> Any:
@@ -122,10 +116,10 @@ def _mixed(x: Any) -> Any:
     import tensorflow as tf
 
     width = 128
-    h = tf.gather(_variable("words", WORDS, width), x)
+    h = tf.gather(variable("words", WORDS, width), x)
     for i in range(8):
         h = _block(h, i, 4)
-    logits = tf.reshape(h, [-1, width]) @ _variable("head", width, 256)
+    logits = tf.reshape(h, [-1, width]) @ variable("head", width, 256)
     wanted = tf.reshape(x, [-1]) % 256
     return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=wanted, logits=logits))
 

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from autograph_rewrite.analysis.facts.concrete_sizes import EXAMPLES
 from autograph_rewrite.config.config import Config
@@ -105,6 +105,25 @@ def add_batch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", metavar="N", type=number_of("examples"), help=each)
 
 
+def add_comparison(parser: argparse.ArgumentParser, *, steps: int = 3) -> None:
+    """Declare what a rewrite is compared with the original on.
+
+    Args:
+        parser: of the verb.
+        steps: how many are trained where nobody says.
+    """
+    text = f"training steps (default {steps})"
+    parser.add_argument("--steps", metavar="K", type=number_of("steps"), default=steps, help=text)
+    add_batch(parser)
+    parser.add_argument("--seed", metavar="S", type=int, default=0, help="of the random feeds (default 0)")
+    parser.add_argument("--rtol", metavar="R", type=float, default=1e-5, help="relative tolerance (default 1e-5)")
+
+
+def comparison(args: argparse.Namespace) -> dict[str, Any]:
+    """Return what `add_comparison` has declared, as keywords of `verify`, `bisect` and `reduce`."""
+    return {name: getattr(args, name) for name in ("steps", "seed", "rtol", "batch")}
+
+
 def number_of(what: str) -> Callable[[str], int]:
     """Return a function that reads how many of something there are: at least one."""
 
@@ -158,6 +177,26 @@ def optional_plan(args: argparse.Namespace) -> Plan | None:
 def print_json(data: Any) -> None:
     """Print plain data as JSON."""
     print(json.dumps(data, indent=1, ensure_ascii=False))
+
+
+class Verdict(Protocol):
+    """What a comparison has found: as text, as data, and whether all is well."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+
+    def data(self) -> dict[str, Any]:
+        """Return it as plain data."""
+
+
+def print_verdict(found: Verdict, *, as_json: bool) -> int:
+    """Print what a comparison has found, and return the exit code that says so."""
+    if as_json:
+        print_json(found.data())
+    else:
+        print(found)
+    return 0 if found.ok else 1
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from dataclasses import replace
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.config.fields import read_size
 from autograph_rewrite.config.sections import Override, Pipeline
-from autograph_rewrite.diagnostics.faults import Fault, did_you_mean, raise_if_any
+from autograph_rewrite.diagnostics.faults import raise_if_any
 from autograph_rewrite.diagnostics.patterns import matches
 from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.ir.types.device_names import canonical, on_task, short
@@ -20,7 +20,7 @@ from autograph_rewrite.plan.parts.graph_digest import InputLike, ItemLike, graph
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.tensor_shardings import placed_by_hand
 from autograph_rewrite.plan.user_passes import own_passes
-from autograph_rewrite.plan.variable_policies import policies_of
+from autograph_rewrite.plan.variable_policies import policies_of, unmatched
 
 UNUSED = "the sharding annotations of the graph place nothing: there is no model axis (mesh.model)"
 _PADDINGS = {"auto": "longest", "power_of_two": "power_of_two", "none": "equal"}
@@ -38,7 +38,7 @@ def request(item: ItemLike, config: Config, *, strategy: str) -> Plan:
     Raises:
         ConfigError: with every setting that this item does not have.
     """
-    raise_if_any(_idle_overrides(item, config), error=ConfigError, title=config.where())
+    raise_if_any(unmatched(item, config, "variables"), error=ConfigError, title=config.where())
     devices = job_devices(config)
     model, notes = _model(item, config)
     policies, faults = policies_of(item, config)
@@ -228,12 +228,3 @@ def _overridden(options: messages.Options, override: Override | None, config: Co
         place = ("variables", config.variables.index(override), "compressor")
         said["compressor"] = plan_name(config, said["compressor"], *place)
     return replace(options, **said)
-
-
-def _idle_overrides(item: ItemLike, config: Config) -> Iterator[Fault]:
-    """Overrides that match no variable: misspelt, most likely."""
-    for i, override in enumerate(config.variables):
-        if not any(matches(override.match, name) for name in item.variables):
-            message = f"variables[{i}].match: no variable's whole name matches '{override.match}'"
-            hint = did_you_mean(override.match, list(item.variables), noun="known variables")
-            yield config.fault(("variables", i, "match"), message, hint)

@@ -9,10 +9,11 @@ The configuration counts where both speak. What is refused, and in which order, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
 
 from autograph_rewrite.config.config import Config
-from autograph_rewrite.config.sections import VariablePolicy
+from autograph_rewrite.config.sections import Override, VariablePolicy
 from autograph_rewrite.diagnostics.faults import Fault, did_you_mean
 from autograph_rewrite.diagnostics.patterns import matches
 from autograph_rewrite.ir.types import dtypes
@@ -31,7 +32,7 @@ def policies_of(item: ItemLike, config: Config) -> tuple[tuple[Policy, ...], lis
     """
     found: list[Policy] = []
     differs = bool(config.variable_policies) or any(replica_mark(node) for node in item.graph.nodes)
-    faults = list(_idle(item, config))
+    faults = list(unmatched(item, config, "variable_policies"))
     for name, variable in item.variables.items():
         index = next((i for i, one in enumerate(config.variable_policies) if matches(one.match, name)), None)
         if index is None:
@@ -66,13 +67,20 @@ def described(plan: Plan, variables: Mapping[str, VariableLike]) -> dict[str, st
     return found
 
 
-def _idle(item: ItemLike, config: Config) -> Iterator[Fault]:
-    """Yield the entries that match no variable: misspelt, most likely."""
-    for i, entry in enumerate(config.variable_policies):
+def unmatched(item: ItemLike, config: Config, section: Literal["variables", "variable_policies"]) -> Iterator[Fault]:
+    """Yield the entries of a section that match no variable: misspelt, most likely.
+
+    Args:
+        item: whose variables are meant.
+        config: the user's settings.
+        section: whose entries are looked at.
+    """
+    entries: Sequence[Override | VariablePolicy] = getattr(config, section)
+    for i, entry in enumerate(entries):
         if not any(matches(entry.match, name) for name in item.variables):
-            message = f"variable_policies[{i}].match: no variable's whole name matches '{entry.match}'"
+            message = f"{section}[{i}].match: no variable's whole name matches '{entry.match}'"
             hint = did_you_mean(entry.match, list(item.variables), noun="known variables")
-            yield config.fault(("variable_policies", i, "match"), message, hint)
+            yield config.fault((section, i, "match"), message, hint)
 
 
 def _configured(name: str, entry: VariablePolicy) -> Policy | None:

@@ -194,7 +194,7 @@ class _Spread:
             return fact.value is None or any(self._is_open(e) and not is_local(e) for e in fact.value)
         if reshard is None and value in self.tainted:
             return True
-        return _is_whole(fact) and value.node in self.below and self._ragged(fact, True) != ()
+        return self._is_whole_and_ragged(value, fact)
 
     def _reads_total(self, node: Node, index: int) -> bool:
         """Return whether what a node reads as one of its inputs has been added up, or gathered, over the length."""
@@ -236,9 +236,11 @@ class _Spread:
             return self._is_open(reshard.size)
         if not isinstance(reshard, Slice) and reshard != PARTIAL:
             return False
-        value, fact = node.inputs[index], self._input(node, index)
-        if value in self.tainted:
-            return True
+        value = node.inputs[index]
+        return value in self.tainted or self._is_whole_and_ragged(value, self._input(node, index))
+
+    def _is_whole_and_ragged(self, value: Value, fact: Fact) -> bool:
+        """Return whether every replica holds all of a value, as large as the length says."""
         return _is_whole(fact) and value.node in self.below and self._ragged(fact, True) != ()
 
     @staticmethod

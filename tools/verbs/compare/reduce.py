@@ -9,12 +9,12 @@ from typing import Any
 from autograph_rewrite.api import reduce
 from autograph_rewrite.inspect.dump import dump
 from autograph_rewrite.tools.common_arguments import (
-    add_batch,
+    add_comparison,
     add_config,
     add_graph,
+    comparison,
     emit,
     load_graph,
-    number_of,
     print_json,
     read_config,
 )
@@ -24,17 +24,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_graph(parser)
     add_config(parser)
-    parser.add_argument("--steps", metavar="K", type=number_of("steps"), default=1, help="training steps (default 1)")
-    add_batch(parser)
-    parser.add_argument("--seed", metavar="S", type=int, default=0, help="of the random feeds (default 0)")
-    parser.add_argument("--rtol", metavar="R", type=float, default=1e-5, help="relative tolerance (default 1e-5)")
+    add_comparison(parser, steps=1)
     parser.add_argument("-o", dest="out", metavar="OUT.txt", help="write the graph there instead of printing it")
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the graph and the command that shows the failure; exit with 1 where there is one."""
     config = read_config(args)
-    found: Any = reduce(load_graph(args), config, steps=args.steps, seed=args.seed, rtol=args.rtol, batch=args.batch)
+    found: Any = reduce(load_graph(args), config, **comparison(args))
     text = dump(found.item, full=True) if found.kind else ""
     command = _command(args) if found.kind and args.out else ""
     if found.kind and args.out:
