@@ -6,12 +6,23 @@ import pytest
 
 import autograph_rewrite as ar
 from autograph_rewrite.errors import ConfigError
-from autograph_rewrite.runtime.reduce.reduce import Judge, reduce
+from autograph_rewrite.ir.types.attrs import encode
+from autograph_rewrite.runtime.reduce.cuts import Known, plain
+from autograph_rewrite.runtime.reduce.reduce import FAILS, Judge, reduce
+from autograph_rewrite.runtime.reduce.simpler import with_simpler
 from tests.seeded_mistakes.draws import Draw
 from tests.seeded_mistakes.miscompilations import FIRST, MISCOMPILATIONS, Miscompilation
+from tests.support.small_items import regression
 
 SMALL = 25
-SHRUNK = ("gradient_scaled", "update_dropped", "contribution_lost", "size_of_one_replica")
+SHRUNK = (
+    "gradient_scaled",
+    "update_dropped",
+    "contribution_lost",
+    "size_of_one_replica",
+    "updates_swapped",
+    "gather_along_other_axis",
+)
 
 
 @pytest.mark.parametrize("one", [one for one in MISCOMPILATIONS if one.kind in SHRUNK], ids=str)
@@ -21,6 +32,33 @@ def test_a_seeded_miscompilation_is_shrunk_and_still_fails(one: Miscompilation) 
     assert len(found.item.graph) < SMALL < found.before
     assert Judge(draw.settings, 1, 0, None, 1e-5, [compiler]).kind(found.item, found.kind) == found.kind
     assert Judge(draw.settings, 1, 0, None, 1e-5, []).kind(found.item) == ""
+    assert (found.kind == FAILS) == (one.kind == "gather_along_other_axis")
+
+
+def test_an_optimizer_becomes_a_subtraction_and_a_node_its_operand() -> None:
+    item = regression()
+    plain = with_simpler(item, "update", Known({}, {}))
+    assert plain is not None
+    update = plain.graph.nodes["update"]
+    assert (update.op, [value.node.name for value in update.inputs]) == ("AssignSubVariableOp", ["w", "gradient"])
+    assert "w/Momentum" not in plain.variables
+    assert with_simpler(plain, "update", Known({}, {})) is None
+    shorter = with_simpler(item, "squares", Known({}, {}))
+    assert shorter is not None
+    assert "squares" not in shorter.graph
+    assert shorter.graph.nodes["loss"].inputs[0].node.name == "y"
+
+
+def test_colocations_and_nodes_that_only_hand_on_an_order_go_first() -> None:
+    item = regression()
+    item.graph.nodes["gradient"].set_raw_attr("_class", encode("list(string)", [b"loc:@y"]))
+    first = item.graph.add("NoOp", name="between", controls=[item.graph.nodes["update"]])
+    item.graph.nodes["train"].remove_control(item.graph.nodes["update"])
+    item.graph.nodes["train"].add_control(first)
+    simple = plain(item).graph
+    assert not any("_class" in node.attrs for node in simple)
+    assert [node.name for node in simple.nodes["train"].controls] == ["update"]
+    assert "between" not in simple
 
 
 def test_a_good_rewrite_is_not_shrunk() -> None:

@@ -61,12 +61,17 @@ def without(item: GraphItem, dropped: Collection[str], known: Known) -> GraphIte
             user.remove_control(node)
     outputs = {name: one for name, one in item.outputs.items() if one.tensor.partition(":")[0] not in dropped}
     smaller = pruned(item.with_(graph=graph, inputs=inputs, outputs=outputs))
-    _keep_order(item.graph, graph)
+    keep_order(item.graph, graph)
     return smaller
 
 
-def _keep_order(before: Graph, after: Graph) -> None:
-    """Order accesses to a variable as they were: a read that races with an update would differ by itself."""
+def keep_order(before: Graph, after: Graph) -> None:
+    """Order accesses to a variable as they were: a read that races with an update would differ by itself.
+
+    Args:
+        before: a graph.
+        after: what is left of it; it is edited.
+    """
     frames = frames_of(topological_order(before))
     accesses = [node for node in touching_nodes(before) if node.name in after.nodes and node not in frames]
     for late in accesses:
@@ -108,6 +113,25 @@ def pruned(item: GraphItem) -> GraphItem:
     roots = [graph.node(name) for name in (*ends, *([item.init_op] if item.init_op else ()))]
     eliminate_dead_code(graph, roots)
     return item.with_(graph=graph, inputs=inputs, variables=variables, keep=(), placements=None)
+
+
+def plain(item: GraphItem) -> GraphItem:
+    """Return a flat item without colocations and without what only hands on an order.
+
+    Args:
+        item: flat; it is not changed.
+    """
+    graph = item.graph.clone()
+    ends = {*item.targets, item.init_op}
+    for node in list(graph):
+        node.drop_attr("_class")  # may name a node that a cut takes away
+        if node.op == "NoOp" and node.name not in ends:
+            for user in node.control_users:
+                user.remove_control(node)
+                for control in node.controls:
+                    user.add_control(control)
+            graph.erase(node)
+    return pruned(item.with_(graph=graph))
 
 
 def with_constant_starts(item: GraphItem, starts: Mapping[str, Array]) -> GraphItem:

@@ -1,13 +1,13 @@
 """reduce: a graph as small as can be found whose rewrite still fails in the same way.
 
-    variables begin as constants ► halves, quarters, ... single nodes are left out, while it still fails
+    variables begin as constants ► halves, ... single nodes are left out or made simpler, while it fails
 
 Delta debugging: Zeller and Hildebrandt, Simplifying and Isolating Failure-Inducing Input (2002).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from autograph_rewrite.analysis.propagate import Propagation
@@ -19,16 +19,18 @@ from autograph_rewrite.passes.base.pass_manager import Observer, RewriteObserver
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.runtime.bisect.pass_states import FirstRefusal
 from autograph_rewrite.runtime.bisect.values import tensor_name, values_of_step
-from autograph_rewrite.runtime.reduce.cuts import Known, removable, with_constant_starts, without
+from autograph_rewrite.runtime.reduce.cuts import Known, plain, removable, with_constant_starts, without
+from autograph_rewrite.runtime.reduce.simpler import with_simpler
 from autograph_rewrite.runtime.verify import compression
 from autograph_rewrite.runtime.verify.incomparable import incomparable
 from autograph_rewrite.runtime.verify.prepare import prepare
 from autograph_rewrite.runtime.verify.random_feeds import batch_size, random_feeds
+from autograph_rewrite.runtime.verify.report import FAILED_STEP
 from autograph_rewrite.runtime.verify.side_by_side import Tolerance, Training
 from autograph_rewrite.runtime.verify.trained_graph import TrainedGraph
 from autograph_rewrite.runtime.verify.verify import compare
 
-NUMBERS, REFUSED = "the numbers differ", "the rewritten graph is refused"
+NUMBERS, FAILS, REFUSED = "the numbers differ", "the rewritten graph fails", "the rewritten graph is refused"
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ class Judge:
                 apart = incomparable(ready.flat, rewritten)
                 report = compare(ready.original, rewritten, training, Tolerance(self.rtol), apart)
                 if report.wrong:
-                    return NUMBERS
+                    return FAILS if any(row.name == FAILED_STEP for row in report.wrong) else NUMBERS
         except VerifyError:
             return REFUSED
         except (RewriteError, ValueError, KeyError, IndexError, TypeError):
@@ -155,26 +157,35 @@ def reduce(
         trainee.write(ready.values)
         starts = {name: copies[0] for name, copies in trainee.read()}
         known = Known(dict(zip(names, trainee.observe(feeds, names), strict=True)), axes.found)
-    constant = with_constant_starts(ready.flat, starts)
-    small = constant if judge.kind(constant, kind) == kind else ready.flat
+    small = ready.flat
+    for simpler in (plain, lambda item: with_constant_starts(item, starts)):
+        small = other if judge.kind(other := simpler(small), kind) == kind else small
     return Reduction(_shrunk(small, known, judge, kind), kind, len(ready.flat.graph), judge.tries)
 
 
 def _shrunk(item: GraphItem, known: Known, judge: Judge, kind: str) -> GraphItem:
-    """Leave out halves, quarters, ... of the nodes, for as long as the rewrite still fails."""
+    """Leave out halves, quarters, ... of the nodes, then make single ones simpler, while the rewrite still fails."""
 
-    def fails(other: GraphItem | None) -> bool:
-        return other is not None and len(other.graph) < len(item.graph) and judge.kind(other, kind) == kind
+    def smaller(nodes: Sequence[str]) -> Iterator[GraphItem | None]:
+        yield without(item, frozenset(nodes), known)
+        if len(nodes) == 1:
+            yield with_simpler(item, nodes[0], known)
 
     length = -(-len(removable(item)) // 2)
     while length:
         at, shorter = 0, False
         while at < len(nodes := removable(item)):
-            smaller = without(item, frozenset(nodes[at : at + length]), known)
-            if fails(smaller) and smaller is not None:
-                item, shorter = smaller, True
+            for other in smaller(nodes[at : at + length]):
+                if other is not None and _size(other) < _size(item) and judge.kind(other, kind) == kind:
+                    item, shorter = other, True
+                    break
             else:
                 at += length
         if length > 1 or not shorter:
             length //= 2
     return item
+
+
+def _size(item: GraphItem) -> tuple[int, int]:
+    """Return how large an item is: its nodes, and of these what something smaller may take the place of."""
+    return len(item.graph), len(removable(item))

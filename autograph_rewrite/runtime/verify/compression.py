@@ -22,7 +22,7 @@ from autograph_rewrite.plan.codecs import codec_of, shown
 from autograph_rewrite.plan.parts.lowerings import Operation, lowering
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.runtime.verify.error_norm import Array, Deviation, deviation, epsilon
-from autograph_rewrite.runtime.verify.report import Row, VerifyReport
+from autograph_rewrite.runtime.verify.report import FAILED_STEP, Row, VerifyReport
 from autograph_rewrite.runtime.verify.side_by_side import Tolerance, Training, first_line, invent
 from autograph_rewrite.runtime.verify.trained_graph import TrainedGraph
 
@@ -93,7 +93,7 @@ def compressed_rows(item: GraphItem, training: Training, allowed: Tolerance) -> 
                     check.see(f"step {step + 1}", [next(seen) for _ in check.tensors])
             copies = _copies(trainee, allowed.rtol, allowed.atol)
         except trainee.failures as error:
-            return [Row("(step)", KIND, float("inf"), 0.0, first_line(error), ok=False)]
+            return [Row(FAILED_STEP, KIND, float("inf"), 0.0, first_line(error), ok=False)]
     rows = [check.row() for check in checks]
     return rows + [Row(name, KIND, one.error, one.max_abs, one.where, ok=False) for name, one in copies.items()]
 

@@ -15,6 +15,8 @@ NOISE_FACTOR = 16.0
 """How far an error may be above what rounding does to a tensor and still count as rounding."""
 SHOWN = 20
 NAME_WIDTH = 60
+FAILED_STEP = "(step)"
+"""The name of the row that says how the rewritten graph failed."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,7 @@ def rows_of(
         broken: how the rewritten graph failed, if it did.
     """
     trained = declared_trained(variables)
-    rows = [Row("(step)", "output", float("inf"), 0.0, broken, ok=False)] if broken else []
+    rows = [Row(FAILED_STEP, "output", float("inf"), 0.0, broken, ok=False)] if broken else []
     for key, found in worst.items():
         kind, _, name = key.partition(" ")
         if kind == "variable" and _is_slot(variables[name], trained):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,18 +110,34 @@ class Comparison:
         """
         worst: dict[str, Deviation] = {}
         self.broken = ""
-        with TrainedGraph(self._original, self._timeout) as left, TrainedGraph(other, self._timeout) as right:
-            given = self._start(left)
-            self._start_other(right, given)
-            if not self.broken and change is None and self._deterministic:
-                self._compare_variables(left, right, "at the start", worst, set(given))
-            initial = {name: copies[0] for name, copies in left.read()}
-            right.write(initial if change is None else {name: change(value) for name, value in initial.items()})
-            for step in range(self._training.steps):
-                if self.broken:
-                    break
-                self._step(left, right, step, worst)
+        with ExitStack() as stack:
+            left = stack.enter_context(TrainedGraph(self._original, self._timeout))
+            try:
+                right = stack.enter_context(TrainedGraph(other, self._timeout))
+            except left.failures as error:
+                self.broken = f"import: {first_line(error)}"
+                return worst
+            self._train(left, right, change, worst)
         return worst
+
+    def _train(
+        self,
+        left: TrainedGraph,
+        right: TrainedGraph,
+        change: Callable[[Array], Array] | None,
+        worst: dict[str, Deviation],
+    ) -> None:
+        """Train both from the start, and keep the worst deviations."""
+        given = self._start(left)
+        self._start_other(right, given)
+        if not self.broken and change is None and self._deterministic:
+            self._compare_variables(left, right, "at the start", worst, set(given))
+        initial = {name: copies[0] for name, copies in left.read()}
+        right.write(initial if change is None else {name: change(value) for name, value in initial.items()})
+        for step in range(self._training.steps):
+            if self.broken:
+                break
+            self._step(left, right, step, worst)
 
     def noise(self) -> dict[str, float]:
         """Return how far the original is from itself when its variables are changed in the last bit."""

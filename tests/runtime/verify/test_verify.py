@@ -172,6 +172,20 @@ def test_a_rewritten_graph_that_fails_is_a_mismatch_and_no_exception() -> None:
     assert json.loads(json.dumps(report.data()))["max_error"] == "inf"
 
 
+def test_a_rewritten_graph_that_tensorflow_does_not_take_is_a_mismatch_and_no_exception() -> None:
+    def edit(graph: Graph) -> None:
+        node = next(n for n in graph if n.op == "MatMul" and n.name.startswith("replica_1/"))
+        axis = graph.add(
+            "Const", name="vector", attrs={"value": np.zeros(3, np.float32), "dtype": 1}, device=node.device
+        )
+        node.set_input(0, axis.output())
+
+    item = v1_item(regression)
+    report = check_broken(item, break_graph(item, "shared", edit))
+    assert [row.ok for row in report.rows] == [False]
+    assert report.rows[0].where.startswith("import: ValueError: Shape must be rank 2 but is rank 1")
+
+
 def test_a_graph_that_hangs_is_an_error_within_its_time_limit() -> None:
     def edit(graph: Graph) -> None:
         node = next(n for n in graph if n.op.startswith("CollectiveReduce") and n.name.startswith("replica_1/"))
