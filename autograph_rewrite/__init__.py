@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from autograph_rewrite.load.replica_marks import all_gather, all_reduce, num_replicas, replica_id
     from autograph_rewrite.load.sharding_marks import assign, replicate, split
     from autograph_rewrite.plan.plan import Plan
+    from autograph_rewrite.runtime.profile import profile
 
 __version__ = "0.1.0"
 
@@ -75,6 +76,7 @@ __all__ = [
     "explain",
     "join",
     "num_replicas",
+    "profile",
     "recompute_grad",
     "reduce",
     "register_compressor",
@@ -110,6 +112,7 @@ _LAZY = {
     "distribute_datasets_from_function": "api",
     "explain": "api",
     "join": "api",
+    "profile": "runtime.profile",
     "recompute_grad": "load.marks",
     "reduce": "api",
     "register_compressor": "api",

@@ -41,13 +41,14 @@ VERBS = {
     "bisect": "find the first pass, value and edge after which verify fails",
     "reduce": "write a graph as small as can be found whose rewrite still fails",
     "report": "write one offline HTML file: the graph behind every pass, tables, the predicted step",
+    "profile": "run a script, and show where the time of its steps went on all ranks",
     "simulate": "predict step time, memory and communication",
     "run": "run a script under a configuration",
     "launch": "run a script under a configuration on several processes",
 }
 
 # What a script prints is its own affair: where nobody reads it, it fails as under `python`.
-SCRIPTS = ("run", "launch")
+SCRIPTS = ("run", "launch", "profile")
 COMPARING = ("verify", "bisect", "reduce")
 
 EPILOG = "exit codes: 0 good, 1 the check failed, 2 bad usage or input; VERB --help says more"

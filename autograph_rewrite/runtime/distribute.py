@@ -51,7 +51,7 @@ def distribute(
     """
     rewriter = Rewriter(config)
     ensure_devices(rewriter.devices)
-    if _is_keras_model(target):
+    if is_keras_model(target):
         from autograph_rewrite.runtime.keras.model import distribute_keras
 
         if specs or named_specs:
@@ -80,7 +80,7 @@ def traces_of(target: Any) -> tuple[RewrittenTrace, ...]:
     """
     if isinstance(target, DistributedFunction):
         functions, kind = [target], "function"
-    elif _is_keras_model(target):
+    elif is_keras_model(target):
         from autograph_rewrite.runtime.keras.model import functions_of
 
         functions, kind = functions_of(target), "model"
@@ -94,7 +94,8 @@ def traces_of(target: Any) -> tuple[RewrittenTrace, ...]:
     return found
 
 
-def _is_keras_model(target: Any) -> bool:
+def is_keras_model(target: Any) -> bool:
+    """Return whether something is a Keras model; where Keras was not imported, nothing is."""
     keras = sys.modules.get("keras")
     return keras is not None and isinstance(target, keras.Model)
 

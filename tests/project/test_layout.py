@@ -28,6 +28,7 @@ PUBLIC = {
     "item.py:GraphItem.__init__",
     "runtime/function/function.py:DistributedFunction.__init__",
     "runtime/bisect/bisect.py:bisect",
+    "runtime/profile.py:profile",
     "runtime/reduce/reduce.py:reduce",
     "runtime/verify/verify.py:verify",
 }

@@ -31,6 +31,12 @@ from autograph_rewrite.tools.launcher.script import (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
+    add_process_arguments(parser)
+    add_script(parser)
+
+
+def add_process_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what says how many processes there are, and how they are started."""
     count = at_least(1)
     parser.add_argument(
         "-n", "--workers", metavar="W", type=count, help="how many processes train; see cluster.workers"
@@ -41,7 +47,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--grace", metavar="S", type=_seconds, default=5.0, help="from SIGTERM to SIGKILL (default 5)")
     parser.add_argument("--log-dir", metavar="D", type=Path, help="write the output of each process to a file, too")
     parser.add_argument("--pin", action="store_true", help="give each process a core of its own, in turn")
-    add_script(parser)
 
 
 def run(args: argparse.Namespace) -> int:

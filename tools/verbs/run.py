@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the script as `python SCRIPT ...` would; exit with its code, or 1 when it raises."""
     require_script(args)  # a mistake should stop us before the script has done anything
     if args.restart:
-        return _run_supervised(args)
+        return run_supervised(args)
     with _configured(args):
         code = execute(args.script, args.args, module=args.module)
     if args.json:
@@ -37,8 +37,8 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
-def _run_supervised(args: argparse.Namespace) -> int:
-    """Run it in another process, again and again."""
+def run_supervised(args: argparse.Namespace) -> int:
+    """Run it in another process, and again if it fails, as often as the options say; return its exit code."""
 
     def tasks(restarts: int) -> list[Task]:
         return [Task("the script", command(args), environment(args, restarts))]

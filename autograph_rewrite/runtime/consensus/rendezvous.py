@@ -8,6 +8,7 @@ the collectives of the steps.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,12 +59,28 @@ class Rendezvous:
 
     def texts(self, text: str, what: str) -> list[str]:
         """Return the texts of all workers."""
-        data = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
-        longest = int(self.rows(np.array(data.size, np.int32), what).max())
-        padded = np.zeros(longest + 1, np.int32)
-        padded[: data.size] = data
-        padded[-1] = data.size
-        return [bytes(row[: row[-1]].astype(np.uint8)).decode() for row in self.rows(padded, what)]
+        return [data.decode() for data in self.contents(text.encode(), what)]
+
+    def contents(self, data: bytes, what: str) -> list[bytes]:
+        """Return what all workers give, of any length."""
+        sizes = self.rows(np.array(len(data), np.int64), what)
+        words = np.zeros((int(sizes.max()) + 3) // 4, np.int32)
+        words.view(np.uint8)[: len(data)] = np.frombuffer(data, np.uint8)
+        pieces = [self.rows(words[i : i + PIECE], what) for i in range(0, words.size, PIECE)]
+        rows = np.concatenate(pieces, axis=1) if pieces else np.zeros((len(sizes), 0), np.int32)
+        return [row.tobytes()[:size] for row, size in zip(rows, sizes, strict=True)]
+
+    def rounds(self, count: int, what: str) -> list[tuple[int, int]]:
+        """Meet so many times; return when each began and ended, in nanoseconds by the clock of this process."""
+        key = FIRST_KEY + tf_server.next_exchange()
+        mine, found = np.zeros((), np.int32), []
+        with Exchange(self._member, self._seconds, mine, FIRST_KEY, key) as exchange:
+            exchange.add_up(mine, what)  # the first one waits for connections, and for who comes late
+            for _ in range(count):
+                begin = time.time_ns()
+                exchange.add_up(mine, what)
+                found.append((begin, time.time_ns()))
+        return found
 
     def of_chief(self, values: Sequence[Array], what: str) -> list[Array]:
         """Return the arrays that worker 0 has; all workers give arrays of the same types and shapes."""

@@ -24,6 +24,8 @@ from autograph_rewrite.runtime.function.session_step import ServedStep
 from autograph_rewrite.runtime.function.step import Step
 from autograph_rewrite.runtime.function.steps_per_call import one_of_several
 from autograph_rewrite.runtime.session.first_batch import FirstBatch
+from autograph_rewrite.runtime.tracing.requested import requested
+from autograph_rewrite.runtime.tracing.tracer import StepObserver
 
 Rewrite = Callable[[GraphItem], GraphItem]
 Trace = Callable[..., GraphItem]
@@ -55,6 +57,9 @@ class DistributedFunction:
         tells: say at the first call how much of the step is divided.
         steps: how many one call does at most; several are given in the rows of the arguments.
         opens: opens more dimensions of the leaves that are traced, given their paths.
+
+    Attributes:
+        observer: is told of every step that is not part of another function.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> DistributedFunction:
@@ -84,6 +89,7 @@ class DistributedFunction:
         self._mirrors = mirrors if mirrors is not None else Mirrors()
         self._trace, self._telling, self._tells, self._steps = trace, telling, tells, steps
         self._opens = opens
+        self.observer: StepObserver | None = requested() if tells else None
         track(self, "state", self.state)
         self._arguments = Arguments(function, batch_inputs)
         self._run_unconverted = self._tf.autograph.experimental.do_not_convert(self._run)
@@ -140,7 +146,11 @@ class DistributedFunction:
         tensors = self._tensors(flat)
         if not traced.first.is_done:
             traced.first(traced.step.examples(tensors, rows))
-        return traced.pack(traced.step(tensors, rows))
+        if self.observer is None or not self._tf.executing_eagerly():
+            return traced.pack(traced.step(tensors, rows))
+        what = RewrittenTrace(traced.original, traced.step.item)
+        with self.observer.step(what, traced.step.examples(tensors, rows)):
+            return traced.pack(traced.step(tensors, rows))
 
     def _cast(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], specs: tuple[Any, ...], named: Mapping[str, Any]

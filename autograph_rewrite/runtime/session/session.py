@@ -32,6 +32,8 @@ from autograph_rewrite.runtime.session.gate_feeds import GateFeeds
 from autograph_rewrite.runtime.session.staleness_clock import BoundedStaleness, StalenessBound
 from autograph_rewrite.runtime.session.steps_loop import StepsLoops
 from autograph_rewrite.runtime.session.whole_variables import WholeVariables
+from autograph_rewrite.runtime.tracing.requested import requested
+from autograph_rewrite.runtime.tracing.tracer import StepObserver, observed
 
 
 def open_session(item: GraphItem, *, config: Any = None, target: str = "") -> DistributedSession:
@@ -61,6 +63,7 @@ class DistributedSession:
         require_devices(tf, item)
         self.item = item
         self._steps = 0
+        self.observer: StepObserver | None = requested()
         self.graph = tf.Graph()
         plan = item.report.plan if item.report is not None else None
         opened = graph_of(item, self._member)
@@ -177,7 +180,8 @@ class DistributedSession:
         updates = not self._targets.isdisjoint(wanted)
         self._coordinator.before_step(updates=updates)
         try:
-            got = self._compared(wanted, feeds, options, changed)
+            with observed(self.observer if updates else None, self.item, feeds):
+                got = self._compared(wanted, feeds, options, changed)
         except self._tf.errors.OpError:
             self._coordinator.step_failed()
             raise

@@ -1,0 +1,92 @@
+"""Where the time of a step went, device by device: compute, communication that nothing hides, and idle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from autograph_rewrite.inspect.profile.intervals import Interval, length, union, within, without
+from autograph_rewrite.inspect.profile.rank_trace import RankTrace, Source, Step
+
+HOST = "host"
+NANO = 1e-9
+
+
+@dataclass(frozen=True)
+class DeviceTime:
+    """One device of one rank, in seconds of one step.
+
+    Attributes:
+        rank: of the process.
+        device: as `CPU:0`; `host`: what no node of the graph has run.
+        compute: that it computed.
+        communication: that it exchanged something, or waited for it, and computed nothing.
+        idle: the rest.
+    """
+
+    rank: int
+    device: str
+    compute: float
+    communication: float
+    idle: float
+
+
+def device_times(trace: RankTrace, number: int) -> list[DeviceTime]:
+    """Return where the time of one rank's devices went in one step."""
+    devices = sorted({source.device for source in trace.sources if source.device and source.origin})
+    return [_device_time(trace, trace.steps[number], device) for device in devices]
+
+
+def _device_time(trace: RankTrace, step: Step, device: str) -> DeviceTime:
+    own = [(trace.sources[one.source], (one.start, one.end)) for one in trace.ran]
+    on_device = [(source, times) for source, times in own if source.device == device]
+    computed, exchanged = computed_and_exchanged(on_device, step)
+    compute, communication = length(computed), length(without(exchanged, computed))
+    idle = step.end - step.start - compute - communication
+    return DeviceTime(trace.rank, device, compute * NANO, communication * NANO, idle * NANO)
+
+
+def computed_and_exchanged(ran: Iterable[tuple[Source, Interval]], step: Step) -> tuple[list[Interval], list[Interval]]:
+    """Return when something was computed in a step, and when something was exchanged."""
+    inside = [(source, times) for source, times in ran if times[0] < step.end and times[1] > step.start]
+    computed = union(within((times for source, times in inside if not source.exchange), *step[:2]))
+    return computed, union(within((times for source, times in inside if source.exchange), *step[:2]))
+
+
+@dataclass(frozen=True)
+class Attributed:
+    """Shares of a step's time, 0..1.
+
+    Attributes:
+        nodes: that original nodes ran, or what passes have made for them.
+        communication: that only named exchanges took.
+        other: that only what no node of the graph stands for ran: the runtime's own, or the data pipeline's.
+        outside: of the program's step around the graph: nothing ran.
+    """
+
+    nodes: float
+    communication: float
+    other: float
+    outside: float
+
+    @property
+    def share(self) -> float:
+        """What is attributed to original nodes or named communication."""
+        return self.nodes + self.communication
+
+
+def attributed(traces: Sequence[RankTrace]) -> Attributed:
+    """Return to what the time of the steps of all ranks is attributed, devices of a rank together."""
+    spent, whole = [0, 0, 0], 0
+    for trace in traces:
+        ran = [(trace.sources[one.source], (one.start, one.end)) for one in trace.ran]
+        for step in trace.steps:
+            known, exchanged = computed_and_exchanged([one for one in ran if one[0].origin], step)
+            rest, _ = computed_and_exchanged([one for one in ran if not one[0].origin], step)
+            named = union([*known, *exchanged])
+            spent[0] += length(known)
+            spent[1] += length(named) - length(known)
+            spent[2] += length(without(rest, named))
+            whole += step.end - step.start
+    nodes, communication, other = (part / max(1, whole) for part in spent)
+    return Attributed(nodes, communication, other, 1 - nodes - communication - other)

@@ -1,0 +1,172 @@
+"""The trace of this process: TensorFlow's profiler around some steps, and what it saw as a `RankTrace`.
+
+A step is one call of a distributed function, or one run of a session: they tell whoever observes them.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from autograph_rewrite.errors import GraphError
+from autograph_rewrite.inspect.profile.attribution import Attribution
+from autograph_rewrite.inspect.profile.rank_trace import Ran, RankTrace, Source, Step
+from autograph_rewrite.item import GraphItem, RewrittenTrace
+from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime.tracing import xspace
+
+STEP = "autograph_rewrite_step"
+
+
+class StepObserver(Protocol):
+    """What a distributed function or session tells of its steps."""
+
+    def step(self, trace: RewrittenTrace, examples: int | None) -> AbstractContextManager[None]:
+        """Return a context in which one step runs.
+
+        Args:
+            trace: what runs, and what it was made of, where that is known.
+            examples: of this process; None: nobody knows.
+        """
+
+
+def observed(observer: StepObserver | None, item: GraphItem, feeds: Mapping[str, Any]) -> AbstractContextManager[None]:
+    """Return a context in which a session runs one step.
+
+    Args:
+        observer: who is told; None: nobody.
+        item: of the session.
+        feeds: by tensor.
+    """
+    if observer is None:
+        return nullcontext()
+    batches = [(feeds[one.tensor], one.batch_axis) for one in item.inputs.values() if one.tensor in feeds]
+    sizes = [np.shape(value)[axis] for value, axis in batches if axis is not None]
+    return observer.step(RewrittenTrace(item, item), max(sizes, default=0))
+
+
+@dataclass
+class Tracer:
+    """A trace under way.
+
+    Attributes:
+        folder: where the profiler writes.
+        examples: of each step so far.
+        traces: what ran, the first first.
+    """
+
+    folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="autograph_profile_")))
+    examples: list[int] = field(default_factory=list)
+    traces: list[RewrittenTrace] = field(default_factory=list)
+
+    def start(self) -> None:
+        """Begin.
+
+        Raises:
+            GraphError: somebody else is tracing this process.
+        """
+        tf = tensorflow()
+        try:
+            tf.profiler.experimental.start(str(self.folder))  # its defaults have every kernel, and no Python
+        except tf.errors.AlreadyExistsError as error:
+            self.discard()
+            hint = "stop tf.profiler, or leave profile_batch out of keras.callbacks.TensorBoard"
+            raise GraphError("TensorFlow's profiler is running already", hint=hint) from error
+
+    @contextmanager
+    def step(self, trace: RewrittenTrace | None = None, examples: int | None = None) -> Iterator[None]:
+        """Mark a step."""
+        if trace is not None and all(trace.rewritten is not known.rewritten for known in self.traces):
+            self.traces.append(trace)
+        with tensorflow().profiler.experimental.Trace(STEP, step_num=len(self.examples), _r=1):
+            yield
+        self.examples.append(examples or 0)
+
+    def stop(self, marks: Sequence[tuple[int, int]] = ()) -> RankTrace:
+        """End, and return what this rank did.
+
+        Args:
+            marks: exchanges with the other ranks outside of the steps, by this clock.
+
+        Raises:
+            GraphError: no step ran.
+        """
+        tensorflow().profiler.experimental.stop()
+        try:
+            files = sorted(self.folder.rglob("*.xplane.pb"))
+            items = [trace.rewritten for trace in self.traces]
+            return rank_trace(files[-1].read_bytes() if files else b"", items, self.examples, marks)
+        finally:
+            self.discard()
+
+    def cancel(self) -> None:
+        """End, and forget what was traced."""
+        tensorflow().profiler.experimental.stop(save=False)
+        self.discard()
+
+    def discard(self) -> None:
+        """Remove what the profiler wrote."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def rank_trace(
+    data: bytes, items: Sequence[GraphItem], examples: Sequence[int], marks: Sequence[tuple[int, int]] = ()
+) -> RankTrace:
+    """Return what an XSpace says of this rank.
+
+    Args:
+        data: the encoded XSpace.
+        items: that ran; their nodes are what is measured.
+        examples: of each step on this rank; 0: nobody knows.
+        marks: exchanges with the other ranks, by this clock.
+
+    Raises:
+        GraphError: no step ran.
+    """
+    traced = xspace.read(data, STEP)
+    if not traced.steps:
+        raise GraphError(
+            "nothing was profiled: no step ran",
+            hint="profile what runs a step: a distributed function, session or model",
+        )
+    attribution = Attribution(items)
+    sources: dict[tuple[str, str, Any], int] = {}
+    described: list[Source] = []
+    ran: list[Ran] = []
+    first, last = traced.steps[0][0], traced.steps[-1][1]
+    for kernel in sorted(traced.kernels, key=lambda one: (one.start, one.end)):
+        if kernel.end < first or kernel.start > last:
+            continue
+        number = sources.setdefault((kernel.name, kernel.op, kernel.route), len(described))
+        if number == len(described):
+            described.append(attribution.source(kernel.name, kernel.op, kernel.route))
+        ran.append(Ran(number, kernel.start, kernel.end))
+    steps = tuple(Step(*times, count) for times, count in zip(traced.steps, examples, strict=False))
+    rank, flops = _of_rank(items, sum(examples) // max(1, len(examples)))
+    return RankTrace(rank, clock_of_this_machine(), steps, tuple(described), tuple(ran), tuple(marks), flops)
+
+
+def _of_rank(items: Sequence[GraphItem], examples: int) -> tuple[int, float]:
+    """Return the number of this rank, and the FLOPs of a step of all ranks that each give so many examples."""
+    for item in items:
+        if item.report is not None:
+            processes = len(item.report.plan.processes) if not item.report.plan.stage_hosts else 1
+            covered = item.report.covered.at(examples * processes or None)
+            return item.report.task or 0, covered.flops
+    return 0, 0.0
+
+
+def clock_of_this_machine() -> str:
+    """Return what processes have in common that read the same clock."""
+    boot = ""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"{socket.gethostname()} {boot}"

@@ -1,0 +1,92 @@
+"""`profile SCRIPT`: run a script as `run` does, or as `launch` does, and say where the time of some of its steps went.
+
+The first thing that trains is measured on every rank: a distributed function, a Keras model or a session. Each process
+leaves its trace in a folder; they are put together here, by one clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from autograph_rewrite.errors import GraphError
+from autograph_rewrite.tools.launcher.script import add_script, at_least, require_script
+from autograph_rewrite.tools.verbs import launch
+from autograph_rewrite.tools.verbs import run as run_verb
+
+if TYPE_CHECKING:
+    from autograph_rewrite.inspect.profile.profile import Profile
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("--steps", metavar="K", type=at_least(1), default=5, help="how many are measured (default 5)")
+    parser.add_argument(
+        "--skip", metavar="K", type=at_least(0), default=2, help="how many run before them (default 2): they trace"
+    )
+    parser.add_argument("--calibrate", action="store_true", help="measure this machine for the prediction (seconds)")
+    parser.add_argument(
+        "-o", dest="out", metavar="FILE", default="profile.json", help="timeline for Perfetto (default: profile.json)"
+    )
+    launch.add_process_arguments(parser)
+    add_script(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the script, put the traces of its processes together, and print what they add up to."""
+    config = require_script(args)
+    is_job = args.workers is not None or (config is not None and config.cluster is not None)
+    quiet = argparse.Namespace(**{**vars(args), "json": False})
+    with tempfile.TemporaryDirectory(prefix="autograph_profile_") as folder, _asked(args, folder):
+        code = launch.run(quiet) if is_job else run_verb.run_supervised(quiet)
+        if code:
+            return code
+        found = collected(Path(folder), args.script)
+    found.save(args.out)
+    if args.json:
+        print(json.dumps({"out": args.out, **found.figures()}))
+    else:
+        print(f"{found}{args.out}: open it in Perfetto, or give it to report --measured")
+    return 0
+
+
+def collected(folder: Path, script: str) -> Profile:
+    """Return the profile of all ranks that have left a trace in a folder.
+
+    Args:
+        folder: with a file for each rank.
+        script: what was run, for messages.
+
+    Raises:
+        GraphError: nobody has left one.
+    """
+    from autograph_rewrite.inspect.profile.profile import Profile
+    from autograph_rewrite.inspect.profile.rank_trace import RankTrace
+
+    said = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("rank_*.json"))]
+    if not said:
+        hint = "does it train more steps than --skip, with what ar.distribute or new.session() returned?"
+        raise GraphError(f"nothing was profiled: '{script}' ran no step to measure", hint=hint)
+    traces = [RankTrace.of(one["trace"]) for one in said]
+    fewest = min(len(trace.steps) for trace in traces)
+    first = next((one for one in said if one["predicted"] or one["notes"]), said[0])
+    return Profile.of([trace.first(fewest) for trace in traces], first["predicted"], first["notes"])
+
+
+@contextmanager
+def _asked(args: argparse.Namespace, folder: str) -> Iterator[None]:
+    """Ask the processes that are started for a profile."""
+    from autograph_rewrite.runtime.tracing.requested import VARIABLE
+
+    wanted = {"folder": folder, "skip": args.skip, "steps": args.steps, "calibrate": args.calibrate}
+    os.environ[VARIABLE] = json.dumps(wanted)
+    try:
+        yield
+    finally:
+        os.environ.pop(VARIABLE, None)
