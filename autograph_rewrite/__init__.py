@@ -12,6 +12,7 @@ import os
 from typing import TYPE_CHECKING
 
 from autograph_rewrite.errors import (
+    CheckpointError,
     ClusterError,
     ConfigError,
     GraphError,
@@ -47,11 +48,14 @@ if TYPE_CHECKING:
     from autograph_rewrite.load.replica_marks import all_gather, all_reduce, num_replicas, replica_id
     from autograph_rewrite.load.sharding_marks import assign, replicate, split
     from autograph_rewrite.plan.plan import Plan
+    from autograph_rewrite.runtime.checkpoints.manager import CheckpointManager
     from autograph_rewrite.runtime.profile import profile
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "CheckpointError",
+    "CheckpointManager",
     "ClusterError",
     "Config",
     "ConfigError",
@@ -92,6 +96,7 @@ __all__ = [
 ]
 
 _LAZY = {
+    "CheckpointManager": "runtime.checkpoints.manager",
     "Config": "config.config",
     "GraphItem": "item",
     "Plan": "plan.plan",

@@ -6,7 +6,8 @@
     ├── GraphError     the graph cannot be read, or cannot be rewritten soundly
     ├── PassError      a pass met something that it refuses
     ├── VerifyError    an invariant is broken, or the numbers differ
-    └── ClusterError   devices or processes are missing, or do not answer
+    ├── ClusterError   devices or processes are missing, or do not answer
+    └── CheckpointError  a checkpoint is damaged, or could not be written
 
 Each message says what is wrong, where (file:line, or the node with its op) and what to do.
 """
@@ -94,3 +95,7 @@ class VerifyError(RewriteError):
 
 class ClusterError(RewriteError):
     """Devices or processes are missing, misconfigured, or do not answer in time."""
+
+
+class CheckpointError(RewriteError):
+    """A checkpoint is damaged, or could not be written."""

@@ -32,6 +32,7 @@ OTHERS = (
     "steps_per_run",
     "mesh",
     "mesh_memory",
+    "checkpoint",
 )
 RESULTS = ROOT / "build" / "bench.json"
 

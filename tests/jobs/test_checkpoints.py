@@ -16,7 +16,7 @@ from tests.jobs.programs.nursery import Nursery
 
 SCRIPT = "tests/jobs/programs/checkpoints.py"
 LIMIT = 120
-KINDS = {"weights": 1e-5, "whole": 1e-5, "checkpoint": 1e-9, "saver": 1e-9}
+KINDS = {"weights": 1e-5, "whole": 1e-5, "checkpoint": 1e-9, "saver": 1e-9, "parts": 1e-5}
 """Of each kind of checkpoint, the error that single and double precision leave."""
 REPLICAS = "two devices"
 SERVED = "two processes whose variables live on the first"

@@ -44,7 +44,7 @@ def several_strategies_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contestants, "prepare", separate)
 
 
-@pytest.mark.parametrize("name", [*command.BENCHMARKS, "mesh"])
+@pytest.mark.parametrize("name", [*command.BENCHMARKS, "mesh", "checkpoint"])
 def test_a_benchmark_measures_and_prints_its_figures(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,9 +59,9 @@ class SessionDigest:
         self._steps = 0
         self._between: list[str] = []
 
-    def wrote(self, name: str, value: Any) -> None:
-        """Note that a variable was written."""
-        self._between.append(f"{written_between(name)}: {described(value)}")
+    def wrote(self, values: Mapping[str, Any]) -> None:
+        """Note that variables were written."""
+        self._between += (f"{written_between(name)}: {described(value)}" for name, value in values.items())
 
     def before(self, fetches: Sequence[Any], feeds: Mapping[str, Any], changed: Mapping[str, str]) -> Array | None:
         """Note a run; return its digest if it meets other workers.

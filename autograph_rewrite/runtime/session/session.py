@@ -306,11 +306,8 @@ class DistributedSession:
 
     def _has_value(self, node: str) -> bool:
         layout = self.item.layout
-        names = (layout.instances(node) if layout is not None else ()) or (node,)
-        try:
-            return bool(self.graph.get_operation_by_name(names[0]).outputs)
-        except KeyError:
-            return False
+        name = ((layout.instances(node) if layout is not None else ()) or (node,))[0]
+        return self._has(name) and bool(self.graph.get_operation_by_name(name).outputs)
 
     def _feed_key(self, key: Any) -> str | None:
         """Return the tensor to feed; None for a placeholder of the original graph that no step needs."""
@@ -359,20 +356,10 @@ class DistributedSession:
             GraphError: there is no such variable, or each replica has a component of it that comes to no one value.
         """
         wanted = list(self.item.variables) if names is None else list(names)
-        self._require_readable(wanted if names is not None else ())
+        self._variables.require_readable(wanted if names is not None else ())
         reads = {name: self._variables.reads(name) for name in wanted}
         values = dict(zip(reads, self.run_ops(list(reads.values())), strict=True)) if reads else {}
         return {name: np.stack(rows) if name in self.item.state else rows[0] for name, rows in values.items()}
-
-    def _require_readable(self, names: Iterable[str]) -> None:
-        policies = self.item.report.plan.policies if self.item.report is not None else ()
-        unreadable = {policy.variable for policy in policies if policy.is_unreadable}
-        for name in names:
-            if name in unreadable:
-                raise GraphError(
-                    f"each replica has a component of '{name}', and nothing makes one value of them",
-                    hint=f"give its policy an aggregation, or read '{name}/autograph_component', a row per replica",
-                )
 
     def write_variable(self, name: str, value: Any) -> None:
         """Set a variable, in all its copies; one in `item.state` takes one row per replica.
@@ -380,9 +367,25 @@ class DistributedSession:
         Raises:
             GraphError: there is no such variable, or not one row per replica.
         """
-        self.run_ops(*self._variables.writes(name, value))
-        if self._digest is not None and name not in self.item.state:
-            self._digest.wrote(name, value)
+        self.write_variables({name: value})
+
+    def write_variables(self, values: Mapping[str, Any]) -> None:
+        """Set many variables in one run, by original name, as `write_variable` does."""
+        writes = [self._variables.writes(name, value) for name, value in values.items()]
+        fed = {source: value for _, feeds in writes for source, value in feeds.items()}
+        self.run_ops([ops for ops, _ in writes], fed)
+        if self._digest is not None:
+            self._digest.wrote({name: v for name, v in values.items() if name not in self.item.state})
+
+    @property
+    def whole_variables(self) -> WholeVariables:
+        """The variables, with what reads and writes them."""
+        return self._variables
+
+    @property
+    def is_driven(self) -> bool:
+        """Whether worker 0 runs everything for all, who make the same calls."""
+        return isinstance(self._session, ChiefDrivenSession)
 
     @property
     def state(self) -> dict[str, Any]:
@@ -396,4 +399,4 @@ class DistributedSession:
     @property
     def tf_session(self) -> Any:
         """The tf.compat.v1.Session that runs the graph, for what insists on one, as a Saver does."""
-        return self._session.session if isinstance(self._session, ChiefDrivenSession) else self._session
+        return self._session.session if self.is_driven else self._session

@@ -44,6 +44,30 @@ class WholeVariables:
             raise GraphError(f"there is no variable '{name}'", hint=f"closest: {', '.join(close)}" if close else None)
         return self._reads[name]
 
+    @property
+    def readable(self) -> dict[str, Variable]:
+        """The variables of the original graph that come to one value."""
+        unreadable = self._unreadable()
+        return {n: v for n, v in self._item.variables.items() if n in self._reads and n not in unreadable}
+
+    def require_readable(self, names: Iterable[str]) -> None:
+        """Refuse variables of which each replica has a component, and nothing makes one value.
+
+        Raises:
+            GraphError: one of them is such a variable.
+        """
+        unreadable = self._unreadable()
+        for name in names:
+            if name in unreadable:
+                raise GraphError(
+                    f"each replica has a component of '{name}', and nothing makes one value of them",
+                    hint=f"give its policy an aggregation, or read '{name}/autograph_component', a row per replica",
+                )
+
+    def _unreadable(self) -> set[str]:
+        report = self._item.report
+        return {p.variable for p in report.plan.policies if p.is_unreadable} if report is not None else set()
+
     def writes(self, name: str, value: Any) -> tuple[list[Any], dict[Any, Any]]:
         """Return the ops that set a variable in all its copies, and what to feed them.
 

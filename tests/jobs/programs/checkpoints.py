@@ -127,6 +127,40 @@ def saver(job: Job, steps: range, source: Path, target: Path) -> Values:
         return session.read_variables()
 
 
+def parts(job: Job, steps: range, source: Path, target: Path) -> Values:
+    """Parts that each worker writes beside the next step: a v1 graph, and a model."""
+    built = ZOO["mlp"].build(optimizer="adam")
+    item = GraphItem.from_graph(
+        built.graph, train_op=built.train_op, outputs=["loss"], init_op="init", batch_inputs=dict(built.batch_inputs)
+    )
+    given = config(job) if is_rewritten(job) else None
+    new = ar.rewrite(item, given) if given is not None else item
+    with new.session() as session:
+        session.run("init")
+        if steps.start:
+            restored = ar.CheckpointManager(session, source / "parts_graph", config=given).restore()
+            assert restored is not None
+            assert (restored.step, restored.extra) == (HALF, {"rate": 0.5})
+        with ar.CheckpointManager(session, target / "parts_graph", config=given) as manager:
+            for at in steps:
+                fed = {name: job.part(value) for name, value in built.feeds(at, BATCH).items()}
+                session.run(["loss", "train"], fed)
+                manager.save(at + 1, {"rate": 0.5})
+        values = dict(session.read_variables())
+    model = small()
+    model.optimizer.build(model.trainable_variables)
+    if steps.start:
+        spoil(model.variables)
+        assert ar.CheckpointManager(model, source / "parts_model", config=given).restore()
+    fit(job, model, steps)
+    with ar.CheckpointManager(model, target / "parts_model", config=given) as manager:
+        manager.save(steps.stop)
+        spoil(model.variables)  # what is saved is what was there, however late it is written
+        manager.wait()
+        manager.restore()
+    return values | weights_of(model)
+
+
 def feedback(job: Job, steps: range, source: Path, target: Path) -> Values:
     """A loop whose gradients are compressed, so that each replica keeps something back; saved with it, and without."""
     built = ZOO["custom_loop"].build(optimizer="sgd", dtype="float32")
@@ -168,6 +202,7 @@ KINDS: Mapping[str, Callable[[Job, range, Path, Path], Values]] = {
     "whole": whole,
     "checkpoint": checkpoint,
     "saver": saver,
+    "parts": parts,
     "feedback": feedback,
 }
 

@@ -1,0 +1,222 @@
+"""`ar.CheckpointManager`: saves while training goes on, and restores into any number of processes.
+
+save(120)      values are held ─► the next step begins
+beside it      each worker writes its part ─► worker 0 joins them ─► step-00000120
+restore()      worker 0 says which ─► all read it ─► all write their variables, or none does
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from autograph_rewrite.cluster.membership import in_job
+from autograph_rewrite.config.config import ConfigLike
+from autograph_rewrite.diagnostics.user_warning import warn_user
+from autograph_rewrite.errors import CheckpointError, ConfigError
+from autograph_rewrite.plan.selected import chosen_config
+from autograph_rewrite.runtime.checkpoints.bundle import read
+from autograph_rewrite.runtime.checkpoints.deal import Piece, deal
+from autograph_rewrite.runtime.checkpoints.folder import PREFIX, CheckpointFolder, Manifest
+from autograph_rewrite.runtime.checkpoints.joint_save import JointSave
+from autograph_rewrite.runtime.checkpoints.targets import Target, target_of
+from autograph_rewrite.runtime.consensus.agreement import common_name
+from autograph_rewrite.runtime.consensus.rendezvous import Rendezvous
+from autograph_rewrite.runtime.failures.liveness import listed
+from autograph_rewrite.runtime.job.tf_server import join
+
+_NONE = -1
+
+
+@dataclass(frozen=True)
+class Restored:
+    """The checkpoint whose values the variables have now."""
+
+    step: int
+    extra: Mapping[str, Any]
+    """What was saved with it."""
+
+
+class CheckpointManager:
+    """Saves and restores the variables of a program. In a job all workers make the same calls.
+
+    Args:
+        target: a session, a Keras model, or what TensorFlow tracks: a tf.Module, `tf.train.Checkpoint(net=net)`.
+        folder: where the checkpoints are; in a job on a file system that all workers share.
+        max_to_keep: how many of the newest stay.
+        asynchronous: whether `save` comes back once the values are held, or once they are on the disk.
+        config: where the processes are, if not in the environment, and `timeout_seconds`.
+
+    Raises:
+        ConfigError: `max_to_keep` is below 1.
+        GraphError: the target has no variables that can be found.
+    """
+
+    def __init__(
+        self,
+        target: Any,
+        folder: str | Path,
+        *,
+        max_to_keep: int = 3,
+        asynchronous: bool = True,
+        config: ConfigLike | None = None,
+    ) -> None:
+        if max_to_keep < 1:
+            raise ConfigError(f"max_to_keep is {max_to_keep}", hint="keep one checkpoint at least")
+        given, self._member = in_job(chosen_config(config))
+        self._seconds = given.timeout_seconds
+        self._given, self._keep, self._asynchronous = target, max_to_keep, asynchronous
+        self.folder = CheckpointFolder(Path(folder))
+        self._token, self._saves = self._agreed(), 0
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._running: Future[None] | None = None
+        target_of(target)
+
+    def _agreed(self) -> str:
+        """Return a name of this run of the job; what earlier runs left half-written is removed."""
+        if self._member is not None:
+            join(self._member)
+        if self._is_first:
+            self.folder.sweep()
+        return common_name(self._member, self._seconds) if self._member is not None else "alone"
+
+    @property
+    def _is_first(self) -> bool:
+        return self._member is None or self._member.is_chief
+
+    @property
+    def _task(self) -> int:
+        return self._member.task if self._member is not None else 0
+
+    @property
+    def _names(self) -> list[str]:
+        if self._member is None:
+            return ["this process"]
+        return [f"worker {task} ({address})" for task, address in enumerate(self._member.workers)]
+
+    def __enter__(self) -> CheckpointManager:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.wait()
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps of which there are whole checkpoints, the newest first."""
+        return self.folder.steps()
+
+    def save(self, step: int, extra: Mapping[str, Any] | None = None) -> None:
+        """Save the variables as they are now.
+
+        Waits for the save before this one, if it is still being written.
+
+        Args:
+            step: of the training; a checkpoint of the same step is replaced.
+            extra: what the program wants back with it, as JSON knows it; that of worker 0 counts.
+
+        Raises:
+            CheckpointError: this save, or the one before, could not be written.
+            ClusterError: a worker did not write its part.
+        """
+        self.wait()
+        target = target_of(self._given)
+        pieces = deal(target.common, len(self._names))[self._task]
+        pieces += [Piece(name, extent.shape) for name, extent in target.own.items()]
+        values = target.snapshot(dict.fromkeys(piece.name for piece in pieces))
+        self._saves += 1
+        partial = self.folder.partial(step, f"{self._token}-{self._saves}")
+        one = JointSave(self.folder, partial, step, self._task, self._names, self._seconds)
+        self._running = self._thread.submit(self._write, one, pieces, values, dict(extra or {}))
+        if not self._asynchronous:
+            self.wait()
+
+    def _write(self, save: JointSave, pieces: list[Piece], values: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
+        try:
+            save.run(pieces, values, extra)
+            if self._is_first:
+                self.folder.prune(self._keep)
+        except Exception as error:  # the program may never ask again
+            warn_user(f"step {save.step} was not saved: {error}")
+            raise
+
+    def wait(self) -> None:
+        """Come back when all that was saved is on the disk.
+
+        Raises:
+            CheckpointError: it could not be written.
+            ClusterError: a worker did not write its part.
+        """
+        running, self._running = self._running, None
+        if running is None:
+            return
+        try:
+            running.result()
+        except OSError as error:
+            raise CheckpointError(f"a checkpoint could not be written: {error}") from error
+
+    def restore(self, step: int | None = None) -> Restored | None:
+        """Give the variables the values of a checkpoint: the newest that is whole and undamaged, or that of a step.
+
+        Variables that the checkpoint does not have stay as they are.
+
+        Args:
+            step: of which; None: the newest.
+
+        Returns:
+            What was restored; None where there is no checkpoint.
+
+        Raises:
+            CheckpointError: there is none of this step, or none that is undamaged.
+            ClusterError: somebody is missing.
+        """
+        self.wait()
+        target = target_of(self._given)
+        tried = None
+        for candidate in self._candidates(step):
+            manifest, values, problem = self._read(candidate, target)
+            bad = self._who_fails(problem)
+            if manifest is not None and not bad:
+                target.write(values)
+                self._all([0], "restore a checkpoint")  # nobody begins before all have written
+                return Restored(manifest.step, manifest.extra)
+            tried = CheckpointError(problem or f"{listed(bad)} cannot read {self.folder.whole(candidate)}")
+            warn_user(f"{tried}; the one before is taken" if step is None else str(tried))
+        if tried is not None or step is not None:
+            said = tried or CheckpointError(f"there is no checkpoint of step {step} in {self.folder.path}")
+            raise said
+        return None
+
+    def _candidates(self, step: int | None) -> Iterator[int]:
+        """Yield the steps to try, as worker 0 says."""
+        mine = [found for found in self.folder.steps() if step in (None, found)] if self._is_first else []
+        while True:
+            told = int(self._all([mine[0] if mine else _NONE], "restore a checkpoint")[0][0])
+            if told == _NONE:
+                return
+            mine = mine[1:]
+            yield told
+
+    def _read(self, step: int, target: Target) -> tuple[Manifest | None, dict[str, np.ndarray[Any, Any]], str | None]:
+        """Return what a checkpoint holds, or what is wrong with it."""
+        try:
+            manifest = self.folder.manifest(step)
+            names = [*target.common, *target.own]
+            return manifest, dict(read(self.folder.whole(step) / PREFIX, names)), None
+        except CheckpointError as error:
+            return None, {}, str(error)
+
+    def _who_fails(self, problem: str | None) -> list[str]:
+        rows = self._all([int(problem is not None)], "restore a checkpoint")
+        return [name for name, (failed,) in zip(self._names, rows, strict=True) if failed]
+
+    def _all(self, numbers: list[int], what: str) -> list[list[int]]:
+        """Return the numbers of all workers."""
+        if self._member is None:
+            return [numbers]
+        rows = Rendezvous(self._member, self._seconds).rows(np.array(numbers, np.int64), what)
+        return [[int(number) for number in row] for row in rows]
