@@ -12,10 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from autograph_rewrite.analysis.facts.placement import REPLICATED
-from autograph_rewrite.errors import ClusterError, GraphError
+from autograph_rewrite.errors import ClusterError
 from autograph_rewrite.item import GraphItem
-from autograph_rewrite.passes.emit.tensor_map import View
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.consensus import failed_steps
 from autograph_rewrite.runtime.consensus.agreement import CARRY_ON, common_name, require_consensus
@@ -26,9 +24,10 @@ from autograph_rewrite.runtime.session.batch_sizes import check_batch_sizes
 from autograph_rewrite.runtime.session.chief_driven import ChiefDrivenSession
 from autograph_rewrite.runtime.session.connect import connected, graph_of, joined, require_devices, watchdog_of
 from autograph_rewrite.runtime.session.drain_stores import StoreDrain
-from autograph_rewrite.runtime.session.fetches import Fetch, assemble, name_of, variable_of
+from autograph_rewrite.runtime.session.fetches import assemble, name_of
 from autograph_rewrite.runtime.session.first_batch import FirstBatch
 from autograph_rewrite.runtime.session.gate_feeds import GateFeeds
+from autograph_rewrite.runtime.session.original_names import OriginalNames
 from autograph_rewrite.runtime.session.staleness_clock import BoundedStaleness, StalenessBound
 from autograph_rewrite.runtime.session.steps_loop import StepsLoops
 from autograph_rewrite.runtime.session.whole_variables import WholeVariables
@@ -72,13 +71,13 @@ class DistributedSession:
         self._session = connected(tf, item, self.graph, config, target)
         self.first = FirstBatch(item, warned=True)
         self._gates = GateFeeds(self.graph, item.targets)
-        self._fetches: dict[str, Fetch] = {}
+        self._names = OriginalNames(item, self.graph)
         self._variables = WholeVariables(item, self.graph)
         limit = plan.timeout_seconds if plan is not None and (plan.mode == "mirrored" or self._member) else 0.0
         self._timeout_ms = int(limit * 1e3) if self._member is None else 0
         self._digest = SessionDigest(item, self.graph) if self._member is not None and item.report.digests else None
         self._coordinator = self._make_coordinator(limit)
-        self._targets = {self.graph.get_operation_by_name(name) for name in item.targets if self._has(name)}
+        self._targets = {self.graph.get_operation_by_name(name) for name in item.targets if self._names.has(name)}
         if self._member is not None and plan is not None and plan.is_asynchronous and plan.staleness:
             clock = StalenessBound(self._session, self.run_ops, plan, self._member, opened.container)
             self._coordinator = BoundedStaleness(self._coordinator, clock)
@@ -141,9 +140,9 @@ class DistributedSession:
             ClusterError: the step did not finish in time, or the workers were not given the same.
         """
         names = [name_of(fetch) for fetch in self._tf.nest.flatten(fetches)]
-        found = [self._resolve(name) for name in names]
+        found = [self._names.fetch(name) for name in names]
         wanted = [element for fetch in found for element in fetch.elements]
-        given = {self._feed_key(key): value for key, value in (feed_dict or {}).items()}
+        given = {self._names.feed(key): value for key, value in (feed_dict or {}).items()}
         feeds = {key: value for key, value in given.items() if key is not None}
         rows = self._loops.stacked(feeds) if self._loops is not None and self._loops.repeats(wanted) else ()
         self.first.of_run(self._check_batch({k: v[0] if k in rows else v for k, v in feeds.items()}), names)
@@ -256,75 +255,6 @@ class DistributedSession:
             StoreDrain(self._session).remove()
         common_name(self._member, plan.timeout_seconds)  # nobody begins before worker 0 is done
 
-    def _resolve(self, name: str) -> Fetch:
-        if name not in self._fetches:
-            self._fetches[name] = self._find(name)
-        return self._fetches[name]
-
-    def _find(self, name: str) -> Fetch:
-        output = self.item.outputs.get(name)
-        name = output.tensor if output is not None else name
-        variable, late = variable_of(self.item.variables, name)
-        if not variable or (not late and self._is_value(name)):
-            return self._instances(name)
-        own = name.partition(":")[0] in (variable, f"{variable}/read")
-        is_there = late and (not own or self._has(name.partition(":")[0]))
-        elements = self._instances(name).elements if is_there else ()  # it may wait for updates, which have to run
-        return Fetch(elements, REPLICATED, variable=variable, late=late)
-
-    def _instances(self, name: str) -> Fetch:
-        """Return the instances of an original tensor or operation.
-
-        Raises:
-            GraphError: the rewritten graph does not have them.
-        """
-        layout = self.item.layout
-        is_tensor = ":" in name
-        node = name.partition(":")[0]
-        try:
-            if is_tensor or (self._has_value(node) and node not in self.item.targets and node != self.item.init_op):
-                view = layout.find(name) if layout is not None else None
-                view = view or View((name if is_tensor else f"{name}:0",), REPLICATED)
-                return Fetch(
-                    tuple(self.graph.get_tensor_by_name(t) for t in view.tensors), view.placement, view.segments
-                )
-            names = (layout.instances(node) if layout is not None else ()) or (node,)
-            return Fetch(tuple(self.graph.get_operation_by_name(n) for n in names), None)
-        except (KeyError, ValueError):
-            raise GraphError(
-                f"'{name}' is not in the rewritten graph: no declared output or target needs it",
-                hint=f"declare it: outputs=[..., '{node}']",
-            ) from None
-
-    def _is_value(self, name: str) -> bool:
-        """Return whether the graph has a tensor of this name that is no handle."""
-        try:
-            found = self.graph.get_tensor_by_name(name if ":" in name else f"{name}:0")
-        except (KeyError, ValueError):
-            return False
-        return bool(found.dtype != self._tf.resource)
-
-    def _has_value(self, node: str) -> bool:
-        layout = self.item.layout
-        name = ((layout.instances(node) if layout is not None else ()) or (node,))[0]
-        return self._has(name) and bool(self.graph.get_operation_by_name(name).outputs)
-
-    def _feed_key(self, key: Any) -> str | None:
-        """Return the tensor to feed; None for a placeholder of the original graph that no step needs."""
-        name = name_of(key)
-        info = self.item.inputs.get(name)
-        if info is not None:
-            return info.tensor
-        tensor = name if ":" in name else f"{name}:0"
-        try:
-            self.graph.get_tensor_by_name(tensor)
-        except (KeyError, ValueError):
-            if self.item.layout is not None and name.partition(":")[0] in self.item.layout.feeds:
-                return None
-            known = ", ".join(self.item.inputs)
-            raise GraphError(f"there is no '{name}' to feed", hint=f"the inputs are: {known}") from None
-        return tensor
-
     def _check_batch(self, feeds: Mapping[str, Any]) -> dict[str, int]:
         sizes = {
             info.name: np.shape(feeds[info.tensor])[axis]
@@ -334,12 +264,6 @@ class DistributedSession:
         report = self.item.report
         check_batch_sizes(sizes, *((report.plan, report.batches) if report is not None else ()))
         return sizes
-
-    def _has(self, name: str) -> bool:
-        try:
-            return bool(self.graph.get_operation_by_name(name))
-        except KeyError:
-            return False
 
     def read_variable(self, name: str) -> np.ndarray[Any, Any]:
         """Return the value of a variable by its original name; of one in `item.state`, one row per replica.
