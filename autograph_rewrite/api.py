@@ -331,10 +331,11 @@ def report(
     """
     from autograph_rewrite.inspect.report.build import Shown, is_rewritten, report_page
     from autograph_rewrite.inspect.report.graph_states import GraphStates
+    from autograph_rewrite.inspect.report_view import plan_of
 
     original, new = _traces(target)[0]
     given = chosen(config) if config is not None else None
-    plan = new.report.plan if new.report is not None else given if isinstance(given, Plan) else None
+    plan = plan_of(new, given if isinstance(given, Plan) else None)
     states = GraphStates()
     if original is new and (new.report is not None or is_rewritten(new.graph)):
         if isinstance(given, Config):

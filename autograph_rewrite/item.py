@@ -153,6 +153,7 @@ class GraphItem:
         layout: where the values of the folded graph went; None for an original.
         state: variables that rewriting added, by name; each replica has its own (the residuals of compressors).
         notes: what loading has to say: node, op and text; a rewrite puts them into its report.
+        plan_bytes: the encoded plan of the rewrite, as an archive has it; None where the report has it, or nobody.
     """
 
     def __init__(
@@ -171,6 +172,7 @@ class GraphItem:
         state: Mapping[str, Variable] | None = None,
         notes: Sequence[tuple[str, str, str]] = (),
         placements: Annotations | None = None,
+        plan_bytes: bytes | None = None,
         data: bytes | None = None,
     ) -> None:
         """Make an item of a graph, or of the bytes of its GraphDef (`data`), which are then read when needed.
@@ -189,6 +191,7 @@ class GraphItem:
             state: variables that rewriting added, by name.
             notes: of loading: node, op and text of each.
             placements: what a text or an archive states of values, by their names; None: what the layout says.
+            plan_bytes: the encoded plan of the rewrite, from an archive.
             data: bytes of a GraphDef, in place of `graph`.
         """
         if graph is None and data is None:
@@ -207,6 +210,7 @@ class GraphItem:
         self.state = dict(state or {})
         self.notes = tuple(notes)
         self._placements = placements
+        self.plan_bytes = plan_bytes
 
     @property
     def placements(self) -> Annotations:
@@ -244,7 +248,7 @@ class GraphItem:
         changes = {"placements": self._placements, **changes}
         kept = (
             *("inputs", "outputs", "targets", "init_op", "variables", "keep"),
-            *("report", "binding", "layout", "state", "notes"),
+            *("report", "binding", "layout", "state", "notes", "plan_bytes"),
         )
         return GraphItem(**({name: getattr(self, name) for name in kept} | changes))
 

@@ -34,7 +34,7 @@ VERBS = {
     "dump": "print a graph as text, table, JSON or dot",
     "diff": "show what changed between two graphs",
     "explain": "say in sentences what a rewrite does, what is divided and what runs whole",
-    "why": "say which pass, source node and plan line made a node",
+    "why": "say why a value is placed as it is, and which pass and plan line made it",
     "comm": "list the collectives: members, order, bytes per step",
     "opt": "run chosen passes on a graph and print what they leave, with placements",
     "verify": "check a rewrite numerically against the single-device graph",

@@ -11,7 +11,7 @@ from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.graph_source import Source, as_item
 from autograph_rewrite.inspect.render.format import several, size
 from autograph_rewrite.inspect.render.table import drawn, table
-from autograph_rewrite.inspect.report_view import Edge, edges_of
+from autograph_rewrite.inspect.report_view import Edge, edges_of, plan_of
 from autograph_rewrite.ir.format.printer import static_shape
 from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Graph, Node, Value
 from autograph_rewrite.ir.types import device_specs, dtypes
@@ -75,6 +75,7 @@ def meetings(source: Source, plan: Plan | None = None) -> list[Meeting]:
         plan: the plan of the rewrite, for owners and sizes; a rewritten item in memory knows its own.
     """
     item = as_item(source)
+    plan = plan_of(item, plan)
     edges = [edge for edge in edges_of(item, plan) if edge.kind != "local"]
     groups, _ = collect(item.graph)
     order, _ = contracted_order(item.graph, groups)
@@ -90,7 +91,6 @@ def meetings(source: Source, plan: Plan | None = None) -> list[Meeting]:
     for node in filter(_merges, item.graph):
         merges.setdefault((_exchanged(node, made), _role(node)), []).append(node)
     found += [_meeting(tuple(nodes), edges) for nodes in merges.values()]
-    plan = plan or (item.report.plan if item.report is not None else None)
     sizes = {edge.node: edge.bytes or None for edge in plan.model_edges} if plan is not None else {}
     joins = {node: node.attr(MODEL_AXIS_ATTR) for node in item.graph if _joins_blocks(node)}
     has_several = any(joins.values()) or (plan is not None and plan.model is not None and len(plan.model.axes) > 1)
@@ -109,10 +109,8 @@ def _joins_blocks(node: Node) -> bool:
 
 def counted_batch(source: Source, plan: Plan | None = None) -> int | None:
     """Return the examples that the bytes of exchanges count; None where no plan says."""
-    item = as_item(source)
-    if plan is None and item.report is not None:
-        plan = item.report.plan
-    return (plan.batch or None) if plan is not None else None
+    found = plan_of(as_item(source), plan)
+    return (found.batch or None) if found is not None else None
 
 
 def report(found: list[Meeting], batch: int | None = None) -> str:

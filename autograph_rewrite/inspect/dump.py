@@ -11,12 +11,15 @@ from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.graph_source import Source, as_item, chosen
 from autograph_rewrite.inspect.render import dot, export, html_page
 from autograph_rewrite.inspect.render.table import drawn, table
+from autograph_rewrite.inspect.values import Values, conversion_data, over, results
 from autograph_rewrite.ir.attr_inference import closest
 from autograph_rewrite.ir.format.literals import shape_text
 from autograph_rewrite.ir.format.printer import provenance, render
-from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.ir.gc_pause import no_garbage_collection
+from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.types import device_specs
 from autograph_rewrite.item import GraphItem, TensorInfo
+from autograph_rewrite.plan.plan import Plan
 
 Nodes = Collection[Node] | None  # None: all of them
 DETAILED = 200  # nodes that a table still lists one by one
@@ -32,6 +35,7 @@ def dump(
     around: str | None = None,
     depth: int = 2,
     full: bool = False,
+    plan: Plan | None = None,
 ) -> str:
     """Return a graph, or a part of it, in a readable form.
 
@@ -44,6 +48,7 @@ def dump(
         around: show only what is near this node.
         depth: how many edges away is near.
         full: text with every attribute, constant and function, which `ir.format.parser` reads.
+        plan: of the rewrite, for how values are converted; a rewritten item knows its own, also from an archive.
 
     Raises:
         GraphError: unknown format or one without a full form, malformed filter, no such node, or Graphviz is missing.
@@ -53,15 +58,19 @@ def dump(
     if full and format != "text":
         raise GraphError(f"there is no full form of {format}, only text has one", hint="--format text --full")
     item = as_item(source)
+    if plan is not None:
+        item = item.with_(report=None, plan_bytes=plan.to_bytes())
     nodes: Nodes = None
     if any(one is not None for one in (op, name, device, around)):
         nodes = chosen(item.graph, op=op, name=name, device=device, around=around, depth=depth)
-    return _text(item, nodes, full=True) if full else FORMATS[format](item, nodes)
+    with no_garbage_collection():
+        return _text(item, nodes, full=True) if full else FORMATS[format](item, nodes)
 
 
 def _text(item: GraphItem, nodes: Nodes, *, full: bool = False) -> str:
     shown = None if nodes is None else set(nodes)
-    return header(item, nodes) + render(item.graph, nodes=shown, full=full, placements=item.placements)
+    remarks = {} if full else Values.of(item).remarks()
+    return header(item, nodes) + render(item.graph, nodes=shown, full=full, placements=item.placements, remarks=remarks)
 
 
 def header(item: GraphItem, nodes: Nodes) -> str:
@@ -85,9 +94,31 @@ def _table(item: GraphItem, nodes: Nodes) -> str:
     shown = list(item.graph if nodes is None else nodes)
     parts = [_op_table(shown)]
     if len(shown) <= DETAILED:
-        rows = [(n.name, n.op, _types(n), device_specs.short(n.device), provenance(n)) for n in shown]
-        parts.append(table("nodes", ("name", "op", "type", "device", "made by"), rows))
+        parts.append(_node_table(Values.of(item), shown))
     return drawn(*parts)
+
+
+def _node_table(values: Values, nodes: Collection[Node]) -> Any:
+    """Return a table of nodes; what nothing is known of has no column."""
+    remarks = values.remarks()
+    rows = [
+        (
+            *(n.name, n.op, _types(n), _placements(values, n), remarks.get(n.name, "")),
+            *(device_specs.short(n.device), provenance(n)),
+        )
+        for n in nodes
+    ]
+    columns = ("name", "op", "type", "placement", "converted", "device", "made by")
+    used = [i for i, column in enumerate(columns) if i not in (3, 4) or any(row[i] for row in rows)]
+    return table("nodes", [columns[i] for i in used], [[row[i] for i in used] for row in rows])
+
+
+def _placements(values: Values, node: Node) -> str:
+    stated = [values.placement(value) for value in results(node)]
+    return ", ".join(
+        " ".join(filter(None, (over(one.placement), one.span.word if one.span is not None else "")))
+        for one in dict.fromkeys(filter(None, stated))
+    )
 
 
 def _op_table(nodes: Collection[Node]) -> Any:
@@ -112,15 +143,21 @@ def _types(node: Node) -> str:
 
 
 def _json(item: GraphItem, nodes: Nodes) -> str:
-    return json.dumps(export.item_data(item, nodes), indent=1, ensure_ascii=False) + "\n"
+    values = Values.of(item)
+
+    def conversions(value: Value) -> list[dict[str, Any]]:
+        return [conversion_data(edge) for edge in values.conversions(value)]
+
+    data = export.item_data(item, nodes, conversions if values.edges else None)
+    return json.dumps(data, indent=1, ensure_ascii=False) + "\n"
 
 
 FORMATS: dict[str, Callable[[GraphItem, Nodes], str]] = {
     "text": _text,
     "table": _table,
     "json": _json,
-    "dot": lambda item, nodes: dot.to_dot(item.graph, nodes),
-    "svg": lambda item, nodes: dot.to_svg(item.graph, nodes),
+    "dot": lambda item, nodes: dot.to_dot(item.graph, nodes, item.placements),
+    "svg": lambda item, nodes: dot.to_svg(item.graph, nodes, item.placements),
     "graphml": lambda item, nodes: export.to_graphml(item.graph, nodes),
     "html": lambda item, nodes: html_page.to_html(item, nodes),
 }

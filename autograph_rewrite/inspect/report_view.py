@@ -15,7 +15,7 @@ from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.replica_devices import devices_by_replica
 from autograph_rewrite.resolve.coverage import NOT_MEASURED, NOTE, Coverage
 
-__all__ = ["STEP", "Account", "Edge", "account_of", "edges_of"]
+__all__ = ["STEP", "Account", "Edge", "account_of", "edges_of", "model_edges_of", "plan_of"]
 
 
 @dataclass(frozen=True)
@@ -131,11 +131,20 @@ def account_of(item: GraphItem, batch: int | None = None) -> Account:
     )
 
 
+def plan_of(item: GraphItem, plan: Plan | None = None) -> Plan | None:
+    """Return a plan, or else the one that an item was rewritten by: from its report, or from its archive."""
+    if plan is not None:
+        return plan
+    if item.report is not None:
+        own: Plan = item.report.plan
+        return own
+    return None if item.plan_bytes is None else Plan.from_bytes(item.plan_bytes)
+
+
 def edges_of(item: GraphItem, plan: Plan | None = None) -> tuple[Edge, ...]:
     """Return the reshards of a plan, or of an item's own; none when neither is at hand."""
-    if plan is None and item.report is not None:
-        plan = item.report.plan
-    return () if plan is None else tuple(_edges(plan, "edges"))
+    found = plan_of(item, plan)
+    return () if found is None else tuple(_edges(found, "edges"))
 
 
 def model_edges_of(plan: Plan) -> tuple[Edge, ...]:

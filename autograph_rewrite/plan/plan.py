@@ -314,6 +314,10 @@ class Plan:
             request.options.CopyFrom(said)
         return replace(proto_form.read(cls, known), source=source)
 
+    def to_bytes(self) -> bytes:
+        """The binary form."""
+        return self.to_proto().SerializeToString(deterministic=True)
+
     def to_yaml(self) -> str:
         """The YAML form."""
         return yaml_form.dump(self.to_proto())
@@ -336,12 +340,17 @@ class Plan:
             data = Path(path).read_bytes()
         except OSError as error:
             raise PlanError(f"cannot read '{os.fspath(path)}': {error.strerror}", hint="check the path") from None
+        return cls.from_bytes(data, name=os.fspath(path))
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, name: str = "plan") -> Plan:
+        """Read the binary form; `name` is what error messages call it."""
         message = plan_pb2.Plan()
         try:
             message.ParseFromString(data)
         except DecodeError:
-            raise PlanError(f"'{os.fspath(path)}' is no plan, or is cut short", hint="save it anew") from None
-        return cls.from_proto(message, source=Source(os.fspath(path)))
+            raise PlanError(f"'{name}' is no plan, or is cut short", hint="save it anew") from None
+        return cls.from_proto(message, source=Source(name))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a plan file, .yaml or .pb: whole, or not at all.
@@ -349,10 +358,7 @@ class Plan:
         Raises:
             PlanError: when the file cannot be written, or its name says no known form.
         """
-        if _suffix(path) in _TEXT:
-            data = self.to_yaml().encode("utf-8")
-        else:
-            data = self.to_proto().SerializeToString(deterministic=True)
+        data = self.to_yaml().encode("utf-8") if _suffix(path) in _TEXT else self.to_bytes()
         try:
             _write(Path(path), data)
         except OSError as error:

@@ -10,8 +10,8 @@ import pytest
 import autograph_rewrite as ar
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.communication import meetings, report
+from autograph_rewrite.inspect.reasons.why import why
 from autograph_rewrite.inspect.render.format import size
-from autograph_rewrite.inspect.why import why
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes.base.report import PassRecord, Report
 from autograph_rewrite.plan.parts.messages import EdgePlan

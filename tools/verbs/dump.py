@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from autograph_rewrite.inspect.dump import FORMATS, dump
-from autograph_rewrite.tools.common_arguments import add_graph, emit, load_graph
+from autograph_rewrite.tools.common_arguments import add_graph, emit, load_graph, optional_plan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", metavar="RE", help="only nodes with this regular expression in their device")
     parser.add_argument("--around", metavar="NODE", help="only what is near this node")
     parser.add_argument("--depth", metavar="K", type=int, default=2, help="how many edges away is near (default 2)")
+    parser.add_argument("--plan", metavar="PLAN", help="of a .pb: the plan of the rewrite")
     parser.add_argument("-o", dest="out", metavar="FILE", help="write there instead of printing")
 
 
@@ -32,6 +33,7 @@ def run(args: argparse.Namespace) -> int:
         around=args.around,
         depth=args.depth,
         full=args.full,
+        plan=optional_plan(args),
     )
     emit(text, args.out)
     return 0

@@ -8,8 +8,9 @@ import subprocess
 from collections.abc import Collection, Iterator
 
 from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.format.annotations import Annotations
+from autograph_rewrite.ir.format.printer import NO_PLACEMENTS, type_text
 from autograph_rewrite.ir.format.printer import static_shape as stated_shape
-from autograph_rewrite.ir.format.printer import type_text
 from autograph_rewrite.ir.graph import PASS_ATTR, Graph, Node
 from autograph_rewrite.ir.replication import Span
 from autograph_rewrite.ir.types import device_specs
@@ -19,8 +20,14 @@ TIMEOUT_SECONDS = 120
 _COLOURS = ("#cfe2f3", "#fce5cd", "#d9ead3", "#ead1dc", "#fff2cc", "#d0e0e3", "#f4cccc", "#d9d2e9")
 
 
-def to_dot(graph: Graph, nodes: Collection[Node] | None = None) -> str:
-    """Return Graphviz source: colours are devices, double borders run per replica, dashed edges only order."""
+def to_dot(graph: Graph, nodes: Collection[Node] | None = None, placements: Annotations = NO_PLACEMENTS) -> str:
+    """Return Graphviz source: colours are devices, double borders run per replica, dashed edges only order.
+
+    Args:
+        graph: folded or expanded.
+        nodes: which of its nodes; None for all.
+        placements: of values, by their names; they stand at the edges.
+    """
     shown = set(graph if nodes is None else nodes)
     ordered = [node for node in graph if node in shown]
     colours = {
@@ -28,12 +35,17 @@ def to_dot(graph: Graph, nodes: Collection[Node] | None = None) -> str:
     }
     lines = ["digraph graph_ {", "  rankdir=TB;", '  node [shape=box, style="rounded,filled", fillcolor=white];']
     lines += [f"  {line}" for node in ordered for line in _node_lines(node, colours)]
-    lines += [f"  {line}" for node in ordered for line in _edge_lines(node, shown)]
+    lines += [f"  {line}" for node in ordered for line in _edge_lines(node, shown, placements)]
     return "\n".join([*lines, "}"]) + "\n"
 
 
-def to_svg(graph: Graph, nodes: Collection[Node] | None = None) -> str:
+def to_svg(graph: Graph, nodes: Collection[Node] | None = None, placements: Annotations = NO_PLACEMENTS) -> str:
     """Return a drawing.
+
+    Args:
+        graph: folded or expanded.
+        nodes: which of its nodes; None for all.
+        placements: of values, by their names; they stand at the edges.
 
     Raises:
         GraphError: Graphviz is not installed, or cannot draw this graph.
@@ -53,7 +65,7 @@ def to_svg(graph: Graph, nodes: Collection[Node] | None = None) -> str:
     try:
         ran = subprocess.run(
             [program, "-Tsvg"],
-            input=to_dot(graph, nodes),
+            input=to_dot(graph, nodes, placements),
             capture_output=True,
             text=True,
             timeout=TIMEOUT_SECONDS,
@@ -78,7 +90,7 @@ def _node_lines(node: Node, colours: dict[str, str]) -> Iterator[str]:
     yield f"{_quoted(node.name)} [{', '.join(options)}];"
 
 
-def _edge_lines(node: Node, shown: set[Node]) -> Iterator[str]:
+def _edge_lines(node: Node, shown: set[Node], placements: Annotations) -> Iterator[str]:
     for index, value in enumerate(node.inputs):
         if value.node not in shown:
             continue
@@ -87,6 +99,7 @@ def _edge_lines(node: Node, shown: set[Node]) -> Iterator[str]:
             f":{value.index}" if value.index else "",
             select.value if select is not None else "",
             _type(value.node, value.index),
+            repr(stated.placement) if (stated := placements.get(value.name)) and not stated.is_plain else "",
         ]
         yield f"{_quoted(value.node.name)} -> {_quoted(node.name)} [label={_quoted(' '.join(filter(None, parts)))}];"
     for control in node.controls:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.format.annotations import Annotations
 from autograph_rewrite.ir.format.printer import NO_PLACEMENTS, functions, shown_attrs, static_shape
-from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Graph, Node
+from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Graph, Node, Value
 from autograph_rewrite.ir.replication import Span
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.item import GraphItem
@@ -43,8 +43,20 @@ def to_graphml(graph: Graph, nodes: Collection[Node] | None = None) -> str:
     return "\n".join(networkx.generate_graphml(to_networkx(graph, nodes))) + "\n"
 
 
-def node_data(node: Node, placements: Annotations = NO_PLACEMENTS) -> dict[str, Any]:
-    """Return one node as plain data, with the placements of its results where they are known."""
+Conversions = Callable[[Value], list[dict[str, Any]]]
+"""What tells how a value is converted, as plain data."""
+
+
+def node_data(
+    node: Node, placements: Annotations = NO_PLACEMENTS, conversions: Conversions | None = None
+) -> dict[str, Any]:
+    """Return one node as plain data, with the placements of its results where they are known.
+
+    Args:
+        node: of any graph.
+        placements: of values, by their names.
+        conversions: what tells how a result is converted; None: nobody knows.
+    """
     data: dict[str, Any] = {
         "name": node.name,
         "op": node.op,
@@ -57,6 +69,8 @@ def node_data(node: Node, placements: Annotations = NO_PLACEMENTS) -> dict[str, 
     for index, output in enumerate(data["outputs"]):
         if stated := placements.get(node.output(index).name):
             output["placement"] = str(stated)
+        if conversions is not None and (found := conversions(node.output(index))):
+            output["conversions"] = found
     if node.span is not Span.ONCE:
         data["span"] = node.span.word
     if node.selects:
@@ -103,12 +117,20 @@ def signature_data(item: GraphItem) -> dict[str, Any]:
     }
 
 
-def item_data(item: GraphItem, nodes: Collection[Node] | None = None) -> dict[str, Any]:
-    """Return an item as plain data: signature, nodes in graph order, functions."""
+def item_data(
+    item: GraphItem, nodes: Collection[Node] | None = None, conversions: Conversions | None = None
+) -> dict[str, Any]:
+    """Return an item as plain data: signature, nodes in graph order, functions.
+
+    Args:
+        item: original or rewritten.
+        nodes: which of its nodes; None for all.
+        conversions: what tells how a value is converted; None: nobody knows.
+    """
     graph = item.graph
     shown = set(graph if nodes is None else nodes)
     return {
         **signature_data(item),
-        "nodes": [node_data(node, item.placements) for node in graph if node in shown],
+        "nodes": [node_data(node, item.placements, conversions) for node in graph if node in shown],
         "functions": functions(graph),
     }

@@ -20,7 +20,7 @@ from autograph_rewrite.plan.plan import Plan
 SCHEMA = 1
 NO_SNAPSHOTS = "There are no snapshots of the passes: give the original graph and --config, and they run again."
 NO_ORIGINAL = "There is no original to simulate: give the original graph and --config."
-NO_PLAN = "A file keeps no plan: with --plan, owners, bytes and reasons are shown as well."
+NO_PLAN = "A .pb keeps no plan: with --plan, owners, bytes and reasons are shown as well."
 
 
 @dataclass(frozen=True)

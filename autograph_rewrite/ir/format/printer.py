@@ -14,6 +14,7 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -33,7 +34,9 @@ from autograph_rewrite.ir.types.protos import proto
 
 SHOWN_ELEMENTS = 8  # of a constant; a longer one shows three and a checksum
 SHOWN_TEXT = 60
+SMALL = 256  # bytes of an attribute whose text is kept
 NO_PLACEMENTS: Annotations = MappingProxyType({})
+NO_REMARKS: Mapping[str, str] = MappingProxyType({})
 _LEGAL = re.compile(r"[\w.\-/>\\]+", re.ASCII)
 Shapes = Callable[[Value], Shape | None]
 """What tells the static shape of a value; None for an unknown one."""
@@ -52,6 +55,7 @@ def render(
     shapes: Shapes | None = None,
     full: bool = False,
     placements: Annotations = NO_PLACEMENTS,
+    remarks: Mapping[str, str] = NO_REMARKS,
 ) -> str:
     """Return the text of a graph, or of some of its nodes; a broken graph prints too, in insertion order.
 
@@ -61,29 +65,34 @@ def render(
         shapes: what tells the static shapes of values; None for what nodes state themselves.
         full: with every attribute, constant and function, so that `ir.format.parser.parse` gives the same graph.
         placements: of values, by their names, as far as they are known.
+        remarks: comments behind the lines of nodes, by their names; the full form has none.
     """
     try:
         order = topological_order(graph)
     except (GraphError, KeyError):
         order = list(graph)
     shown = order if nodes is None else [node for node in order if node in nodes]
-    lines = [(full_line if full else line)(node, shapes, placements) for node in shown]
+    if full:
+        lines = [full_line(node, shapes, placements) for node in shown]
+    else:
+        lines = [line(node, shapes, placements, remarks.get(node.name, "")) for node in shown]
     if nodes is None:
         lines += [f"anchor {name} = %{_value(value)}" for name, value in sorted(graph.anchors.items())]
         lines += _binaries(graph) if full else functions(graph)
     return "\n".join(lines) + "\n" if lines else ""
 
 
-def line(node: Node, shapes: Shapes | None = None, placements: Annotations = NO_PLACEMENTS) -> str:
+def line(node: Node, shapes: Shapes | None = None, placements: Annotations = NO_PLACEMENTS, remark: str = "") -> str:
     """Return the line of one node.
 
     Args:
         node: of any graph.
         shapes: what tells static shapes; None for what the node states itself.
         placements: as for `render`; what every replica has is left out.
+        remark: what a comment says beside the provenance.
     """
     stated = {i: one for i, one in _of_results(node, placements).items() if not one.is_plain}
-    parts = [f"%{node.name}{_result(node, shapes or static_shape, stated)} = {node.op}({_inputs(node)})"]
+    parts = [f"%{node.name}{_result(node, shapes, stated)} = {node.op}({_inputs(node)})"]
     if attrs := shown_attrs(node):
         parts.append("{" + ", ".join(f"{key}={value}" for key, value in attrs.items()) + "}")
     parts += [f"^{control.name}" for control in node.controls]
@@ -91,8 +100,8 @@ def line(node: Node, shapes: Shapes | None = None, placements: Annotations = NO_
         parts.append(f"@{device_specs.short(node.device)}")
     if node.span is not Span.ONCE:
         parts.append(node.span.word)
-    if PASS_ATTR in node.attrs:
-        parts.append(f" # {provenance(node)}")
+    if comment := "; ".join(filter(None, (provenance(node), remark))):
+        parts.append(f" # {comment}")
     return " ".join(parts)
 
 
@@ -104,7 +113,7 @@ def full_line(node: Node, shapes: Shapes | None = None, placements: Annotations 
         shapes: what tells static shapes; None for what the node states itself.
         placements: as for `render`.
     """
-    result = _result(node, shapes or static_shape, _of_results(node, placements))
+    result = _result(node, shapes, _of_results(node, placements))
     parts = [f"%{quoted(node.name)}{result} = {node.op}({_inputs(node)})"]
     if node.attrs:
         parts.append("{" + ", ".join(f"{key}={literals.write(node.attrs[key])}" for key in sorted(node.attrs)) + "}")
@@ -127,6 +136,7 @@ def _coded(data: bytes) -> str:
     return f'"{base64.b64encode(data).decode()}"'
 
 
+@lru_cache(maxsize=1 << 17)
 def quoted(name: str) -> str:
     """Return a node's name as it is, or as a string where it has characters that TensorFlow itself refuses."""
     return name if _LEGAL.fullmatch(name) else json.dumps(name)
@@ -134,6 +144,8 @@ def quoted(name: str) -> str:
 
 def provenance(node: Node) -> str:
     """Say which pass made a node, and for which original one; empty for an original."""
+    if PASS_ATTR not in node._attrs:
+        return ""
     made_by, origin = node.attr(PASS_ATTR), node.attr(ORIGIN_ATTR)
     text = made_by.decode() if made_by is not None else ""
     return f"{text} for {origin.decode()}" if origin is not None else text
@@ -141,17 +153,29 @@ def provenance(node: Node) -> str:
 
 def static_shape(value: Value) -> Shape | None:
     """Return the shape that a node states itself, which is all that can be known without inference."""
-    node = value.node
-    shapes = node.attr("_output_shapes")
-    if shapes is not None and value.index < len(shapes):
-        shape: Shape | None = shapes[value.index]
+    return _stated_shape(value.node, value.index)
+
+
+def _stated_shape(node: Node, index: int) -> Shape | None:
+    shapes = node.attr("_output_shapes") if "_output_shapes" in node._attrs else None
+    if shapes is not None and index < len(shapes):
+        shape: Shape | None = shapes[index]
         return shape
     if node.op == "Const" and isinstance(raw := node.attrs.get("value"), bytes):
-        return decode_shape(proto("AttrValue").FromString(raw).tensor.tensor_shape)
-    shape = node.attr("shape") if node.op in HAS_SHAPE_ATTR else None
-    return shape
+        return _small_shape(raw) if len(raw) <= SMALL else _constant_shape(raw)
+    return node.attr("shape") if node.op in HAS_SHAPE_ATTR else None
 
 
+def _constant_shape(raw: bytes) -> Shape | None:
+    return decode_shape(proto("AttrValue").FromString(raw).tensor.tensor_shape)
+
+
+@lru_cache(maxsize=65536)
+def _small_shape(raw: bytes) -> Shape | None:
+    return _constant_shape(raw)
+
+
+@lru_cache(maxsize=4096)
 def type_text(dtype: int, shape: Shape | None) -> str:
     """Return `float32[?,16]`, or `float32` for an unknown rank."""
     return dtypes.dtype_name(dtype) + (shape_text(shape) if shape is not None else "")
@@ -161,16 +185,21 @@ def _of_results(node: Node, placements: Annotations) -> dict[int, Annotation]:
     """Return what is known of the results of a node, by their positions."""
     if not placements:
         return {}
+    name = node.name
     try:
-        found = {i: placements.get(node.output(i).name) for i in range(len(node.output_dtypes))}
+        count = len(node.output_dtypes)
     except GraphError:
         return {}
+    found = {i: placements.get(f"{name}:{i}" if i else name) for i in range(count)}
     return {i: one for i, one in found.items() if one is not None}
 
 
-def _result(node: Node, shapes: Shapes, stated: Mapping[int, Annotation]) -> str:
+def _result(node: Node, shapes: Shapes | None, stated: Mapping[int, Annotation]) -> str:
     try:
-        types = [type_text(dtype, shapes(node.output(i))) for i, dtype in enumerate(node.output_dtypes)]
+        types = [
+            type_text(dtype, _stated_shape(node, i) if shapes is None else shapes(node.output(i)))
+            for i, dtype in enumerate(node.output_dtypes)
+        ]
     except GraphError:
         return ": ?"
     types = [f"{text} @ {stated[i]}" if i in stated else text for i, text in enumerate(types)]
@@ -180,7 +209,7 @@ def _result(node: Node, shapes: Shapes, stated: Mapping[int, Annotation]) -> str
 
 
 def _inputs(node: Node) -> str:
-    names = (f"%{_value(value)}" for value in node.inputs)
+    names = [f"%{_value(value)}" for value in node._inputs]
     if not node.selects:
         return ", ".join(names)
     return ", ".join(_selected(name, node.selects.get(i)) for i, name in enumerate(names))
@@ -196,16 +225,22 @@ def _selected(name: str, select: Select | None) -> str:
 
 def shown_attrs(node: Node) -> dict[str, str]:
     """Return the attributes worth reading, as text, by name."""
-    op = find_op(node.op)
-    shown = {}
-    for key in sorted(node.attrs):
-        raw = node.attrs[key]
-        declared = op.attrs.get(key) if op is not None else None
-        implied = op is not None and (key in op.type_attrs or (key == "shape" and node.op in HAS_SHAPE_ATTR))
-        if key in _UNSHOWN or implied or (declared is not None and raw == declared.default):
-            continue
-        shown[key] = attr_text(raw)
-    return shown
+    op, attrs = node.op, node._attrs
+    return {
+        key: attr_text(attrs[key])
+        for key in sorted(attrs)
+        if not (key in _UNSHOWN or _goes_without_saying(op, key, attrs[key]))
+    }
+
+
+def _goes_without_saying(name: str, key: str, raw: bytes | PerInstance) -> bool:
+    """Return whether an attribute is as the op declares it, or stands in the type of the result."""
+    op = find_op(name)
+    if op is None:
+        return False
+    declared = op.attrs.get(key)
+    implied = key in op.type_attrs or (key == "shape" and name in HAS_SHAPE_ATTR)
+    return implied or (declared is not None and raw == declared.default)
 
 
 def attr_text(raw: bytes | PerInstance) -> str:
@@ -213,6 +248,16 @@ def attr_text(raw: bytes | PerInstance) -> str:
     if isinstance(raw, PerInstance):
         few = [attr_text(one) for one in raw.raws[:4]]
         return f"each({' | '.join(few)}{' | ...' if len(raw.raws) > 4 else ''})"
+    return _small_text(raw) if len(raw) <= SMALL else _attr_text(raw)
+
+
+@lru_cache(maxsize=65536)
+def _small_text(raw: bytes) -> str:
+    """Return what instances of one node, and nodes of one kind, have in common."""
+    return _attr_text(raw)
+
+
+def _attr_text(raw: bytes) -> str:
     if raw[:1] == _TENSOR:
         return _tensor_text(raw)
     try:

@@ -3,6 +3,7 @@
     graph.pb         the GraphDef
     manifest.json    inputs, outputs, targets, variables, and which placeholder takes which value
     placements.json  of a graph whose values have some: the values of each placement, in the words of the printed form
+    plan.pb          of a rewritten graph: the plan that it was rewritten by
     values/0.npy     what a captured variable or constant held when the item was saved
 
 Equal items give equal bytes.
@@ -33,7 +34,7 @@ from autograph_rewrite.load.sources.graphs import read
 
 FORMAT = "autograph-rewrite graph item"
 VERSION = 1
-_PLACEMENTS = "placements.json"
+_PLACEMENTS, _PLAN = "placements.json", "plan.pb"
 _SMALL, _RATIO = 2**24, 200
 """Bytes of a member that any archive may have, and how many times larger than in the file it may be beyond that."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -72,6 +73,8 @@ def save(item: GraphItem, path: Path) -> None:
             manifest["function"]["captures"].append(entry)
     if placements := _placements_data(item):
         parts[_PLACEMENTS] = placements
+    if plan := _plan_data(item):
+        parts[_PLAN] = plan
     parts["manifest.json"] = json.dumps(manifest, indent=1).encode()
     _write(path, parts)
 
@@ -87,6 +90,13 @@ def _write(path: Path, parts: Mapping[str, bytes]) -> None:
         raise GraphError(f"cannot write the file: {error.strerror}", where=str(path)) from None
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _plan_data(item: GraphItem) -> bytes | None:
+    if item.report is None:
+        return item.plan_bytes
+    data: bytes = item.report.plan.to_bytes()
+    return data
 
 
 def _placements_data(item: GraphItem) -> bytes:
@@ -189,7 +199,8 @@ def load(
                 )
             data = _member(archive, "graph.pb")
             item = _item(manifest, data, _binding(manifest.get("function"), archive))
-            item = item.with_(placements=_placements(archive))
+            plan = _member(archive, _PLAN) if _PLAN in archive.namelist() else None
+            item = item.with_(placements=_placements(archive), plan_bytes=plan)
     except (zipfile.BadZipFile, KeyError, ValueError, TypeError, EOFError, AttributeError, zlib.error) as error:
         raise GraphError(f"the file is corrupt or truncated ({error})") from None
     except RecursionError:

@@ -1,0 +1,204 @@
+"""What is known of one value of a rewritten graph, once for every form that shows it.
+
+    %dw: float32[3,4] partial(sum)[data] -> replicated by collective_reduce, 13.0 KiB, bucket 2; each on CPU:0, CPU:1
+
+Text, table, JSON and pictures of a graph, and `why`, all take it from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from autograph_rewrite.errors import GraphError
+from autograph_rewrite.inspect.communication import bare
+from autograph_rewrite.inspect.render.format import few, size
+from autograph_rewrite.inspect.report_view import Edge, edges_of, model_edges_of, plan_of
+from autograph_rewrite.ir.format.annotations import Annotation, MisreadError, read_annotation
+from autograph_rewrite.ir.format.printer import static_shape, type_text
+from autograph_rewrite.ir.graph import PASS_ATTR, Node, Span, Value
+from autograph_rewrite.ir.types import device_specs
+from autograph_rewrite.ir.types.placement import Placement
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.passes.emit.merge_instances import INSTANCE_SUFFIX
+from autograph_rewrite.plan.parts.messages import SIZES
+from autograph_rewrite.plan.plan import Plan
+
+DATA, MODEL = "data", "model"
+CONVERTING = frozenset((b"insert-reshards", b"merge-instances"))
+"""The passes whose nodes only convert values of others."""
+
+
+def over(placement: Placement | str, axis: str = DATA) -> str:
+    """Return a placement with the axis of the mesh that it is about, where it is about one: `split(0)[data]`."""
+    text = str(placement) if isinstance(placement, str) else repr(placement)
+    return f"{text}[{axis}]" if text.startswith(("split", "partial")) else text
+
+
+def conversion(edge: Edge) -> str:
+    """Return what a conversion gives its readers, and how: `-> replicated by collective_reduce, 96 bytes, bucket 1`."""
+    axis = DATA if edge.axis is None else f"{MODEL} {edge.axis}"
+    parts = [f"-> {over(edge.after, axis)} by {edge.means}"]
+    parts += [size(edge.bytes)] if edge.kind != "local" else []
+    parts += [f"bucket {edge.bucket}"] if edge.bucket else []
+    return ", ".join(parts)
+
+
+def conversion_data(edge: Edge) -> dict[str, Any]:
+    """Return a conversion as plain data."""
+    return {
+        "from": edge.before,
+        "to": edge.after,
+        "axis": DATA if edge.axis is None else f"{MODEL} {edge.axis}",
+        "by": edge.means,
+        "bytes": edge.bytes,
+        "bucket": edge.bucket,
+        "owner": edge.owner,
+        "where": edge.where,
+        "reason": edge.reason,
+    }
+
+
+@dataclass(frozen=True)
+class Described:
+    """What is known of one value.
+
+    Attributes:
+        name: of the original value, or of one that a pass has made.
+        type: element type and static shape.
+        placement: where it is produced, and what its readers are given; None where nothing is known of it.
+        span: how often its node runs: once, replica or each; empty where that is not known.
+        devices: of all of its instances in this graph.
+        conversions: the edges of the plan that start at it.
+    """
+
+    name: str
+    type: str
+    placement: Annotation | None
+    span: str
+    devices: tuple[str, ...]
+    conversions: tuple[Edge, ...] = ()
+
+    def __str__(self) -> str:
+        placement = over(self.placement.placement) if self.placement is not None else ""
+        parts = [f"%{self.name}: {self.type} {placement}".rstrip(), *map(conversion, self.conversions)]
+        if not self.conversions and self.placement is not None and self.placement.readers is not None:
+            parts.append(f"-> {over(self.placement.readers)}")
+        places = few([device_specs.short(device) for device in self.devices])
+        where = " ".join(filter(None, (self.span, f"on {places}" if places else "")))
+        return " ".join(parts) + (f"; {where}" if where else "")
+
+    def data(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return {
+            "value": self.name,
+            "type": self.type,
+            "placement": repr(self.placement.placement) if self.placement is not None else None,
+            "readers": repr(self.placement.readers) if self.placement is not None and self.placement.readers else None,
+            "span": self.span or None,
+            "devices": list(self.devices),
+            "conversions": [conversion_data(edge) for edge in self.conversions],
+        }
+
+
+@dataclass(frozen=True)
+class Values:
+    """The values of one graph.
+
+    Attributes:
+        item: the graph, rewritten or not.
+        plan: of the rewrite, where that is known.
+    """
+
+    item: GraphItem
+    plan: Plan | None = None
+
+    @classmethod
+    def of(cls, item: GraphItem, plan: Plan | None = None) -> Values:
+        """Return the values of an item, with a plan or the item's own."""
+        return cls(item, plan_of(item, plan))
+
+    @cached_property
+    def edges(self) -> Mapping[str, tuple[Edge, ...]]:
+        """The conversions of the plan, by the name of the original value."""
+        found: dict[str, list[Edge]] = {}
+        known = () if self.plan is None else (*edges_of(self.item, self.plan), *model_edges_of(self.plan))
+        for edge in known:
+            if edge.after != SIZES:  # how long something is, not the value itself
+                found.setdefault(edge.value, []).append(edge)
+        return {name: tuple(edges) for name, edges in found.items()}
+
+    def placement(self, value: Value) -> Annotation | None:
+        """Return what is known of a value's placement: from the rewrite, else, of what is converted, from the plan."""
+        stated = self.item.placements.get(value.name)
+        if stated is not None or self.item.placements or converts(value.node):
+            return stated
+        for edge in self.edges.get(bare(value.name), ()):
+            try:
+                return read_annotation(f"{edge.before} -> {edge.after}")[0]
+            except MisreadError:  # "single" and the like are about variables
+                continue
+        return None
+
+    def conversions(self, value: Value) -> tuple[Edge, ...]:
+        """Return the edges of the plan that start at a value, or at the value that it is an instance of."""
+        name = bare(value.name)
+        edges = self.edges.get(name) or self.edges.get(name.removesuffix(INSTANCE_SUFFIX), ())
+        if not edges or converts(value.node):
+            return ()
+        stated = self.item.placements.get(value.name)
+        if stated is None:
+            return edges
+        return tuple(edge for edge in edges if edge.axis is not None or edge.before == repr(stated.placement))
+
+    def described(self, value: Value, name: str | None = None, instances: tuple[Node, ...] = ()) -> Described:
+        """Return what is known of a value.
+
+        Args:
+            value: of the graph.
+            name: what to call it; None: as it is called.
+            instances: the nodes that are instances of its node; none: only itself.
+        """
+        stated, node = self.placement(value), value.node
+        span = stated.span if stated is not None else None
+        word = span.word if span is not None else node.span.word if node.span is not Span.ONCE else ""
+        devices = dict.fromkeys(one.device for one in instances or (node,))
+        return Described(
+            value.name if name is None else name,
+            type_text(value.dtype, static_shape(value)),
+            stated,
+            word,
+            tuple(filter(None, devices)),
+            self.conversions(value),
+        )
+
+    def remarks(self) -> dict[str, str]:
+        """Return what the printed line of a node leaves open: how its results are converted, by name of the node."""
+        if not self.edges:
+            return {}
+        names = {name.partition(":")[0] for name in self.edges}
+        names |= {f"{name}{INSTANCE_SUFFIX}" for name in names}
+        nodes = (node for node in self.item.graph if bare(node.name) in names)
+        found = ((node.name, "; ".join(_conversions(self, node))) for node in nodes)
+        return {name: text for name, text in found if text}
+
+
+def converts(node: Node) -> bool:
+    """Return whether a node was made to convert the value of another."""
+    return node.attr(PASS_ATTR, b"") in CONVERTING
+
+
+def results(node: Node) -> tuple[Value, ...]:
+    """Return the results of a node; none where its op is unknown or malformed."""
+    try:
+        return node.outputs
+    except GraphError:
+        return ()
+
+
+def _conversions(values: Values, node: Node) -> Iterator[str]:
+    for value in results(node):
+        for edge in values.conversions(value):
+            yield f":{value.index} {conversion(edge)}" if value.index else conversion(edge)
