@@ -72,11 +72,16 @@ def lonely_collective() -> Any:
     )
 
 
-def test_a_replica_that_waits_for_ever_is_cancelled_and_the_process_goes_on(pair: tuple[Linear, Linear]) -> None:
+def test_a_replica_that_waits_for_ever_is_cancelled_and_the_process_goes_on(
+    pair: tuple[Linear, Linear], capfd: pytest.CaptureFixture[str]
+) -> None:
     call, watchdog = lonely_collective(), Watchdog(1.0)
     with pytest.raises(tf.errors.CancelledError):
         call([tf.ones([3])], watchdog.start())
     assert watchdog.expired
+    told = [line for line in capfd.readouterr().err.splitlines() if "stood still" in line]
+    assert len(told) == 1
+    assert told[0].endswith("a replica waits for another; after 1 s (timeout_seconds) it is ended")
     watchdog.stop(failed=True)
     one, many = pair
     step = ar.distribute(many.step, config("mirrored"))

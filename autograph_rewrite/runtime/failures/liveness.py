@@ -58,6 +58,12 @@ class PeerMonitor:
         self._silent_since = {name: self._silent_since.get(name, now) for name in mute}
         return [name for name in mute if name in gone or time.monotonic() - self._silent_since[name] >= self._seconds]
 
+    def account(self) -> str:
+        """Return what was last seen of the others, for messages."""
+        now = time.monotonic()
+        silent = [f"{name} has not answered for {now - since:.0f} s" for name, since in self._silent_since.items()]
+        return listed(silent) or f"{listed(self._others)} answers, and has not come to what this process waits for"
+
     def break_off(self, names: Iterable[str]) -> bool:
         """Break the connections to those who were lost, so that TensorFlow does not wait for them; tell if any were."""
         return break_connections(self._others[name] for name in names)

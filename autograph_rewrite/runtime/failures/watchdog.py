@@ -9,6 +9,7 @@ not end is left behind (`runner`). A step that computes is never cut short, howe
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 import weakref
@@ -29,6 +30,9 @@ _ASK = 1.0
 """Seconds of a step after which, again and again, we ask whether the others are still there."""
 _BUSY = 0.05
 """Share of one processor below which a process counts as idle."""
+
+_TELL = 0.5
+"""Share of the time that a step may stand still, after which that is said."""
 
 _FAILS, _GLANCE = 1.0, 0.02
 """Seconds that a step has to fail after its connections were broken, or it was cancelled, and between two looks."""
@@ -107,6 +111,7 @@ class Watchdog:
         self._lookout: PeerMonitor | None = None
         self._waited = self._asked = 0.0
         self._idle = 0.0
+        self._told = False
         self._cpu: dict[int, float] = {}
         self._thread: threading.Thread | None = None
         self._runner = Runner()
@@ -165,6 +170,7 @@ class Watchdog:
         step = self._running
         if not step or step != self._seen:
             self._seen, self._idle, self._waited, self._asked, self._cpu = step, 0.0, 0.0, 0.0, {}
+            self._told = False
             self._lookout = self._make_lookout() if self._make_lookout is not None and step else None
             self._asks_ahead = Question(self._ahead) if self._ahead is not None and step else None
             return
@@ -179,10 +185,23 @@ class Watchdog:
             lost = self._lookout.lost()
             if not lost and self._asks_ahead is not None and self._idle >= _ASK and not self.left:
                 self._leave_with(step, self._lookout, self._asks_ahead.answer() or [])
+        if self._idle >= self.seconds * _TELL and not self._may_idle and not self._told:
+            self._told = True
+            self._tell()
         stands_still = self._idle >= self.seconds and not self._may_idle
         if (lost or stands_still) and self._running == step and not self.expired and self._canceller is not None:
             self.lost, self.expired = lost, True
             self._end(step, self._canceller)
+
+    def _tell(self) -> None:
+        """Say that a step stands still, and what is known of those that it may wait for."""
+        others = self._lookout.account() if self._lookout is not None else "a replica waits for another"
+        print(
+            f"autograph_rewrite: a step has stood still for {self._idle:.0f} s: {others}; "
+            f"after {self.seconds:g} s (timeout_seconds) it is ended",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def _leave_with(self, step: int, lookout: PeerMonitor, left: list[str]) -> None:
         """Let a step fail that others have left: what it has asked them for never comes."""
