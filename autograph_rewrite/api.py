@@ -14,6 +14,7 @@ from autograph_rewrite.codecs.codec import Codec
 from autograph_rewrite.compile import Instrumentation, Job, compile_item, request, resolve_plan, with_processes
 from autograph_rewrite.config import compressor_names, user_code
 from autograph_rewrite.config.config import Config, ConfigLike
+from autograph_rewrite.diagnostics.stages import stage
 from autograph_rewrite.errors import ConfigError, GraphError
 from autograph_rewrite.ir.gc_pause import no_garbage_collection
 from autograph_rewrite.item import GraphItem, RewrittenTrace
@@ -353,6 +354,7 @@ def report(
         new = rewrite(flat, plan if given is None else given, observers=[states], batch=batch, task=task)
         states.keep("expand", new.graph, new.placements)
         shown = Shown(states, original, new, new.report.plan, given if isinstance(given, Config) else None, batch)
+    stage("drawing")
     Path(out).write_text(report_page(title or Path(out).stem, shown), encoding="utf-8")
     return Path(out)
 

@@ -56,6 +56,11 @@ class RewriteError(Exception):
         self.hint = hint
         self.args = (self._render(),)
 
+    def change_where(self, where: str | None) -> None:
+        """Name another place."""
+        self.where = where
+        self.args = (self._render(),)
+
     def _render(self) -> str:
         lines = [self.problem]
         if self.where is not None:

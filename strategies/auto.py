@@ -7,6 +7,7 @@ chosen.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from autograph_rewrite.analysis.facts.concrete_sizes import EXAMPLES
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.config.sections import Network
+from autograph_rewrite.diagnostics.progress_line import progress_on
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.plan.codecs import shown
 from autograph_rewrite.plan.parts.messages import VariableRequest
@@ -28,7 +30,6 @@ from autograph_rewrite.strategies.candidates import PLAIN, in_mode, plans_of
 from autograph_rewrite.strategies.memory_limit import Starts, room_of
 from autograph_rewrite.strategies.mesh_annotations import wants_annotations
 from autograph_rewrite.strategies.mesh_search import MeshSearch, annotated
-from autograph_rewrite.strategies.progress import Progress
 
 if TYPE_CHECKING:
     from autograph_rewrite.cost.search import Candidate, Evaluator, Search
@@ -60,23 +61,27 @@ class Auto:
         Raises:
             ConfigError: as the builders do.
         """
+        with progress_on(sys.stderr, lines=False):
+            return self._build(item, config)
+
+    def _build(self, item: GraphItem, config: Config) -> Plan:
         from autograph_rewrite.cost.search import Evaluator, Search
         from autograph_rewrite.cost.simulate import Hardware
         from autograph_rewrite.cost.trial import first_possible
 
         network = config.cluster.network if config.cluster is not None else None
         evaluator = Evaluator(item, Hardware(network=network))
-        room, progress, ranked = room_of(config), Progress(), list[str]()
+        room, ranked = room_of(config), list[str]()
         if room is not None or config.model_size > 1:
             evaluator.batch = EXAMPLES * len(config.devices or ()) * config.workers  # the same for all meshes
         if room is None and wants_annotations(item, config):
-            config = self._annotated(item, config, network, progress)
+            config = self._annotated(item, config, network)
         if room is None:
             plans, dropped = plans_of(item, config, self.builders)
             compared = self._compared(evaluator, plans)
             tries = max(FEWEST, min(MOST, NODES // max(len(item.graph), 1)))
         else:
-            starts = Starts(item, config, evaluator, self.builders, room, progress=progress)
+            starts = Starts(item, config, evaluator, self.builders, room)
             fits = starts.fitting()
             config, ranked = fits[0].config, [*starts.faults, *starts.ranked()]
             plans, dropped = plans_of(item, config, self.builders)
@@ -86,14 +91,13 @@ class Auto:
         self._mix(item, config, search, list(plans.values()))
         self._bucket(config, search)
         self._compress(item, config, search)
-        progress.done()
         if self.every:
             return _named(search, compared, search.best, [*dropped, *ranked])
         others = sorted(compared.values(), key=lambda candidate: candidate.key)
         found, impossible = first_possible(item, [*reversed(search.kept), *others])
         return _named(search, compared, found, [*dropped, *impossible, *ranked])
 
-    def _annotated(self, item: GraphItem, config: Config, network: Network | None, progress: Progress) -> Config:
+    def _annotated(self, item: GraphItem, config: Config, network: Network | None) -> Config:
         """Return a configuration with what is best cut on its mesh, as if each device had cores of its own."""
         from autograph_rewrite.cost.hardware.machine import Machine
         from autograph_rewrite.cost.search import Evaluator
@@ -102,7 +106,7 @@ class Auto:
         examples = EXAMPLES * len(config.devices or ()) * config.workers
         evaluator = Evaluator(item, Hardware(Machine(apart=True), network), batch=examples)
         build = self.builders[PLAIN].build
-        search = MeshSearch(item, config, evaluator, lambda other: build(item, other), progress=progress)
+        search = MeshSearch(item, config, evaluator, lambda other: build(item, other))
         path = search.run()
         return annotated(config, item, path[-1].cuts) if path else config
 

@@ -26,7 +26,6 @@ from autograph_rewrite.strategies.candidates import PLAIN, in_mode, modes_of, wi
 from autograph_rewrite.strategies.mesh_annotations import annotated_configs, meshes_of, wants_annotations
 from autograph_rewrite.strategies.mesh_search import MeshSearch
 from autograph_rewrite.strategies.per_variable import PerVariable
-from autograph_rewrite.strategies.progress import Progress
 
 if TYPE_CHECKING:
     from autograph_rewrite.cost.search import Candidate, Evaluator
@@ -96,7 +95,6 @@ class Starts:
         found: the plans.
         errors: why others could not be made.
         faults: why annotations could not be tried, where that is a fault of this package.
-        progress: is told how many plans there were.
     """
 
     item: GraphItem
@@ -107,7 +105,6 @@ class Starts:
     found: list[Start] = field(default_factory=list)
     errors: list[RewriteError] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
-    progress: Progress = field(default_factory=Progress)
 
     def fitting(self) -> list[Start]:
         """Return those that fit, the shortest step first.
@@ -171,7 +168,6 @@ class Starts:
             self.evaluator,
             lambda config: build(self.item, config),
             self.limit,
-            progress=self.progress,
         )
         for config in annotated_configs(search, meshes[1:]):
             for chosen in modes_of(self.config) if len(config.replicas) > 1 else ("shared",):
@@ -220,7 +216,6 @@ class Starts:
             self.errors.append(error)
             return None
         self.found.append(start)
-        self.progress(self.evaluator.tried, start.name)
         return start
 
     def _counts(self, replicas: int) -> list[int]:

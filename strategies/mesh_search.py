@@ -24,7 +24,6 @@ from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.strategies.assemble import trained_variables
 from autograph_rewrite.strategies.candidates import with_settings
 from autograph_rewrite.strategies.mesh_seeds import Seed, can_be_cut, pattern_of, seeds_of, wanted_in_blocks
-from autograph_rewrite.strategies.progress import Progress
 
 if TYPE_CHECKING:
     from autograph_rewrite.cost.search import Evaluator
@@ -63,7 +62,6 @@ class MeshSearch:
         limit: the bytes that a predicted peak may have; None: only time counts.
         path: what was the best, one after another; the first cuts nothing.
         tried: what was simulated.
-        progress: is told how many plans there were.
         faults: why cuts could not be tried, where that is a fault of this package.
         left: how many plans may still be made.
     """
@@ -75,7 +73,6 @@ class MeshSearch:
     limit: int | None = None
     path: list[Priced] = field(default_factory=list)
     tried: list[Priced] = field(default_factory=list)
-    progress: Progress = field(default_factory=Progress)
     faults: list[str] = field(default_factory=list)
     left: int = 0
     _trained: frozenset[str] = frozenset()
@@ -174,7 +171,6 @@ class MeshSearch:
             self._drop(cuts, error)
             return None
         self.tried.append(priced)
-        self.progress(self.evaluator.tried, f"{len(cuts)} variables cut over {self._devices} devices")
         return priced
 
     def _drop(self, cuts: Cuts, error: Exception) -> None:

@@ -1,6 +1,6 @@
 """The command line: finds the verb's module, and turns errors into messages and exit codes.
 
-A verb is a module `tools/verbs/<name>.py` (`tools/verbs/compare/<name>.py` where it compares) with two functions:
+A verb is a module `tools/verbs/<name>.py` (the others stand in `MODULES`) with two functions:
 
     add_arguments(parser)    declare its options on an argparse parser; `--json` is there already
     run(args) -> int         do it; return 0 (good) or 1 (the check failed)
@@ -23,7 +23,8 @@ from typing import Protocol, cast
 import autograph_rewrite
 from autograph_rewrite.errors import RewriteError
 from autograph_rewrite.requires import missing_tensorflow
-from autograph_rewrite.tools.output_pipes import drop_the_rest, patient_output
+from autograph_rewrite.tools.terminal.output_pipes import drop_the_rest, patient_output
+from autograph_rewrite.tools.terminal.usage import require_known_options, require_known_verb
 
 GOOD, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
@@ -45,11 +46,16 @@ VERBS = {
     "simulate": "predict step time, memory and communication",
     "run": "run a script under a configuration",
     "launch": "run a script under a configuration on several processes",
+    "completion": "print the script that lets bash, zsh or fish complete command lines",
 }
 
 # What a script prints is its own affair: where nobody reads it, it fails as under `python`.
 SCRIPTS = ("run", "launch", "profile")
-COMPARING = ("verify", "bisect", "reduce")
+MODULES = {
+    **{verb: f"verbs.compare.{verb}" for verb in ("verify", "bisect", "reduce")},
+    "completion": "verbs.shell.completion",
+}
+"""Of verbs that have none in `tools/verbs`."""
 
 EPILOG = "exit codes: 0 good, 1 the check failed, 2 bad usage or input; VERB --help says more"
 
@@ -76,7 +82,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> int:
     if args.verb in SCRIPTS:
         return _outcome(args)
-    with patient_output():
+    from autograph_rewrite.diagnostics.progress_line import progress_on
+
+    with progress_on(sys.stderr) as line, patient_output(line.clear if line is not None else None):
         return _outcome(args)
 
 
@@ -99,12 +107,26 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {autograph_rewrite.__version__}")
     subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for verb in available_verbs():
+    verbs = available_verbs()
+    require_known_verb(parser, argv, verbs)
+    for verb in verbs:
         subparser = subparsers.add_parser(verb, help=VERBS[verb], description=VERBS[verb])
         if argv and argv[0] == verb:
-            subparser.add_argument("--json", action="store_true", help="print JSON on standard output")
-            load_verb(verb).add_arguments(subparser)
+            _declare(verb, subparser)
+            require_known_options(subparser, argv[1:])
     return parser.parse_args(argv)
+
+
+def parser_of(verb: str) -> argparse.ArgumentParser:
+    """Return the parser of one verb, with all its arguments."""
+    parser = argparse.ArgumentParser(prog=f"autograph-rewrite {verb}", description=VERBS[verb])
+    _declare(verb, parser)
+    return parser
+
+
+def _declare(verb: str, parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON on standard output")
+    load_verb(verb).add_arguments(parser)
 
 
 def available_verbs() -> list[str]:
@@ -119,7 +141,7 @@ def load_verb(verb: str) -> Verb:
 
 def module_of(verb: str) -> str:
     """Return the module that implements a verb."""
-    return f"{__package__}.verbs.{'compare.' if verb in COMPARING else ''}{verb}"
+    return f"{__package__}.{MODULES.get(verb, f'verbs.{verb}')}"
 
 
 def report(error: Exception, *, as_json: bool) -> int:

@@ -1,4 +1,7 @@
-"""Arguments that the verbs share: how a graph is named, how results are printed and written."""
+"""Arguments that the verbs share: how a graph is named, how results are printed and written.
+
+What reads graphs is imported when it is called: `--help` of a verb is to take no longer than its text.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +12,20 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from autograph_rewrite.analysis.facts.concrete_sizes import EXAMPLES
-from autograph_rewrite.config.config import Config
-from autograph_rewrite.config.user_code import allow_code, named_files
+import autograph_rewrite as ar
+from autograph_rewrite.diagnostics.stages import stage
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.item import GraphItem
-from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.resolve.coverage import Coverage
+from autograph_rewrite.tools.terminal.standard_streams import STANDARD, readable, to_standard_output
+
+if TYPE_CHECKING:
+    from autograph_rewrite.resolve.coverage import Coverage
 
 GRAPH_FORMS = (".ar", ".pb", ".pbtxt")
 PLAN_FORMS = (".yaml", ".yml", ".json", ".pb", ".binpb")
 CONFIG_HELP = "a YAML configuration, or the name of a shipped one (all_reduce, fsdp, ...)"
-GRAPH_HELP = "a .pb, .pbtxt, .meta, .ar or .txt (`dump --full`) file, or a SavedModel directory"
+GRAPH_HELP = "a .pb, .pbtxt, .meta, .ar or .txt (`dump --full`) file, a SavedModel directory, or - for standard input"
 
 
 def add_graph(parser: argparse.ArgumentParser) -> None:
@@ -60,20 +63,23 @@ def batch_input(text: str) -> tuple[str, int | None]:
         raise argparse.ArgumentTypeError(f"'{axis}' is no axis: write a number, or none") from None
 
 
-def load_graph(args: argparse.Namespace, path: str | None = None) -> GraphItem:
+def load_graph(args: argparse.Namespace, path: str | None = None) -> ar.GraphItem:
     """Read the graph that the arguments name.
 
     Raises:
         GraphError: there is none, it is corrupt, or it lacks a name that was given.
     """
-    return GraphItem.load(
-        args.graph if path is None else path,
-        train_op=args.train_op,
-        outputs=args.output,
-        init_op=args.init_op,
-        batch_inputs=dict(args.batch_input) if args.batch_input else None,
-        signature=args.signature,
-    )
+    given = args.graph if path is None else path
+    stage("reading %s", given)
+    with readable(given) as file:
+        return ar.GraphItem.load(
+            file,
+            train_op=args.train_op,
+            outputs=args.output,
+            init_op=args.init_op,
+            batch_inputs=dict(args.batch_input) if args.batch_input else None,
+            signature=args.signature,
+        )
 
 
 def add_config(parser: argparse.ArgumentParser, *, plan: bool = False, required: bool = True) -> None:
@@ -101,8 +107,8 @@ def add_allow_code(parser: argparse.ArgumentParser) -> None:
 
 def add_batch(parser: argparse.ArgumentParser) -> None:
     """Declare `--batch`."""
-    each = f"examples of all devices together (default: what the graph says, else {EXAMPLES} for each)"
-    parser.add_argument("--batch", metavar="N", type=number_of("examples"), help=each)
+    text = "examples of all devices together (default: what the graph says, else 32 for each)"
+    parser.add_argument("--batch", metavar="N", type=number_of("examples"), help=text)
 
 
 def add_comparison(parser: argparse.ArgumentParser, *, steps: int = 3) -> None:
@@ -142,19 +148,21 @@ def whole_work(covered: Coverage) -> list[dict[str, Any]]:
     ]
 
 
-def read_config(args: argparse.Namespace) -> Config:
+def read_config(args: argparse.Namespace) -> ar.Config:
     """Read the configuration that `--config` names; with `--allow-code`, allow the code that it names.
 
     Raises:
         ConfigError: the configuration is wrong, or the code that it names is not there.
     """
-    config = Config.load(args.config)
+    from autograph_rewrite.config.user_code import allow_code, named_files
+
+    config = ar.Config.load(args.config)
     for file in named_files(config) if args.allow_code else ():
         allow_code(file)
     return config
 
 
-def config_or_plan(args: argparse.Namespace) -> Config | Plan:
+def config_or_plan(args: argparse.Namespace) -> ar.Config | ar.Plan:
     """Return what `--config` or `--plan` names.
 
     Raises:
@@ -165,13 +173,13 @@ def config_or_plan(args: argparse.Namespace) -> Config | Plan:
     return plan if plan is not None else read_config(args)
 
 
-def optional_plan(args: argparse.Namespace) -> Plan | None:
+def optional_plan(args: argparse.Namespace) -> ar.Plan | None:
     """Return the plan that `--plan` names, if it is given.
 
     Raises:
         PlanError: the file is no plan.
     """
-    return None if getattr(args, "plan", None) is None else Plan.load(args.plan)
+    return None if getattr(args, "plan", None) is None else ar.Plan.load(args.plan)
 
 
 def print_json(data: Any) -> None:
@@ -200,12 +208,20 @@ def print_verdict(found: Verdict, *, as_json: bool) -> int:
 
 
 @contextmanager
-def replacing(path: str | Path) -> Iterator[Path]:
+def replacing(path: str, form: str) -> Iterator[Path]:
     """Give a temporary path beside `path`, which takes its place when the block ends well, and vanishes otherwise.
+
+    Args:
+        path: of the file; - for standard output.
+        form: suffix of the form that goes to standard output.
 
     Raises:
         GraphError: the folder does not exist or cannot be written to.
     """
+    if path == STANDARD:
+        with to_standard_output(form) as partial:
+            yield partial
+        return
     target = Path(path)
     if target.is_dir():
         raise GraphError(f"'{target}' is a folder", hint="name a file")
@@ -232,10 +248,10 @@ def _usual_mode() -> int:
 
 def emit(text: str, out: str | None) -> None:
     """Print a text, or write it to a file."""
-    if out is None:
+    if out is None or out == STANDARD:
         print(text, end="" if text.endswith("\n") else "\n")
         return
-    with replacing(out) as partial:
+    with replacing(out, Path(out).suffix) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
@@ -243,18 +259,18 @@ def check_form(out: str, forms: Sequence[str], what: str) -> None:
     """Refuse a file name that does not say which form the file has.
 
     Args:
-        out: path of the file.
+        out: path of the file; - for standard output, which has the usual one.
         forms: suffixes, such as ".yaml".
         what: noun for the message.
 
     Raises:
         GraphError: it does not.
     """
-    if Path(out).suffix.lower() not in forms:
+    if out != STANDARD and Path(out).suffix.lower() not in forms:
         raise GraphError(f"'{out}' does not say which form the {what} has", hint=f"name it {' or '.join(forms)}")
 
 
-def write_item(item: GraphItem, path: Path) -> None:
+def write_item(item: ar.GraphItem, path: Path) -> None:
     """Write a graph in the form that its file name says: .pb, .pbtxt, or else the package's own.
 
     Raises:

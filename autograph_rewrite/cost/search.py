@@ -20,6 +20,7 @@ from autograph_rewrite.cost.simulate import Hardware, simulated
 from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep, cut_model, fold, whole
 from autograph_rewrite.cost.step.op_counts import OpCounts, count
 from autograph_rewrite.cost.tasks.result import Simulation
+from autograph_rewrite.diagnostics.stages import stage
 from autograph_rewrite.errors import RewriteError
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.item import GraphItem
@@ -51,6 +52,7 @@ class Evaluator:
 
     def simulate(self, plan: Plan) -> Simulation:
         """Return what one step of a plan takes."""
+        stage("Auto has simulated %s plans, next %s", self.tried, plan.strategy)
         kind = _analysed(plan)
         if kind not in self._folds:
             folded = fold(self.item, plan, self.batch)
@@ -66,6 +68,7 @@ class Evaluator:
 
     def simulate_once(self, plan: Plan) -> Simulation:
         """Return what one step of a plan takes that no other plan has anything in common with."""
+        stage("Auto has simulated %s plans, next %s", self.tried, plan.strategy)
         self.tried += 1
         return simulated(fold(self.item, plan, self.batch), plan, self.hardware, batch=self.batch, events=False)
 

@@ -28,6 +28,7 @@ from autograph_rewrite.cost.tasks.result import Event, ExchangeUse, LinkUse, Sim
 from autograph_rewrite.cost.tasks.task import COMPUTE, EXCHANGE, Task
 from autograph_rewrite.cost.tasks.task_graph import Built, build
 from autograph_rewrite.diagnostics.faults import raise_if_any
+from autograph_rewrite.diagnostics.stages import stage
 from autograph_rewrite.errors import GraphError, PlanError
 from autograph_rewrite.ir.gc_pause import no_garbage_collection
 from autograph_rewrite.ir.graph import Node
@@ -78,6 +79,7 @@ def simulate(
     if item.report is not None:
         raise GraphError("this item is distributed already", hint="simulate the original one, with new.report.plan")
     flat = normalise_original(item)
+    stage("simulating a step")
     require(replace(neutral(plan), edges=()), flat)
     wrong = [plan.source.fault(*finding) for one in VARIABLE_CHECKS for finding in one(plan, flat)]
     raise_if_any(wrong, error=PlanError, title=plan.source.name)

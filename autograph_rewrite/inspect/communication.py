@@ -9,7 +9,7 @@ from typing import Any
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.graph_source import Source, as_item
-from autograph_rewrite.inspect.render.format import several, size
+from autograph_rewrite.inspect.render.format import few, several, size
 from autograph_rewrite.inspect.render.table import drawn, table
 from autograph_rewrite.inspect.report_view import Edge, edges_of, plan_of
 from autograph_rewrite.ir.format.printer import static_shape
@@ -25,6 +25,10 @@ JOINS = frozenset(("AddN", "ConcatV2", "Maximum", "Minimum"))
 _INSTANCE = re.compile(r"replica_(\d+(?:/micro_\d+)?)/(.+)", re.DOTALL)
 
 
+SHOWN = 4
+"""Names of one list, before the others are only counted."""
+
+
 @dataclass(frozen=True)
 class Meeting:
     """One exchange: a collective with all its members, a store, or a node that merges what replicas made.
@@ -38,7 +42,7 @@ class Meeting:
         order: the place among all collectives, in an order that all devices can follow; None for a merge.
         keys: group key and instance key; None for a merge.
         bytes: per member and step; None when no shape is known.
-        owner: the variable that it serves, or `step`; empty when no report is at hand.
+        owners: the variables that it serves, or `step`; none when no report is at hand.
     """
 
     kind: str
@@ -49,7 +53,12 @@ class Meeting:
     order: int | None
     keys: tuple[int, int | str] | None
     bytes: int | None
-    owner: str
+    owners: tuple[str, ...]
+
+    @property
+    def owner(self) -> str:
+        """The owners, in one text."""
+        return ", ".join(self.owners)
 
     def data(self) -> dict[str, Any]:
         """Return it as plain data."""
@@ -96,7 +105,7 @@ def meetings(source: Source, plan: Plan | None = None) -> list[Meeting]:
     has_several = any(joins.values()) or (plan is not None and plan.model is not None and len(plan.model.axes) > 1)
     for node, axis in joins.items():
         owner = f"{MODEL_AXIS} {axis}" if has_several else MODEL_AXIS
-        found.append(replace(_meeting((node,), ()), owner=owner, bytes=sizes.get(bare(node.name))))
+        found.append(replace(_meeting((node,), ()), owners=(owner,), bytes=sizes.get(bare(node.name))))
     return found
 
 
@@ -113,13 +122,15 @@ def counted_batch(source: Source, plan: Plan | None = None) -> int | None:
     return (found.batch or None) if found is not None else None
 
 
-def report(found: list[Meeting], batch: int | None = None) -> str:
+def report(found: list[Meeting], batch: int | None = None, *, every: bool = False) -> str:
     """Return the exchanges as a table, with a total.
 
     Args:
         found: by `meetings`.
         batch: examples that the bytes count, where that is known.
+        every: write out all names, however many.
     """
+    most = None if every else SHOWN
     rows = [
         (
             "" if one.order is None else one.order,
@@ -127,10 +138,10 @@ def report(found: list[Meeting], batch: int | None = None) -> str:
             one.value,
             one.dtype,
             len(one.members),
-            ", ".join(dict.fromkeys(map(device_specs.short, one.places))),
+            few(list(dict.fromkeys(map(device_specs.short, one.places))), most),
             "" if one.keys is None else f"{one.keys[0]}/{one.keys[1]}",
             "?" if one.bytes is None else one.bytes,
-            one.owner,
+            few(one.owners, most),
         )
         for one in found
     ]
@@ -165,7 +176,7 @@ def _meeting(
         order=order,
         keys=keys,
         bytes=sum(edge.bytes for edge in known) if known else _bytes(node.inputs[0]) if node.inputs else None,
-        owner=", ".join(dict.fromkeys(edge.owner for edge in known)),
+        owners=tuple(dict.fromkeys(edge.owner for edge in known)),
     )
 
 
@@ -212,7 +223,7 @@ def _stores_of(graph: Graph, edges: Sequence[Edge]) -> Iterator[Meeting]:
             order=None,
             keys=None,
             bytes=1 if is_token else edge.bytes if edge is not None else None,
-            owner="step" if is_token or edge is None else edge.owner,
+            owners=("step" if is_token or edge is None else edge.owner,),
         )
 
 

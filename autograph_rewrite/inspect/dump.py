@@ -10,6 +10,7 @@ from typing import Any
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.graph_source import Source, as_item, chosen
 from autograph_rewrite.inspect.render import dot, export, html_page
+from autograph_rewrite.inspect.render.forms import Form
 from autograph_rewrite.inspect.render.table import drawn, table
 from autograph_rewrite.inspect.values import Values, conversion_data, over, results
 from autograph_rewrite.ir.attr_inference import closest
@@ -27,7 +28,7 @@ DETAILED = 200  # nodes that a table still lists one by one
 
 def dump(
     source: Source,
-    format: str = "text",
+    format: Form = "text",
     *,
     op: str | None = None,
     name: str | None = None,
@@ -152,7 +153,7 @@ def _json(item: GraphItem, nodes: Nodes) -> str:
     return json.dumps(data, indent=1, ensure_ascii=False) + "\n"
 
 
-FORMATS: dict[str, Callable[[GraphItem, Nodes], str]] = {
+FORMATS: dict[Form, Callable[[GraphItem, Nodes], str]] = {
     "text": _text,
     "table": _table,
     "json": _json,

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from autograph_rewrite.diagnostics.stages import stage
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.item import GraphItem, TensorInfo
 from autograph_rewrite.load.signature.inputs import ITERATORS, default_axis, describe
@@ -39,6 +40,7 @@ def normalise(item: GraphItem, *, in_place: bool = False) -> GraphItem:
     Raises:
         GraphError: a missing or recursive function, or a legacy op that has no resource form.
     """
+    stage("normalise (%s nodes)", f"{len(item.graph):,}")
     graph = item.graph if in_place else item.graph.clone()
     graph.current_pass = PASS
     read_outside = {info.tensor.partition(":")[0] for info in item.outputs.values()}

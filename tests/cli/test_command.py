@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from autograph_rewrite.errors import ConfigError
-from autograph_rewrite.tools import cli, output_pipes
+from autograph_rewrite.tools import cli
+from autograph_rewrite.tools.terminal import output_pipes
 
 
 class FakeVerb:
@@ -57,7 +58,7 @@ def test_bad_usage_is_code_2(call: Callable[..., int], capsys: pytest.CaptureFix
     with pytest.raises(SystemExit) as end:
         call(lambda args: 0, "inspekt")
     assert end.value.code == 2
-    assert "invalid choice: 'inspekt'" in capsys.readouterr().err
+    assert "there is no verb 'inspekt': did you mean 'inspect'?" in capsys.readouterr().err
 
 
 def test_a_rewrite_error_is_code_2_and_a_message_without_traceback(

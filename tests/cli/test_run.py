@@ -19,7 +19,6 @@ from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.plan import selected
 from autograph_rewrite.tools import cli
 from autograph_rewrite.tools.launcher.script import CONFIG_VARIABLE
-from autograph_rewrite.tools.verbs.compare import verify as verb_verify
 from tests.support.small_items import regression
 
 SCRIPT = """\
@@ -128,7 +127,7 @@ def test_verify_exits_with_the_verdict(
         seen.update(options, targets=item.targets)
         return FakeReport(ok)
 
-    monkeypatch.setattr(verb_verify, "verify", verify)
+    monkeypatch.setattr(ar, "verify", verify)
     code = run("verify item.ar --config config.yaml --steps 5 --seed 9 --rtol 1e-3 --batch 7")
     assert code == (0 if ok else 1)
     assert capsys.readouterr().out == "worst: w\n"

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+import autograph_rewrite as ar
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.format import serde
 from autograph_rewrite.ir.verify.expanded import check_expanded
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.tools import cli
-from autograph_rewrite.tools.verbs import rewrite
 from tests.support.small_items import mirrored, regression
 
 CONFIG = "devices: [CPU:0, CPU:1]\nstrategy: {name: AllReduce, variables: mirrored}\n"
@@ -237,7 +237,7 @@ def test_an_error_in_a_pass_leaves_no_snapshot(call: Call, folder: Path, monkeyp
             observe.keep("reshard", item.graph, {})
         raise PassError("the pass refuses")
 
-    monkeypatch.setattr(rewrite, "rewrite", failing)
+    monkeypatch.setattr(ar, "rewrite", failing)
     before = files(folder)
     code, _, err = call("rewrite item.ar --config config.yaml -o new.ar --dump-dir D")
     assert code == 2

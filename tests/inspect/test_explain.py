@@ -9,7 +9,7 @@ import pytest
 
 import autograph_rewrite as ar
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.inspect.communication import meetings, report
+from autograph_rewrite.inspect.communication import Meeting, meetings, report
 from autograph_rewrite.inspect.reasons.why import why
 from autograph_rewrite.inspect.render.format import size
 from autograph_rewrite.item import GraphItem
@@ -137,3 +137,9 @@ def test_a_bucket_is_one_meeting_of_several_values() -> None:
 def test_an_undistributed_graph_has_no_meetings() -> None:
     assert meetings(regression()) == []
     assert "0 exchanges" in report([])
+
+
+def test_long_lists_of_owners_are_counted_unless_all_are_asked_for() -> None:
+    one = Meeting("AddN", "g", "float32", ("a",), ("",), None, None, 4, tuple(f"w{i}" for i in range(201)))
+    assert "w0, w1, w2, w3 and 197 more" in report([one])
+    assert "w199, w200" in report([one], every=True)

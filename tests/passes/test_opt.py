@@ -25,7 +25,6 @@ from autograph_rewrite.passes.pass_pipeline import PIPELINE
 from autograph_rewrite.passes.propagation_passes import ANALYSIS
 from autograph_rewrite.passes.selection import select
 from autograph_rewrite.tools import cli
-from autograph_rewrite.tools.verbs import opt
 from tests.support import text_cases
 from tests.support.paths import ROOT
 
@@ -258,7 +257,7 @@ def test_a_pass_that_breaks_leaves_a_reproducer_that_fails_alike(
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    monkeypatch.setattr(opt, "PIPELINE", with_broken(name, VerifyError))
+    monkeypatch.setattr(pass_pipeline, "PIPELINE", with_broken(name, VerifyError))
     code, _, err = call("opt graph.txt --config config.yaml")
     assert code == 2
     found = re.search(r"reproducer: autograph-rewrite (opt .*)", err)
@@ -272,7 +271,7 @@ def test_a_pass_that_breaks_leaves_a_reproducer_that_fails_alike(
 
 
 def test_a_users_mistake_leaves_no_reproducer(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opt, "PIPELINE", with_broken("propagate", PassError))
+    monkeypatch.setattr(pass_pipeline, "PIPELINE", with_broken("propagate", PassError))
     _, _, err = call("opt graph.txt --config config.yaml")
     assert "reproducer" not in err
 

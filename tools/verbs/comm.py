@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from autograph_rewrite.inspect.communication import counted_batch, meetings, report
 from autograph_rewrite.tools.common_arguments import add_graph, load_graph, optional_plan, print_json
 
 
@@ -12,14 +11,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_graph(parser)
     parser.add_argument("--plan", metavar="PLAN", help="the plan of the rewrite, for sizes and owners")
+    parser.add_argument("--all", action="store_true", help="write out all names of long lists")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the exchanges."""
+    from autograph_rewrite.inspect.communication import counted_batch, meetings, report
+
     item, plan = load_graph(args), optional_plan(args)
     found, batch = meetings(item, plan), counted_batch(item, plan)
     if args.json:
         print_json({"batch": batch, "exchanges": [meeting.data() for meeting in found]})
     else:
-        print(report(found, batch), end="")
+        print(report(found, batch, every=args.all), end="")
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from autograph_rewrite.inspect.diff import diff
+import autograph_rewrite as ar
 from autograph_rewrite.tools.common_arguments import GRAPH_HELP, add_names, load_graph, print_json
 
 
@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the differences."""
-    found = diff(load_graph(args, args.a), load_graph(args, args.b))
+    found = ar.diff(load_graph(args, args.a), load_graph(args, args.b))
     if args.json:
         print_json(found.data())
     else:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+from typing import get_args
 
-from autograph_rewrite.inspect.dump import FORMATS, dump
+import autograph_rewrite as ar
+from autograph_rewrite.inspect.render.forms import Form
 from autograph_rewrite.tools.common_arguments import add_graph, emit, load_graph, optional_plan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_graph(parser)
-    parser.add_argument("--format", choices=sorted(FORMATS), default=None, help="default: text (json with --json)")
+    parser.add_argument(
+        "--format", choices=sorted(get_args(Form)), default=None, help="default: text (json with --json)"
+    )
     parser.add_argument("--full", action="store_true", help="text with every attribute, constant and function")
     parser.add_argument("--op", metavar="RE", help="only op types with this regular expression in them")
     parser.add_argument("--name", metavar="RE", help="only nodes with this regular expression in their name")
@@ -24,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print or write the graph."""
-    text = dump(
+    text = ar.dump(
         load_graph(args),
         args.format or ("json" if args.json else "text"),
         op=args.op,

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from autograph_rewrite.api import rewrite
-from autograph_rewrite.inspect.explain import text_of
-from autograph_rewrite.inspect.report_view import Account, account_of
+import autograph_rewrite as ar
 from autograph_rewrite.tools.common_arguments import (
     add_batch,
     add_config,
@@ -17,6 +15,9 @@ from autograph_rewrite.tools.common_arguments import (
     print_json,
     whole_work,
 )
+
+if TYPE_CHECKING:
+    from autograph_rewrite.inspect.report_view import Account
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,8 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Rewrite, and explain it; nothing is written."""
+    from autograph_rewrite.inspect.explain import text_of
+    from autograph_rewrite.inspect.report_view import account_of
+
     chosen = config_or_plan(args)
-    account = account_of(rewrite(load_graph(args), chosen, batch=args.batch))
+    account = account_of(ar.rewrite(load_graph(args), chosen, batch=args.batch))
     if args.json:
         print_json(_data(account))
     else:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.inspect.accelerator import AcceleratorUse, accelerator_use
-from autograph_rewrite.inspect.summary import Summary, summarise
 from autograph_rewrite.tools.common_arguments import add_batch, add_graph, load_graph, print_json
+
+if TYPE_CHECKING:
+    from autograph_rewrite.inspect.accelerator import AcceleratorUse
+    from autograph_rewrite.inspect.summary import Summary
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the summary."""
+    from autograph_rewrite.inspect.accelerator import accelerator_use
+    from autograph_rewrite.inspect.summary import summarise
+
     if args.before is not None and not args.accelerator:
         raise GraphError("--before is for --accelerator", hint="add it; `diff` compares two graphs")
     item = load_graph(args)

@@ -5,19 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from autograph_rewrite.analysis.propagate import Propagation
-from autograph_rewrite.compile import request, with_processes
-from autograph_rewrite.config.config import Config
+import autograph_rewrite as ar
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.inspect.optimize import Shown, optimize, require_unfolded, text_of
-from autograph_rewrite.inspect.render.table import drawn, table
-from autograph_rewrite.normalize.normalize import normalise, normalise_original
-from autograph_rewrite.passes.base.report import PassRecord
-from autograph_rewrite.passes.pass_pipeline import PIPELINE
-from autograph_rewrite.passes.selection import require_known, select
-from autograph_rewrite.passes.user_passes import with_user_passes
-from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.tools.common_arguments import (
     GRAPH_HELP,
     add_config,
@@ -28,7 +19,10 @@ from autograph_rewrite.tools.common_arguments import (
     print_json,
 )
 from autograph_rewrite.tools.launcher.script import at_least
-from autograph_rewrite.tools.reproducer import reproducible
+
+if TYPE_CHECKING:
+    from autograph_rewrite.passes.base.report import PassRecord
+    from autograph_rewrite.passes.base.rewriting import Rewrite
 
 FOLDED = "assign-devices"
 """The last pass that leaves a folded graph to print."""
@@ -64,20 +58,9 @@ def run(args: argparse.Namespace) -> int:
         return _list(as_json=args.json)
     if args.graph is None:
         raise GraphError("no graph is named", hint="autograph-rewrite opt GRAPH, or opt --list")
-    stop = args.stop_after or (None if args.passes else FOLDED)
-    chosen = config_or_plan(args) if args.config or args.plan else Config.of(ALONE)
-    loaded = load_graph(args)
-    require_unfolded(loaded)
-    # What states placements may be what passes have left, so nodes that passes have made are no sign of a rewrite.
-    item = normalise(loaded) if loaded.placements else normalise_original(loaded)
-    plan = chosen if isinstance(chosen, Plan) else request(item, with_processes(chosen))
-    known = with_user_passes(PIPELINE, plan)
-    given = (Propagation,) if item.placements else ()
-    passes = select(known, only=args.passes, stop_after=stop, skip=args.skip, given=given)
-    require_known((*args.print_before, *args.print_after), known)
-    shown = Shown(args.print_before, args.print_after, full=args.full)
-    with reproducible(item, plan, args.task):
-        rewrite = optimize(item, plan, passes, task=args.task, shown=shown, verify=not args.no_verify)
+    from autograph_rewrite.inspect.optimize import text_of
+
+    rewrite = _optimized(args)
     text = text_of(rewrite, full=args.full)
     if args.json:
         print_json({"passes": [_data(record) for record in rewrite.records], "text": text})
@@ -88,7 +71,37 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _optimized(args: argparse.Namespace) -> Rewrite:
+    """Run the chosen passes on the graph."""
+    from autograph_rewrite.analysis.propagate import Propagation
+    from autograph_rewrite.compile import request, with_processes
+    from autograph_rewrite.inspect.optimize import Shown, optimize, require_unfolded
+    from autograph_rewrite.normalize.normalize import normalise, normalise_original
+    from autograph_rewrite.passes.pass_pipeline import PIPELINE
+    from autograph_rewrite.passes.selection import require_known, select
+    from autograph_rewrite.passes.user_passes import with_user_passes
+    from autograph_rewrite.tools.reproducer import reproducible
+
+    stop = args.stop_after or (None if args.passes else FOLDED)
+    chosen = config_or_plan(args) if args.config or args.plan else ar.Config.of(ALONE)
+    loaded = load_graph(args)
+    require_unfolded(loaded)
+    # What states placements may be what passes have left, so nodes that passes have made are no sign of a rewrite.
+    item = normalise(loaded) if loaded.placements else normalise_original(loaded)
+    plan = chosen if isinstance(chosen, ar.Plan) else request(item, with_processes(chosen))
+    known = with_user_passes(PIPELINE, plan)
+    given = (Propagation,) if item.placements else ()
+    passes = select(known, only=args.passes, stop_after=stop, skip=args.skip, given=given)
+    require_known((*args.print_before, *args.print_after), known)
+    shown = Shown(args.print_before, args.print_after, full=args.full)
+    with reproducible(item, plan, args.task):
+        return optimize(item, plan, passes, task=args.task, shown=shown, verify=not args.no_verify)
+
+
 def _list(*, as_json: bool) -> int:
+    from autograph_rewrite.inspect.render.table import drawn, table
+    from autograph_rewrite.passes.pass_pipeline import PIPELINE
+
     if as_json:
         print_json([{"name": one.name, "summary": one.summary} for one in PIPELINE])
     else:
@@ -101,6 +114,8 @@ def _data(record: PassRecord) -> dict[str, object]:
 
 
 def _times(records: Sequence[PassRecord]) -> str:
+    from autograph_rewrite.inspect.render.table import drawn, table
+
     rows = [(one.name, f"{one.seconds * 1e3:.1f}", one.added, one.removed) for one in records]
     total = f"{sum(one.seconds for one in records) * 1e3:.1f}"
     return drawn(table("passes", ("pass", "#ms", "#added", "#removed"), [*rows, ("all", total, "", "")]))

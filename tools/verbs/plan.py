@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from autograph_rewrite.api import build_plan
-from autograph_rewrite.plan.parts.ranking import ranking
-from autograph_rewrite.plan.plan import Plan
+import autograph_rewrite as ar
 from autograph_rewrite.tools.common_arguments import (
     PLAN_FORMS,
     add_batch,
@@ -19,6 +17,7 @@ from autograph_rewrite.tools.common_arguments import (
     read_config,
     replacing,
 )
+from autograph_rewrite.tools.terminal.standard_streams import STANDARD, aside, require_one_result
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,32 +25,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_graph(parser)
     add_config(parser)
     add_batch(parser)
-    parser.add_argument("-o", dest="out", metavar="PLAN", help="write the plan there: .yaml or .pb")
+    parser.add_argument("-o", dest="out", metavar="PLAN", help="write the plan there: .yaml or .pb; - prints it")
 
 
 def run(args: argparse.Namespace) -> int:
     """Build the plan."""
+    require_one_result(args)
     config = read_config(args)
     item = load_graph(args)
     if args.out is None:
-        plan = build_plan(item, config, batch=args.batch)
+        plan = ar.build_plan(item, config, batch=args.batch)
     else:
         check_form(args.out, PLAN_FORMS, "plan")
-        with replacing(args.out) as partial:
-            plan = build_plan(item, config, batch=args.batch)
+        with replacing(args.out, PLAN_FORMS[0]) as partial:
+            plan = ar.build_plan(item, config, batch=args.batch)
             plan.save(partial)
     if args.json:
         print_json(as_data(plan))
     elif args.out is None:
         print(plan.to_yaml(), end="")
     else:
-        print(f"{args.out}: {len(plan.edges)} reshards for {plan.replicas} replicas ({plan.mode})")
+        name = "standard output" if args.out == STANDARD else args.out
+        print(f"{name}: {len(plan.edges)} reshards for {plan.replicas} replicas ({plan.mode})", file=aside(args))
     return 0
 
 
-def as_data(plan: Plan) -> object:
+def as_data(plan: ar.Plan) -> object:
     """Return a plan as plain data: the JSON form of plan.proto, and how a search ranked it among others."""
     from google.protobuf import json_format
+
+    from autograph_rewrite.plan.parts.ranking import ranking
 
     data = json.loads(json_format.MessageToJson(plan.to_proto(), preserving_proto_field_name=True))
     rows = ranking(plan.notes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from autograph_rewrite.api import report
+import autograph_rewrite as ar
 from autograph_rewrite.tools.common_arguments import (
     add_batch,
     add_config,
@@ -18,6 +18,7 @@ from autograph_rewrite.tools.common_arguments import (
     replacing,
 )
 from autograph_rewrite.tools.launcher.script import at_least
+from autograph_rewrite.tools.terminal.standard_streams import STANDARD, require_one_result
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,17 +26,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_graph(parser)
     add_config(parser, plan=True, required=False)
     add_batch(parser)
-    parser.add_argument("-o", dest="out", metavar="FILE", default="report.html", help="the file (default: report.html)")
+    parser.add_argument(
+        "-o", dest="out", metavar="FILE", default="report.html", help="the file (default: report.html), or -"
+    )
     parser.add_argument("--task", metavar="K", type=at_least(0), default=0, help="show the graph of worker K of a job")
 
 
 def run(args: argparse.Namespace) -> int:
     """Rewrite once more if there is something to rewrite by, and write the file."""
+    require_one_result(args)
     check_form(args.out, (".html",), "report")
     chosen = read_config(args) if args.config is not None else optional_plan(args)
     item = load_graph(args)
-    with replacing(args.out) as partial:
-        report(item, partial, chosen, batch=args.batch, task=args.task, title=Path(args.graph).name)
+    title = "standard input" if args.graph == STANDARD else Path(args.graph).name
+    with replacing(args.out, ".html") as partial:
+        ar.report(item, partial, chosen, batch=args.batch, task=args.task, title=title)
+    if args.out == STANDARD:
+        return 0
     if args.json:
         print_json({"out": args.out, "bytes": Path(args.out).stat().st_size})
     else:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from autograph_rewrite.api import rewrite
-from autograph_rewrite.inspect.pass_snapshots import Changes, Snapshots
-from autograph_rewrite.inspect.report_view import Account, account_of
+import autograph_rewrite as ar
 from autograph_rewrite.tools.common_arguments import (
     GRAPH_FORMS,
     PLAN_FORMS,
@@ -27,14 +24,19 @@ from autograph_rewrite.tools.common_arguments import (
     write_item,
 )
 from autograph_rewrite.tools.launcher.script import at_least
-from autograph_rewrite.tools.reproducer import reproducible
+from autograph_rewrite.tools.terminal.standard_streams import STANDARD, aside, require_one_result
+
+if TYPE_CHECKING:
+    from autograph_rewrite.inspect.pass_snapshots import Snapshots
+    from autograph_rewrite.inspect.report_view import Account
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_graph(parser)
     add_config(parser, plan=True)
-    parser.add_argument("-o", dest="out", metavar="OUT", required=True, help="the result: .ar, .pb or .pbtxt")
+    text = "the result: .ar, .pb or .pbtxt, or - for standard output (as .ar)"
+    parser.add_argument("-o", dest="out", metavar="OUT", required=True, help=text)
     parser.add_argument("--plan-out", metavar="PLAN", help="write the resolved plan there: .yaml or .pb")
     parser.add_argument("--dump-dir", metavar="DIR", help="write NN_pass.pb, .txt and .json there, one for each pass")
     parser.add_argument("--print-changed", action="store_true", help="print what each pass changes")
@@ -47,20 +49,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Rewrite; files appear only when everything has succeeded."""
+    from autograph_rewrite.inspect.pass_snapshots import Changes
+    from autograph_rewrite.inspect.report_view import account_of
+    from autograph_rewrite.tools.reproducer import reproducible
+
+    require_one_result(args)
     chosen = config_or_plan(args)
     item = load_graph(args)
-    observers: list[Any] = []
+    stream, observers = aside(args), list[Any]()
     if args.print_changed:
-        stream = sys.stderr if args.json else sys.stdout
         observers.append(Changes(item.graph, lambda text: print(text, file=stream)))
     check_form(args.out, GRAPH_FORMS, "graph")
     with ExitStack() as stack:  # a path that cannot be written is found out before the work is done
-        out = stack.enter_context(replacing(args.out))
+        out = stack.enter_context(replacing(args.out, GRAPH_FORMS[0]))
         plan_out = stack.enter_context(_plan_file(args.plan_out))
         snapshots = stack.enter_context(_snapshots(args.dump_dir))
         observers += [] if snapshots is None else [snapshots]
         with reproducible(item, chosen, args.task or 0):
-            new = rewrite(
+            new = ar.rewrite(
                 item, chosen, verify_each=not args.no_verify, observers=observers, task=args.task, batch=args.batch
             )
         write_item(new, out)
@@ -73,8 +79,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(_data(account, args.out))
     else:
-        print(f"{args.out}:")
-        print(new.report)
+        print("standard output:" if args.out == STANDARD else f"{args.out}:", file=stream)
+        print(new.report, file=stream)
     return 0
 
 
@@ -84,7 +90,7 @@ def _plan_file(path: str | None) -> Iterator[Path | None]:
         yield None
         return
     check_form(path, PLAN_FORMS, "plan")
-    with replacing(path) as partial:
+    with replacing(path, PLAN_FORMS[0]) as partial:
         yield partial
 
 
@@ -93,6 +99,8 @@ def _snapshots(folder: str | None) -> Iterator[Snapshots | None]:
     if folder is None:
         yield None
         return
+    from autograph_rewrite.inspect.pass_snapshots import Snapshots
+
     snapshots = Snapshots(Path(folder))
     try:
         yield snapshots

@@ -6,14 +6,7 @@ import argparse
 import json
 from dataclasses import replace
 
-from autograph_rewrite.config.config import Config
-from autograph_rewrite.cost.hardware.calibrate import calibrate
-from autograph_rewrite.cost.simulate import network_of, simulate
-from autograph_rewrite.inspect.render import memory_chart
-from autograph_rewrite.item import GraphItem
-from autograph_rewrite.normalize.normalize import normalise
-from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.strategies import named_builder
+import autograph_rewrite as ar
 from autograph_rewrite.tools.common_arguments import (
     add_batch,
     add_config,
@@ -44,6 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Simulate one step."""
+    from autograph_rewrite.cost.hardware.calibrate import calibrate
+    from autograph_rewrite.cost.simulate import network_of
+    from autograph_rewrite.inspect.render import memory_chart
+    from autograph_rewrite.normalize.normalize import normalise
+
     if args.memory is not None:
         check_form(args.memory, (".svg", ".json"), "memory")
     item = normalise(load_graph(args))
@@ -52,14 +50,14 @@ def run(args: argparse.Namespace) -> int:
         config = read_config(args)
         plan, network = _planned(item, config), network_of(config)
     machine = calibrate() if args.calibrate else None
-    found = simulate(item, plan, network, batch=args.batch, machine=machine)
+    found = ar.simulate(item, plan, network, batch=args.batch, machine=machine)
     if args.trace is not None:
         emit(json.dumps(found.trace()), args.trace)
     if args.memory is not None:
         steps = {"after": found}
         if plan.remat is not None:
             kept = replace(plan, remat=None, edges=())
-            steps = {"before": simulate(item, kept, network, batch=args.batch, machine=machine), **steps}
+            steps = {"before": ar.simulate(item, kept, network, batch=args.batch, machine=machine), **steps}
         is_data = args.memory.lower().endswith(".json")
         emit(json.dumps(memory_chart.data(steps)) if is_data else memory_chart.to_svg(steps), args.memory)
     if args.json:
@@ -69,8 +67,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _planned(item: GraphItem, config: Config) -> Plan:
+def _planned(item: ar.GraphItem, config: ar.Config) -> ar.Plan:
     """Return the request of the builder that a configuration names, whether or not it can be carried out yet."""
+    from autograph_rewrite.strategies import named_builder
+
     if config.devices is None:
         config = config.with_devices(())
     return named_builder(config).build(item, config)

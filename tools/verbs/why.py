@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from autograph_rewrite.api import rewrite
-from autograph_rewrite.inspect.reasons.why import why
+import autograph_rewrite as ar
 from autograph_rewrite.tools.common_arguments import (
     add_batch,
     add_config,
@@ -27,9 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the reason."""
+    from autograph_rewrite.inspect.reasons.why import why
+
     item, plan = load_graph(args), optional_plan(args)
     if args.config is not None:
-        item = rewrite(item, read_config(args), batch=args.batch)
+        item = ar.rewrite(item, read_config(args), batch=args.batch)
     reason = why(item, args.node, plan)
     if args.json:
         print_json(reason.data())

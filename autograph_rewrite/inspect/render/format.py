@@ -20,6 +20,7 @@ def several(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def few(names: Sequence[str], most: int = 4) -> str:
-    """Return the first names, and how many more there are."""
+def few(names: Sequence[str], most: int | None = 4) -> str:
+    """Return the first names, and how many more there are; None: all of them."""
+    most = len(names) if most is None else most
     return ", ".join(names[:most]) + ("" if len(names) <= most else f" and {len(names) - most:,} more")

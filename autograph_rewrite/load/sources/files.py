@@ -5,6 +5,7 @@ Only a TF2 SavedModel needs TensorFlow itself; the rest is read from protos. An 
 
 from __future__ import annotations
 
+import re
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -23,6 +24,7 @@ from autograph_rewrite.load.sources.graphs import Declared, build_item, read
 from autograph_rewrite.load.sources.printed import from_printed, is_printed
 from autograph_rewrite.load.sources.saved_model import load_directory
 
+_ZIPPED = b"PK\x03\x04"
 _KINDS = ".pb, .pbtxt, .meta, .ar, .txt (as `dump --full` prints it), or a SavedModel directory"
 
 
@@ -82,6 +84,26 @@ class _Named:
     @classmethod
     def of(cls, error: GraphError) -> _Named | None:
         return cls(error.node_name, error.node_op or "") if error.node_name is not None else None
+
+
+def suffix_of(data: bytes) -> str:
+    """Return the suffix that a file of this content has, for a graph that comes without a name."""
+    if data.startswith(_ZIPPED):
+        return ".ar"
+    if not _looks_like_text(data):
+        return ".meta" if _is_meta_graph(data) and not _is_graph(data) else ".pb"
+    text = data.decode("utf-8", errors="replace")
+    if is_printed(text):
+        return ".txt"
+    return ".meta" if re.search(r"^(?:meta_info_def|graph_def) *\{", text, re.MULTILINE) else ".pbtxt"
+
+
+def _is_graph(data: bytes) -> bool:
+    try:
+        read(data)
+    except GraphError:
+        return False
+    return True
 
 
 def _content(path: Path) -> bytes:

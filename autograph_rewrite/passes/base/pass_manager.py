@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from autograph_rewrite.diagnostics.stages import stage
 from autograph_rewrite.errors import add_note
 from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.ir.verify.folded import check_folded
@@ -99,6 +100,7 @@ def failed_pass(error: BaseException) -> str | None:
 def _run(rewrite: Rewrite, one: Pass, *, verify: bool) -> None:
     """Run one pass, which provenance and errors name."""
     graph = rewrite.graph
+    stage("%s (%s nodes)", one.name, f"{len(graph):,}")
     before, graph.current_pass, began = len(graph), one.name, time.perf_counter()
     try:
         one.run(rewrite)

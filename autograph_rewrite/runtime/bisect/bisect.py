@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from autograph_rewrite.compile import Instrumentation, compile_task
 from autograph_rewrite.config.config import ConfigLike
+from autograph_rewrite.diagnostics.stages import stage
 from autograph_rewrite.errors import ClusterError, GraphError, RewriteError, VerifyError
 from autograph_rewrite.ir.claims import Claims
 from autograph_rewrite.ir.verify.expanded import check_expanded
@@ -113,7 +114,7 @@ class _Search:
         problem = str(refusal.error) if refusal.error is not None else ""
         try:
             report = compare(self.ready.original, self.rewritten, self.training, self.allowed, apart)
-        except (ClusterError, ValueError) as error:  # a step hangs, or TensorFlow cannot read the rewritten graph
+        except (ClusterError, VerifyError) as error:  # a step hangs, or TensorFlow cannot import the rewritten graph
             shown = "the certificate refuses the graph behind it" if problem else ""
             verdict = f"FAILS: {first_line(error)}"
             return Bisection(False, verdict, refusal.pass_name, shown, problem, notes=tuple(notes))
@@ -121,6 +122,7 @@ class _Search:
         if report.ok and not problem:
             return Bisection(True, verdict, notes=(*notes, *report.notes))
         verdicts = {} if report.ok else self._verdicts(states, report)
+        stage("comparing values one by one")
         wrong = next((one for one in states if verdicts.get(one.behind) == DIFFERS), None)
         divergences, failed = self._divergences(wrong.item if wrong else self.rewritten, apart, refusal.claims)
         if failed:
@@ -140,6 +142,7 @@ class _Search:
         found: dict[str, str] = {}
 
         def differs(at: int) -> bool:
+            stage("one device runs the graph behind %s", states[at].behind)
             wrong = self._differs(states[at].item, limits)
             found[states[at].behind] = DIFFERS if wrong else AGREES
             return wrong

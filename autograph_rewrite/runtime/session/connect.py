@@ -6,7 +6,7 @@ import functools
 from typing import Any, NamedTuple
 
 from autograph_rewrite.cluster.membership import Membership
-from autograph_rewrite.errors import ClusterError
+from autograph_rewrite.errors import ClusterError, GraphError, VerifyError
 from autograph_rewrite.ir.types.device_names import parse
 from autograph_rewrite.ir.types.device_specs import parse as specification
 from autograph_rewrite.item import GraphItem
@@ -106,6 +106,31 @@ def graph_of(item: GraphItem, member: Membership | None) -> Opened:
             if "container" in node.attr and not node.attr["container"].s:
                 node.attr["container"].s = container.encode()
     return Opened(graph, container)
+
+
+def imported(tf: Any, graph: Any, into: Any, *, is_rewritten: bool) -> None:
+    """Import a GraphDef into a tf.Graph.
+
+    Args:
+        tf: the module.
+        graph: the GraphDef.
+        into: the tf.Graph.
+        is_rewritten: it has come out of a rewrite.
+
+    Raises:
+        VerifyError: TensorFlow refuses what a rewrite has made.
+        GraphError: it refuses the original.
+    """
+    try:
+        with into.as_default():
+            tf.graph_util.import_graph_def(graph, name="")
+    except ValueError as error:
+        said = str(error).strip().partition("\n")[0]
+        if not is_rewritten:
+            hint = "is it made by another version of TensorFlow, or edited by hand?"
+            raise GraphError(f"TensorFlow cannot import the graph: {said}", hint=hint) from None
+        hint = "the rewrite is wrong: `autograph-rewrite bisect` finds the pass, `reduce` a small graph to report"
+        raise VerifyError(f"TensorFlow cannot import the rewritten graph: {said}", hint=hint) from None
 
 
 def require_devices(tf: Any, item: GraphItem) -> None:

@@ -22,7 +22,14 @@ from autograph_rewrite.runtime.consensus.coordinator import Coordinator, Workers
 from autograph_rewrite.runtime.consensus.session_digest import SessionDigest
 from autograph_rewrite.runtime.session.batch_sizes import check_batch_sizes
 from autograph_rewrite.runtime.session.chief_driven import ChiefDrivenSession
-from autograph_rewrite.runtime.session.connect import connected, graph_of, joined, require_devices, watchdog_of
+from autograph_rewrite.runtime.session.connect import (
+    connected,
+    graph_of,
+    imported,
+    joined,
+    require_devices,
+    watchdog_of,
+)
 from autograph_rewrite.runtime.session.drain_stores import StoreDrain
 from autograph_rewrite.runtime.session.fetches import assemble, name_of
 from autograph_rewrite.runtime.session.first_batch import FirstBatch
@@ -66,8 +73,7 @@ class DistributedSession:
         self.graph = tf.Graph()
         plan = item.report.plan if item.report is not None else None
         opened = graph_of(item, self._member)
-        with self.graph.as_default():
-            tf.graph_util.import_graph_def(opened.graph, name="")
+        imported(tf, opened.graph, self.graph, is_rewritten=item.report is not None)
         self._session = connected(tf, item, self.graph, config, target)
         self.first = FirstBatch(item, warned=True)
         self._gates = GateFeeds(self.graph, item.targets)

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from autograph_rewrite.errors import GraphError
+from autograph_rewrite.diagnostics.stages import stage
+from autograph_rewrite.errors import GraphError, VerifyError
 from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.item import GraphItem, Variable
@@ -114,7 +115,7 @@ class Comparison:
             left = stack.enter_context(TrainedGraph(self._original, self._timeout))
             try:
                 right = stack.enter_context(TrainedGraph(other, self._timeout))
-            except left.failures as error:
+            except (VerifyError, *left.failures) as error:
                 self.broken = f"import: {first_line(error)}"
                 return worst
             self._train(left, right, change, worst)
@@ -194,6 +195,7 @@ class Comparison:
     def _step(self, left: TrainedGraph, right: TrainedGraph, step: int, worst: dict[str, Deviation]) -> None:
         """Train both one step and compare."""
         feeds, place = self._training.feeds_of(step), f"step {step + 1}"
+        stage("%s of %s, original and rewritten graph", place, self._training.steps)
         began = time.perf_counter()
         try:
             expected = left.step(feeds)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from autograph_rewrite.diagnostics.stages import stage
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.session.session import open_session
@@ -33,6 +34,7 @@ class TrainedGraph:
         self.item = item
         self.timeout = timeout
         self.unset: set[str] = set()
+        stage("opening a session of TensorFlow")
         self._session = open_session(item, config=config)
         self._session.first.done()
         self._tf = tensorflow()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from autograph_rewrite.api import bisect
+import autograph_rewrite as ar
 from autograph_rewrite.tools.common_arguments import comparison, config_or_plan, load_graph, print_verdict
 from autograph_rewrite.tools.verbs.compare import verify
 
@@ -17,4 +17,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Look for it; exit with 1 where `verify` fails."""
     chosen = config_or_plan(args)
-    return print_verdict(bisect(load_graph(args), chosen, **comparison(args)), as_json=args.json)
+    return print_verdict(ar.bisect(load_graph(args), chosen, **comparison(args)), as_json=args.json)

@@ -6,8 +6,7 @@ import argparse
 import shlex
 from typing import Any
 
-from autograph_rewrite.api import reduce
-from autograph_rewrite.inspect.dump import dump
+import autograph_rewrite as ar
 from autograph_rewrite.tools.common_arguments import (
     add_comparison,
     add_config,
@@ -18,6 +17,7 @@ from autograph_rewrite.tools.common_arguments import (
     print_json,
     read_config,
 )
+from autograph_rewrite.tools.terminal.standard_streams import STANDARD
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,17 +25,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_graph(parser)
     add_config(parser)
     add_comparison(parser, steps=1)
-    parser.add_argument("-o", dest="out", metavar="OUT.txt", help="write the graph there instead of printing it")
+    parser.add_argument("-o", dest="out", metavar="OUT.txt", help="write the graph there instead of printing it (-)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the graph and the command that shows the failure; exit with 1 where there is one."""
     config = read_config(args)
-    found: Any = reduce(load_graph(args), config, **comparison(args))
-    text = dump(found.item, full=True) if found.kind else ""
-    command = _command(args) if found.kind and args.out else ""
-    if found.kind and args.out:
-        emit(text, args.out)
+    found: Any = ar.reduce(load_graph(args), config, **comparison(args))
+    text = ar.dump(found.item, full=True) if found.kind else ""
+    out = args.out if args.out != STANDARD else None
+    command = _command(args) if found.kind and out is not None else ""
+    if found.kind and out is not None:
+        emit(text, out)
     if args.json:
         sizes = {"before": found.before, "after": len(found.item.graph), "tries": found.tries}
         print_json({"fails": found.kind, **sizes, "command": command, "text": text})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from autograph_rewrite.api import verify
+import autograph_rewrite as ar
 from autograph_rewrite.tools.common_arguments import (
     add_comparison,
     add_config,
@@ -26,4 +26,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compare; exit with 1 on a mismatch."""
     chosen = config_or_plan(args)
-    return print_verdict(verify(load_graph(args), chosen, **comparison(args)), as_json=args.json)
+    return print_verdict(ar.verify(load_graph(args), chosen, **comparison(args)), as_json=args.json)

@@ -3,7 +3,8 @@ r"""Output streams of the command line: they survive who reads them, and never c
     rewrite GRAPH -o OUT --print-changed | head      OUT is written all the same, and the exit code is the verb's own
     dump GRAPH                                       a node called ESC[2J is printed as \x1b[2J
 
-Names come from files of strangers. Verbs print plain text, so every control character is one of a name.
+Names come from files of strangers. Verbs print plain text, so every control character is one of a name; colours are
+put on behind that.
 """
 
 from __future__ import annotations
@@ -11,19 +12,25 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO, cast
+
+from autograph_rewrite.tools.terminal.colour import painted, wants_colour
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """C0 and C1 controls: the terminal's commands begin with them (ECMA-48)."""
 
 
 @contextmanager
-def patient_output() -> Iterator[None]:
-    """Give standard output and standard error that take, and drop, what nobody reads any more, for a while."""
+def patient_output(before_writing: Callable[[], None] | None = None) -> Iterator[None]:
+    """Give standard output and standard error that take, and drop, what nobody reads any more, for a while.
+
+    Args:
+        before_writing: is called before each text; a line of progress goes then.
+    """
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (_patient(stream) for stream in before)
+    sys.stdout, sys.stderr = (_patient(stream, before_writing) for stream in before)
     try:
         yield
     finally:
@@ -49,13 +56,17 @@ def escaped(text: str) -> str:
 class _Patient:
     """A text stream that goes nowhere once its reader has gone; everything else is the stream's own."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, before_writing: Callable[[], None] | None) -> None:
         self._stream = stream
+        self._before_writing = before_writing or (lambda: None)
+        self._is_coloured = wants_colour(stream)
 
     def write(self, text: str) -> int:
         """Write a text, or drop it."""
+        self._before_writing()
+        plain = escaped(text)
         try:
-            self._stream.write(escaped(text))
+            self._stream.write(painted(plain) if self._is_coloured else plain)
             return len(text)
         except BrokenPipeError:
             drop_the_rest(self._stream)
@@ -77,6 +88,6 @@ class _Patient:
         return getattr(self._stream, name)
 
 
-def _patient(stream: TextIO) -> TextIO:
+def _patient(stream: TextIO, before_writing: Callable[[], None] | None) -> TextIO:
     """Return a patient stream; None, which is what Python has for a closed one, takes everything already."""
-    return cast(TextIO, _Patient(stream)) if stream is not None else stream
+    return cast(TextIO, _Patient(stream, before_writing)) if stream is not None else stream

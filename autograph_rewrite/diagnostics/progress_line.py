@@ -1,0 +1,123 @@
+r"""The line of progress: what long work is at, on standard error, and for how long it has run.
+
+    ⠹ 12 s  insert-reshards (41,203 nodes)      on a terminal, from the second second on; gone when a result is printed
+    ... 10 s: insert-reshards (41,203 nodes)    elsewhere, after ten seconds and then at twice the time, a line each
+
+The work itself says what it is at to a logger of Python (`diagnostics.stages`) and knows nothing of who listens.
+AUTOGRAPH_REWRITE_QUIET=1 in the environment silences it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+from autograph_rewrite.diagnostics.stages import LOGGER
+
+FIRST_SHOWN, FIRST_LINE, EVERY = 1.0, 10.0, 0.1
+_FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+_CLEAR = "\r\x1b[K"
+
+
+class ProgressLine(logging.Handler):
+    """Shows the last stage that was logged, until it is cleared.
+
+    Args:
+        stream: where.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(logging.DEBUG)
+        self._stream = stream
+        self._live = stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._stage = ""
+        self._began = time.monotonic()
+        self._next_line = FIRST_LINE
+        self._frame = 0
+        self._is_shown = False
+        self._ended = threading.Event()
+        self._drawing = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Take a stage."""
+        self._stage = record.getMessage()
+
+    def clear(self) -> None:
+        """Take the line away, before something else is written; the next stage brings it back."""
+        with self._drawing:
+            self._stage = ""
+            self._wipe()
+
+    def end(self) -> None:
+        """Show nothing any more."""
+        self._ended.set()
+        self._thread.join()
+        self.clear()
+
+    def _run(self) -> None:
+        while not self._ended.wait(EVERY):
+            with self._drawing:
+                self._show(time.monotonic() - self._began)
+
+    def _show(self, seconds: float) -> None:
+        if not self._stage or seconds < FIRST_SHOWN:
+            return
+        if self._live:
+            self._frame += 1
+            text = f"{_FRAMES[self._frame % len(_FRAMES)]} {seconds:.0f} s  {printable(self._stage)}"
+            self._write(f"{_CLEAR}{text[: shutil.get_terminal_size().columns - 1]}")
+            self._is_shown = True
+        elif seconds >= self._next_line:
+            self._next_line = 2 * seconds
+            self._write(f"... {seconds:.0f} s: {printable(self._stage)}\n")
+
+    def _wipe(self) -> None:
+        if self._is_shown:
+            self._write(_CLEAR)
+            self._is_shown = False
+
+    def _write(self, text: str) -> None:
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except (OSError, ValueError):  # nobody looks any more
+            self._ended.set()
+
+
+def printable(text: str) -> str:
+    """Return a text on one line that commands no terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+@contextmanager
+def progress_on(stream: TextIO | None, *, lines: bool = True) -> Iterator[ProgressLine | None]:
+    """Show progress on a stream for a while, unless somebody listens already.
+
+    Args:
+        stream: None, which is what Python has for a closed one, shows nothing.
+        lines: print some where the stream is no terminal.
+    """
+    logger = logging.getLogger(LOGGER)
+    is_heard = logger.isEnabledFor(logging.DEBUG) or bool(os.environ.get("AUTOGRAPH_REWRITE_QUIET"))
+    if stream is None or is_heard or not (lines or stream.isatty()):
+        yield None
+        return
+    line, level, passes_on = ProgressLine(stream), logger.level, logger.propagate
+    logger.addHandler(line)
+    logger.setLevel(logging.DEBUG)
+    logger.propagate = False
+    try:
+        yield line
+    finally:
+        logger.removeHandler(line)
+        logger.setLevel(level)
+        logger.propagate = passes_on
+        line.end()

@@ -1,0 +1,1 @@
+"""The terminal: output streams, colours, the line of progress, mistyped words, completion."""

@@ -1,0 +1,1 @@
+"""The verb for the user's shell."""
