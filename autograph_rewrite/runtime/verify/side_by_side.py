@@ -115,8 +115,8 @@ class Comparison:
             left = stack.enter_context(TrainedGraph(self._original, self._timeout))
             try:
                 right = stack.enter_context(TrainedGraph(other, self._timeout))
-            except (VerifyError, *left.failures) as error:
-                self.broken = f"import: {first_line(error)}"
+            except VerifyError as error:
+                self.broken = f"import: {error.problem}"
                 return worst
             self._train(left, right, change, worst)
         return worst
