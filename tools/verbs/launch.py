@@ -27,10 +27,19 @@ from autograph_rewrite.tools.launcher.script import (
     environment,
     require_script,
 )
+from autograph_rewrite.tools.launcher.show_status import ShowStatus, watched
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
+    parser.add_argument(
+        "--status",
+        action=ShowStatus,
+        nargs="?",
+        choices=("table", "json"),
+        help="print how far the jobs on this machine have come, and start none",
+    )
+    parser.add_argument("--metrics", metavar="PORT", type=_port, help="answer Prometheus on loopback at this port")
     add_process_arguments(parser)
     add_script(parser)
 
@@ -62,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
             Task(
                 member.name,
                 command(args),
-                {**environment(args, restarts), TF_CONFIG: member.tf_config},
+                {**environment(args, restarts), **status.environment(member.name), TF_CONFIG: member.tf_config},
                 auxiliary=not member.is_worker,
                 core=cores[member.index % len(cores)] if cores else None,
             )
@@ -76,7 +85,8 @@ def run(args: argparse.Namespace) -> int:
         log_dir=args.log_dir,
         fresh_ports=args.port is None,
     )
-    summary = supervise(tasks, options)
+    with watched(args.script, getattr(args, "metrics", None)) as status:
+        summary = supervise(tasks, options)
     if args.json:
         print(json.dumps({**described(args), **summary.data()}))
     return summary.exit_code

@@ -24,7 +24,7 @@ from autograph_rewrite.runtime.function.session_step import ServedStep
 from autograph_rewrite.runtime.function.step import Step
 from autograph_rewrite.runtime.function.steps_per_call import one_of_several
 from autograph_rewrite.runtime.session.first_batch import FirstBatch
-from autograph_rewrite.runtime.tracing.requested import requested
+from autograph_rewrite.runtime.tracing.observers import observers
 from autograph_rewrite.runtime.tracing.tracer import StepObserver
 
 Rewrite = Callable[[GraphItem], GraphItem]
@@ -89,7 +89,7 @@ class DistributedFunction:
         self._mirrors = mirrors if mirrors is not None else Mirrors()
         self._trace, self._telling, self._tells, self._steps = trace, telling, tells, steps
         self._opens = opens
-        self.observer: StepObserver | None = requested() if tells else None
+        self.observer: StepObserver | None = observers() if tells else None
         track(self, "state", self.state)
         self._arguments = Arguments(function, batch_inputs)
         self._run_unconverted = self._tf.autograph.experimental.do_not_convert(self._run)

@@ -38,7 +38,7 @@ from autograph_rewrite.runtime.session.original_names import OriginalNames
 from autograph_rewrite.runtime.session.staleness_clock import BoundedStaleness, StalenessBound
 from autograph_rewrite.runtime.session.steps_loop import StepsLoops
 from autograph_rewrite.runtime.session.whole_variables import WholeVariables
-from autograph_rewrite.runtime.tracing.requested import requested
+from autograph_rewrite.runtime.tracing.observers import observers
 from autograph_rewrite.runtime.tracing.tracer import StepObserver, observed
 
 
@@ -69,7 +69,7 @@ class DistributedSession:
         require_devices(tf, item)
         self.item = item
         self._steps = 0
-        self.observer: StepObserver | None = requested()
+        self.observer: StepObserver | None = observers()
         self.graph = tf.Graph()
         plan = item.report.plan if item.report is not None else None
         opened = graph_of(item, self._member)

@@ -1,0 +1,1 @@
+"""How far a process has come, for whoever looks from outside."""

@@ -1,0 +1,33 @@
+"""Who is told of the steps of a function or session, as the environment asks: a profile, and how far it has come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from autograph_rewrite.item import RewrittenTrace
+from autograph_rewrite.runtime.progress import report
+from autograph_rewrite.runtime.tracing import requested
+from autograph_rewrite.runtime.tracing.tracer import StepObserver
+
+
+@dataclass(frozen=True)
+class _All:
+    """Tells several."""
+
+    observers: Sequence[StepObserver]
+
+    @contextmanager
+    def step(self, trace: RewrittenTrace, examples: int | None) -> Iterator[None]:
+        """Run one step."""
+        with ExitStack() as stack:
+            for observer in self.observers:
+                stack.enter_context(observer.step(trace, examples))
+            yield
+
+
+def observers() -> StepObserver | None:
+    """Return who is to be told of steps; None: nobody."""
+    found: list[StepObserver] = [one for one in (requested.requested(), report.requested()) if one is not None]
+    return found[0] if len(found) == 1 else _All(found) if found else None
