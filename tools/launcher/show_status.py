@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
 
-from autograph_rewrite.tools.launcher.metrics import served
 from autograph_rewrite.tools.launcher.status import JobStatus, StatusFolder, running
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 class ShowStatus(argparse.Action):
@@ -23,10 +25,10 @@ class ShowStatus(argparse.Action):
         jobs, now = running(), time.time()
         if value == "json":
             print(json.dumps({"jobs": [job.data(now) for job in jobs]}))
-        elif not jobs:
-            print("no job of yours runs on this machine")
-        for job in jobs if value != "json" else ():
-            _print(job, now)
+        else:
+            from autograph_rewrite.inspect.render.table import drawn
+
+            print(drawn(*(_table(job, now) for job in jobs)) if jobs else "no job of yours runs on this machine")
         parser.exit()
 
 
@@ -41,24 +43,25 @@ def watched(script: str, port: int | None) -> Iterator[StatusFolder]:
     Raises:
         ClusterError: the port is taken.
     """
-    with StatusFolder(script) as status, served(port, status.read) if port is not None else nullcontext():
+    with StatusFolder(script) as status, _served(port, status.read) if port is not None else nullcontext():
         yield status
 
 
-def _print(job: JobStatus, now: float) -> None:
-    from rich.console import Console
-    from rich.table import Table
+def _served(port: int, read: Callable[[], JobStatus]) -> AbstractContextManager[None]:
+    from autograph_rewrite.tools.launcher.metrics import served  # an HTTP server, for those who ask for one
 
-    title = f"{job.script}, launcher {job.pid}, {_span(now - job.began)}"
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for name in ("process", "steps", "examples", "examples/s", ""):
-        table.add_column(name, justify="left" if name in ("process", "") else "right")
-    for process in job.processes:
-        table.add_row(process.name, *_numbers(process.progress), process.state(job.furthest, now))
-    Console().print(table)
+    return served(port, read)
 
 
-def _numbers(progress: Any) -> Sequence[str]:
+def _table(job: JobStatus, now: float) -> Table:
+    from autograph_rewrite.inspect.render.table import table
+
+    rows = [(p.name, *_numbers(p.progress), p.state(job.furthest, now)) for p in job.processes]
+    title = f"{job.script}, launcher {job.pid}, for {_span(now - job.began)}"
+    return table(title, ("process", "#steps", "#examples", "#examples/s", "state"), rows)
+
+
+def _numbers(progress: Mapping[str, Any]) -> tuple[str, ...]:
     if not progress:
         return ("", "", "")
     return f"{progress['steps']:,}", f"{progress['examples']:,}", f"{progress['rate']:,.0f}"
