@@ -33,6 +33,7 @@ OTHERS = (
     "mesh",
     "mesh_memory",
     "checkpoint",
+    "strategies",
 )
 RESULTS = ROOT / "build" / "bench.json"
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.errors import PassError, RewriteError
+from autograph_rewrite.ir.replace_op import take_name
 from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
@@ -44,9 +45,22 @@ def _guarded(name: str, function: PassFunction) -> PassFunction:
         except Exception as error:
             raise PassError(f"the pass '{name}' of your own has failed: {type(error).__name__}: {error}") from error
         if rewrite.graph.edits != edits:
+            _name_outputs(rewrite)
             eliminate_dead_code(rewrite.graph, rewrite.roots)
             if rewrite.has(Propagation):
                 rewrite.put(revise(rewrite.get(Propagation)))
 
     run.__doc__ = function.__doc__
     return run
+
+
+def _name_outputs(rewrite: Rewrite) -> None:
+    """Let what has taken the place of an output have its name, by which the outside asks for it."""
+    graph = rewrite.graph
+    for value, info in zip(rewrite.outputs, rewrite.item.outputs.values(), strict=True):
+        name, _, index = info.tensor.partition(":")
+        if value.node.name == name or value.index != int(index or 0):
+            continue
+        if name in graph.nodes:
+            take_name(graph, graph.nodes[name], graph.unique_name(f"{name}/replaced"))
+        take_name(graph, value.node, name)

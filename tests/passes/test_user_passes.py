@@ -85,6 +85,17 @@ def test_a_pass_that_computes_something_else_is_found_by_verify() -> None:
     assert not ar.verify(item(), TWO).ok
 
 
+def test_an_output_may_be_replaced() -> None:
+    def same_again(rewrite: Rewrite) -> None:
+        for value in rewrite.outputs:
+            rewrite.replace(value, rewrite.graph.add("Identity", [value], name="again").output())
+
+    ar.register_pass("same-again", same_again, after="eliminate-dead-code")
+    report = ar.verify(item(), TWO)
+    assert report.ok, report
+    assert any("loss/replaced" in node.name for node in ar.rewrite(item(), TWO).graph)
+
+
 def test_a_plan_records_the_pass_and_runs_only_where_it_is_registered(tmp_path: Path) -> None:
     ar.register_pass("fuse-scalings", fuse_scalings, after="propagate")
     plan = ar.build_plan(item(), TWO)
