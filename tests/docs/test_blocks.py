@@ -24,21 +24,26 @@ import pytest
 import yaml
 
 from autograph_rewrite.config.config import Config
-from autograph_rewrite.tools.cli import VERBS, main
+from autograph_rewrite.tools.cli import SCRIPTS, VERBS, main
 from tests.docs.blocks import PAGES, Block, blocks
 from tests.support.paths import ROOT
 
 ELSEWHERE = {"before", "row", "emitter"}
 KINDS = {"python", "sh", "yaml", "bash", "json", "text"}
-SCRIPTS = ("launch", "run")
 BEFORE = {
     "report.md": "model = ar.distribute(model, config); model.train_on_batch(x, y); new = ar.rewrite(item, config)",
     "steps_per_run.md": "x, y = np.ones([57, 4, 3], 'f'), np.ones([57, 4, 1], 'f')",
     "rematerialisation.md": "block, h = (lambda x: 2 * x), tf.ones([2, 3])",
+    "profile.md": """
+step = ar.distribute(train_step, config)
+model = ar.distribute(model, config)
+session, feeds = ar.rewrite(item, config).session(), {"x:0": x, "y:0": y}
+session.run("init")
+""",
     "jobs.md": """
 with tf.io.TFRecordWriter("data") as writer:
     writer.write(b"1 2 3 4")
-files, step = ["data"], train_step
+files, step, train = ["data"], train_step, lambda step: None
 def parse(record):
     numbers = tf.ensure_shape(tf.strings.to_number(tf.strings.split(record)), [4])
     return numbers[:3], numbers[3:]
