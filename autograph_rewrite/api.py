@@ -310,7 +310,8 @@ def report(
     config: ConfigLike | Plan | None = None,
     *,
     batch: int | None = None,
-    task: int = 0,
+    task: int | None = None,
+    measured: Any = None,
     title: str = "",
 ) -> Path:
     """Write one offline HTML file that shows a graph, what each pass made of it, and what a step costs.
@@ -321,7 +322,8 @@ def report(
         out: the file.
         config: what to rewrite a training graph by; left out, it is shown as it is.
         batch: examples of all devices together, where the graph leaves that open.
-        task: of several processes, the one whose graph is shown.
+        task: of several processes, the one whose graph is shown; left out, all of them.
+        measured: what `profile` returned, or the file that it was saved in.
         title: of the page; left out, the name of the file.
 
     Returns:
@@ -330,30 +332,33 @@ def report(
     Raises:
         RewriteError: the graph cannot be rewritten so, or has been already; nothing is written then.
     """
-    from autograph_rewrite.inspect.report.build import Shown, is_rewritten, report_page
+    from autograph_rewrite.inspect.profile.profile import Profile
+    from autograph_rewrite.inspect.report.build import Shown, is_rewritten, of_ranks, report_page
     from autograph_rewrite.inspect.report.graph_states import GraphStates
     from autograph_rewrite.inspect.report_view import plan_of
 
     original, new = _traces(target)[0]
     given = chosen(config) if config is not None else None
     plan = plan_of(new, given if isinstance(given, Plan) else None)
+    found = Profile.load(measured) if isinstance(measured, (str, Path)) else measured
     states = GraphStates()
     if original is new and (new.report is not None or is_rewritten(new.graph)):
         if isinstance(given, Config):
             hint = "give the original with the configuration; or this one alone, or with its plan"
             raise GraphError("this graph is distributed already", hint=hint)
         states.keep("graph", new.graph, new.placements)
-        shown = Shown(states, None, new, plan, batch=batch)
+        shown = Shown(states, None, new, plan, batch=batch, measured=found)
     elif original is new and given is None:
         states.keep("graph", original.graph, original.placements)
-        shown = Shown(states, original)
+        shown = Shown(states, original, measured=found)
     else:
-        states.keep("original", original.graph, original.placements)
-        flat = normalise_original(original)
-        states.keep("normalise", flat.graph)
-        new = rewrite(flat, plan if given is None else given, observers=[states], batch=batch, task=task)
-        states.keep("expand", new.graph, new.placements)
-        shown = Shown(states, original, new, new.report.plan, given if isinstance(given, Config) else None, batch)
+
+        def run(flat: GraphItem, observers: list[Observer], task: int) -> GraphItem:
+            return rewrite(flat, plan if given is None else given, observers=observers, batch=batch, task=task)
+
+        new = of_ranks(states, original, run, task)
+        network = given if isinstance(given, Config) else None
+        shown = Shown(states, original, new, new.report.plan, network, batch, found)
     stage("drawing")
     Path(out).write_text(report_page(title or Path(out).stem, shown), encoding="utf-8")
     return Path(out)

@@ -11,10 +11,12 @@ import pytest
 
 import autograph_rewrite as ar
 from autograph_rewrite.inspect.communication import meetings
+from autograph_rewrite.inspect.profile.profile import Profile
 from autograph_rewrite.inspect.report.graph_states import COLUMNS, GraphStates
 from autograph_rewrite.inspect.report.html_file import page
 from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.ir.types import dtypes
+from tests.inspect.test_profile import rank
 from tests.support.small_items import regression
 
 CONFIG = {"devices": ["CPU:0", "CPU:1"], "strategy": {"name": "AllReduce", "variables": "mirrored"}}
@@ -181,3 +183,35 @@ def test_the_page_asks_nobody_for_anything(report: Path) -> None:
     text = report.read_text(encoding="utf-8")
     assert "default-src 'none'" in text
     assert not re.findall(r'(?:src|href)="(?!#)[^"]+"', text)
+
+
+def test_all_ranks_of_a_job_are_in_one_report_and_one_of_them_can_be_chosen(tmp_path: Path) -> None:
+    config = {
+        "devices": ["CPU:0"],
+        "cluster": {"workers": ["127.0.0.1:2221", "127.0.0.1:2222"]},
+        "strategy": {"name": "AllReduce"},
+    }
+    both = data_of(ar.report(regression(), tmp_path / "both.html", config))
+    assert [step["pass"] for step in both["graph"]["steps"]][-2:] == ["expand (rank 0)", "expand (rank 1)"]
+    places = [{node["device"] for node in state.values()} for state in states_of(both)[-2:]]
+    assert any("task:0" in one for one in places[0])
+    assert any("task:1" in one for one in places[1])
+    alone = data_of(ar.report(regression(), tmp_path / "one.html", config, task=1))
+    assert [step["pass"] for step in alone["graph"]["steps"]][-2:] == ["assign-devices", "expand"]
+    assert states_of(alone)[-1] == states_of(both)[-1]
+
+
+def test_a_measured_step_stands_beside_the_predicted_one(tmp_path: Path) -> None:
+    file = Profile.of([rank(0), rank(1)]).save(tmp_path / "profile.json")
+    data = data_of(ar.report(regression(), tmp_path / "report.html", CONFIG, measured=file))
+    measured = data["measured"]
+    assert measured["step_seconds"] == pytest.approx(1e-6)
+    events = measured["events"]
+    lanes = ("CPU:0", "CPU:0 exchanges", "not in the graph")
+    assert set(events["lanes"]) == {f"rank {number} {lane}" for number in (0, 1) for lane in lanes}
+    assert {events["kinds"][kind] for kind in events["kind"]} == {"compute", "exchange", "other"}
+    assert max(start + length for start, length in zip(events["start"], events["seconds"], strict=True)) <= 1.1
+    assert [row["rank"] for row in measured["devices"]] == [0, 1]
+    assert all(row["predicted"]["compute"] > 0 for row in measured["devices"])
+    assert data["step"]["batch"] == 8  # what was measured
+    assert data["step"]["events"]["lanes"]

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 import autograph_rewrite as ar
+from autograph_rewrite.inspect.profile.profile import Profile
 from autograph_rewrite.inspect.report.build import Shown, report_data
 from autograph_rewrite.inspect.report.graph_states import GraphStates
 from autograph_rewrite.inspect.report.html_file import page
 from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.ir.types import dtypes
+from tests.inspect.test_profile import rank
 from tests.inspect.test_report import CONFIG, HOSTILE, hostile_graph
 from tests.support.headless import CHROMIUM, driven
 from tests.support.small_items import regression
@@ -38,6 +40,16 @@ def test_every_view_opens_and_no_request_leaves(report: Path) -> None:
     assert "CollectiveReduceV2" in found["communication"]
     assert "Predicted step" in found["timeline"]
     assert "variables and slots" in found["memory"]
+
+
+def test_measured_lanes_stand_below_the_predicted_ones(tmp_path: Path) -> None:
+    measured = Profile.of([rank(0), rank(1)])
+    file = ar.report(regression(), tmp_path / "report.html", CONFIG, measured=measured)
+    found = driven(file, "R.text = document.getElementById('timeline').innerText;", view="timeline")
+    assert "Predicted step" in found["text"]
+    assert "Measured step: 1 µs" in found["text"].replace("1.00", "1")
+    assert "compute, predicted" in found["text"]
+    assert "all_reduce dw" in found["text"]
 
 
 def test_the_slider_goes_through_the_passes(report: Path) -> None:

@@ -22,6 +22,7 @@ MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 6
 # What users call names each setting: constructors of the public surface, verbs, and a graph's way to add a node.
 PUBLIC = {
+    "api.py:report",
     "api.py:rewrite",
     "inspect/dump.py:dump",
     "ir/graph.py:Graph.add",

@@ -29,7 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", dest="out", metavar="FILE", default="report.html", help="the file (default: report.html), or -"
     )
-    parser.add_argument("--task", metavar="K", type=at_least(0), default=0, help="show the graph of worker K of a job")
+    parser.add_argument(
+        "--task", metavar="K", type=_task, help="show the graph of worker K of a job, or of all (the default)"
+    )
+    parser.add_argument(
+        "--measured", metavar="PROFILE", help="show measured steps beside the predicted one: what `profile` wrote"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -39,8 +44,9 @@ def run(args: argparse.Namespace) -> int:
     chosen = read_config(args) if args.config is not None else optional_plan(args)
     item = load_graph(args)
     title = "standard input" if args.graph == STANDARD else Path(args.graph).name
+    options = {"batch": args.batch, "task": args.task, "measured": args.measured}
     with replacing(args.out, ".html") as partial:
-        ar.report(item, partial, chosen, batch=args.batch, task=args.task, title=title)
+        ar.report(item, partial, chosen, **options, title=title)
     if args.out == STANDARD:
         return 0
     if args.json:
@@ -48,3 +54,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(f"{args.out}: {Path(args.out).stat().st_size:,} bytes, open it in a browser")
     return 0
+
+
+def _task(text: str) -> int | None:
+    """Return the number of a worker; None for all of them."""
+    return None if text == "all" else at_least(0)(text)

@@ -2,7 +2,7 @@
 
 rank 0    steps                       1        2
           CPU:0                       MatMul   Relu
-          CPU:0, communication                      CollectiveReduceV2 dw:0 for w
+          CPU:0 exchanges                           CollectiveReduceV2 dw:0 for w
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from autograph_rewrite.inspect.profile.rank_trace import RankTrace, Source
 if TYPE_CHECKING:
     from autograph_rewrite.inspect.profile.profile import Profile
 
-COMMUNICATION = ", communication"
+COMMUNICATION = " exchanges"
 OTHER = "not in the graph"
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from autograph_rewrite.config.config import ConfigLike
 from autograph_rewrite.cost.simulate import simulate
 from autograph_rewrite.errors import RewriteError
+from autograph_rewrite.inspect.profile.profile import Profile
+from autograph_rewrite.inspect.profile.report_part import report_part
 from autograph_rewrite.inspect.report import overview, tables
 from autograph_rewrite.inspect.report.graph_states import GraphStates
 from autograph_rewrite.inspect.report.html_file import page
@@ -15,6 +18,8 @@ from autograph_rewrite.inspect.report_view import account_of
 from autograph_rewrite.inspect.summary import summarise
 from autograph_rewrite.ir.graph import PASS_ATTR, Graph
 from autograph_rewrite.item import GraphItem
+from autograph_rewrite.normalize.normalize import normalise_original
+from autograph_rewrite.passes.base.pass_manager import Observer
 from autograph_rewrite.plan.plan import Plan
 
 SCHEMA = 1
@@ -34,6 +39,7 @@ class Shown:
         plan: of the rewrite, where that is known.
         config: how it was rewritten, for the speed of the network.
         batch: examples of all devices together, where the graph leaves that open.
+        measured: some steps of it.
     """
 
     states: GraphStates
@@ -42,6 +48,34 @@ class Shown:
     plan: Plan | None = None
     config: ConfigLike | None = None
     batch: int | None = None
+    measured: Profile | None = None
+
+
+def of_ranks(
+    states: GraphStates,
+    original: GraphItem,
+    run: Callable[[GraphItem, list[Observer], int], GraphItem],
+    task: int | None,
+) -> GraphItem:
+    """Keep the graph behind every pass, and of several processes that of each; return the first that is shown.
+
+    Args:
+        states: what keeps them.
+        original: the graph that is rewritten.
+        run: rewrites a graph, with observers, for one process.
+        task: the one process that is shown; None: all of them.
+    """
+    states.keep("original", original.graph, original.placements)
+    flat = normalise_original(original)
+    states.keep("normalise", flat.graph)
+    new = run(flat, [states], task or 0)
+    plan = new.report.plan
+    several = task is None and len(plan.processes) > 1 and not plan.stage_hosts
+    states.keep("expand (rank 0)" if several else "expand", new.graph, new.placements)
+    for rank in range(1, len(plan.processes) if several else 1):
+        other = run(flat, [], rank)
+        states.keep(f"expand (rank {rank})", other.graph, other.placements)
+    return new
 
 
 def is_rewritten(graph: Graph) -> bool:
@@ -74,6 +108,7 @@ def report_data(shown: Shown) -> dict[str, Any]:
         "reshards": tables.reshards(new, plan) if new is not None and plan is not None else [],
         "model_edges": tables.model_edges(plan) if new is not None and plan is not None else [],
         "step": step,
+        "measured": _measured(shown, step),
     }
 
 
@@ -83,11 +118,19 @@ def _step(shown: Shown) -> tuple[dict[str, Any] | None, str]:
         return None, ""
     if shown.original is None or shown.plan is None:
         return None, NO_ORIGINAL
+    batch = shown.batch or (shown.measured.examples if shown.measured is not None else 0)
     try:
-        found = simulate(shown.original, shown.plan, shown.config, batch=shown.batch)
+        found = simulate(shown.original, shown.plan, shown.config, batch=batch or None)
     except RewriteError as error:
         return None, f"The step cannot be simulated: {error}"
     return overview.of_step(found), ""
+
+
+def _measured(shown: Shown, step: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return the measured step, beside its own prediction or else this report's; None where there is none."""
+    if shown.measured is None:
+        return None
+    return report_part(replace(shown.measured, predicted=shown.measured.predicted or step))
 
 
 def report_page(title: str, shown: Shown) -> str:
