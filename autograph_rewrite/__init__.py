@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from autograph_rewrite.load.sharding_marks import assign, replicate, split
     from autograph_rewrite.plan.plan import Plan
     from autograph_rewrite.runtime.checkpoints.manager import CheckpointManager
+    from autograph_rewrite.runtime.keras.profile_callback import ProfileCallback
     from autograph_rewrite.runtime.profile import profile
 
 __version__ = "0.1.0"
@@ -64,6 +65,7 @@ __all__ = [
     "PassError",
     "Plan",
     "PlanError",
+    "ProfileCallback",
     "RewriteError",
     "VerifyError",
     "all_gather",
@@ -100,6 +102,7 @@ _LAZY = {
     "Config": "config.config",
     "GraphItem": "item",
     "Plan": "plan.plan",
+    "ProfileCallback": "runtime.keras.profile_callback",
     "all_gather": "load.replica_marks",
     "all_reduce": "load.replica_marks",
     "num_replicas": "load.replica_marks",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, cast
@@ -10,16 +9,13 @@ from typing import Any, cast
 from autograph_rewrite.cost.hardware.machine import Machine
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.profile.profile import Profile
-from autograph_rewrite.item import GraphItem, RewrittenTrace
-from autograph_rewrite.runtime.distribute import is_keras_model, traces_of
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.runtime.distribute import is_keras_model
 from autograph_rewrite.runtime.function.function import DistributedFunction
 from autograph_rewrite.runtime.keras.model import functions_of
 from autograph_rewrite.runtime.session.session import DistributedSession
-from autograph_rewrite.runtime.tracing.all_ranks import Ranks
-from autograph_rewrite.runtime.tracing.prediction import prediction
-from autograph_rewrite.runtime.tracing.tracer import Tracer
+from autograph_rewrite.runtime.tracing.recording import Observed, Recording
 
-_Observed = DistributedFunction | DistributedSession
 WARM_UP = 2
 """Steps that run before those that are measured: the first ones trace, connect and allocate."""
 
@@ -54,37 +50,16 @@ def profile(
     run = _runner(target)
     for _ in range(warmup):
         run(*args, **kwargs)
-    observed, known = _observed(target), _traces(target)
-    ranks = Ranks([trace.rewritten for trace in known])
-    tracer, marks = Tracer(), ranks.meet()
-    tracer.start()
-    try:
-        _run_observed(lambda: run(*args, **kwargs), observed, tracer, steps)
-    except BaseException:
-        tracer.cancel()
-        raise
-    trace = tracer.stop(marks)
-    said: tuple[Any, Any] = None, ()
-    if ranks.is_chief and tracer.traces:
-        first = tracer.traces[0]
-        what = first if original is None else RewrittenTrace(original, first.rewritten)
-        said = prediction(what, tracer.examples[0] * ranks.cut_among(first.rewritten), machine)
-    traces, text = ranks.gather(trace, json.dumps(said))
-    return Profile.of(traces, *json.loads(text))
-
-
-def _run_observed(run: Callable[[], Any], observed: Sequence[_Observed], tracer: Tracer, steps: int) -> None:
-    """Run the steps with a tracer that is told of them; without anything that tells it, each run is one."""
-    before = [one.observer for one in observed]
-    for one in observed:
-        one.observer = tracer
+    observed, items = _observed(target)
+    recording = Recording(observed, items)
     try:
         for _ in range(steps):
-            with nullcontext() if observed else tracer.step():
-                run()
-    finally:
-        for one, old in zip(observed, before, strict=True):
-            one.observer = old
+            with nullcontext() if observed else recording.tracer.step():
+                run(*args, **kwargs)
+    except BaseException:
+        recording.cancel()
+        raise
+    return recording.end(original, machine)
 
 
 def _runner(target: Any) -> Callable[..., Any]:
@@ -100,15 +75,10 @@ def _runner(target: Any) -> Callable[..., Any]:
     return cast("Callable[..., Any]", target)
 
 
-def _observed(target: Any) -> list[_Observed]:
-    """Return what tells of its steps."""
-    if isinstance(target, (DistributedFunction, DistributedSession)):
-        return [target]
-    return list(functions_of(target)) if is_keras_model(target) else []
-
-
-def _traces(target: Any) -> Sequence[RewrittenTrace]:
-    """Return what was rewritten, as far as that is known."""
+def _observed(target: Any) -> tuple[Sequence[Observed], Sequence[GraphItem]]:
+    """Return what tells of its steps, and what was rewritten of it."""
     if isinstance(target, DistributedSession):
-        return [RewrittenTrace(target.item, target.item)]
-    return traces_of(target) if _observed(target) else []
+        return [target], [target.item]
+    functions = [target] if isinstance(target, DistributedFunction) else []
+    functions += functions_of(target) if is_keras_model(target) else []
+    return functions, [item for function in functions for item in function.items]

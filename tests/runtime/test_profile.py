@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 import autograph_rewrite as ar
+from autograph_rewrite.inspect.profile.profile import Profile
 from autograph_rewrite.runtime.tracing.requested import VARIABLE
 from tests.support.linear_step import Linear, batch, config
 from tests.support.small_items import regression
@@ -61,6 +62,37 @@ def test_a_keras_model_is_profiled_on_batches() -> None:
     found = ar.profile(model, np.ones((8, 4), np.float32), np.ones((8, 1), np.float32), steps=2)
     assert found.examples == 8
     assert any("MatMul" in name for name in origins(found))
+
+
+@pytest.mark.parametrize("batches", [7, 4])
+def test_a_callback_logs_some_batches_of_fit_to_tensorboard(tmp_path: Path, batches: int) -> None:
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    ar.distribute(model, config("mirrored", 2))
+    callback = ar.ProfileCallback(tmp_path, skip=2, steps=3)
+    x = np.ones((8 * batches, 4), np.float32)
+    model.fit(x, x[:, :1], batch_size=8, verbose=0, callbacks=[callback])
+    assert callback.profile is not None
+    assert len(callback.profile.ranks[0].steps) == min(3, batches - 2)
+    assert Profile.load(tmp_path / "profile.json") == callback.profile
+    (file,) = tmp_path.glob("events.out.*")
+    logged = {
+        value.tag: tf.make_ndarray(value.tensor)
+        for event in tf.compat.v1.train.summary_iterator(str(file))
+        for value in event.summary.value
+    }
+    figures = {"step_seconds", "examples_per_second", "flops_per_second", "exposed_communication_seconds"}
+    places = {f"rank_0/CPU:{n}/compute{also}" for n in (0, 1) for also in ("", "_predicted")}
+    assert {f"profile/{name}" for name in figures | places} | {"profile"} <= set(logged)
+    assert float(logged["profile/step_seconds"]) == pytest.approx(callback.profile.step_seconds)
+
+
+def test_a_callback_refuses_a_model_that_is_not_distributed(tmp_path: Path) -> None:
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    x = np.ones((8, 4), np.float32)
+    with pytest.raises(ar.GraphError, match="is not distributed"):
+        model.fit(x, x[:, :1], batch_size=4, verbose=0, callbacks=[ar.ProfileCallback(tmp_path, skip=1)])
 
 
 def test_a_function_of_ones_own_is_profiled_by_the_names_of_its_kernels() -> None:
