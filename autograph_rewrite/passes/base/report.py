@@ -115,7 +115,8 @@ class Report:
             lines.append(f"a run does up to {self.plan.steps_per_run} steps, in one loop")
         lines += self.recomputed.lines()
         lines += [str(self.covered)] if self.covered.parts > 1 else []
-        lines += [f"  {r.name:<12} {r.seconds * 1e3:7.1f} ms  +{r.added} -{r.removed}" for r in self.passes]
+        width = max((len(r.name) for r in self.passes), default=0)
+        lines += [f"  {r.name:<{width}} {r.seconds * 1e3:7.1f} ms  +{r.added} -{r.removed}" for r in self.passes]
         lines += [f"policy: {one.variable}: {self.policies.get(one.variable, '')}" for one in self.plan.policies]
         lines += [f"not exact: {note.op} '{note.node}': {note.text}" for note in self.inexact]
         lines += [f"note: {note.op} '{note.node}': {note.text}" for note in self.notes]
