@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -145,7 +146,7 @@ def test_of_a_damaged_checkpoint_the_one_before_is_taken_and_that_is_said(tmp_pa
         found = ar.CheckpointManager(net, tmp_path).restore()
     assert found is not None
     assert (found.step, net.values) == (1, {1.0})
-    with pytest.raises(ar.CheckpointError, match="damaged"), pytest.warns(UserWarning, match="damaged"):
+    with pytest.raises(ar.CheckpointError, match="damaged"):
         ar.CheckpointManager(net, tmp_path).restore(2)
 
 
@@ -171,6 +172,26 @@ def test_objects_without_variables_are_refused(tmp_path: Path) -> None:
         ar.CheckpointManager({}, tmp_path)
     with pytest.raises(ar.ConfigError, match="max_to_keep"):
         ar.CheckpointManager(Net(), tmp_path, max_to_keep=0)
+
+
+def test_a_checkpoint_of_something_else_is_refused_and_a_part_is_said(tmp_path: Path) -> None:
+    saved(tmp_path, 1)
+    with pytest.raises(ar.CheckpointError, match="none of the variables"):
+        ar.CheckpointManager(tf.train.Checkpoint(w=tf.Variable(1.0)), tmp_path).restore()
+    smaller, more = Net(), Net()
+    smaller.layers = [tf.Variable(np.zeros((3, 2))), tf.Variable(3)]
+    with pytest.raises(ar.CheckpointError, match=r"'layers/0' is of shape \[40000, 2\]"):
+        ar.CheckpointManager(smaller, tmp_path).restore()
+    assert smaller.layers[1].numpy() == 3, "nothing was written"
+    more.layers.append(tf.Variable(2.0))
+    with pytest.warns(UserWarning, match="does not have layers/2: they stay"):
+        assert ar.CheckpointManager(more, tmp_path).restore()
+    assert more.values == {1.0, 2.0}
+
+
+def test_a_model_without_variables_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ar.GraphError, match="no variables yet"):
+        ar.CheckpointManager(keras.Sequential([keras.layers.Dense(3)]), tmp_path).save(1)
 
 
 EXTENTS = {"a": Extent((1000, 32), 256_000), "b": Extent((), 8), "c": Extent((70, 900), 504_000)}

@@ -18,7 +18,7 @@ import numpy as np
 from autograph_rewrite.cluster.membership import in_job
 from autograph_rewrite.config.config import ConfigLike
 from autograph_rewrite.diagnostics.user_warning import warn_user
-from autograph_rewrite.errors import CheckpointError, ConfigError
+from autograph_rewrite.errors import CheckpointError, ConfigError, GraphError
 from autograph_rewrite.plan.selected import chosen_config
 from autograph_rewrite.runtime.checkpoints.bundle import read
 from autograph_rewrite.runtime.checkpoints.deal import Piece, deal
@@ -124,7 +124,7 @@ class CheckpointManager:
             ClusterError: a worker did not write its part.
         """
         self.wait()
-        target = target_of(self._given)
+        target = self._target()
         pieces = deal(target.common, len(self._names))[self._task]
         pieces += [Piece(name, extent.shape) for name, extent in target.own.items()]
         values = target.snapshot(dict.fromkeys(piece.name for piece in pieces))
@@ -162,7 +162,7 @@ class CheckpointManager:
     def restore(self, step: int | None = None) -> Restored | None:
         """Give the variables the values of a checkpoint: the newest that is whole and undamaged, or that of a step.
 
-        Variables that the checkpoint does not have stay as they are.
+        Variables that the checkpoint does not have stay as they are, with a warning.
 
         Args:
             step: of which; None: the newest.
@@ -175,9 +175,11 @@ class CheckpointManager:
             ClusterError: somebody is missing.
         """
         self.wait()
-        target = target_of(self._given)
+        target = self._target()
         tried = None
         for candidate in self._candidates(step):
+            if tried is not None:
+                warn_user(f"{tried}; that of step {candidate} is tried instead")
             manifest, values, problem = self._read(candidate, target)
             bad = self._who_fails(problem)
             if manifest is not None and not bad:
@@ -185,11 +187,24 @@ class CheckpointManager:
                 self._all([0], "restore a checkpoint")  # nobody begins before all have written
                 return Restored(manifest.step, manifest.extra)
             tried = CheckpointError(problem or f"{listed(bad)} cannot read {self.folder.whole(candidate)}")
-            warn_user(f"{tried}; the one before is taken" if step is None else str(tried))
         if tried is not None or step is not None:
             said = tried or CheckpointError(f"there is no checkpoint of step {step} in {self.folder.path}")
             raise said
         return None
+
+    def _target(self) -> Target:
+        """Return the variables as they are known now.
+
+        Raises:
+            GraphError: there are none yet.
+        """
+        target = target_of(self._given)
+        if not target.common:
+            raise GraphError(
+                f"the {type(self._given).__name__} has no variables yet",
+                hint="a Keras model has them once it is built: give it an Input, or call it on a batch",
+            )
+        return target
 
     def _candidates(self, step: int | None) -> Iterator[int]:
         """Yield the steps to try, as worker 0 says."""
@@ -205,8 +220,9 @@ class CheckpointManager:
         """Return what a checkpoint holds, or what is wrong with it."""
         try:
             manifest = self.folder.manifest(step)
-            names = [*target.common, *target.own]
-            return manifest, dict(read(self.folder.whole(step) / PREFIX, names)), None
+            values = dict(read(self.folder.whole(step) / PREFIX, [*target.common, *target.own]))
+            _require_fitting(self.folder.whole(step), target, values)
+            return manifest, values, None
         except CheckpointError as error:
             return None, {}, str(error)
 
@@ -220,3 +236,21 @@ class CheckpointManager:
             return [numbers]
         rows = Rendezvous(self._member, self._seconds).rows(np.array(numbers, np.int64), what)
         return [[int(number) for number in row] for row in rows]
+
+
+def _require_fitting(folder: Path, target: Target, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    """Refuse a checkpoint of something else; say which variables it does not have.
+
+    Raises:
+        CheckpointError: it has no variable of the target, or one of another shape.
+    """
+    missing = sorted(target.common.keys() - values.keys())
+    if len(missing) == len(target.common):
+        raise CheckpointError(f"the checkpoint {folder} has none of the variables: '{missing[0]}', for one")
+    for name in target.common.keys() & values.keys():
+        wanted, found = target.common[name].shape, values[name].shape
+        if wanted and wanted != found:
+            raise CheckpointError(f"in the checkpoint {folder} '{name}' is of shape {list(found)}, not {list(wanted)}")
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        warn_user(f"the checkpoint {folder} does not have {', '.join(missing[:3])}{more}: they stay as they are")

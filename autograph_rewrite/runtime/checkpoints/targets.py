@@ -128,7 +128,7 @@ def _of_model(model: Any) -> EagerVariables:
     """Return the variables of a Keras model; its optimizer makes its own at the first step, or here."""
     from autograph_rewrite.runtime.keras.model import functions_of
 
-    optimizer = model.optimizer
+    optimizer = getattr(model, "optimizer", None)  # of a model that is not compiled
     if optimizer is not None and not optimizer.built and model.built:
         optimizer.build(model.trainable_variables)
     variables = {id(v): v for v in (*model.variables, *(optimizer.variables if optimizer is not None else ()))}
