@@ -23,7 +23,7 @@ from tests.docs.blocks import DOCS, OWN, prose
 from tests.support.paths import CONFIGS
 
 WORDS_IN_FIVE_MINUTES = 1150
-LONG = ("architecture", "internals", "jobs", "mesh", "micro_batches", "rematerialisation", "strategies")
+LONG = ("jobs",)
 
 
 @cache
