@@ -94,6 +94,9 @@ def test_kernels_are_found_under_the_names_that_tensorflow_gives_them() -> None:
     route = ("/job:localhost/replica:0/task:0/device:CPU:0", "/job:localhost/replica:0/task:0/device:CPU:1")
     sent = found.source("replica_0/y/_7", "_Send", route)
     assert (sent.origin, sent.exchange, sent.device) == ("y", "send y from CPU:0 to CPU:1", "CPU:0")
+    received = found.source("replica_0/gradient/all_reduce_S17", "_Recv")  # between processes
+    assert (received.origin, received.made_by) == ("gradient", "")
+    assert received.exchange.startswith("send gradient")
     assert found.source("TensorSlice/Batch", "Cast") == Source("TensorSlice/Batch", "Cast", "", "")
 
 

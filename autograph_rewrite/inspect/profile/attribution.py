@@ -10,17 +10,18 @@ ConstantFolding/a-folded-0               a, folded by Grappler; fused kernels ke
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 from autograph_rewrite.inspect.communication import Meeting, meetings, served
 from autograph_rewrite.inspect.profile.rank_trace import Source
 from autograph_rewrite.ir.graph import PASS_ATTR, Node
 from autograph_rewrite.ir.types import device_specs
+from autograph_rewrite.ir.types.device_names import process_of
 from autograph_rewrite.item import GraphItem
 
 MOVES = frozenset(("_Send", "_Recv", "_HostSend", "_HostRecv"))
-_NUMBERED = re.compile(r"/_\d+$")
+_NUMBERED = re.compile(r"(?:/_|_[SG])\d+$")
 _INLINED = re.compile(r"/_\d+/")
 _GRAPPLER = re.compile(r"^(?:ConstantFolding/|[A-Za-z]+Optimizer/)+(?:[A-Z][A-Za-z]+_)?")
 _FOLDED = re.compile(r"(?:-folded)?-\d+$|-[A-Za-z0-9]+-LayoutOptimizer$|_arg$|/eval_\d+$")
@@ -63,11 +64,25 @@ class Attribution:
         node = self._found(name)
         origin = name if node is None else self._original(node)
         if route is None and node is not None:
-            route = device_of(node.device), _only_reader(node)
-        source, target = map(device_of, route or ("", ""))
-        way = f" from {source} to {target}" if source and target else ""
-        device = source if op.endswith("Send") else target
+            route = node.device, self._reader(node)
+        source, target = route or ("", "")
+        way = f" from {_place(source)} to {_place(target)}" if source and target else ""
+        device = device_of(source if op.endswith("Send") else target)
         return Source(name, op, device, origin if node is not None else "", "", f"send {origin}{way}")
+
+    def _reader(self, node: Node) -> str:
+        """Return the one other device, of this process if one is, that reads a node's values; else nothing."""
+        found = {use.node.device for value in node.outputs for use in value.uses}
+        found |= {user.device for user in node.control_users}
+        found -= {node.device}
+        own = {device for device in found if process_of(device) in self._processes} or found
+        return own.pop() if len(own) == 1 else ""
+
+    @cached_property
+    def _processes(self) -> Collection[str]:
+        """The process that this is, of a job."""
+        reports = [item.report for item in self._items if item.report is not None and item.report.member is not None]
+        return {f"/job:worker/replica:0/task:{report.member.task}" for report in reports}
 
     def _original(self, node: Node) -> str:
         origin = served(node) if PASS_ATTR in node.attrs else node.name
@@ -110,10 +125,11 @@ def _meetings(item: GraphItem) -> Iterable[Meeting]:
     return meetings(item)
 
 
-def _only_reader(node: Node) -> str:
-    """Return the one other device that reads a node's values; empty where there are several, or none."""
-    devices = {use.node.device for value in node.outputs for use in value.uses} - {node.device}
-    return device_of(devices.pop()) if len(devices) == 1 else ""
+def _place(device: str) -> str:
+    """Return `CPU:0`, or `ps 0 CPU:0` of another process."""
+    spec = device_specs.parse(device)
+    process = f"{spec.job} {spec.task or 0} " if spec is not None and spec.job not in ("", "localhost") else ""
+    return process + device_of(device)
 
 
 def _candidates(name: str) -> Iterator[str]:

@@ -149,19 +149,18 @@ def rank_trace(
         if number == len(described):
             described.append(attribution.source(kernel.name, kernel.op, kernel.route))
         ran.append(Ran(number, kernel.start, kernel.end))
-    steps = tuple(Step(*times, count) for times, count in zip(traced.steps, examples, strict=False))
-    rank, flops = _of_rank(items, sum(examples) // max(1, len(examples)))
+    rank, flops, feeds = _of_rank(items, sum(examples) // max(1, len(examples)))
+    steps = tuple(Step(*times, count * feeds) for times, count in zip(traced.steps, examples, strict=False))
     return RankTrace(rank, clock_of_this_machine(), steps, tuple(described), tuple(ran), tuple(marks), flops)
 
 
-def _of_rank(items: Sequence[GraphItem], examples: int) -> tuple[int, float]:
-    """Return the number of this rank, and the FLOPs of a step of all ranks that each give so many examples."""
-    for item in items:
-        if item.report is not None:
-            processes = len(item.report.plan.processes) if not item.report.plan.stage_hosts else 1
-            covered = item.report.covered.at(examples * processes or None)
-            return item.report.task or 0, covered.flops
-    return 0, 0.0
+def _of_rank(items: Sequence[GraphItem], examples: int) -> tuple[int, float, bool]:
+    """Return the number of this rank, the FLOPs of a step of all ranks, and whether it feeds examples of its own."""
+    for report in (item.report for item in items if item.report is not None):
+        staged = bool(report.plan.stage_hosts)  # all feed one batch
+        covered = report.covered.at(examples * (1 if staged else len(report.plan.processes)) or None)
+        return report.task, covered.flops, not (staged and report.task)
+    return 0, 0.0, True
 
 
 def clock_of_this_machine() -> str:

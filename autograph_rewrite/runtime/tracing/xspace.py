@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 KERNEL = re.compile(r"([^:\s]+):(_?[A-Za-z]\w*)")
 _START, _DONE = "ExecutorState::ProcessAsync::Start", "ExecutorState::ProcessAsync::Done"
+_NUMBERED = re.compile(r"(.+(?:/_|_S|_G))(\d+)")
 _SENDS = ("_Send", "_HostSend")
 
 
@@ -124,16 +125,16 @@ def _route(key: Any) -> tuple[str, str] | None:
 def _matched(kernels: list[Kernel]) -> Iterator[Kernel]:
     """Yield the kernels; a receive begins when the value is sent: before, nothing is on its way.
 
-    TensorFlow names the receive of `x/_7` `x/_8`.
+    TensorFlow names the receive of `x/_7` `x/_8`, and that of `x_S7` between processes `x_S8`.
     """
     sends: dict[str, list[Kernel]] = {}
     for kernel in kernels:
         if kernel.op in _SENDS:
             sends.setdefault(kernel.name, []).append(kernel)
     for kernel in kernels:
-        base, _, number = kernel.name.rpartition("/_")
-        if kernel.op.endswith("Recv") and number.isdecimal():
-            own = sends.get(f"{base}/_{int(number) - 1}", ())
+        numbered = _NUMBERED.fullmatch(kernel.name) if kernel.op.endswith("Recv") else None
+        if numbered is not None:
+            own = sends.get(f"{numbered[1]}{int(numbered[2]) - 1}", ())
             sent = next((one for one in own if kernel.start <= one.end and one.start <= kernel.end), None)
             yield kernel if sent is None else kernel._replace(start=max(kernel.start, sent.start), route=sent.route)
         else:
