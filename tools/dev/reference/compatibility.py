@@ -16,8 +16,9 @@ is the first version that nobody has tried: graphs of another TensorFlow may hol
 
 """
 TAIL = """
-Python 3.11 runs the whole suite at every change; 3.10 and 3.13 run it before a release. Linux only. TensorFlow 2.21 on
-CPUs is what everything is verified with; see [accelerators](../accelerators.md) for GPUs.
+Linux only. The checks of every change (`.ci/run`) use one Python, that of the machine; `make PYTHON=python3.10 test` is
+how to try another. Everything is verified with TensorFlow 2.21 on CPUs; see [accelerators](../accelerators.md) for GPUs.
+The site itself (`make docs`) needs Python 3.11 or later with the versions in `constraints.txt`.
 """
 
 
