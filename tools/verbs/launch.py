@@ -12,10 +12,9 @@ import socket
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from autograph_rewrite.cluster.launchers import LOOPBACK
-from autograph_rewrite.cluster.membership import TF_CONFIG, Job, Membership
-from autograph_rewrite.config.config import Config
 from autograph_rewrite.errors import ClusterError, ConfigError
 from autograph_rewrite.tools.launcher.job import Options, supervise
 from autograph_rewrite.tools.launcher.process import Task
@@ -28,6 +27,10 @@ from autograph_rewrite.tools.launcher.script import (
     require_script,
 )
 from autograph_rewrite.tools.launcher.show_status import ShowStatus, watched
+
+if TYPE_CHECKING:
+    from autograph_rewrite.cluster.membership import Job
+    from autograph_rewrite.config.config import Config
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,6 +63,8 @@ def add_process_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the job; exit with 0, or with the code of the process that failed first."""
+    from autograph_rewrite.cluster.membership import TF_CONFIG, Membership  # --help is to be quick
+
     workers, servers = _counts(args, require_script(args))
     cores = sorted(os.sched_getaffinity(0)) if args.pin else []
 
