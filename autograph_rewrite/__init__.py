@@ -25,22 +25,16 @@ from autograph_rewrite.errors import (
 if TYPE_CHECKING:
     from autograph_rewrite.api import (
         allow_code,
-        bisect,
         build_plan,
         distribute,
         distribute_datasets_from_function,
-        explain,
         join,
-        reduce,
         register_compressor,
         register_pass,
-        report,
         rewrite,
         shard_dataset,
-        verify,
     )
     from autograph_rewrite.config.config import Config
-    from autograph_rewrite.cost.simulate import simulate
     from autograph_rewrite.inspect.diff import diff
     from autograph_rewrite.inspect.dump import dump
     from autograph_rewrite.item import GraphItem
@@ -51,6 +45,7 @@ if TYPE_CHECKING:
     from autograph_rewrite.runtime.checkpoints.manager import CheckpointManager
     from autograph_rewrite.runtime.keras.profile_callback import ProfileCallback
     from autograph_rewrite.runtime.profile import profile
+    from autograph_rewrite.views import bisect, explain, reduce, report, simulate, verify
 
 __version__ = "0.1.0"
 
@@ -108,7 +103,7 @@ _LAZY = {
     "num_replicas": "load.replica_marks",
     "replica_id": "load.replica_marks",
     "allow_code": "api",
-    "bisect": "api",
+    "bisect": "views",
     "build_plan": "api",
     "checkpoint_name": "load.marks",
     "assign": "load.sharding_marks",
@@ -118,18 +113,18 @@ _LAZY = {
     "distribute": "api",
     "dump": "inspect.dump",
     "distribute_datasets_from_function": "api",
-    "explain": "api",
+    "explain": "views",
     "join": "api",
     "profile": "runtime.profile",
     "recompute_grad": "load.marks",
-    "reduce": "api",
+    "reduce": "views",
     "register_compressor": "api",
     "register_pass": "api",
-    "report": "api",
+    "report": "views",
     "rewrite": "api",
     "shard_dataset": "api",
-    "simulate": "cost.simulate",
-    "verify": "api",
+    "simulate": "views",
+    "verify": "views",
 }
 
 if not TYPE_CHECKING:  # a type checker that saw this function would accept any misspelt name

@@ -1,29 +1,30 @@
-"""The verbs of the package: plan, rewrite, distribute, verify, and what goes with them.
+"""The verbs of the package: plan, rewrite, distribute, and what goes with them; `views` has those that show and check.
 
 item ──build_plan──► Plan ──rewrite──► distributed item ──session() / distribute──► training
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from autograph_rewrite.cluster.membership import in_job
 from autograph_rewrite.codecs.codec import Codec
 from autograph_rewrite.compile import Instrumentation, Job, compile_item, request, resolve_plan, with_processes
 from autograph_rewrite.config import compressor_names, user_code
-from autograph_rewrite.config.config import Config, ConfigLike
-from autograph_rewrite.diagnostics.stages import stage
-from autograph_rewrite.errors import ConfigError, GraphError
+from autograph_rewrite.config.config import ConfigLike
+from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.ir.gc_pause import no_garbage_collection
-from autograph_rewrite.item import GraphItem, RewrittenTrace
+from autograph_rewrite.item import GraphItem
 from autograph_rewrite.normalize.normalize import normalise_original
 from autograph_rewrite.passes.base.pass_manager import Observer
 from autograph_rewrite.plan import user_passes
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.selected import chosen, chosen_config
 from autograph_rewrite.resolve import coverage
+
+T = TypeVar("T")
 
 
 def build_plan(item: GraphItem, config: ConfigLike | None = None, *, batch: int | None = None) -> Plan:
@@ -93,14 +94,21 @@ def rewrite(
         return new
 
 
-def distribute(target: Any, config: ConfigLike | Plan | None = None, *specs: Any, **options: Any) -> Any:
+def distribute(
+    target: T,
+    config: ConfigLike | Plan | None = None,
+    *specs: Any,
+    batch_inputs: Mapping[str, int | None] | None = None,
+    **named_specs: Any,
+) -> T:
     """Return a function or Keras model that trains on many devices.
 
     Args:
         target: a compiled Keras model (the same object is returned), or a function that runs one training step.
         config: as for `rewrite`.
         specs: tf.TensorSpecs of the function's arguments; left out, it is traced at the first call.
-        options: `batch_inputs={name: axis}`.
+        batch_inputs: axis of the examples by input; None: an input has none.
+        named_specs: the same of keyword arguments.
 
     Raises:
         ClusterError: TensorFlow's runtime has started with fewer devices than the config names.
@@ -108,7 +116,8 @@ def distribute(target: Any, config: ConfigLike | Plan | None = None, *specs: Any
     """
     from autograph_rewrite.runtime.distribute import distribute as run
 
-    return run(target, config, *specs, **options)
+    distributed: T = run(target, config, *specs, batch_inputs=batch_inputs, **named_specs)
+    return distributed
 
 
 def join(config: ConfigLike | None = None) -> None:
@@ -226,156 +235,3 @@ def allow_code(path: str | Path) -> None:
         ConfigError: there is no such file.
     """
     user_code.allow_code(path)
-
-
-def explain(new: Any, *, batch: int | None = None) -> str:
-    """Say in sentences what was rewritten, what is divided, what runs whole, why, and what it costs.
-
-    Args:
-        new: a rewritten item, or a distributed function or Keras model that has run: of each of its traces.
-        batch: examples of all devices together, where the graph leaves that open.
-
-    Raises:
-        GraphError: nothing was rewritten.
-    """
-    from autograph_rewrite.inspect.explain import explain as run
-
-    return "\n".join(run(trace.rewritten, batch=batch) for trace in _traces(new))
-
-
-def verify(item: Any, config: ConfigLike | Plan | None = None, **options: Any) -> Any:
-    """Compare the rewritten item with the original, numerically; see `runtime.verify.verify.verify`.
-
-    Args:
-        item: the original; or a distributed function or Keras model that has run: its first trace, from the values
-            that its variables have now.
-        config: file, dict, `Config` or plan to rewrite it by; none: what something distributed runs by, else what
-            `run --config` or `launch --config` gave.
-        **options: those of `runtime.verify.verify.verify`.
-
-    Raises:
-        GraphError: there is nothing to compare.
-    """
-    from autograph_rewrite.runtime.verify.verify import verify as run
-
-    return run(*_compared(item, config), **options)
-
-
-def bisect(item: Any, config: ConfigLike | Plan | None = None, **options: Any) -> Any:
-    """Find the first pass behind which `verify` fails, and the first value and edge that are wrong.
-
-    Args:
-        item: the original; or a distributed function or Keras model that has run: its first trace.
-        config: as for `verify`.
-        **options: those of `runtime.bisect.bisect.bisect`.
-
-    Returns:
-        A `runtime.bisect.bisection.Bisection`: `ok` where nothing fails.
-
-    Raises:
-        GraphError: there is nothing to compare.
-    """
-    from autograph_rewrite.runtime.bisect.bisect import bisect as run
-
-    return run(*_compared(item, config), **options)
-
-
-def reduce(item: GraphItem, config: ConfigLike | None = None, **options: Any) -> Any:
-    """Return a graph as small as can be found whose rewrite still fails as that of an item does, on random feeds.
-
-    Args:
-        item: the original.
-        config: as for `rewrite`; a plan is of one graph only, so none is taken.
-        **options: those of `runtime.reduce.reduce.reduce`.
-
-    Returns:
-        A `runtime.reduce.reduce.Reduction`: `item` is the graph, `kind` says how its rewrite fails, empty where it
-        does not.
-
-    Raises:
-        ConfigError: a plan is given.
-        RewriteError: as for `rewrite`.
-    """
-    from autograph_rewrite.runtime.reduce.reduce import reduce as run
-
-    given = chosen(config)
-    if isinstance(given, Plan):
-        raise ConfigError("a plan is of one graph, not of what becomes of it", hint="give a configuration")
-    return run(item, given, **options)
-
-
-def report(
-    target: Any,
-    out: str | Path = "report.html",
-    config: ConfigLike | Plan | None = None,
-    *,
-    batch: int | None = None,
-    task: int | None = None,
-    measured: Any = None,
-    title: str = "",
-) -> Path:
-    """Write one offline HTML file that shows a graph, what each pass made of it, and what a step costs.
-
-    Args:
-        target: a training graph; a rewritten item; or a distributed function or Keras model that has run, of which the
-            first trace is shown.
-        out: the file.
-        config: what to rewrite a training graph by; left out, it is shown as it is.
-        batch: examples of all devices together, where the graph leaves that open.
-        task: of several processes, the one whose graph is shown; left out, all of them.
-        measured: what `profile` returned, or the file that it was saved in.
-        title: of the page; left out, the name of the file.
-
-    Returns:
-        The path of the file.
-
-    Raises:
-        RewriteError: the graph cannot be rewritten so, or has been already; nothing is written then.
-    """
-    from autograph_rewrite.inspect.profile.profile import Profile
-    from autograph_rewrite.inspect.report.build import Shown, is_rewritten, of_ranks, report_page
-    from autograph_rewrite.inspect.report.graph_states import GraphStates
-    from autograph_rewrite.inspect.report_view import plan_of
-
-    original, new = _traces(target)[0]
-    given = chosen(config) if config is not None else None
-    plan = plan_of(new, given if isinstance(given, Plan) else None)
-    found = Profile.load(measured) if isinstance(measured, (str, Path)) else measured
-    states = GraphStates()
-    if original is new and (new.report is not None or is_rewritten(new.graph)):
-        if isinstance(given, Config):
-            hint = "give the original with the configuration; or this one alone, or with its plan"
-            raise GraphError("this graph is distributed already", hint=hint)
-        states.keep("graph", new.graph, new.placements)
-        shown = Shown(states, None, new, plan, batch=batch, measured=found)
-    elif original is new and given is None:
-        states.keep("graph", original.graph, original.placements)
-        shown = Shown(states, original, measured=found)
-    else:
-
-        def run(flat: GraphItem, observers: list[Observer], task: int) -> GraphItem:
-            return rewrite(flat, plan if given is None else given, observers=observers, batch=batch, task=task)
-
-        new = of_ranks(states, original, run, task)
-        network = given if isinstance(given, Config) else None
-        shown = Shown(states, original, new, new.report.plan, network, batch, found)
-    stage("drawing")
-    Path(out).write_text(report_page(title or Path(out).stem, shown), encoding="utf-8")
-    return Path(out)
-
-
-def _compared(item: Any, config: ConfigLike | Plan | None) -> tuple[GraphItem, Config | Plan]:
-    """Return the original that `verify` and `bisect` compare with, and what it is rewritten by."""
-    if isinstance(item, GraphItem):
-        return item, chosen(config)
-    trace = _traces(item)[0]
-    return trace.original, trace.rewritten.report.plan if config is None else chosen(config)
-
-
-def _traces(target: Any) -> Sequence[RewrittenTrace]:
-    """Return what was rewritten of an item, or of what `distribute` has returned."""
-    if isinstance(target, GraphItem):
-        return [RewrittenTrace(target, target)]
-    from autograph_rewrite.runtime.distribute import traces_of
-
-    return traces_of(target)

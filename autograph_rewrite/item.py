@@ -5,7 +5,7 @@ An item is a value: rewriting makes a new one and never changes the old one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -17,6 +17,7 @@ from autograph_rewrite.ir.gc_pause import no_garbage_collection
 from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.ir.shapes.recorded import Shape
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.notebook import NotebookView, table
 
 if TYPE_CHECKING:
     import networkx
@@ -138,7 +139,7 @@ class Variable:
         return dtypes.least_bytes(dtypes.NUMBERS.get(self.dtype, 0), self.shape)
 
 
-class GraphItem:
+class GraphItem(NotebookView):
     """A training graph with its signature. Treat it, and its graph, as read-only.
 
     Attributes:
@@ -240,6 +241,19 @@ class GraphItem:
         from tensorflow.core.framework import graph_pb2
 
         return graph_pb2.GraphDef.FromString(self.graph_bytes)
+
+    def __str__(self) -> str:
+        count = f"{len(self._graph):,} nodes, " if self._graph is not None else ""
+        over = f"; rewritten for {self.report.plan.replicas} replicas" if self.report is not None else ""
+        named = f"inputs {', '.join(self.inputs) or '-'}; outputs {', '.join(self.outputs) or '-'}"
+        return f"{count}{len(self.variables):,} variables; {named}{over}"
+
+    def _html_parts(self) -> Iterator[str]:
+        ends = [("input", one) for one in self.inputs.values()] + [("output", one) for one in self.outputs.values()]
+        columns = ("", "name", "tensor", "type", "shape", "batch axis")
+        yield table(columns, ((k, i.name, i.tensor, i.dtype, i.shape, i.batch_axis) for k, i in ends))
+        rows = ((v.name, v.dtype, v.shape, f"{v.nbytes:,}", v.trainable) for v in self.variables.values())
+        yield table(("variable", "type", "shape", "#bytes", "trained"), rows)
 
     def with_(self, **changes: Any) -> GraphItem:
         """Return a copy with some attributes replaced; a new `graph` or `data` replaces both."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -128,6 +129,25 @@ def add_comparison(parser: argparse.ArgumentParser, *, steps: int = 3) -> None:
 def comparison(args: argparse.Namespace) -> dict[str, Any]:
     """Return what `add_comparison` has declared, as keywords of `verify`, `bisect` and `reduce`."""
     return {name: getattr(args, name) for name in ("steps", "seed", "rtol", "batch")}
+
+
+def command_line(verb: str, graph: str, args: argparse.Namespace) -> str:
+    """Return the command of another comparing verb on the same.
+
+    Args:
+        verb: its name.
+        graph: the file.
+        args: of the verb that runs.
+    """
+    given = {name: getattr(args, name, None) for name in ("config", "plan", "steps", "seed", "rtol", "batch")}
+    line = ["autograph-rewrite", verb, graph]
+    line += [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]
+    if graph == args.graph:  # of a file that tells less than was given
+        names = {"--init-op": [args.init_op], "--train-op": args.train_op, "--output": args.output}
+        names |= {"--batch-input": [f"{name}={axis}" for name, axis in args.batch_input or ()]}
+        names |= {"--signature": [args.signature]}
+        line += [word for name, values in names.items() for value in values or () if value for word in (name, value)]
+    return shlex.join(line + (["--allow-code"] if args.allow_code else []))
 
 
 def number_of(what: str) -> Callable[[str], int]:

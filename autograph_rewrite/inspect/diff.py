@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from autograph_rewrite.inspect.render.format import few, several
 from autograph_rewrite.ir.format.printer import functions, line, shown_attrs
 from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Graph, Node
 from autograph_rewrite.ir.types import device_specs
+from autograph_rewrite.notebook import NotebookView, table
 
 SHOWN = 20  # lines per section of the text
 _INSTANCE = re.compile(r"replica_(\d+(?:/micro_\d+)?)/(.+)", re.DOTALL)
@@ -40,8 +41,8 @@ class Change:
         return f"{self.node}: {self.what} was {self.before or 'unset'}, is {self.after or 'unset'}"
 
 
-@dataclass(frozen=True)
-class Diff:
+@dataclass(frozen=True, repr=False)
+class Diff(NotebookView):
     """The differences of two graphs.
 
     Attributes:
@@ -91,6 +92,15 @@ class Diff:
         lines += _section(f"{several(len(self.library), 'function')} changed", self.library)
         lines += ["the same nodes, in another order"] if self.order else []
         return "\n".join(lines) + "\n"
+
+    def _html_parts(self) -> Iterator[str]:
+        changes = (*self.rewired, *self.moved, *self.changed)
+        yield table(
+            ("node", "what", "before", "after"), ((one.node, one.what, one.before, one.after) for one in changes)
+        )
+        yield table(("added", ""), self.added.items())
+        yield table(("removed", ""), self.removed.items())
+        yield table(("copied", "#instances"), ((name, len(instances)) for name, instances in self.copied.items()))
 
     def data(self) -> dict[str, Any]:
         """Return everything as plain data."""

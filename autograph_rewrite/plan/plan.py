@@ -36,6 +36,7 @@ from autograph_rewrite.plan.parts.messages import (
     VariableRequest,
 )
 from autograph_rewrite.plan.parts.residence import OnServer, Residence, Sharded, residence_of, shard_name
+from autograph_rewrite.plan.plan_view import PlanView
 
 VERSION = 1
 
@@ -43,8 +44,8 @@ _TEXT = (".yaml", ".yml", ".json")
 _BINARY = (".pb", ".binpb")
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, repr=False)
+class Plan(PlanView):
     """How a graph is distributed; plan.proto says what each field means.
 
     Attributes:

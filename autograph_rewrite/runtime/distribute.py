@@ -85,12 +85,12 @@ def traces_of(target: Any) -> tuple[RewrittenTrace, ...]:
 
         functions, kind = functions_of(target), "model"
     else:
-        hint = "give an item, or what ar.distribute has returned"
+        hint = "give an item, what ar.distribute has returned, or what it takes with specs=(...)"
         raise GraphError(f"nothing was rewritten of an object of type {type(target).__name__}", hint=hint)
     found = tuple(trace for function in functions for trace in function.traces)
     if not found:
         problem = f"the {kind} has run no step on several devices yet"
-        raise GraphError(problem, hint="distribute it, and run a step: it is traced for what that is given")
+        raise GraphError(problem, hint="run a step of what ar.distribute returns, or give specs=(...)")
     return found
 
 

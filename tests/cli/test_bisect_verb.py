@@ -61,3 +61,18 @@ def test_reduce_writes_a_text_that_fails_by_the_command_that_it_prints(capsys: p
     capsys.readouterr()
     assert cli.main(["reduce", "item.ar", "--config", "config.yaml"]) == 0
     assert capsys.readouterr().out.startswith("ok: ")
+
+
+def test_verify_says_which_commands_to_run_next(capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["item.ar", "--config", "wrong.yaml", "--allow-code", "--steps", "2"]
+    assert cli.main(["verify", *line]) == 1
+    printed = capsys.readouterr().out
+    options = "item.ar --config wrong.yaml --steps 2 --seed 0 --rtol 1e-05 --allow-code"
+    assert f"next: autograph-rewrite bisect {options}: the first pass" in printed
+    assert f"next: autograph-rewrite reduce {options}: a graph of a few nodes" in printed
+    assert cli.main(["bisect", *line]) == 1
+
+
+def test_verify_has_nothing_to_try_next_where_all_agrees(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["verify", "item.ar", "--config", "config.yaml", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["next"] == []

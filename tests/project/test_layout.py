@@ -24,6 +24,10 @@ MAX_PARAMETERS = 6
 PUBLIC = {
     "api.py:report",
     "api.py:rewrite",
+    "views.py:bisect",
+    "views.py:reduce",
+    "views.py:report",
+    "views.py:verify",
     "inspect/dump.py:dump",
     "ir/graph.py:Graph.add",
     "item.py:GraphItem.__init__",
@@ -37,7 +41,7 @@ PUBLIC = {
 # A layer may import the earlier ones; parts of one layer may import each other, but not in a circle.
 LAYERS = (
     {"errors"},
-    {"requires"},
+    {"requires", "notebook"},
     {"ir"},
     {"diagnostics", "certify", "codecs"},
     {"config", "item"},
@@ -49,6 +53,7 @@ LAYERS = (
     {"cost"},
     {"runtime", "inspect"},
     {"api"},
+    {"views"},
     {"tools"},
 )
 RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}

@@ -75,3 +75,39 @@ def test_what_has_run_no_step_has_nothing_to_tell(made: Any, verb: Any) -> None:
 def test_something_else_is_refused_by_its_type(verb: Any) -> None:
     with pytest.raises(ar.GraphError, match=r"object of type function[\s\S]*what ar\.distribute has returned"):
         verb(lambda x: x)
+
+
+def a_plain_function() -> Any:
+    w = tf.Variable(tf.ones([3, 1]))
+
+    def step(x: Any) -> Any:
+        w.assign_sub(0.1 * tf.reduce_sum(x, 0)[:, None])
+        return tf.reduce_mean(x @ w)
+
+    return step
+
+
+def test_what_distribute_takes_is_traced_for_specs() -> None:
+    step, specs = a_plain_function(), [tf.TensorSpec([None, 3])]
+    assert ar.verify(step, "all_reduce", specs=specs).ok
+    assert ar.bisect(step, "all_reduce", specs=specs).ok
+    assert ar.reduce(step, "all_reduce", specs=specs).kind == ""
+    assert ar.simulate(step, "all_reduce", specs=specs).replicas == 2
+    assert "2 replicas" in ar.explain(step, "all_reduce", specs=specs)
+
+
+def test_a_model_that_nobody_has_distributed_is_traced_for_specs() -> None:
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    assert ar.verify(model, "all_reduce", specs=[np.ones((4, 3)), np.ones((4, 1))]).ok
+
+
+def test_something_distributed_is_simulated_by_its_own_plan() -> None:
+    step = trained_function()
+    assert ar.simulate(step).replicas == 2
+
+
+def test_an_item_takes_no_specs() -> None:
+    item = ar.GraphItem.from_function(a_plain_function(), tf.TensorSpec([None, 3]))
+    with pytest.raises(ar.GraphError, match="needs no specs"):
+        ar.verify(item, "all_reduce", specs=[tf.TensorSpec([None, 3])])

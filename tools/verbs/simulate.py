@@ -41,6 +41,7 @@ def run(args: argparse.Namespace) -> int:
     from autograph_rewrite.cost.simulate import network_of
     from autograph_rewrite.inspect.render import memory_chart
     from autograph_rewrite.normalize.normalize import normalise
+    from autograph_rewrite.views import requested
 
     if args.memory is not None:
         check_form(args.memory, (".svg", ".json"), "memory")
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     plan, network = optional_plan(args), None
     if plan is None:
         config = read_config(args)
-        plan, network = _planned(item, config), network_of(config)
+        plan, network = requested(item, config), network_of(config)
     machine = calibrate() if args.calibrate else None
     found = ar.simulate(item, plan, network, batch=args.batch, machine=machine)
     if args.trace is not None:
@@ -65,12 +66,3 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(found)
     return 0
-
-
-def _planned(item: ar.GraphItem, config: ar.Config) -> ar.Plan:
-    """Return the request of the builder that a configuration names, whether or not it can be carried out yet."""
-    from autograph_rewrite.strategies import named_builder
-
-    if config.devices is None:
-        config = config.with_devices(())
-    return named_builder(config).build(item, config)

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from autograph_rewrite.notebook import NotebookView, table, text
+
 
 @dataclass(frozen=True)
 class DeviceUse:
@@ -91,8 +93,8 @@ class Event:
     kind: str
 
 
-@dataclass(frozen=True)
-class Simulation:
+@dataclass(frozen=True, repr=False)
+class Simulation(NotebookView):
     """One step, predicted.
 
     Attributes:
@@ -152,6 +154,18 @@ class Simulation:
         """Return the events as Chrome and Perfetto read them."""
         lanes = list(dict.fromkeys(event.lane for event in self.events))
         return {"displayTimeUnit": "ms", "traceEvents": list(_trace(self.events, lanes))}
+
+    def _html_parts(self) -> Iterator[str]:
+        rows = (
+            (d.count, d.name, f"{d.busy_seconds * 1e3:.3f}", _mebibytes(d.peak_bytes), _mebibytes(d.variable_bytes))
+            for d in self.devices
+        )
+        yield table(("#count", "device", "#busy ms", "#peak", "#variables"), rows)
+        links = ((x.count, x.name, f"{x.busy_seconds * 1e3:.3f}", _mebibytes(x.bytes)) for x in self.links)
+        yield table(("#count", "link", "#busy ms", "#carried"), links)
+        exchanges = ((x.value, x.kind, ", ".join(x.owners), f"{x.bytes:,}") for x in self.exchanges)
+        yield table(("exchange", "by", "for", "#bytes"), exchanges)
+        yield text("\n".join(self.notes))
 
     def __str__(self) -> str:
         lines = [

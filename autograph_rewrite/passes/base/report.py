@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from autograph_rewrite.cluster.membership import Membership
+from autograph_rewrite.notebook import NotebookView, table, text
 from autograph_rewrite.passes.base.compression_record import Compressed
 from autograph_rewrite.plan.parts.lowerings import Operation
 from autograph_rewrite.plan.parts.messages import STEP, EdgePlan
@@ -26,8 +27,8 @@ class PassRecord:
     removed: int
 
 
-@dataclass(frozen=True)
-class Report:
+@dataclass(frozen=True, repr=False)
+class Report(NotebookView):
     """The account of one rewrite.
 
     Attributes:
@@ -100,6 +101,14 @@ class Report:
         return Counter(
             edge.owner for edge in self.edges if edge.lowered.does(Operation.GATHER) and edge.compressor == "none"
         )
+
+    def _html_parts(self) -> Iterator[str]:
+        if self.covered.parts > 1:
+            yield text("\n".join([str(self.covered), *(f"whole: {line}" for line in self.covered.lines())]))
+        rows = ((one.name, f"{one.seconds * 1e3:.1f}", one.added, one.removed) for one in self.passes)
+        yield table(("pass", "#ms", "#added", "#removed"), rows)
+        yield table(("op", "node", "note"), ((one.op, one.node, one.text) for one in (*self.inexact, *self.notes)))
+        yield text("\n".join(note for note in self.plan.notes if not note.startswith(NOTE)))
 
     def __str__(self) -> str:
         reduced = {owner: n for owner, n in self.reductions.items() if owner != STEP}

@@ -6,14 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from autograph_rewrite.notebook import NotebookView
 from autograph_rewrite.runtime.bisect.edges import Divergence, Edge
 
 AGREES, DIFFERS = "agrees", "differs"
 SHOWN = 5
 
 
-@dataclass(frozen=True)
-class Bisection:
+@dataclass(frozen=True, repr=False)
+class Bisection(NotebookView):
     """The result. `ok` says that nothing fails, `str()` shows the rest, `data()` is for programs.
 
     Attributes:

@@ -14,7 +14,9 @@ from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.compile import Instrumentation, compile_task
 from autograph_rewrite.config.config import ConfigLike
 from autograph_rewrite.errors import RewriteError, VerifyError
+from autograph_rewrite.ir.format.printer import render
 from autograph_rewrite.item import GraphItem
+from autograph_rewrite.notebook import NotebookView
 from autograph_rewrite.passes.base.pass_manager import Observer, RewriteObserver
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.runtime.bisect.pass_states import FirstRefusal
@@ -33,8 +35,8 @@ from autograph_rewrite.runtime.verify.verify import compare
 NUMBERS, FAILS, REFUSED = "the numbers differ", "the rewritten graph fails", "the rewritten graph is refused"
 
 
-@dataclass(frozen=True)
-class Reduction:
+@dataclass(frozen=True, repr=False)
+class Reduction(NotebookView):
     """A reduced graph.
 
     Attributes:
@@ -48,6 +50,12 @@ class Reduction:
     kind: str
     before: int
     tries: int
+
+    def __str__(self) -> str:
+        if not self.kind:
+            return "ok: the rewrite of this graph does not fail"
+        count = f"{len(self.item.graph)} of {self.before} nodes, after {self.tries} rewrites"
+        return f"{self.kind}: {count}\n{render(self.item.graph)}"
 
 
 @dataclass

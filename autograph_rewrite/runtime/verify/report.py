@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from autograph_rewrite.analysis.variables.readers import declared_trained
 from autograph_rewrite.item import Variable
+from autograph_rewrite.notebook import NotebookView, table, text
 from autograph_rewrite.resolve.coverage import Coverage
 from autograph_rewrite.runtime.verify.error_norm import Deviation
 
@@ -44,8 +45,8 @@ class Row:
     noise: float = 0.0
 
 
-@dataclass(frozen=True)
-class VerifyReport:
+@dataclass(frozen=True, repr=False)
+class VerifyReport(NotebookView):
     """The verdict. `ok` is the answer, `str()` shows it, `data()` is for programs.
 
     Attributes:
@@ -59,6 +60,7 @@ class VerifyReport:
         notes: what to know about this comparison.
         seconds: it took.
         covered: how much of the rewritten step is divided; None where a graph was compared that was rewritten before.
+        advice: what to try next where something differs.
     """
 
     ok: bool
@@ -71,6 +73,7 @@ class VerifyReport:
     notes: tuple[str, ...]
     seconds: float
     covered: Coverage | None = None
+    advice: tuple[str, ...] = ()
 
     @property
     def wrong(self) -> tuple[Row, ...]:
@@ -86,7 +89,17 @@ class VerifyReport:
         if self.covered is not None and self.covered.parts > 1:
             lines += [str(self.covered), *(f"whole: {line}" for line in self.covered.lines())]
         lines += [f"note: {note}" for note in self.notes]
+        lines += [f"next: {text}" for text in self.advice]
         return "\n".join(lines)
+
+    def _html_parts(self) -> Iterator[str]:
+        columns = ("#error", "", "kind", "name", "#max |value|", "where")
+        rows = ((f"{r.error:.1e}", _said(r), r.kind, r.name, f"{r.max_abs:.3g}", r.where) for r in self.rows)
+        yield table(columns, rows)
+        said = [str(self.covered)] if self.covered is not None and self.covered.parts > 1 else []
+        yield text(
+            "\n".join([*said, *(f"note: {one}" for one in self.notes), *(f"next: {one}" for one in self.advice)])
+        )
 
     def _verdict(self) -> str:
         config = self.config
@@ -113,6 +126,7 @@ class VerifyReport:
             "seconds": self.seconds,
             "config": dict(self.config),
             "notes": list(self.notes),
+            "next": list(self.advice),
             "rows": [
                 {
                     "name": row.name,
@@ -132,13 +146,16 @@ def _number(value: float) -> float | str:
     return value if abs(value) < float("inf") else str(value)
 
 
+def _said(row: Row) -> str:
+    return "" if row.ok and not row.noise else "rounding" if row.ok else "DIFFERS"
+
+
 def _table(rows: tuple[Row, ...]) -> list[str]:
     """Return aligned lines: error, verdict, kind, name, size of the values, place."""
     cells = [("error", "", "kind", "name", "max |value|", "where")]
     for row in rows:
-        verdict = "" if row.ok and not row.noise else "rounding" if row.ok else "DIFFERS"
         name = row.name if len(row.name) <= NAME_WIDTH else f"...{row.name[3 - NAME_WIDTH :]}"
-        cells.append((f"{row.error:.1e}", verdict, row.kind, name, f"{row.max_abs:.3g}", row.where))
+        cells.append((f"{row.error:.1e}", _said(row), row.kind, name, f"{row.max_abs:.3g}", row.where))
     widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
     used = [column for column, width in enumerate(widths) if width]
     return ["  ".join(line[column].ljust(widths[column]) for column in used).rstrip() for line in cells]

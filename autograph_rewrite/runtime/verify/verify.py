@@ -7,7 +7,7 @@ item ─┬─ original ──► session ─┐   same initial values, same fee
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,9 +17,11 @@ from autograph_rewrite.config.config import ConfigLike
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.verify.expanded import check_expanded
 from autograph_rewrite.item import GraphItem
+from autograph_rewrite.plan.parts.notes import Note
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve import coverage
 from autograph_rewrite.runtime.verify.cluster import fit_together
+from autograph_rewrite.runtime.verify.compression import KIND as COMPRESSED
 from autograph_rewrite.runtime.verify.compression import compressed_rows, with_compressed, without
 from autograph_rewrite.runtime.verify.incomparable import incomparable, said, unless
 from autograph_rewrite.runtime.verify.prepare import prepare
@@ -84,7 +86,23 @@ def verify(
         report = with_compressed(report, compressed_rows(compressed, training, allowed), plan)
     notes = (*fitting, *_semantics_notes(plan), *ready.notes, *_uncertain(certificate), *report.notes)
     report = replace(report, config=_described(asked), batch=size, notes=notes, covered=covered)
+    report = replace(report, advice=_advice(report, plan, rewritten.report.inexact))
     return replace(report, seconds=time.perf_counter() - began)
+
+
+def _advice(report: VerifyReport, plan: Plan, inexact: Sequence[Note]) -> tuple[str, ...]:
+    """Say what to try where something differs, the likely cause first."""
+    if report.ok:
+        return ()
+    sent = {row.name for row in report.wrong if row.kind == COMPRESSED}
+    found = [f"{note.op} '{note.node}' is not exact, as the configuration asks: {note.text}" for note in inexact]
+    if sent:
+        names = sorted({edge.compressor for edge in plan.edges if edge.compressor != "none"})
+        found.append(f"`compressor: none` shows whether {', '.join(names) or 'the compressor'} is what differs")
+    if len(sent) < len(report.wrong):
+        found.append("ar.bisect(item, config): the first pass, value and edge that are wrong")
+        found.append("ar.reduce(item, config): a graph of a few nodes that still fails, to report")
+    return tuple(found)
 
 
 def _uncertain(certificate: Certificate) -> list[str]:

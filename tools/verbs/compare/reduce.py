@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import shlex
-from typing import Any
 
 import autograph_rewrite as ar
 from autograph_rewrite.tools.common_arguments import (
     add_comparison,
     add_config,
     add_graph,
+    command_line,
     comparison,
     emit,
     load_graph,
@@ -31,26 +30,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the graph and the command that shows the failure; exit with 1 where there is one."""
     config = read_config(args)
-    found: Any = ar.reduce(load_graph(args), config, **comparison(args))
+    found = ar.reduce(load_graph(args), config, **comparison(args))
     text = ar.dump(found.item, full=True) if found.kind else ""
     out = args.out if args.out != STANDARD else None
-    command = _command(args) if found.kind and out is not None else ""
+    command = command_line("verify", out, args) if found.kind and out is not None else ""
     if found.kind and out is not None:
         emit(text, out)
     if args.json:
         sizes = {"before": found.before, "after": len(found.item.graph), "tries": found.tries}
         print_json({"fails": found.kind, **sizes, "command": command, "text": text})
     elif not found.kind:
-        print("ok: the rewrite of this graph does not fail")
+        print(found)
     else:
-        print(f"# {found.kind}: {len(found.item.graph)} of {found.before} nodes, after {found.tries} rewrites")
+        print(f"# {str(found).partition(chr(10))[0]}")
         print(f"# reproduce: {command}" if command else text)
     return 1 if found.kind else 0
-
-
-def _command(args: argparse.Namespace) -> str:
-    """Return the command that verifies the reduced graph."""
-    line = ["autograph-rewrite", "verify", args.out, "--config", args.config, "--steps", str(args.steps)]
-    line += ["--seed", str(args.seed), "--rtol", str(args.rtol)]
-    line += ["--batch", str(args.batch)] if args.batch is not None else []
-    return shlex.join(line + (["--allow-code"] if args.allow_code else []))

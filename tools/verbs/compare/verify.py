@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import autograph_rewrite as ar
 from autograph_rewrite.tools.common_arguments import (
     add_comparison,
     add_config,
     add_graph,
+    command_line,
     comparison,
     config_or_plan,
     load_graph,
@@ -26,4 +29,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compare; exit with 1 on a mismatch."""
     chosen = config_or_plan(args)
-    return print_verdict(ar.verify(load_graph(args), chosen, **comparison(args)), as_json=args.json)
+    report = ar.verify(load_graph(args), chosen, **comparison(args))
+    return print_verdict(replace(report, advice=tuple(_commands(report.advice, args))), as_json=args.json)
+
+
+def _commands(advice: Iterable[str], args: argparse.Namespace) -> Iterator[str]:
+    """Yield advice with command lines in place of calls; a plan is of one graph, so none is reduced by one."""
+    for text in advice:
+        call, _, what = text.partition(": ")
+        verb = next((one for one in ("bisect", "reduce") if call == f"ar.{one}(item, config)"), None)
+        if verb is None:
+            yield text
+        elif verb != "reduce" or args.plan is None:
+            yield f"{command_line(verb, args.graph, args)}: {what}"

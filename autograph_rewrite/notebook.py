@@ -1,0 +1,56 @@
+"""What a notebook shows of an object: its first line, then tables; every text is escaped, so that names are inert.
+
+A class derives from `NotebookView`: its `__str__` begins with a line that says the most, which is its `repr`, too.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Iterator, Sequence
+
+MOST = 50
+"""Rows of a table; the others are counted."""
+
+
+class NotebookView:
+    """Something with a `repr` of one line, and with tables in a notebook."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {str(self).partition(chr(10))[0]}>"
+
+    def _repr_html_(self) -> str:
+        head = f"<p><b>{html.escape(str(self).partition(chr(10))[0])}</b></p>"
+        return f'<div class="autograph-rewrite">{head}{"".join(self._html_parts())}</div>'
+
+    def _html_parts(self) -> Iterator[str]:
+        """Yield what stands below the first line."""
+        yield text(str(self).partition("\n")[2])
+
+
+def text(plain: str) -> str:
+    """Return lines as they are."""
+    return f"<pre>{html.escape(plain)}</pre>" if plain.strip() else ""
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a table; columns whose name starts with `#` hold numbers, and None is left empty.
+
+    Args:
+        columns: their headings.
+        rows: a cell for each column.
+    """
+    found = list(rows)
+    if not found:
+        return ""
+    right = [column.startswith("#") for column in columns]
+    head = _row("th", [column.removeprefix("#") for column in columns], right)
+    body = "".join(_row("td", row, right) for row in found[:MOST])
+    more = f"<p>... and {len(found) - MOST:,} more</p>" if len(found) > MOST else ""
+    return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>{more}"
+
+
+def _row(tag: str, cells: Sequence[object], right: Sequence[bool]) -> str:
+    shown = ("" if cell is None else html.escape(str(cell)) for cell in cells)
+    sides = ("right" if one else "left" for one in right)
+    made = [f'<{tag} style="text-align:{side}">{cell}</{tag}>' for side, cell in zip(sides, shown, strict=True)]
+    return f"<tr>{''.join(made)}</tr>"

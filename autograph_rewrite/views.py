@@ -1,0 +1,301 @@
+"""What is asked about a rewrite: explain, verify, bisect, reduce, report, simulate.
+
+Each takes an item, and what `distribute` takes or has returned:
+
+    ar.verify(item, "fsdp")      ar.verify(model, "fsdp", specs=(x, y))      ar.verify(step)  # distributed, has run
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autograph_rewrite.api import rewrite
+from autograph_rewrite.config.config import Config, ConfigLike
+from autograph_rewrite.config.sections import Cluster, Network
+from autograph_rewrite.diagnostics.stages import stage
+from autograph_rewrite.errors import ConfigError, GraphError
+from autograph_rewrite.item import GraphItem, RewrittenTrace
+from autograph_rewrite.normalize.normalize import normalise_original
+from autograph_rewrite.passes.base.pass_manager import Observer
+from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.plan.selected import chosen
+
+if TYPE_CHECKING:
+    from autograph_rewrite.cost.hardware.machine import Machine
+    from autograph_rewrite.cost.tasks.result import Simulation
+    from autograph_rewrite.inspect.profile.profile import Profile
+    from autograph_rewrite.runtime.bisect.bisection import Bisection
+    from autograph_rewrite.runtime.reduce.reduce import Reduction
+    from autograph_rewrite.runtime.verify.report import VerifyReport
+
+Feeds = Sequence[Mapping[Any, Any]] | Mapping[Any, Any]
+"""A dict of values by input name for each step, used in turn, or one for all."""
+
+
+def explain(
+    new: Any, config: ConfigLike | Plan | None = None, *, batch: int | None = None, specs: Sequence[Any] = ()
+) -> str:
+    """Say in sentences what was rewritten, what is divided, what runs whole, why, and what it costs.
+
+    Args:
+        new: a rewritten item, or a distributed function or Keras model that has run: of each of its traces. With a
+            configuration also what is still to be rewritten, as for `verify`.
+        config: what to rewrite it by.
+        batch: examples of all devices together, where the graph leaves that open.
+        specs: as for `verify`.
+
+    Raises:
+        GraphError: nothing was rewritten.
+    """
+    from autograph_rewrite.inspect.explain import explain as run
+
+    traces = _traces(new, specs)
+    if config is not None:
+        return run(rewrite(traces[0].original, config, batch=batch), batch=batch)
+    return "\n".join(run(trace.rewritten, batch=batch) for trace in traces)
+
+
+def verify(
+    item: Any,
+    config: ConfigLike | Plan | None = None,
+    *,
+    steps: int = 3,
+    feeds: Feeds | None = None,
+    rtol: float = 1e-5,
+    atol: float | None = None,
+    seed: int = 0,
+    batch: int | None = None,
+    specs: Sequence[Any] = (),
+) -> VerifyReport:
+    """Train the rewritten item and the original on the same feeds from the same values, and compare.
+
+    Args:
+        item: the original; a distributed function or Keras model that has run: its first trace, from the values that
+            its variables have now; or, with `specs`, what `distribute` takes.
+        config: file, dict, `Config`, plan or name of a shipped configuration to rewrite it by; none: what something
+            distributed runs by, else what `run --config` or `launch --config` gave.
+        steps: how many to train.
+        feeds: left out: random ones.
+        rtol: allowed error, relative to the largest value of each tensor.
+        atol: allowed error of tensors that are all but zero; left out: it follows from `rtol`.
+        seed: of random feeds, and of random ops that have none.
+        batch: examples per step of random feeds; left out: an odd prime, so that replicas get uneven parts.
+        specs: `tf.TensorSpec`s or arrays that a function or a compiled Keras model is traced for.
+
+    Returns:
+        The report; a mismatch is `ok == False`, no exception.
+
+    Raises:
+        RewriteError: it cannot be rewritten, or the original cannot be trained on these feeds.
+    """
+    from autograph_rewrite.runtime.verify.verify import verify as run
+
+    options: dict[str, Any] = {"steps": steps, "feeds": feeds, "rtol": rtol, "atol": atol, "seed": seed, "batch": batch}
+    return run(*_compared(item, config, specs), **options)
+
+
+def bisect(
+    item: Any,
+    config: ConfigLike | Plan | None = None,
+    *,
+    steps: int = 3,
+    feeds: Feeds | None = None,
+    rtol: float = 1e-5,
+    atol: float | None = None,
+    seed: int = 0,
+    batch: int | None = None,
+    specs: Sequence[Any] = (),
+    observers: Sequence[Observer] = (),
+) -> Bisection:
+    """Find the first pass behind which `verify` fails, and the first value and edge that are wrong.
+
+    Args:
+        item: as for `verify`, as are all others but `observers`.
+        config: what to rewrite it by.
+        steps: how many to train.
+        feeds: left out: random ones.
+        rtol: allowed error.
+        atol: allowed error of tensors that are all but zero.
+        seed: of random feeds.
+        batch: examples per step of random feeds.
+        specs: what a function or a model is traced for.
+        observers: called with (pass name, folded graph) after every pass, as in `rewrite`.
+
+    Returns:
+        What was found: `ok` where nothing fails.
+
+    Raises:
+        RewriteError: as for `verify`.
+    """
+    from autograph_rewrite.runtime.bisect.bisect import bisect as run
+
+    options: dict[str, Any] = {"steps": steps, "feeds": feeds, "rtol": rtol, "atol": atol, "seed": seed, "batch": batch}
+    return run(*_compared(item, config, specs), **options, observers=observers)
+
+
+def reduce(
+    item: Any,
+    config: ConfigLike | None = None,
+    *,
+    steps: int = 1,
+    seed: int = 0,
+    batch: int | None = None,
+    rtol: float = 1e-5,
+    specs: Sequence[Any] = (),
+    observers: Sequence[Observer] = (),
+) -> Reduction:
+    """Return a graph as small as can be found whose rewrite still fails as that of an item does, on random feeds.
+
+    Args:
+        item: as for `verify`.
+        config: as for `rewrite`; a plan is of one graph only, so none is taken.
+        steps: how many to train.
+        seed: of random feeds.
+        batch: examples per step.
+        rtol: allowed error, as for `verify`.
+        specs: as for `verify`.
+        observers: called with (pass name, folded graph) after every pass, as in `rewrite`.
+
+    Returns:
+        The graph as `item`; `kind` says how its rewrite fails, empty where it does not.
+
+    Raises:
+        ConfigError: a plan is given.
+        RewriteError: as for `rewrite`.
+    """
+    from autograph_rewrite.runtime.reduce.reduce import reduce as run
+
+    given = chosen(config)
+    if isinstance(given, Plan):
+        raise ConfigError("a plan is of one graph, not of what becomes of it", hint="give a configuration")
+    original = _traces(item, specs)[0].original
+    return run(original, given, steps=steps, seed=seed, batch=batch, rtol=rtol, observers=observers)
+
+
+def simulate(
+    item: Any,
+    plan: ConfigLike | Plan | None = None,
+    cluster: ConfigLike | Cluster | Network | None = None,
+    *,
+    batch: int | None = None,
+    machine: Machine | None = None,
+    specs: Sequence[Any] = (),
+) -> Simulation:
+    """Predict one step.
+
+    Args:
+        item: a training graph, which is not changed; or as for `verify`.
+        plan: a request or a resolved plan for it, or a configuration; left out: as for `verify`.
+        cluster: what says how fast the network is: a configuration, its `cluster` or `network` section; left out, the
+            configuration that is given as `plan`.
+        batch: examples of all replicas together; left out, what the graph says, else 32 for each replica.
+        machine: how fast its devices are; left out, round figures. `calibrate()` measures this one.
+        specs: as for `verify`.
+
+    Raises:
+        GraphError: the graph has no batch input, or it has been distributed already.
+        PlanError: the plan is not one for this graph.
+        ConfigError: the configuration is wrong.
+    """
+    from autograph_rewrite.cost.simulate import simulate as run
+
+    original, given = _compared(item, plan, specs)
+    if isinstance(given, Plan):
+        return run(original, given, cluster, batch=batch, machine=machine)
+    flat = normalise_original(original)
+    return run(flat, requested(flat, given), given if cluster is None else cluster, batch=batch, machine=machine)
+
+
+def requested(item: GraphItem, config: Config) -> Plan:
+    """Return the request of the builder that a configuration names, whether or not it can be carried out yet.
+
+    Raises:
+        ConfigError: it does not fit the item.
+    """
+    from autograph_rewrite.strategies import named_builder
+
+    config = config if config.devices is not None else config.with_devices(())
+    return named_builder(config).build(item, config)
+
+
+def report(
+    target: Any,
+    out: str | Path = "report.html",
+    config: ConfigLike | Plan | None = None,
+    *,
+    batch: int | None = None,
+    task: int | None = None,
+    measured: Profile | str | Path | None = None,
+    title: str = "",
+    specs: Sequence[Any] = (),
+) -> Path:
+    """Write one offline HTML file that shows a graph, what each pass made of it, and what a step costs.
+
+    Args:
+        target: as for `verify`; or a rewritten item.
+        out: the file.
+        config: what to rewrite a training graph by; left out, it is shown as it is.
+        batch: examples of all devices together, where the graph leaves that open.
+        task: of several processes, the one whose graph is shown; left out, all of them.
+        measured: what `profile` returned, or the file that it was saved in.
+        title: of the page; left out, the name of the file.
+        specs: as for `verify`.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        RewriteError: the graph cannot be rewritten so, or has been already; nothing is written then.
+    """
+    from autograph_rewrite.inspect.profile.profile import Profile
+    from autograph_rewrite.inspect.report.build import Shown, is_rewritten, of_ranks, report_page
+    from autograph_rewrite.inspect.report.graph_states import GraphStates
+    from autograph_rewrite.inspect.report_view import plan_of
+
+    original, new = _traces(target, specs)[0]
+    given = chosen(config) if config is not None else None
+    plan = plan_of(new, given if isinstance(given, Plan) else None)
+    found = Profile.load(measured) if isinstance(measured, (str, Path)) else measured
+    states = GraphStates()
+    if original is new and (new.report is not None or is_rewritten(new.graph)):
+        if isinstance(given, Config):
+            hint = "give the original with the configuration; or this one alone, or with its plan"
+            raise GraphError("this graph is distributed already", hint=hint)
+        states.keep("graph", new.graph, new.placements)
+        shown = Shown(states, None, new, plan, batch=batch, measured=found)
+    elif original is new and given is None:
+        states.keep("graph", original.graph, original.placements)
+        shown = Shown(states, original, measured=found)
+    else:
+
+        def ranked(flat: GraphItem, observers: list[Observer], task: int) -> GraphItem:
+            return rewrite(flat, plan if given is None else given, observers=observers, batch=batch, task=task)
+
+        new = of_ranks(states, original, ranked, task)
+        network = given if isinstance(given, Config) else None
+        shown = Shown(states, original, new, new.report.plan, network, batch, found)
+    stage("drawing")
+    Path(out).write_text(report_page(title or Path(out).stem, shown), encoding="utf-8")
+    return Path(out)
+
+
+def _compared(item: Any, config: ConfigLike | Plan | None, specs: Sequence[Any]) -> tuple[GraphItem, Config | Plan]:
+    """Return an original, and what it is rewritten by."""
+    trace = _traces(item, specs)[0]
+    has_run = trace.original is not trace.rewritten
+    return trace.original, trace.rewritten.report.plan if config is None and has_run else chosen(config)
+
+
+def _traces(target: Any, specs: Sequence[Any] = ()) -> Sequence[RewrittenTrace]:
+    """Return what was rewritten of an item, or of what `distribute` has returned; of what it takes, the original."""
+    if not isinstance(target, GraphItem):
+        from autograph_rewrite.runtime.distribute import is_keras_model, traces_of
+
+        if not specs:
+            return traces_of(target)
+        target = (GraphItem.from_keras if is_keras_model(target) else GraphItem.from_function)(target, *specs)
+    elif specs:
+        raise GraphError("an item needs no specs: it is traced already", hint="leave `specs` out")
+    return [RewrittenTrace(target, target)]
