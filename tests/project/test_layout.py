@@ -22,7 +22,6 @@ MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 6
 # What users call names each setting: constructors of the public surface, verbs, and a graph's way to add a node.
 PUBLIC = {
-    "api.py:report",
     "api.py:rewrite",
     "views.py:bisect",
     "views.py:reduce",
@@ -52,8 +51,7 @@ LAYERS = (
     {"compile"},
     {"cost"},
     {"runtime", "inspect"},
-    {"api"},
-    {"views"},
+    {"api", "views"},
     {"tools"},
 )
 RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}
