@@ -55,6 +55,23 @@ def test_a_session_is_profiled_and_its_step_predicted_from_the_original() -> Non
     assert found.predicted["batch"] == 8
 
 
+def test_a_run_of_several_steps_counts_the_examples_of_all_and_is_not_predicted() -> None:
+    several = {"devices": ["CPU:0", "CPU:0"], "strategy": {"name": "AllReduce"}, "steps_per_run": 4}
+    w = tf.Variable([[1.0], [2.0]], name="w")
+
+    def step(x: Any) -> Any:
+        loss = tf.reduce_sum(x @ w)
+        w.assign_sub(tf.linalg.matmul(x, tf.ones_like(x @ w), transpose_a=True) * 0.01)
+        return loss
+
+    distributed = ar.distribute(step, several, tf.TensorSpec([None, 2]))
+    found = ar.profile(distributed, tf.ones([3, 6, 2]), steps=1)
+    assert found.examples == 18
+    assert found.predicted is None
+    assert "steps_per_run" in found.notes[0]
+    assert any(row["runs"] == 6 for row in found.figures()["nodes"])  # three steps on two replicas
+
+
 def test_a_keras_model_is_profiled_on_batches() -> None:
     model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")

@@ -148,8 +148,10 @@ class DistributedFunction:
             traced.first(traced.step.examples(tensors, rows))
         if self.observer is None or not self._tf.executing_eagerly():
             return traced.pack(traced.step(tensors, rows))
-        what = RewrittenTrace(traced.original, traced.step.item)
-        with self.observer.step(what, traced.step.examples(tensors, rows)):
+        what, examples = RewrittenTrace(traced.original, traced.step.item), traced.step.examples(tensors, rows)
+        if True in rows:  # several steps
+            examples = (examples or 0) * int(tensors[rows.index(True)].shape[0])
+        with self.observer.step(what, examples):
             return traced.pack(traced.step(tensors, rows))
 
     def _cast(

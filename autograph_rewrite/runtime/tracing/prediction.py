@@ -25,6 +25,8 @@ def prediction(
         return None, ()
     if trace.original is trace.rewritten:
         return None, ("the original graph is not at hand, so nothing is predicted",)
+    if trace.rewritten.report.plan.steps_per_run > 1:
+        return None, ("each run does several steps (steps_per_run): `simulate` predicts one of them",)
     try:
         found = simulate(trace.original, trace.rewritten.report.plan, batch=examples or None, machine=machine)
     except RewriteError as error:

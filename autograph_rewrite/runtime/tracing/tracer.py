@@ -48,8 +48,12 @@ def observed(observer: StepObserver | None, item: GraphItem, feeds: Mapping[str,
     """
     if observer is None:
         return nullcontext()
-    batches = [(feeds[one.tensor], one.batch_axis) for one in item.inputs.values() if one.tensor in feeds]
-    sizes = [np.shape(value)[axis] for value, axis in batches if axis is not None]
+    sizes = []
+    for one in item.inputs.values():
+        if one.tensor in feeds and one.batch_axis is not None:
+            shape = np.shape(feeds[one.tensor])
+            several = one.shape is not None and len(shape) > len(one.shape)  # a row for each of several steps
+            sizes.append(shape[0] * shape[one.batch_axis + 1] if several else shape[one.batch_axis])
     return observer.step(RewrittenTrace(item, item), max(sizes, default=0))
 
 
