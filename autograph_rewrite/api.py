@@ -78,6 +78,7 @@ def rewrite(
         GraphError: the graph cannot be distributed; the message says why.
         PassError: an edge cannot be lowered, or less is divided than `semantics.min_coverage` asks for.
     """
+    from autograph_rewrite.runtime.elastic.own_loop import keep_steps
     from autograph_rewrite.runtime.job.parameter_server import serve
 
     with no_garbage_collection():
@@ -85,6 +86,7 @@ def rewrite(
         job = Job.of(chosen(config), task)
         if job.member is not None and not job.member.is_worker:
             serve(job.member, job.given.timeout_seconds)
+        keep_steps(job.config)
         plan = request(flat, job.given)
         looking = Instrumentation(verify_each, observers)
         new = compile_item(flat, plan, job, training=training, batch=batch, instrumentation=looking)
@@ -168,6 +170,22 @@ def shard_dataset(
     from autograph_rewrite.runtime.data.shard_dataset import shard_dataset as run
 
     return run(dataset, global_batch_size, policy=policy, config=config)
+
+
+def on_resize(function: Callable[[int], None]) -> None:
+    """Let a loop of the program's own go on where it was when an elastic job has lost workers, or others have joined.
+
+    The job then runs the program again, with another number of workers; its variables have the values of the last
+    snapshot from the first step on. Programs that take all their data from `shard_dataset` need not call this.
+
+    Args:
+        function: called at once with the number of steps that are done, if there are any: the loop has to begin there.
+    """
+    from autograph_rewrite.runtime.elastic.own_loop import OwnLoop
+
+    loop = OwnLoop.here()
+    if loop is not None:
+        loop.on_resize(function)
 
 
 def distribute_datasets_from_function(

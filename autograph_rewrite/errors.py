@@ -99,7 +99,13 @@ class VerifyError(RewriteError):
 
 
 class ClusterError(RewriteError):
-    """Devices or processes are missing, misconfigured, or do not answer in time."""
+    """Devices or processes are missing, misconfigured, or do not answer in time.
+
+    Attributes:
+        lost: the workers that did not answer, by their numbers.
+    """
+
+    lost: tuple[int, ...] = ()
 
 
 class CheckpointError(RewriteError):

@@ -84,6 +84,9 @@ class Config(Section):
     longest (auto) or the next power of two; none: workers with other lengths are an error."""
     timeout_seconds: Positive = 60.0
     """How long anything waits for a device or process before it says who is missing."""
+    snapshot_steps: Count = 10
+    """In an elastic job, how many steps there are from one snapshot in memory to the next: as many are repeated at most
+    when a worker is lost (docs/elastic.md)."""
 
     _source: Source = PrivateAttr(default_factory=Source)
     _idle: tuple[str, ...] | None = PrivateAttr(default=None)

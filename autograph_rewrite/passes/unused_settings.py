@@ -312,6 +312,7 @@ READERS: Mapping[str, Reader] = MappingProxyType(
         "input": _needs_a_job,
         "padding": _needs_a_job,
         "timeout_seconds": _timeout,
+        "snapshot_steps": read,  # a job may be elastic wherever it is started
     }
 )
 

@@ -10,7 +10,7 @@ from typing import Any
 from autograph_rewrite.cluster.local_devices import with_local_devices
 from autograph_rewrite.cluster.membership import Membership
 from autograph_rewrite.compile import Job, compile_item, request
-from autograph_rewrite.config.config import ConfigLike
+from autograph_rewrite.config.config import Config, ConfigLike
 from autograph_rewrite.errors import ConfigError, GraphError
 from autograph_rewrite.ir.gc_pause import no_garbage_collection
 from autograph_rewrite.ir.types.device_names import parse
@@ -21,6 +21,10 @@ from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.replica_devices import needed_devices, run_devices
 from autograph_rewrite.plan.selected import chosen
 from autograph_rewrite.resolve import coverage
+from autograph_rewrite.runtime.elastic.function_steps import FunctionSteps
+from autograph_rewrite.runtime.elastic.job_memory import JobMemory
+from autograph_rewrite.runtime.elastic.keras_fit import make_elastic, seed
+from autograph_rewrite.runtime.elastic.own_loop import OwnLoop, keep_steps
 from autograph_rewrite.runtime.function.function import DistributedFunction
 from autograph_rewrite.runtime.function.session_step import stand_alone, with_proxies, without_servers, without_shards
 from autograph_rewrite.runtime.job.logical_devices import ensure_devices
@@ -52,21 +56,40 @@ def distribute(
     rewriter = Rewriter(config)
     ensure_devices(rewriter.devices)
     if is_keras_model(target):
-        from autograph_rewrite.runtime.keras.model import distribute_keras
-
         if specs or named_specs:
             raise ConfigError(
                 "a Keras model needs no specs: it is traced for the data that it is given",
                 hint="ar.distribute(model, config)",
             )
-        job = rewriter.keras_job(batch_inputs)
-        return distribute_keras(target, rewriter, batch_inputs=batch_inputs, job=job, steps=rewriter.steps_per_run)
+        return _distributed_model(target, rewriter, batch_inputs)
     if isinstance(target, DistributedFunction):
         name = getattr(target, "__name__", "step")
         raise GraphError(f"the function '{name}' is already distributed", hint="distribute the original function")
+    loop = OwnLoop.here()
+    name = getattr(target, "__name__", "step")
     return DistributedFunction(
-        target, rewriter, specs or None, named_specs, batch_inputs=batch_inputs, steps=rewriter.steps_per_run
+        target,
+        rewriter,
+        specs or None,
+        named_specs,
+        batch_inputs=batch_inputs,
+        steps=rewriter.steps_per_run,
+        elastic=FunctionSteps(loop, name) if loop is not None else None,
     )
+
+
+def _distributed_model(model: Any, rewriter: Rewriter, batch_inputs: Mapping[str, int | None] | None) -> Any:
+    """Return the model, whose `fit` survives the loss of workers in an elastic job."""
+    from autograph_rewrite.runtime.keras.model import distribute_keras
+
+    memory = JobMemory.here()
+    if memory is not None:
+        seed(memory)
+    job = rewriter.keras_job(batch_inputs)
+    model = distribute_keras(model, rewriter, batch_inputs=batch_inputs, job=job, steps=rewriter.steps_per_run)
+    if memory is not None:
+        make_elastic(model, memory, rewriter.snapshot_steps)
+    return model
 
 
 def traces_of(target: Any) -> tuple[RewrittenTrace, ...]:
@@ -116,6 +139,7 @@ class Rewriter:
             serve(job.member, job.given.timeout_seconds)
         if job.member is not None:
             join(job.member)
+        keep_steps(job.config)
         if job.config is not None:
             self._job = replace(job, given=with_local_devices(job.config))
         self.devices = self._own_devices()
@@ -129,6 +153,12 @@ class Rewriter:
     def steps_per_run(self) -> int:
         """How many steps a call, or a run, does at most."""
         return max(1, self._job.given.steps_per_run)
+
+    @property
+    def snapshot_steps(self) -> int:
+        """How many steps there are from one snapshot of an elastic job to the next."""
+        config = self._job.config
+        return (config if config is not None else Config()).snapshot_steps
 
     def _own_devices(self) -> tuple[str, ...]:
         given = self._job.given

@@ -9,10 +9,11 @@ import os
 import selectors
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import FrameType
+from typing import Protocol
 
 from autograph_rewrite.tools.launcher.output import Output
 from autograph_rewrite.tools.launcher.process import Child, Task
@@ -39,10 +40,14 @@ class Outcome:
     """The end of what it wrote to stderr."""
     late: tuple[str, ...] = ()
     """Who was still running when time was up."""
+    reason: Reason | None = None
+    """Why it was ended, if nobody failed."""
 
     @property
     def problem(self) -> str:
         """What happened to the process that failed."""
+        if self.reason is not None:
+            return self.reason.words
         assert self.failed is not None
         code = self.codes[self.failed]
         return f"{self.failed} " + (
@@ -54,6 +59,61 @@ class Outcome:
         """Whether a process failed because somebody else listens at its address."""
         text = "\n".join(self.last_lines).lower()
         return any(words in text for words in _PORT_TAKEN)
+
+
+class Started(Protocol):
+    """A process that was started."""
+
+    task: Task
+
+    @property
+    def code(self) -> int | None:
+        """The exit code, once it was seen to have ended; negative: the signal that killed it."""
+
+    @property
+    def pipes(self) -> tuple[int, int]:
+        """The descriptors of its stdout and stderr."""
+
+    def has_ended(self) -> bool:
+        """Whether it has ended."""
+
+    def send(self, number: int) -> None:
+        """Send a signal to it and to whatever it started."""
+
+    def close(self) -> None:
+        """Wait until it has ended, and read no more of what it wrote."""
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why an attempt is to be ended although nobody has failed."""
+
+    words: str
+    lost: str | None = None
+    """The process that is not there any more."""
+
+
+def _no_reason(_: Sequence[Started]) -> Reason | None:
+    return None
+
+
+def _start_child(task: Task, pipes: bool) -> Started:
+    return Child(task, pipes=pipes)
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How processes are started, watched and ended."""
+
+    start: Callable[[Task, bool], Started] = _start_child
+    """Starts one, given whether the launcher reads what it writes."""
+    look: Callable[[Sequence[Started]], Reason | None] = _no_reason
+    """Looks at those that run for a reason to end them."""
+    is_hasty: bool = False
+    """After a failure nobody is waited for: those that are left have nothing to save."""
+
+
+USUAL = Manner()
 
 
 class Signals:
@@ -72,7 +132,14 @@ class Signals:
 class Attempt:
     """The processes of one start."""
 
-    def __init__(self, output: Output | None, grace: float, signals: Signals, deadline: float | None) -> None:
+    def __init__(
+        self,
+        output: Output | None,
+        grace: float,
+        signals: Signals,
+        deadline: float | None,
+        manner: Manner = USUAL,
+    ) -> None:
         """Prepare to run.
 
         Args:
@@ -80,8 +147,11 @@ class Attempt:
             grace: how many seconds a process has to end by itself before it is killed.
             signals: what the launcher is asked for meanwhile.
             deadline: when time is up, by `time.monotonic`.
+            manner: how they are started, watched and ended.
         """
-        self._children: list[Child] = []
+        self._children: list[Started] = []
+        self._manner = manner
+        self._reason: Reason | None = None
         self._selector = selectors.DefaultSelector()
         self._output = output
         self._grace = grace
@@ -96,21 +166,25 @@ class Attempt:
             for task in tasks:
                 self._start(task)
             failed, late = self._wait()
+            if self._manner.is_hasty and (failed or self._reason) and self._signals.received is None:
+                self._grace = 0.0
             self._stop(self._signals.received if self._signals.received == signal.SIGINT else signal.SIGTERM)
         codes = {child.task.name: child.code for child in self._children if child.code is not None}
+        if self._reason is not None:
+            return Outcome(codes, self._reason.lost, reason=self._reason)
         if failed is None:
             return Outcome(codes, late=late)
         last = tuple(self._output[failed.task.name].err.last) if self._output else ()
         return Outcome(codes, failed.task.name, last)
 
     def _start(self, task: Task) -> None:
-        child = Child(task, pipes=self._output is not None)
+        child = self._manner.start(task, self._output is not None)
         self._children.append(child)
         if self._output is not None:
             for pipe, writer in zip(child.pipes, self._output[task.name], strict=True):
                 self._selector.register(pipe, selectors.EVENT_READ, writer)
 
-    def _wait(self) -> tuple[Child | None, tuple[str, ...]]:
+    def _wait(self) -> tuple[Started | None, tuple[str, ...]]:
         """Wait until there is a reason to stop; return who failed, or who is late."""
         while self._signals.received is None:
             ended = [child for child in self._children if child.has_ended()]
@@ -122,6 +196,9 @@ class Attempt:
                 return None, ()
             if self._deadline is not None and time.monotonic() > self._deadline:
                 return None, tuple(child.task.name for child in self._children if child not in ended)
+            self._reason = self._manner.look([child for child in self._children if child not in ended])
+            if self._reason is not None:
+                return None, ()
             self._pump()
         return None, ()
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autograph_rewrite.tools.launcher.attempt import Attempt, Outcome, Signals, signal_name
+from autograph_rewrite.tools.launcher.attempt import USUAL, Attempt, Manner, Outcome, Signals, signal_name
 from autograph_rewrite.tools.launcher.output import opened
 from autograph_rewrite.tools.launcher.process import Task
 
@@ -78,26 +78,26 @@ def supervise(tasks: Callable[[int], Sequence[Task]], options: Options) -> Summa
     deadline = None if options.timeout is None else began + options.timeout
     starts = restarts = 0
     may_retry = options.fresh_ports
-    with _noted_signals() as signals:
+    with noted_signals() as signals:
         while True:
-            outcome = _start(tasks(restarts), options, signals, deadline, is_first=starts == 0)
+            outcome = start(tasks(restarts), options, signals, deadline, is_first=starts == 0)
             starts += 1
             if outcome.failed is None or signals.received is not None:
                 break
             if may_retry and outcome.port_was_taken:
                 may_retry = False
-                _say(options, f"{outcome.failed} found its port taken: starting again on other ports")
+                say(options, f"{outcome.failed} found its port taken: starting again on other ports")
             elif restarts < options.restarts:
                 restarts += 1
-                _say(options, f"{outcome.problem}: restart {restarts} of {options.restarts}")
+                say(options, f"{outcome.problem}: restart {restarts} of {options.restarts}")
             else:
                 break
-    _explain(outcome, options, signals.received)
-    return Summary(_exit_code(outcome, signals.received), restarts, time.monotonic() - began, outcome)
+    explain(outcome, options, signals.received)
+    return Summary(exit_code(outcome, signals.received), restarts, time.monotonic() - began, outcome)
 
 
 @contextmanager
-def _noted_signals() -> Iterator[Signals]:
+def noted_signals() -> Iterator[Signals]:
     """Note signals instead of dying of them; those that are ignored (nohup) stay ignored."""
     signals = Signals()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
@@ -111,31 +111,65 @@ def _noted_signals() -> Iterator[Signals]:
             signal.signal(number, handler)
 
 
-def _start(
-    tasks: Sequence[Task], options: Options, signals: Signals, deadline: float | None, *, is_first: bool
+def start(
+    tasks: Sequence[Task],
+    options: Options,
+    signals: Signals,
+    deadline: float | None,
+    *,
+    is_first: bool,
+    manner: Manner = USUAL,
 ) -> Outcome:
+    """Start the processes of a job once, and stay until all have ended.
+
+    Args:
+        tasks: the processes.
+        options: how to run them.
+        signals: what the launcher is asked for meanwhile.
+        deadline: when time is up, by `time.monotonic`.
+        is_first: whether logs begin with it.
+        manner: how they are started, watched and ended.
+    """
     if not options.prefixed:
-        return Attempt(None, options.grace, signals, deadline).run(tasks)
+        return Attempt(None, options.grace, signals, deadline, manner).run(tasks)
     with opened([task.name for task in tasks], options.log_dir, append=not is_first) as output:
-        return Attempt(output, options.grace, signals, deadline).run(tasks)
+        return Attempt(output, options.grace, signals, deadline, manner).run(tasks)
 
 
-def _explain(outcome: Outcome, options: Options, received: int | None) -> None:
-    """Say why the job did not end well; what the failed process said last stands at the end, where it is seen."""
+def explain(outcome: Outcome, options: Options, received: int | None) -> None:
+    """Say why the job did not end well; what the failed process said last stands at the end, where it is seen.
+
+    Args:
+        outcome: of its last start.
+        options: how it was run.
+        received: the signal that ended it.
+    """
     if received is not None:
-        _say(options, f"stopped by {signal_name(received)}")
+        say(options, f"stopped by {signal_name(received)}")
     elif outcome.late:
-        _say(options, f"not done after {options.timeout:g} s; still running: {', '.join(outcome.late)}")
+        say(options, f"not done after {options.timeout:g} s; still running: {', '.join(outcome.late)}")
     elif outcome.failed is not None:
         ending = "; the end of its stderr:" if outcome.last_lines else ""
-        _say(options, outcome.problem + ending, *(f"    {line}" for line in outcome.last_lines))
+        say(options, outcome.problem + ending, *(f"    {line}" for line in outcome.last_lines))
 
 
-def _say(options: Options, *lines: str) -> None:
+def say(options: Options, *lines: str) -> None:
+    """Speak as the launcher.
+
+    Args:
+        options: say who that is.
+        *lines: what to say.
+    """
     print(f"[{options.title}]", "\n".join(lines), file=sys.stderr, flush=True)
 
 
-def _exit_code(outcome: Outcome, received: int | None) -> int:
+def exit_code(outcome: Outcome, received: int | None) -> int:
+    """Return the launcher's exit code.
+
+    Args:
+        outcome: of the last start.
+        received: the signal that ended it.
+    """
     if received is not None:
         return BY_SIGNAL + received
     if outcome.late:

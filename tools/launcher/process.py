@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-_PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def _libc() -> ctypes.CDLL | None:
 def _prepare(launcher: int, core: int | None, libc: ctypes.CDLL | None) -> None:
     """What the new process does before it becomes the program."""
     if libc is not None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != launcher:
             os._exit(1)  # the launcher died before the line above
     if core is not None:

@@ -6,11 +6,13 @@ Each process finds in TF_CONFIG who it is and where the others listen: on loopba
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +33,11 @@ from autograph_rewrite.tools.launcher.show_status import ShowStatus, watched
 if TYPE_CHECKING:
     from autograph_rewrite.cluster.membership import Job
     from autograph_rewrite.config.config import Config
+    from autograph_rewrite.runtime.elastic.job_memory import JobMemory
+    from autograph_rewrite.tools.launcher.status import StatusFolder
+
+_MakesTasks = Callable[[int, Mapping[str, str], tuple[str, ...]], list[Task]]
+RANK = "AUTOGRAPH_RANK"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,6 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="print how far the jobs on this machine have come, and start none",
     )
     parser.add_argument("--metrics", metavar="PORT", type=_port, help="answer Prometheus on loopback at this port")
+    parser.add_argument("--elastic", metavar="MIN:MAX", type=_range, help="go on without workers that are lost")
+    parser.add_argument(
+        "--heartbeat", metavar="S", type=_seconds, default=1.0, help="from one sign of life to the next (default 1)"
+    )
     add_process_arguments(parser)
     add_script(parser)
 
@@ -63,38 +74,85 @@ def add_process_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the job; exit with 0, or with the code of the process that failed first."""
+    config = require_script(args)
+    if getattr(args, "elastic", None) is not None:
+        return _run_elastic(args, config)
+    workers, servers = _counts(args, config)
+    with watched(args.script, getattr(args, "metrics", None)) as status:
+        make = _tasks_of(args, servers, status)
+        summary = supervise(lambda restarts: make(workers, environment(args, restarts), command(args)), _options(args))
+    if args.json:
+        print(json.dumps({**described(args), **summary.data()}))
+    return summary.exit_code
+
+
+def _run_elastic(args: argparse.Namespace, config: Config | None) -> int:
+    """Run a job that goes on without workers that are lost.
+
+    Raises:
+        ConfigError: the configuration, or another option, says how many workers there are.
+    """
+    if config is not None and config.cluster is not None:
+        raise ConfigError(
+            "an elastic job has no fixed addresses, and the configuration names some",
+            where=config.where("cluster"),
+            hint="leave `cluster` out of it",
+        )
+    least, most = args.elastic
+    if args.workers not in (None, most):
+        raise ConfigError(f"-n is {args.workers}, but --elastic {least}:{most} begins with {most}", hint="leave -n out")
+    from autograph_rewrite.tools.launcher.elastic import Bounds, Elastic  # they import TensorFlow
+    from autograph_rewrite.tools.launcher.forked import run_script
+
+    body = functools.partial(run_script, heartbeat=args.heartbeat, module=args.module)
+    with watched(args.script, args.metrics) as status:
+        make = _tasks_of(args, args.ps or 0, status)
+
+        def tasks(workers: int, memory: JobMemory) -> list[Task]:
+            given = {**environment(args, memory.generation - 1), **memory.environment}
+            made = make(workers, given, (args.script, *args.args))
+            return [replace(t, environment={**t.environment, RANK: str(rank)}) for rank, t in enumerate(made)]
+
+        job = Elastic(tasks, body, _options(args), Bounds(least, most, args.heartbeat))
+        summary = job.run()
+    if args.json:
+        generations = [generation.data() for generation in job.generations]
+        print(json.dumps({**described(args), **summary.data(), "generations": generations}))
+    return summary.exit_code
+
+
+def _tasks_of(args: argparse.Namespace, servers: int, status: StatusFolder) -> _MakesTasks:
+    """Return what makes the processes of one start, given how many workers, what they find, and what they run."""
     from autograph_rewrite.cluster.membership import TF_CONFIG, Membership  # --help is to be quick
 
-    workers, servers = _counts(args, require_script(args))
     cores = sorted(os.sched_getaffinity(0)) if args.pin else []
 
-    def tasks(restarts: int) -> list[Task]:
+    def tasks(workers: int, given: Mapping[str, str], line: tuple[str, ...]) -> list[Task]:
         addresses = [f"{LOOPBACK}:{port}" for port in _ports(workers + servers, args.port)]
         jobs: list[tuple[Job, int]] = [("worker", i) for i in range(workers)] + [("ps", i) for i in range(servers)]
         members = [Membership(tuple(addresses[:workers]), tuple(addresses[workers:]), *job) for job in jobs]
         return [
             Task(
                 member.name,
-                command(args),
-                {**environment(args, restarts), **status.environment(member.name), TF_CONFIG: member.tf_config},
+                line,
+                {**given, **status.environment(member.name), TF_CONFIG: member.tf_config},
                 auxiliary=not member.is_worker,
                 core=cores[member.index % len(cores)] if cores else None,
             )
             for member in members
         ]
 
-    options = Options(
+    return tasks
+
+
+def _options(args: argparse.Namespace) -> Options:
+    return Options(
         restarts=args.restart,
         timeout=args.timeout,
         grace=args.grace,
         log_dir=args.log_dir,
         fresh_ports=args.port is None,
     )
-    with watched(args.script, getattr(args, "metrics", None)) as status:
-        summary = supervise(tasks, options)
-    if args.json:
-        print(json.dumps({**described(args), **summary.data()}))
-    return summary.exit_code
 
 
 def _counts(args: argparse.Namespace, config: Config | None) -> tuple[int, int]:
@@ -148,6 +206,13 @@ def _bound(made: socket.socket, port: int) -> int:
             f"cannot use port {port}: {error.strerror}", hint="leave --port out, or give another"
         ) from None
     return int(made.getsockname()[1])
+
+
+def _range(text: str) -> tuple[int, int]:
+    least, _, most = text.partition(":")
+    if not least.isdecimal() or not most.isdecimal() or not 0 < int(least) <= int(most):
+        raise argparse.ArgumentTypeError(f"'{text}' is no range of numbers of workers, such as 2:4")
+    return int(least), int(most)
 
 
 def _port(text: str) -> int:

@@ -28,6 +28,7 @@ from autograph_rewrite.runtime.consensus.all_reduce_session import Array, Exchan
 from autograph_rewrite.runtime.consensus.rendezvous import FIRST_KEY, Rendezvous
 from autograph_rewrite.runtime.data.end_together import EndingTogether
 from autograph_rewrite.runtime.data.rows import batch_size, checksum, is_batched, rows
+from autograph_rewrite.runtime.elastic.own_loop import OwnLoop
 from autograph_rewrite.runtime.job import tf_server
 from autograph_rewrite.runtime.job.tf_server import join
 
@@ -50,6 +51,14 @@ def shard_dataset(
         dataset = dataset.batch(global_batch_size)
     given, member = in_job(chosen_config(config))
     chosen = _policy(dataset, policy)
+    loop = OwnLoop.here()
+    if loop is not None and tensorflow().executing_eagerly():
+        _require_the_same_batches(chosen)
+        part = dataset
+        if member is not None and not given.is_driven:
+            join(member)
+            part = _Sharding(member, given.timeout_seconds, dataset).by("DATA")
+        return loop.batches(part, ends=int(dataset.cardinality()) != tensorflow().data.INFINITE_CARDINALITY)
     if member is None or given.is_driven:
         return dataset
     if not is_batched(dataset):
@@ -61,6 +70,15 @@ def shard_dataset(
         return _in_graph(dataset, chosen)
     join(member)
     return _Sharding(member, given.timeout_seconds, dataset).by(chosen)
+
+
+def _require_the_same_batches(policy: str) -> None:
+    if policy in ("FILE", "OFF"):
+        raise ConfigError(
+            f"in an elastic job a dataset cannot be split by the policy {policy}: the batches would be others "
+            "for every number of workers",
+            hint="use the policy DATA: every worker reads everything, and takes its rows of every batch",
+        )
 
 
 def _policy(dataset: Any, policy: Any) -> str:

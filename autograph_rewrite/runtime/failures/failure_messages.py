@@ -52,10 +52,12 @@ def missing(
     if quiet:
         problem = f"{member.name} waited for {liveness.listed(quiet)} to {what}: no answer"
         hint = "look at what it printed last; start the job again once it can run"
-        return ClusterError(problem, where=where, hint=hint)
-    found = differs() if differs is not None else None
-    if found is not None:
+        found = ClusterError(problem, where=where, hint=hint)
+        found.lost = liveness.workers_in(quiet)
         return found
+    difference = differs() if differs is not None else None
+    if difference is not None:
+        return difference
     if error is not None and type(error).__name__ not in ("DeadlineExceededError", "CancelledError"):
         lines = str(getattr(error, "message", error)).strip().splitlines()
         problem = f"{member.name} failed to {what}: {lines[0][:300] if lines else type(error).__name__}"

@@ -155,3 +155,12 @@ def name_of(job: str, task: int, address: str) -> str:
 def listed(names: Iterable[str]) -> str:
     """Return names for a message."""
     return ", ".join(names)
+
+
+def workers_in(names: Iterable[str]) -> tuple[int, ...]:
+    """Return the numbers of the workers among processes that are called as `name_of` does.
+
+    Args:
+        names: of processes.
+    """
+    return tuple(int(name.split(" ", 2)[1]) for name in names if name.startswith("worker "))

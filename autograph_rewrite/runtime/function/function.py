@@ -17,6 +17,7 @@ from autograph_rewrite.load.signature.nested_specs import output_leaves
 from autograph_rewrite.load.sources.functions import from_function
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.consensus.divergence import Telling, nothing
+from autograph_rewrite.runtime.elastic.function_steps import FunctionSteps
 from autograph_rewrite.runtime.function.arguments import Arguments, Flat, Leaf, Opens, accepts, common
 from autograph_rewrite.runtime.function.compressor_state import track, trackable
 from autograph_rewrite.runtime.function.mirrored_variables import Mirrors
@@ -57,6 +58,7 @@ class DistributedFunction:
         tells: say at the first call how much of the step is divided.
         steps: how many one call does at most; several are given in the rows of the arguments.
         opens: opens more dimensions of the leaves that are traced, given their paths.
+        elastic: keeps the values of variables in an elastic job.
 
     Attributes:
         observer: is told of every step that is not part of another function.
@@ -80,6 +82,7 @@ class DistributedFunction:
         tells: bool = True,
         steps: int = 1,
         opens: Opens | None = None,
+        elastic: FunctionSteps | None = None,
     ) -> None:
         functools.update_wrapper(self, getattr(function, "python_function", function), updated=())
         self._tf = tensorflow()
@@ -88,7 +91,7 @@ class DistributedFunction:
         self._batch_inputs = batch_inputs
         self._mirrors = mirrors if mirrors is not None else Mirrors()
         self._trace, self._telling, self._tells, self._steps = trace, telling, tells, steps
-        self._opens = opens
+        self._opens, self._elastic = opens, elastic
         self.observer: StepObserver | None = observers() if tells else None
         track(self, "state", self.state)
         self._arguments = Arguments(function, batch_inputs)
@@ -146,6 +149,15 @@ class DistributedFunction:
         tensors = self._tensors(flat)
         if not traced.first.is_done:
             traced.first(traced.step.examples(tensors, rows))
+        if self._elastic is not None:
+            self._elastic.before(traced.original)
+        results = self._observed(traced, tensors, rows)
+        if self._elastic is not None:
+            self._elastic.after()
+        return results
+
+    def _observed(self, traced: _Traced, tensors: list[Any], rows: list[bool]) -> Any:
+        """Run one step, and tell the observer, if there is one."""
         if self.observer is None or not self._tf.executing_eagerly():
             return traced.pack(traced.step(tensors, rows))
         what, examples = RewrittenTrace(traced.original, traced.step.item), traced.step.examples(tensors, rows)

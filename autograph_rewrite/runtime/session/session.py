@@ -50,7 +50,9 @@ def open_session(item: GraphItem, *, config: Any = None, target: str = "") -> Di
         config: a tf.compat.v1.ConfigProto to start from.
         target: a server of the caller's own that has the devices.
     """
-    return DistributedSession(item, config, target)
+    from autograph_rewrite.runtime.session.elastic_session import elastic_session
+
+    return elastic_session(item, config, target) or DistributedSession(item, config, target)
 
 
 class DistributedSession:

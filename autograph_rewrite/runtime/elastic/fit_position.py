@@ -1,0 +1,196 @@
+"""Where a `fit` is: the last of its callbacks takes snapshots, and leads a re-formed job to where the last one was.
+
+    epochs        0          1          2
+    before        ────────── ──────s──  ✕          s: the snapshot, every `snapshot_steps` steps; ✕: a worker is lost
+    re-formed     ░░░░░░░░░░ ░░░░░░│──  ────       ░: data are drawn and dropped; │: values, callbacks, metrics as at s
+
+Drawing the data again leaves all that orders them (shuffles, generators, seeds) where it was. Meanwhile nothing is
+computed, no other callback hears of it, and nothing is printed.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Any
+
+import keras
+import numpy as np
+
+from autograph_rewrite.errors import ClusterError
+from autograph_rewrite.runtime.elastic.callback_state import Array, set_state, state_of
+from autograph_rewrite.runtime.elastic.job_memory import JobMemory, Snapshot
+
+_MUTED = (
+    *(f"on_{what}_{when}" for what in ("epoch", "train_batch", "batch") for when in ("begin", "end")),
+    *(f"on_test_{what}{when}" for what in ("", "batch_") for when in ("begin", "end")),
+)
+_COMPUTING = ("evaluate", "get_metrics_result")
+"""What `fit` asks a model for at the end of an epoch."""
+
+
+class FitPosition(keras.callbacks.Callback):  # type: ignore[misc]
+    """Knows where one `fit` is.
+
+    Args:
+        memory: of the job.
+        name: of its snapshots.
+        every: how many steps there are from one to the next.
+        others: all other callbacks, a History among them.
+    """
+
+    def __init__(self, memory: JobMemory, name: str, every: int, others: Sequence[Any]) -> None:
+        super().__init__()
+        self._memory, self._name, self._every, self._others = memory, name, every, others
+        self._found = memory.load(name)
+        self._first = self._epoch = self._steps = self._since = 0
+        self._skips = self._has_stepped = False
+        self._batch: Any = None
+        self._end_skipping: Callable[[], None] = _nothing
+        if self._found is not None:
+            self._mute()
+
+    def begin_at(self, epoch: int) -> None:
+        """Note the first epoch that `fit` is asked for."""
+        self._first = epoch
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Take the first snapshot, or begin to go to where the last one was taken."""
+        self._first = self.model._initial_epoch or self._first
+        if self._found is None:
+            self._take(self._first, 0, {})
+            return
+        self._first = self._found.position["first"]
+        self.model._initial_epoch = self._first
+        self._skip()
+        self._arrive_at(self._first, 0)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Note the epoch."""
+        self._epoch, self._steps = epoch, 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Count, and take a snapshot if it is time to."""
+        self._steps += 1
+        if self._skips:
+            self._arrive_at(self._epoch, self._steps)
+            return
+        if not self._has_stepped:
+            self._has_stepped = True
+            self._memory.did_step()
+        self._since += self.model.steps_per_execution
+        if self._since >= self._every:
+            self._take(self._epoch, self._steps, logs or {})
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Take a snapshot; let others join if they want to."""
+        if self._skips:
+            self._arrive_at(epoch + 1, 0)
+            return
+        self._take(epoch + 1, 0, {})
+        if self._memory.lets_join and self._memory.rank == 0:
+            self._memory.wait_to_join()
+
+    def _take(self, epoch: int, steps: int, logs: Any) -> None:
+        """Let worker 0 take a snapshot; all have the same values."""
+        self._since = 0
+        if self._memory.rank:
+            return
+        arrays: list[Array] = [np.asarray(variable.value) for variable in self._variables()]
+        callbacks = [state_of(callback, arrays) for callback in self._others]
+        position = {
+            "first": self._first,
+            "epoch": epoch,
+            "steps": steps,
+            "logs": {name: float(value) for name, value in logs.items() if np.ndim(value) == 0},
+            "stop": bool(self.model.stop_training),
+            "variables": [variable.path for variable in self._variables()],
+            "callbacks": callbacks,
+        }
+        self._memory.save(self._name, Snapshot(position, arrays))
+
+    def _variables(self) -> list[Any]:
+        model = self.model
+        optimizer = getattr(model, "optimizer", None)
+        if optimizer is not None and not optimizer.built and model.trainable_variables:
+            optimizer.build(model.trainable_variables)
+        own = [] if optimizer is None else optimizer.variables
+        return list({id(v): v for v in (*model.variables, *own, *model.metrics_variables)}.values())
+
+    def _mute(self) -> None:
+        """Let no other callback hear of steps that are only counted."""
+        for callback in self._others:
+            for name in _MUTED:
+                object.__setattr__(callback, name, self._unless_skipping(getattr(callback, name)))
+            if isinstance(callback, keras.callbacks.BackupAndRestore):
+                object.__setattr__(callback, "on_train_begin", _nothing)  # the snapshot is newer
+            if isinstance(callback, keras.callbacks.CSVLogger):
+                callback.append = True
+
+    def _unless_skipping(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(hook)
+        def heard(*args: Any, **kwargs: Any) -> Any:
+            return None if self._skips else hook(*args, **kwargs)
+
+        return heard
+
+    def _skip(self) -> None:
+        """Draw data and compute nothing, until `_end_skipping`."""
+        assert self._found is not None
+        model, step, logs = self.model, self.model.train_function, self._found.position["logs"]
+        talks = keras.config.is_interactive_logging_enabled()
+
+        def draw(iterator: Any) -> Any:
+            batches = list(islice(iterator, model.steps_per_execution))
+            if not batches:
+                raise StopIteration
+            self._batch = batches[-1]
+            return dict(logs)
+
+        def end() -> None:
+            model.train_function = step
+            for name in _COMPUTING:
+                object.__delattr__(model, name)
+            if talks:
+                keras.config.enable_interactive_logging()
+
+        model.train_function = draw
+        for name in _COMPUTING:
+            object.__setattr__(model, name, lambda *_, **__: {})
+        keras.config.disable_interactive_logging()
+        self._skips, self._end_skipping = True, end
+
+    def _arrive_at(self, epoch: int, steps: int) -> None:
+        """Go on from here if it is where the snapshot was taken.
+
+        Raises:
+            ClusterError: the program has other variables than when the snapshot was taken.
+        """
+        assert self._found is not None
+        position, arrays = self._found.position, self._found.arrays
+        if (epoch, steps) != (position["epoch"], position["steps"]):
+            return
+        self._end_skipping()
+        self._skips = False
+        variables = self._variables()
+        if len(variables) != len(position["variables"]) and self._batch is not None:
+            # Metrics, and layers without an input shape, have variables once they have seen a batch.
+            self.model._symbolic_build(data_batch=self._batch)
+            variables = self._variables()
+        if len(variables) != len(position["variables"]) or len(position["callbacks"]) != len(self._others):
+            raise ClusterError(
+                f"the model '{self.model.name}' is another one than before the job was re-formed",
+                hint="what a program builds may not depend on how many workers there are, or on their number",
+            )
+        for variable, value in zip(variables, arrays[: len(variables)], strict=True):
+            dtype = np.asarray(variable.value).dtype
+            variable.assign(value.view(dtype) if value.dtype.kind == "V" else value)
+        for callback, state in zip(self._others, position["callbacks"], strict=True):
+            set_state(callback, state, arrays)
+        self.model.stop_training = position["stop"]
+        self._found = None
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None

@@ -1,0 +1,203 @@
+"""The memory of an elastic job: what outlives its workers, kept by the launcher in the memory of its host.
+
+    launcher   makes the folder (tmpfs), counts generations, removes it at the end
+    worker 0   writes snapshots           fit-1.npz, loop.npz
+    workers    write signs of life        beat-3-0: worker 0 of generation 3
+    anybody    asks to let others join    join
+
+A snapshot is written beside the old one and renamed, so a worker that is killed meanwhile leaves the old one. A worker
+of an earlier generation finds another number in the file `generation`, and writes nothing any more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+FOLDER, GENERATION, RANK = "AUTOGRAPH_ELASTIC", "AUTOGRAPH_GENERATION", "AUTOGRAPH_RANK"
+"""The variables by which a worker finds the memory of its job, and what it is there."""
+EXPELLED = 75
+"""The exit code of a worker that finds that the others have gone on without it."""
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The state of a job between two steps.
+
+    Attributes:
+        position: where it was taken, and what else is no array.
+        arrays: the values of variables, as one device has them.
+    """
+
+    position: Mapping[str, Any]
+    arrays: Sequence[Array]
+
+
+class JobMemory:
+    """The memory of a job, as one generation of its workers sees it.
+
+    Args:
+        folder: where it is.
+        generation: which one.
+        rank: which worker this is.
+    """
+
+    def __init__(self, folder: Path, generation: int, rank: int = 0) -> None:
+        self._folder, self.generation, self.rank = folder, generation, rank
+
+    @classmethod
+    def here(cls, environ: Mapping[str, str] = os.environ) -> JobMemory | None:
+        """Return the memory of the job that this process takes part in; None where it is not elastic."""
+        if not environ.get(FOLDER):
+            return None
+        return cls(Path(environ[FOLDER]), int(environ[GENERATION]), int(environ[RANK]))
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a worker finds in its environment."""
+        return {FOLDER: str(self._folder), GENERATION: str(self.generation), RANK: str(self.rank)}
+
+    @property
+    def seed(self) -> int:
+        """The random seed of a program that sets none: the same in all generations."""
+        return int((self._folder / "seed").read_text())
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the job has not gone on without this generation."""
+        with suppress(OSError, ValueError):
+            return int((self._folder / "generation").read_text()) == self.generation
+        return False
+
+    def save(self, name: str, snapshot: Snapshot) -> None:
+        """Keep a snapshot in place of the last one of this name.
+
+        Args:
+            name: such as `fit-1`.
+            snapshot: what to keep.
+        """
+        arrays = {str(number): array for number, array in enumerate(snapshot.arrays)}
+        text = np.frombuffer(json.dumps(snapshot.position).encode(), np.uint8)
+        new = self._folder / f"new-{self.generation}-{name}.npz"
+        with open(new, "wb") as file:
+            np.savez(file, position=text, **arrays)  # type: ignore[arg-type]
+        if not self.is_current:
+            os._exit(EXPELLED)  # nothing of it may be heard any more, not even why it ends
+        os.replace(new, self._folder / f"{name}.npz")
+
+    def load(self, name: str) -> Snapshot | None:
+        """Return the last snapshot of a name; None if there is none."""
+        path = self._folder / f"{name}.npz"
+        if not path.exists():
+            return None
+        with np.load(path, allow_pickle=False) as found:
+            position = json.loads(found["position"].tobytes().decode())
+            return Snapshot(position, [found[str(number)] for number in range(len(found.files) - 1)])
+
+    def beat(self, seconds: float) -> None:
+        """Give a sign of life every so often, from a thread, and end this process once it is expelled.
+
+        Args:
+            seconds: from one to the next.
+        """
+        path = self._beat(self.rank)
+        path.touch()
+
+        def beat() -> None:
+            while self.is_current:
+                with suppress(OSError):
+                    os.utime(path)
+                time.sleep(seconds)
+            os._exit(EXPELLED)
+
+        threading.Thread(target=beat, name="heartbeat", daemon=True).start()
+
+    def silence(self, rank: int) -> float:
+        """Return for how many seconds a worker has given no sign of life; 0 before its first."""
+        with suppress(OSError):
+            return max(0.0, time.time() - self._beat(rank).stat().st_mtime)
+        return 0.0
+
+    def _beat(self, rank: int) -> Path:
+        return self._folder / f"beat-{self.generation}-{rank}"
+
+    def _mark(self, name: str) -> Path:
+        return self._folder / f"{name}-{self.generation}"
+
+    def did_step(self) -> None:
+        """Note that this generation has done a step."""
+        self._mark("stepped").touch()
+
+    @property
+    def stepped(self) -> float | None:
+        """When this generation had done its first step, by `time.time`."""
+        with suppress(OSError):
+            return self._mark("stepped").stat().st_mtime
+        return None
+
+    def blame(self, ranks: Sequence[int]) -> None:
+        """Say whom this worker waited for in vain."""
+        (self._folder / f"blame-{self.generation}-{self.rank}").write_text(json.dumps(list(ranks)))
+
+    def blamed(self, by: int) -> list[int]:
+        """Return whom a worker waited for in vain."""
+        with suppress(OSError, ValueError):
+            return [int(r) for r in json.loads((self._folder / f"blame-{self.generation}-{by}").read_text())]
+        return []
+
+    def let_join(self) -> None:
+        """Ask worker 0 to stop where others can join."""
+        self._mark("join").touch()
+
+    @property
+    def lets_join(self) -> bool:
+        """Whether worker 0 is asked to stop where others can join."""
+        return self._mark("join").exists()
+
+    def wait_to_join(self) -> None:
+        """Stop here, where the last snapshot was taken, until the next generation begins and this process ends."""
+        self._mark("waits").touch()
+        while True:
+            time.sleep(1.0)
+
+    @property
+    def waits(self) -> bool:
+        """Whether worker 0 has stopped where others can join."""
+        return self._mark("waits").exists()
+
+
+class OwnedMemory:
+    """The memory of a job, as its launcher has it; use it as a context manager."""
+
+    def __init__(self) -> None:
+        place = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None
+        self.folder = Path(tempfile.mkdtemp(prefix="autograph-job-", dir=place))  # nobody else may read it
+        (self.folder / "seed").write_text(str(secrets.randbits(31)))
+
+    def __enter__(self) -> OwnedMemory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def begin(self, generation: int) -> JobMemory:
+        """Begin a generation: all earlier ones are expelled."""
+        new = self.folder / "new-generation"
+        new.write_text(str(generation))
+        os.replace(new, self.folder / "generation")
+        return JobMemory(self.folder, generation)

@@ -1,0 +1,50 @@
+"""A session in an elastic job: its variables are kept between steps, and come back before the first one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.runtime.elastic.own_loop import OwnLoop
+from autograph_rewrite.runtime.session.session import DistributedSession
+
+
+def elastic_session(item: GraphItem, config: Any, target: str) -> DistributedSession | None:
+    """Return a session of an elastic job; None where the job is not.
+
+    Args:
+        item: rewritten, or an original.
+        config: a `ConfigProto`, or None.
+        target: address of a server; "": this process, or its job.
+    """
+    loop = OwnLoop.here() if item.report is not None else None
+    return _ElasticSession(item, config, target, loop) if loop is not None else None
+
+
+class _ElasticSession(DistributedSession):
+    """A session whose steps are counted; see `DistributedSession`.
+
+    Args:
+        item: rewritten.
+        config: a `ConfigProto`, or None.
+        target: address of a server.
+        loop: of this process.
+    """
+
+    def __init__(self, item: GraphItem, config: Any, target: str, loop: OwnLoop) -> None:
+        super().__init__(item, config, target)
+        self._loop, self._name, self._begins = loop, loop.unique("a session"), True
+
+    def _run(self, wanted: list[Any], feeds: Mapping[str, Any], options: Any, changed: Mapping[str, str]) -> Any:
+        """Run the step; before the first that updates give all variables the values that they had."""
+        if self._targets.isdisjoint(wanted):
+            return super()._run(wanted, feeds, options, changed)
+        self._loop.before(self._name, self.read_variables)
+        if self._begins:
+            self._begins = False
+            for name, value in self._loop.values(self._name, self.item.variables).items():
+                self.write_variable(name, value)
+        got = super()._run(wanted, feeds, options, changed)
+        self._loop.after(self._name)
+        return got

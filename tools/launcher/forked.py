@@ -1,0 +1,158 @@
+"""A process of an elastic job: forked from the launcher, which has imported TensorFlow once for all of them.
+
+    launcher    import tensorflow, keras          seconds, once
+      fork ──►  worker 0 of generation 1          milliseconds, and the script begins
+      fork ──►  worker 0 of generation 2
+
+Importing does not start TensorFlow: its threads and its server begin in the worker.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import importlib
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+
+from autograph_rewrite.errors import ClusterError
+from autograph_rewrite.runtime.elastic.job_memory import JobMemory
+from autograph_rewrite.tools.launcher.process import PR_SET_PDEATHSIG, Task
+from autograph_rewrite.tools.launcher.run_script import execute
+
+PACKAGE = "autograph_rewrite"
+FLUSH = 0.3
+"""Seconds in which gRPC sends what others may still wait for: TensorFlow is not tidied up, which takes a second."""
+HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+
+
+def import_once() -> None:
+    """Import what all workers need."""
+    package = importlib.import_module(PACKAGE)
+    importlib.import_module("tensorflow")
+    importlib.import_module("keras")
+    importlib.import_module(f"{PACKAGE}.runtime.elastic.fit_position")
+    for name in package.__all__:
+        getattr(package, name)
+
+
+class ForkedChild:
+    """A process that was forked; the launcher treats it as one that it has started.
+
+    Args:
+        task: who it is: its command is a script and the script's arguments.
+        body: what it does; returns its exit code.
+    """
+
+    def __init__(self, task: Task, body: Callable[[Task], int]) -> None:
+        self.task = task
+        self.code: int | None = None
+        out, err = os.pipe(), os.pipe()
+        self.pipes = (out[0], err[0])
+        launcher = os.getpid()
+        self.pid = os.fork()
+        if not self.pid:
+            _become(task, body, launcher, (out[1], err[1]))
+        os.close(out[1])
+        os.close(err[1])
+
+    def has_ended(self) -> bool:
+        """Whether it has ended; what it left behind in its group is killed then."""
+        if self.code is not None:
+            return True
+        if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            return False
+        self.send(signal.SIGKILL)
+        self._reap()
+        return True
+
+    def send(self, number: int) -> None:
+        """Send a signal to it and to whatever it started."""
+        if self.code is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, number)
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(self.pid, number)  # it may not lead its group yet
+
+    def is_stopped(self) -> bool:
+        """Whether somebody has stopped it (SIGSTOP, a debugger)."""
+        with contextlib.suppress(OSError, IndexError), open(f"/proc/{self.pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] in "Tt"
+        return False
+
+    def close(self) -> None:
+        """Wait until it has ended, and read no more of what it wrote."""
+        if self.code is None:
+            self._reap()
+        for pipe in self.pipes:
+            os.close(pipe)
+
+    def _reap(self) -> None:
+        _, status = os.waitpid(self.pid, 0)
+        self.code = os.waitstatus_to_exitcode(status)
+
+
+def run_script(task: Task, heartbeat: float, *, module: bool) -> int:
+    """Be a worker: join the job, give signs of life, run the script; return its exit code.
+
+    Args:
+        task: who it is.
+        heartbeat: seconds between two signs of life.
+        module: the script is the name of a module.
+    """
+    memory = JobMemory.here()
+    assert memory is not None
+    memory.beat(heartbeat)
+    del sys.modules[PACKAGE]  # it joins its job when it is imported, which is to happen here and now
+    importlib.import_module(PACKAGE)
+    script, *arguments = task.command
+    try:
+        return execute(script, arguments, module=module)
+    except Exception as error:  # of ours: to be told without a traceback
+        from autograph_rewrite.tools.cli import report
+
+        if isinstance(error, ClusterError):
+            memory.blame(error.lost)
+        return report(error, as_json=False)
+
+
+def _become(task: Task, body: Callable[[Task], int], launcher: int, pipes: tuple[int, int]) -> None:
+    """Be a process of its own; never return."""
+    code = 1
+    try:
+        os.setsid()
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != launcher:
+            os._exit(1)  # the launcher died before the line above
+        for number in HANDLED:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(pipes[0], 1)
+        os.dup2(pipes[1], 2)
+        sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+        sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+        os.environ.update(task.environment)
+        if task.core is not None:
+            os.sched_setaffinity(0, {task.core})
+        atexit._clear()
+        code = body(task)
+        threading._shutdown()  # type: ignore[attr-defined] # as Python ends, and `multiprocessing` ends what it has forked: pools of threads, too
+        atexit._run_exitfuncs()
+    except KeyboardInterrupt:
+        code = 130
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(BaseException):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        time.sleep(FLUSH)
+        os._exit(code)
