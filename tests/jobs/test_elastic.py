@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +16,7 @@ from tests.jobs.programs.fixtures import Jobs, Once, ended
 from tests.jobs.programs.nursery import ROOT, Nursery
 
 PROGRAM = "tests/jobs/programs/elastic.py"
-LIMIT = 150
+LIMIT = 240
 EXACT = 1e-9
 EVERY = 4
 """Steps from one snapshot to the next."""
@@ -50,25 +47,18 @@ STEPS = {"fit": range(6, 24), "function": range(21), "session": range(18)}
 """The steps that a program tells of."""
 
 
-def launched(folder: Path, lost: Lost) -> tuple[dict[str, Any], str]:
+def launched(nursery: Nursery, folder: Path, lost: Lost) -> tuple[dict[str, Any], str]:
     """Run an elastic job; return the launcher's summary, and all that was said."""
-    command = [sys.executable, "-m", "autograph_rewrite.tools.cli", "launch", *lost.options.split()]
-    command += [
-        "--heartbeat",
-        "0.5",
-        "--json",
-        "--timeout",
-        str(LIMIT - 10),
-        str(ROOT / PROGRAM),
-        lost.mode,
-        str(folder),
-    ]
-    environ = {**os.environ, "PLAN": lost.plan, "STRATEGY": lost.strategy, "TF_CPP_MIN_LOG_LEVEL": "2"}
-    environ["PYTHONPATH"] = str(ROOT)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env=environ, cwd=ROOT, check=False)
-    said = done.stdout + done.stderr
-    assert done.returncode == 0, said[-6000:]
-    return json.loads(done.stdout.strip().splitlines()[-1]), said
+    line = [*lost.options.split(), "--heartbeat", "0.5", "--json", "--timeout", str(LIMIT - 20)]
+    environ = {"PLAN": lost.plan, "STRATEGY": lost.strategy, "PYTHONPATH": str(ROOT)}
+    jobs = Jobs(nursery, folder)
+    launcher = jobs.start("tests/jobs/programs/launch.py", *line, PROGRAM, lost.mode, folder, environ=environ)
+    code = launcher.wait(LIMIT)
+    jobs.end()
+    said = launcher.output
+    assert code == 0, said[-6000:]
+    assert '{"script"' in said, said[-3000:]
+    return json.loads(said[said.rindex('{"script"') :].splitlines()[0]), said
 
 
 def undisturbed(once: Once, nursery: Nursery, mode: str) -> dict[str, np.ndarray[Any, Any]]:
@@ -100,7 +90,7 @@ def test_a_job_that_loses_workers_trains_as_if_it_had_not(
     name: str, tmp_path: Path, once: Once, nursery: Nursery
 ) -> None:
     lost = JOBS[name]
-    summary, said = launched(tmp_path, lost)
+    summary, said = launched(nursery, tmp_path, lost)
     generations = summary["generations"]
     assert [generation["workers"] for generation in generations] == lost.workers, said
     expected = undisturbed(once, nursery, lost.mode)

@@ -1,0 +1,162 @@
+"""The memory of an elastic job: what is kept, by whom, and where a loop of the program's own goes on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from autograph_rewrite.errors import ConfigError
+from autograph_rewrite.runtime.elastic.callback_state import Array, set_state, state_of
+from autograph_rewrite.runtime.elastic.job_memory import EXPELLED, JobMemory, OwnedMemory, Snapshot
+from autograph_rewrite.runtime.elastic.own_loop import OwnLoop
+from tests.support.paths import ROOT
+
+FIRST = Snapshot({"epoch": 1}, [np.arange(3.0)])
+WRITER = """
+import sys, time
+from pathlib import Path
+from autograph_rewrite.runtime.elastic.job_memory import JobMemory, Snapshot
+memory = JobMemory(Path(sys.argv[1]), 1, 0)
+{}
+print("it went on")
+"""
+
+
+@pytest.fixture
+def owned() -> Iterator[OwnedMemory]:
+    """Return the memory of a job."""
+    with OwnedMemory() as made:
+        yield made
+
+
+def start(owned: OwnedMemory, does: str) -> subprocess.Popen[str]:
+    """Start a worker of generation 1 that does something."""
+    line = [sys.executable, "-c", WRITER.format(does), str(owned.folder)]
+    return subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def loop(owned: OwnedMemory, generation: int) -> OwnLoop:
+    """Return the loop of worker 0, which takes a snapshot before every other step."""
+    made = OwnLoop(owned.begin(generation))
+    made.every = 2
+    return made
+
+
+def test_the_last_snapshot_comes_back_whole(owned: OwnedMemory) -> None:
+    memory = owned.begin(1)
+    assert memory.load("fit-1") is None
+    memory.save("fit-1", Snapshot({"epoch": 0}, []))
+    memory.save("fit-1", FIRST)
+    (owned.folder / "new-1-fit-1.npz").write_bytes(b"half of one")  # who wrote it was killed
+    found = owned.begin(2).load("fit-1")
+    assert found is not None
+    assert found.position == FIRST.position
+    assert np.array_equal(found.arrays[0], FIRST.arrays[0])
+
+
+def test_who_was_expelled_keeps_nothing_any_more(owned: OwnedMemory) -> None:
+    owned.begin(1).save("loop", FIRST)
+    owned.begin(2)
+    late = start(owned, "memory.save('loop', Snapshot({'epoch': 9}, []))")
+    assert late.wait(60) == EXPELLED
+    assert late.stdout is not None
+    assert late.stdout.read() == ""
+    found = JobMemory(owned.folder, 2).load("loop")
+    assert found is not None
+    assert found.position == FIRST.position
+
+
+def test_who_was_expelled_ends_with_its_next_sign_of_life(owned: OwnedMemory) -> None:
+    memory = owned.begin(1)
+    worker = start(owned, "memory.beat(0.05); time.sleep(60)")
+    end = time.monotonic() + 60
+    while not (owned.folder / "beat-1-0").exists():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert worker.poll() is None
+    assert memory.silence(0) < 30
+    owned.begin(2)
+    assert worker.wait(30) == EXPELLED
+
+
+def test_nothing_is_left_of_a_job(owned: OwnedMemory) -> None:
+    with OwnedMemory() as other:
+        folder = other.folder
+        assert folder.stat().st_mode & 0o077 == 0
+        other.begin(1).save("loop", FIRST)
+    assert not Path(folder).exists()
+
+
+def test_callbacks_get_back_what_they_remember() -> None:
+    before = keras.callbacks.EarlyStopping("loss", patience=3, min_delta=0.1)
+    before.monitor_op = keras.ops.less
+    before.min_delta, before.wait, before.best = -0.1, 2, np.float64(0.25)
+    before.best_weights = [np.ones((2, 3)), np.zeros(2)]
+    before.file = sys.stdout
+    arrays: list[Array] = [np.zeros(1)]
+    state = state_of(before, arrays)
+    after = keras.callbacks.EarlyStopping("loss", patience=3, min_delta=0.1)
+    set_state(after, state, arrays)
+    assert (after.min_delta, after.wait, after.best) == (-0.1, 2, 0.25)
+    assert after.monitor_op is keras.ops.less
+    assert [weight.shape for weight in after.best_weights] == [(2, 3), (2,)]
+    assert not hasattr(after, "file")
+
+
+def test_a_loop_that_nobody_leads_is_refused(owned: OwnedMemory) -> None:
+    made = loop(owned, 1)
+    with pytest.raises(ConfigError, match=r"the loop around 'step'.*\n.*ar\.on_resize"):
+        made.before("'step'", dict)
+
+
+def test_a_dataset_without_end_leads_nobody(owned: OwnedMemory) -> None:
+    made = loop(owned, 1)
+    made.batches(range(3), ends=False)
+    with pytest.raises(ConfigError, match=r"ar\.on_resize"):
+        made.before("'step'", dict)
+
+
+def run(made: OwnLoop, steps: int) -> list[Any]:
+    """Run a loop over six batches, again and again, until so many steps are done; the second time it leaves early."""
+    data, seen = made.batches(range(6), ends=True), list[Any]()
+    for iteration in range(4):
+        for batch in data:
+            if len(seen) == steps:
+                return seen
+            made.before("step", lambda: {"w": np.float64(len(seen))})
+            seen.append((iteration, batch))
+            made.after("step")
+            if iteration == 1 and batch == 2:
+                break
+    return seen
+
+
+def test_a_loop_goes_on_at_the_batch_after_the_last_snapshot(owned: OwnedMemory) -> None:
+    whole = run(loop(owned, 1), 100)
+    for steps in range(3, len(whole)):
+        (owned.folder / "loop.npz").unlink(missing_ok=True)
+        assert run(loop(owned, 2), steps) == whole[:steps]
+        again = loop(owned, 3)
+        kept = steps - 1 - (steps - 1) % 2
+        assert again.values("step", ["w", "new"]).keys() == {"w"}
+        assert again.values("step", ["w"])["w"] == kept
+        assert run(again, 100) == whole[kept:]
+
+
+def test_a_program_is_told_how_many_steps_are_done(owned: OwnedMemory) -> None:
+    told: list[int] = []
+    first = loop(owned, 1)
+    first.on_resize(told.append)
+    for _ in range(6):
+        first.before("step", dict)
+        first.after("step")
+    loop(owned, 2).on_resize(told.append)
+    assert told == [4]
