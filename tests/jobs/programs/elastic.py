@@ -30,6 +30,9 @@ CONFIG = {
     "timeout_seconds": float(os.environ.get("PATIENCE", "20")),
     "snapshot_steps": 4,
 }
+if CONFIG["strategy"] == {"name": "Pipeline"}:
+    CONFIG["pipeline"] = {"stages": 2, "microbatches": 2}
+SERVER = "ps"
 BATCHES = 6
 """How many there are in an epoch."""
 PAUSE = 0.03
@@ -42,8 +45,16 @@ def did(step: int) -> None:
     time.sleep(PAUSE)
     for lost in PLAN[GENERATION - 1 : GENERATION] if GENERATION else ():
         rank, when, how = lost.split(":")
-        if (int(rank), int(when)) == (RANK, step):
-            os.kill(os.getpid(), getattr(signal, how))
+        doer = 0 if rank == SERVER else int(rank)
+        if (doer, int(when)) == (RANK, step):
+            os.kill(last_of_the_job() if rank == SERVER else os.getpid(), getattr(signal, how))
+
+
+def last_of_the_job() -> int:
+    """Return the process that the launcher has forked last: a parameter server, where there is one."""
+    launcher = os.getppid()
+    forked = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+    return max(int(pid) for pid in forked)
 
 
 class Telling(keras.callbacks.Callback):
@@ -126,6 +137,8 @@ def session() -> Values:
 
 def part(value: Any) -> Any:
     """Return this worker's part of a batch."""
+    if "pipeline" in CONFIG:
+        return value  # workers that hold stages are given all of it
     workers = len(json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]) if RANK >= 0 else 1
     return np.array_split(value, workers)[max(0, RANK)]
 
