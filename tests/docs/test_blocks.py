@@ -40,6 +40,12 @@ model = ar.distribute(model, config)
 session, feeds = ar.rewrite(item, config).session(), {"x:0": x, "y:0": y}
 session.run("init")
 """,
+    "elastic.md": """
+data = tf.data.Dataset.from_tensor_slices((np.ones([4, 3], "f"), np.ones([4, 1], "f"))).batch(2)
+step, steps, session = train_step, 2, ar.rewrite(item, config).session()
+feeds = lambda number: {"x:0": x, "y:0": y}
+session.run("init")
+""",
     "jobs.md": """
 with tf.io.TFRecordWriter("data") as writer:
     writer.write(b"1 2 3 4")

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -16,6 +17,7 @@ import pytest
 from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.runtime.elastic.callback_state import Array, set_state, state_of
 from autograph_rewrite.runtime.elastic.job_memory import EXPELLED, JobMemory, OwnedMemory, Snapshot
+from autograph_rewrite.runtime.elastic.keras_fit import make_elastic
 from autograph_rewrite.runtime.elastic.own_loop import OwnLoop
 from tests.support.paths import ROOT
 
@@ -115,6 +117,13 @@ def test_a_loop_that_nobody_leads_is_refused(owned: OwnedMemory) -> None:
     made = loop(owned, 1)
     with pytest.raises(ConfigError, match=r"the loop around 'step'.*\n.*ar\.on_resize"):
         made.before("'step'", dict)
+
+
+def test_a_loop_around_train_on_batch_is_refused(owned: OwnedMemory) -> None:
+    model = SimpleNamespace(fit=lambda: None)
+    make_elastic(model, owned.begin(1), 2)
+    with pytest.raises(ConfigError, match="train_on_batch"):
+        model.train_on_batch(1, 2)
 
 
 def test_a_dataset_without_end_leads_nobody(owned: OwnedMemory) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
+from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.elastic.job_memory import JobMemory
 
@@ -33,6 +34,14 @@ def make_elastic(model: Any, memory: JobMemory, every: int) -> None:
         every: how many steps there are from one snapshot to the next.
     """
     object.__setattr__(model, "fit", _fitting(model.fit, memory, every))
+    object.__setattr__(model, "train_on_batch", _refused)
+
+
+def _refused(*_: Any, **__: Any) -> None:
+    raise ConfigError(
+        "a loop around train_on_batch is the program's own, and an elastic job could not go on in it",
+        hint="call fit, or distribute a function and call it in a loop over ar.shard_dataset",
+    )
 
 
 def _fitting(fit: Callable[..., Any], memory: JobMemory, every: int) -> Callable[..., Any]:
