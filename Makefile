@@ -14,7 +14,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: help install demo test test-full fuzz corpus mistakes bench bench-dist bench-pipeline bench-cost bench-remat bench-auto bench-mesh bench-steps lint format types wheel clean distclean
+.PHONY: help install demo test test-full fuzz corpus mistakes bench bench-dist bench-pipeline bench-cost bench-remat bench-auto bench-mesh bench-steps docs lint format types wheel clean distclean
 
 help:
 	@echo "make demo        train a Keras CNN on one device and over two replicas, and compare"
@@ -30,6 +30,7 @@ help:
 	@echo "make bench-steps overhead of a step in a loop of fifty beside that of a single one, and the speed of a fit"
 	@echo "make bench-auto  plans of Auto under memory limits, measured, beside plans by hand"
 	@echo "make bench-mesh  cost of a second mesh axis, and memory of logical devices, predicted and measured"
+	@echo "make docs        build the documentation site into build/site; broken links are errors"
 	@echo "make lint types  check the style and the types;  make format: repair the style"
 	@echo "make wheel       build the package;  make clean, make distclean: remove what was made"
 
@@ -91,6 +92,11 @@ bench-auto: $(VENV)/.ok
 
 bench-mesh: $(VENV)/.ok
 	$(BIN)/python -m benchmarks mesh mesh_memory $(ARGS)
+
+docs: $(VENV)/.ok
+	$(PIP) install -c constraints.txt --no-build-isolation -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build -q
+	@echo "written to build/site/index.html"
 
 lint: $(VENV)/.ok
 	$(BIN)/ruff check .

@@ -9,6 +9,7 @@ MAPPED = ("strategies", "tools", "configs")
 TESTS = ["hypothesis", "pytest>=8", "pytest-timeout", "pytest-xdist"]
 CHECKS = ["mypy", "ruff", "types-regex", "types-PyYAML", "types-networkx", "types-protobuf"]
 DEMO = ["scikit-learn"]
+DOCS = ["mkdocs>=1.6", "mkdocs-material>=9.5", "mkdocstrings[python]>=0.26"]  # the site: `make docs`
 RAY = ["ray>=2.9"]  # for examples/ray_launch.py
 
 # Of the libraries of tests/corpus, those that leave TensorFlow and numpy alone, and what the others need.
@@ -59,7 +60,7 @@ setup(
     # one of them would overwrite the other for whoever has it. The extras choose; `requires.py` checks.
     install_requires=[
         "grpcio>=1.60",  # TensorFlow needs it as well
-        "keras>=3.12",
+        "keras>=3.12,<4",
         "networkx>=3.2",
         "numpy>=1.26",
         "protobuf>=6.31.1,<8",
@@ -69,10 +70,11 @@ setup(
         "rich>=13",
     ],
     extras_require={
-        "tensorflow": ["tensorflow>=2.21"],
-        "cpu": ["tensorflow-cpu>=2.21"],
+        "tensorflow": ["tensorflow>=2.21,<2.22"],
+        "cpu": ["tensorflow-cpu>=2.21,<2.22"],
         "corpus": CORPUS,
         "demo": DEMO,
+        "docs": DOCS,
         "ray": RAY,
         "dev": [*TESTS, *CHECKS, *DEMO, "setuptools>=77", "wheel"],
     },
