@@ -142,7 +142,7 @@ def measure(model: str, size: str, batch: int, rounds: int, seconds: float, few:
         steps[name]()
         found[name] = {
             "predicted_seconds": predicted.step_seconds,
-            "predicted_bytes": predicted.exchanged_bytes,
+            "predicted_bytes": predicted.moved_bytes,
             "predicted_peak": predicted.devices[0].peak_bytes,
             "bytes": exchanged(traced(new, built, feeds, optimised=False), new),
             "peak": median(allocated(traced(new, built, feeds), new) for _ in range(PEAKS)) + variable_bytes(new),

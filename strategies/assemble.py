@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from autograph_rewrite.analysis.variables.roles import Role, roles
 from autograph_rewrite.analysis.variables.shardable import obstacle
@@ -50,20 +51,47 @@ def assemble(
         ConfigError: with every setting that this item does not have, or that its variables cannot follow.
     """
     plan = request(item, config, strategy=strategy)
-    trained = trained_variables(item, plan.graph_digest)
-    chosen = {one.name: choose(one) for one in trained.values()}
-    whole = [one for one in trained.values() if one.obstacle and chosen[one.name].parts is not None]
-    chosen |= {one.name: replace(chosen[one.name], parts=None, stage=0) for one in whole}
+    trained, choices, whole = decide(item, config, plan, choose)
     notes = (*notes, *(f"'{one.name}' stays whole: {one.obstacle}" for one in whole))
-    choices = {
-        name: overridden(chosen[name], one, override_of(name, config), plan.replicas) for name, one in trained.items()
-    }
     raise_if_any(misfits(config, trained, choices), error=ConfigError, title=config.where())
     all_servers = servers(config)
     office = _ServerAllocator(plan.devices, Load(all_servers), tuple(pool or all_servers))
     requests = tuple(_requests(plan, config, trained, choices, office))
     plan = replace(plan, variables=requests, notes=(*plan.notes, *notes), id="")
     return replace(plan, id=f"{strategy}-{plan.digest()[:12]}")
+
+
+class Decided(NamedTuple):
+    """What is chosen for the trained variables.
+
+    Attributes:
+        trained: the variables, by name.
+        choices: for each of them, overrides included.
+        whole: those that the builder would have split, and that cannot be.
+    """
+
+    trained: dict[str, TrainedVariable]
+    choices: dict[str, Choice]
+    whole: list[TrainedVariable]
+
+
+def decide(item: GraphItem, config: Config, plan: Plan, choose: Callable[[TrainedVariable], Choice]) -> Decided:
+    """Return what a builder, the variables themselves and the configuration make of each trained variable.
+
+    Args:
+        item: a graph item; it is only read.
+        config: the configuration, with its overrides.
+        plan: the request, for its replicas.
+        choose: what the builder wants for one variable.
+    """
+    trained = trained_variables(item, plan.graph_digest)
+    chosen = {one.name: choose(one) for one in trained.values()}
+    whole = [one for one in trained.values() if one.obstacle and chosen[one.name].parts is not None]
+    chosen |= {one.name: replace(chosen[one.name], parts=None, stage=0, because=one.obstacle) for one in whole}
+    choices = {
+        name: overridden(chosen[name], one, override_of(name, config), plan.replicas) for name, one in trained.items()
+    }
+    return Decided(trained, choices, whole)
 
 
 def trained_variables(item: GraphItem, digest: str = "") -> dict[str, TrainedVariable]:

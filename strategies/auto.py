@@ -26,7 +26,7 @@ from autograph_rewrite.plan.request import default_options, override_of
 from autograph_rewrite.strategies.assemble import assemble, trained_variables
 from autograph_rewrite.strategies.builder.choice import Choice, Parts, TrainedVariable
 from autograph_rewrite.strategies.builder.protocol import StrategyBuilder
-from autograph_rewrite.strategies.candidates import PLAIN, in_mode, plans_of
+from autograph_rewrite.strategies.candidates import PLAIN, Compared, in_mode, plans_of, rows
 from autograph_rewrite.strategies.memory_limit import Starts, room_of
 from autograph_rewrite.strategies.mesh_annotations import wants_annotations
 from autograph_rewrite.strategies.mesh_search import MeshSearch, annotated
@@ -71,7 +71,7 @@ class Auto:
 
         network = config.cluster.network if config.cluster is not None else None
         evaluator = Evaluator(item, Hardware(network=network))
-        room, ranked = room_of(config), list[str]()
+        room, faults, ranked = room_of(config), list[str](), list[Compared]()
         if room is not None or config.model_size > 1:
             evaluator.batch = EXAMPLES * len(config.devices or ()) * config.workers  # the same for all meshes
         if room is None and wants_annotations(item, config):
@@ -83,7 +83,7 @@ class Auto:
         else:
             starts = Starts(item, config, evaluator, self.builders, room)
             fits = starts.fitting()
-            config, ranked = fits[0].config, [*starts.faults, *starts.ranked()]
+            config, faults, ranked = fits[0].config, starts.faults, starts.ranked()
             plans, dropped = plans_of(item, config, self.builders)
             compared, tries = {start.name: start.candidate for start in fits}, AROUND
         best = min(compared, key=lambda name: compared[name].key)
@@ -92,10 +92,10 @@ class Auto:
         self._bucket(config, search)
         self._compress(item, config, search)
         if self.every:
-            return _named(search, compared, search.best, [*dropped, *ranked])
+            return _named(search, compared, search.best, [*dropped, *faults], ranked)
         others = sorted(compared.values(), key=lambda candidate: candidate.key)
         found, impossible = first_possible(item, [*reversed(search.kept), *others])
-        return _named(search, compared, found, [*dropped, *impossible, *ranked])
+        return _named(search, compared, found, [*dropped, *impossible, *faults], ranked)
 
     def _annotated(self, item: GraphItem, config: Config, network: Network | None) -> Config:
         """Return a configuration with what is best cut on its mesh, as if each device had cores of its own."""
@@ -161,8 +161,18 @@ def _assembled(item: GraphItem, config: Config, choices: Mapping[str, Choice]) -
     return assemble(item, config, lambda one: choices.get(one.name, Choice()), strategy="Auto")
 
 
-def _named(search: Search, compared: Mapping[str, Candidate], found: Candidate, dropped: list[str]) -> Plan:
-    """Return what was found under Auto's name, with the reasons."""
+def _named(
+    search: Search, compared: Mapping[str, Candidate], found: Candidate, dropped: list[str], others: list[Compared]
+) -> Plan:
+    """Return what was found under Auto's name, with the reasons, and how it ranks among the others.
+
+    Args:
+        search: with what was kept.
+        compared: the plans with which a search may begin.
+        found: the plan that is taken.
+        dropped: notes on plans that there are not.
+        others: all plans that were simulated before, in their order; none: those that were compared.
+    """
     from autograph_rewrite.cost.search import milliseconds
 
     ranked = sorted(compared, key=lambda name: compared[name].key)
@@ -171,8 +181,15 @@ def _named(search: Search, compared: Mapping[str, Candidate], found: Candidate, 
     reasons = search.reasons[: search.kept.index(found)] if found in search.kept else []
     first = search.kept[0] if found in search.kept else found
     began = next(name for name in ranked if compared[name] is first)
+    others = others or [Compared(name, compared[name].found) for name in ranked]
+    name = began
+    if reasons:
+        fits = next((one.fits for one in others if one.name == began), None)
+        name = f"{began}, mixed: {'; '.join(reasons)}"
+        others = [Compared(name, found.found, fits), *others]
     notes = (
         *dropped,
+        *rows(others, name),
         f"Auto simulated {search.evaluator.tried} plans; a step of the best takes {took}",
         f"a step of single builders: {', '.join(times)}",
         f"it began with {began}; " + ("; ".join(reasons) or "no change made it better"),

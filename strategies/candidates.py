@@ -2,14 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.errors import RewriteError
 from autograph_rewrite.item import GraphItem
+from autograph_rewrite.plan.parts.ranking import CHOSEN, SHOWN, Row
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.strategies.builder.protocol import StrategyBuilder
+
+if TYPE_CHECKING:
+    from autograph_rewrite.cost.tasks.result import Simulation
+
+
+class Compared(NamedTuple):
+    """A plan that was simulated.
+
+    Attributes:
+        name: what it is, for people.
+        found: what it takes.
+        fits: whether there is room for it; None where nobody says how much there is.
+    """
+
+    name: str
+    found: Simulation
+    fits: bool | None = None
+
+
+def rows(compared: Sequence[Compared], chosen: str) -> list[str]:
+    """Return plans as rows of a table, in their order, each with the verdict.
+
+    Args:
+        compared: the best first.
+        chosen: the name of the one that was taken.
+    """
+    best = next(one.found.step_seconds for one in compared if one.name == chosen)
+    return [
+        str(
+            Row(
+                rank,
+                one.found.step_seconds * 1e3,
+                one.found.peak_bytes / 2**20,
+                one.found.moved_bytes / 2**20,
+                one.fits,
+                _verdict(one, best, chosen),
+                one.name,
+            )
+        )
+        for rank, one in enumerate(compared[:SHOWN], start=1)
+    ]
+
+
+def _verdict(one: Compared, best: float, chosen: str) -> str:
+    if one.name == chosen:
+        return CHOSEN
+    if one.fits is False:
+        return "too large"
+    slower = one.found.step_seconds / best - 1
+    if slower < 0:
+        return "cannot be built"
+    return f"{slower:.1%} slower" if slower >= 0.0005 else "no faster"
+
 
 PLAIN = "AllReduce"
 """The builder of plans in which single variables are nowhere in particular."""

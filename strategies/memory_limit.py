@@ -19,10 +19,9 @@ from autograph_rewrite.config.config import Config
 from autograph_rewrite.config.sections import Pipeline, Remat
 from autograph_rewrite.errors import PlanError, RewriteError
 from autograph_rewrite.item import GraphItem
-from autograph_rewrite.plan.parts.ranking import SHOWN, Row
 from autograph_rewrite.strategies.builder.over_replicas import over_replicas
 from autograph_rewrite.strategies.builder.protocol import StrategyBuilder
-from autograph_rewrite.strategies.candidates import PLAIN, in_mode, modes_of, with_settings
+from autograph_rewrite.strategies.candidates import PLAIN, Compared, in_mode, modes_of, with_settings
 from autograph_rewrite.strategies.mesh_annotations import annotated_configs, meshes_of, wants_annotations
 from autograph_rewrite.strategies.mesh_search import MeshSearch
 from autograph_rewrite.strategies.per_variable import PerVariable
@@ -123,19 +122,16 @@ class Starts:
             self._raise_least()
         return sorted(fits, key=lambda start: start.candidate.key)
 
-    def ranked(self) -> list[str]:
-        """Return the plans that were simulated, as rows of a table: what fits by time, the rest by peak."""
+    def ranked(self) -> list[Compared]:
+        """Return the plans that were simulated: what fits by time, the rest by peak."""
         room = self.limit
 
         def key(start: Start) -> tuple[bool, float, tuple[float, int, int]]:
             one = start.candidate
             return not one.fits(room), 0.0 if one.fits(room) else one.found.peak_bytes, one.key
 
-        rows = [(one.candidate.found, one.candidate.fits(room), one.name) for one in sorted(self.found, key=key)]
-        return [
-            str(Row(rank, found.step_seconds * 1e3, found.peak_bytes / 2**20, fits, name))
-            for rank, (found, fits, name) in enumerate(rows[:SHOWN], start=1)
-        ]
+        ordered = sorted(self.found, key=key)
+        return [Compared(one.name, one.candidate.found, one.candidate.fits(room)) for one in ordered]
 
     def _layouts(self) -> None:
         """Try every builder, then micro-batches and stages with those that no other beats."""

@@ -17,19 +17,19 @@ FSDP: Zhao et al., PyTorch FSDP (2023), the third stage of Rajbhandari et al., Z
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.plan.request import job_devices
-from autograph_rewrite.strategies.assemble import assemble
+from autograph_rewrite.plan.request import job_devices, request
+from autograph_rewrite.strategies.assemble import assemble, decide
 from autograph_rewrite.strategies.builder.choice import Choice, TrainedVariable
 from autograph_rewrite.strategies.builder.over_replicas import over_replicas
 from autograph_rewrite.strategies.builder.servers import first_server
 from autograph_rewrite.strategies.builder.shard_counts import smallest_divisor, smallest_non_divisor
-from autograph_rewrite.strategies.builder.splittable import along
+from autograph_rewrite.strategies.builder.splittable import in_parts
 
 
 @dataclass(frozen=True)
@@ -56,24 +56,32 @@ class PerVariable:
         pool = self.pool(config) if self.pool is not None else None
         return assemble(item, config, lambda one: self.choose(one, replicas), strategy=self.name, pool=pool)
 
+    def choices(self, item: GraphItem, config: Config) -> Mapping[str, Choice]:
+        """Return what is chosen for each trained variable, overrides included, with the reasons against more."""
+        plan = request(item, config, strategy=self.name)
+        return decide(item, config, plan, lambda one: self.choose(one, plan.replicas)).choices
+
 
 def _along_some_axis(trained: TrainedVariable, replicas: int) -> Choice:
     """Split along an axis drawn from the graph's digest and the variable's name; 0 where its gradient is of rows."""
     axes = [0] if trained.role.sparse else [axis for axis, size in enumerate(trained.shape) if (size or 0) > 1]
     if not axes:
-        return Choice()
+        return Choice(because="it has no axis of more than 1")
     drawn = int.from_bytes(hashlib.sha256(f"{trained.digest}/{trained.name}".encode()).digest()[:8], "big")
-    return Choice(parts=along(trained, axes[drawn % len(axes)], smallest_divisor))
+    return in_parts(trained, axes[drawn % len(axes)], smallest_divisor)
 
+
+WHOLE = "this strategy puts whole variables on servers"
+DENSE = Choice(because="it is read as a whole, and Parallax puts on servers what is only looked up by row")
 
 BUILDERS: tuple[PerVariable, ...] = (
-    PerVariable("AllReduce", lambda one, replicas: Choice()),
-    PerVariable("PS", lambda one, replicas: Choice("ps"), pool=first_server),
-    PerVariable("PSLoadBalancing", lambda one, replicas: Choice("ps")),
-    PerVariable("PartitionedPS", lambda one, replicas: Choice("ps", along(one, 0, smallest_divisor))),
-    PerVariable("UnevenPartitionedPS", lambda one, replicas: Choice("ps", along(one, 0, smallest_non_divisor))),
-    PerVariable("PartitionedAR", lambda one, replicas: Choice(parts=along(one, 0, smallest_divisor))),
+    PerVariable("AllReduce", lambda one, replicas: Choice(because="AllReduce keeps every variable with every replica")),
+    PerVariable("PS", lambda one, replicas: Choice("ps", because=WHOLE), pool=first_server),
+    PerVariable("PSLoadBalancing", lambda one, replicas: Choice("ps", because=WHOLE)),
+    PerVariable("PartitionedPS", lambda one, replicas: in_parts(one, 0, smallest_divisor, "ps")),
+    PerVariable("UnevenPartitionedPS", lambda one, replicas: in_parts(one, 0, smallest_non_divisor, "ps")),
+    PerVariable("PartitionedAR", lambda one, replicas: in_parts(one, 0, smallest_divisor)),
     PerVariable("RandomAxisPartitionAR", _along_some_axis),
-    PerVariable("Parallax", lambda one, replicas: Choice("ps" if one.role.sparse else "all_reduce")),
+    PerVariable("Parallax", lambda one, replicas: Choice("ps", because=WHOLE) if one.role.sparse else DENSE),
     PerVariable("FSDP", lambda one, replicas: over_replicas(one, replicas, stage=3)),
 )

@@ -36,6 +36,7 @@ VERBS = {
     "diff": "show what changed between two graphs",
     "explain": "say in sentences what a rewrite does, what is divided and what runs whole",
     "why": "say why a value is placed as it is, and which pass and plan line made it",
+    "why-not": "say what a strategy makes of a variable, and why it spreads it no further",
     "comm": "list the collectives: members, order, bytes per step",
     "opt": "run chosen passes on a graph and print what they leave, with placements",
     "verify": "check a rewrite numerically against the single-device graph",
@@ -53,6 +54,7 @@ VERBS = {
 SCRIPTS = ("run", "launch", "profile")
 MODULES = {
     **{verb: f"verbs.compare.{verb}" for verb in ("verify", "bisect", "reduce")},
+    **{verb: f"verbs.reasons.{verb.replace('-', '_')}" for verb in ("explain", "why", "why-not")},
     "completion": "verbs.shell.completion",
 }
 """Of verbs that have none in `tools/verbs`."""

@@ -92,7 +92,7 @@ def add_config(parser: argparse.ArgumentParser, *, plan: bool = False, required:
         required: one of them must be given.
     """
     if not plan:
-        parser.add_argument("--config", metavar="CONFIG", required=True, help=CONFIG_HELP)
+        parser.add_argument("--config", metavar="CONFIG", required=required, help=CONFIG_HELP)
         add_allow_code(parser)
         return
     group = parser.add_mutually_exclusive_group(required=required)

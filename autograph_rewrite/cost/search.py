@@ -95,7 +95,7 @@ class Candidate:
     @property
     def key(self) -> tuple[float, int, int]:
         """What is compared: the step, then memory, then bytes."""
-        return self.found.step_seconds, self.found.peak_bytes, self.found.exchanged_bytes
+        return self.found.step_seconds, self.found.peak_bytes, self.found.moved_bytes
 
     def fits(self, limit: int | None) -> bool:
         """Return whether a device with so many bytes has room for it."""

@@ -35,6 +35,7 @@ from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.normalize.normalize import normalise_original
 from autograph_rewrite.passes.alternatives import add_alternatives
+from autograph_rewrite.plan.parts.exchanged import exchanged_bytes
 from autograph_rewrite.plan.parts.messages import MODEL_AXIS
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.verify.check_plan import require
@@ -114,7 +115,7 @@ def simulated(
         events: play the tasks, instead of only adding their work up.
         counts: FLOPs and bytes by node, counted before.
     """
-    resolved = folded.resolve(plan)
+    resolved = folded.resolve(plan if plan.edges or not batch else replace(plan, batch=batch))
     notes: tuple[str, ...] = ()
     if not (folded.state.semantics.batch or batch or plan.batch):
         notes = (f"{EXAMPLES} examples for each replica are assumed",)
@@ -140,6 +141,7 @@ def simulated(
         if events
         else (),
         notes=notes,
+        exchanged_bytes=exchanged_bytes(resolved.edges),
     )
 
 
@@ -166,6 +168,7 @@ def _in_stages(
         batch=sizes.batch,
         events=tuple(_events(tasks, used.step.places)),
         notes=notes,
+        exchanged_bytes=exchanged_bytes(plan.edges),
     )
 
 

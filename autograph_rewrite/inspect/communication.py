@@ -21,6 +21,7 @@ from autograph_rewrite.plan.parts.names import MODEL_AXIS_ATTR, ROLE_ATTR
 from autograph_rewrite.plan.plan import Plan
 
 STORES = frozenset(("ResourceConditionalAccumulator", "FIFOQueueV2"))
+EXCHANGE = "exchange"
 JOINS = frozenset(("AddN", "ConcatV2", "Maximum", "Minimum"))
 _INSTANCE = re.compile(r"replica_(\d+(?:/micro_\d+)?)/(.+)", re.DOTALL)
 
@@ -43,6 +44,8 @@ class Meeting:
         keys: group key and instance key; None for a merge.
         bytes: per member and step; None when no shape is known.
         owners: the variables that it serves, or `step`; none when no report is at hand.
+        role: "exchange"; "hand over", of what another exchange has made; "token", which only says that something has
+            happened; or "model axis", between the logical devices of a replica.
     """
 
     kind: str
@@ -54,6 +57,7 @@ class Meeting:
     keys: tuple[int, int | str] | None
     bytes: int | None
     owners: tuple[str, ...]
+    role: str = "exchange"
 
     @property
     def owner(self) -> str:
@@ -73,6 +77,7 @@ class Meeting:
             "instance_key": self.keys[1] if self.keys else None,
             "bytes": self.bytes,
             "owner": self.owner,
+            "role": self.role,
         }
 
 
@@ -105,7 +110,8 @@ def meetings(source: Source, plan: Plan | None = None) -> list[Meeting]:
     has_several = any(joins.values()) or (plan is not None and plan.model is not None and len(plan.model.axes) > 1)
     for node, axis in joins.items():
         owner = f"{MODEL_AXIS} {axis}" if has_several else MODEL_AXIS
-        found.append(replace(_meeting((node,), ()), owners=(owner,), bytes=sizes.get(bare(node.name))))
+        nbytes = sizes.get(bare(node.name))
+        found.append(replace(_meeting((node,), ()), owners=(owner,), bytes=nbytes, role=MODEL_AXIS))
     return found
 
 
@@ -146,11 +152,18 @@ def report(found: list[Meeting], batch: int | None = None, *, every: bool = Fals
         for one in found
     ]
     columns = ("#order", "op", "value", "type", "#members", "devices", "group/instance", "#bytes", "for")
+    counted = f" of {batch:,} examples" if batch else ""
+    roles = dict.fromkeys((EXCHANGE, *(one.role for one in found)))
+    totals = [_total([one for one in found if one.role == role], role) for role in roles]
+    totals[0] += f" per member and step{counted}"
+    return drawn(table("exchanges", columns, rows)) + "; ".join(totals) + "\n"
+
+
+def _total(found: Sequence[Meeting], role: str) -> str:
     known = [one.bytes for one in found if one.bytes is not None]
     unknown = len(found) - len(known)
-    total = f"{several(len(found), 'exchange')}, {size(sum(known))} per member and step"
-    total += f" of {batch:,} examples" if batch else ""
-    return drawn(table("exchanges", columns, rows)) + total + (f", {unknown} of unknown size" if unknown else "") + "\n"
+    count = f"{len(found):,} on the {role}" if role == MODEL_AXIS else several(len(found), role)
+    return f"{count}, {size(sum(known))}" + (f" and {unknown} of unknown size" if unknown else "")
 
 
 def _meeting(
@@ -204,6 +217,7 @@ def _stores_of(graph: Graph, edges: Sequence[Edge]) -> Iterator[Meeting]:
     """Yield one meeting for the stores of each value, with the nodes of this process that put in or take out."""
     by_value = {edge.node: edge for edge in edges}
     groups: dict[str, list[Node]] = {}
+    exchanged: set[str] = set()
     for node in graph:
         if _stores(node):
             groups.setdefault(node.name.rpartition("/")[0], []).append(node)
@@ -214,6 +228,8 @@ def _stores_of(graph: Graph, edges: Sequence[Edge]) -> Iterator[Meeting]:
             value = value.rpartition("/")[0]
         edge = by_value.get(value)
         is_token = name.endswith("/token")
+        role = "token" if is_token else "hand over" if edge is None or value in exchanged else EXCHANGE
+        exchanged.add(value)
         yield Meeting(
             kind=stores[0].op,
             value=edge.value if edge is not None and not is_token else name,
@@ -224,6 +240,7 @@ def _stores_of(graph: Graph, edges: Sequence[Edge]) -> Iterator[Meeting]:
             keys=None,
             bytes=1 if is_token else edge.bytes if edge is not None else None,
             owners=("step" if is_token or edge is None else edge.owner,),
+            role=role,
         )
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from autograph_rewrite.inspect.render.format import few, several, size
+from autograph_rewrite.inspect.render.ranking_table import ranking_text
 from autograph_rewrite.inspect.report_view import STEP, Account, Edge, account_of
 from autograph_rewrite.ir.types.device_names import short
 from autograph_rewrite.item import GraphItem
@@ -42,6 +43,8 @@ def text_of(account: Account) -> str:
         *_whole(account),
         *_plan(account),
     ]
+    if account.ranking:
+        parts.append(ranking_text(account.ranking).rstrip())
     if account.passes:
         parts.append(_times(account))
     return "\n".join(parts) + "\n"
@@ -143,7 +146,8 @@ def _model(account: Account) -> Iterator[str]:
 
 def _counted(account: Account) -> Iterator[str]:
     if account.batch and any(edge.kind != "local" for edge in (*account.edges, *account.model_edges)):
-        yield f"Bytes are those of a step of {account.batch:,} examples."
+        total = f", {size(account.exchanged_bytes)} handed over by each member in all"
+        yield f"Bytes are those of a step of {account.batch:,} examples{total}."
 
 
 def _local(account: Account) -> Iterator[str]:

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from autograph_rewrite.errors import GraphError
+from autograph_rewrite.inspect.render.ranking_table import without_ranking
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.plan.codecs import shown
+from autograph_rewrite.plan.parts.exchanged import exchanged_bytes
 from autograph_rewrite.plan.parts.lowerings import Operation, lowering
 from autograph_rewrite.plan.parts.messages import STEP
+from autograph_rewrite.plan.parts.ranking import row_of
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.replica_devices import devices_by_replica
 from autograph_rewrite.resolve.coverage import NOT_MEASURED, NOTE, Coverage
@@ -78,6 +81,8 @@ class Account:
         model_axes: sizes of the model axis; empty where there is none.
         model_edges: what the devices of a replica convert and exchange in a step.
         devices: devices[replica][logical], those of its stages and of its model axis.
+        exchanged_bytes: what one member of each exchange hands over in a step, as the plan counts it.
+        ranking: the notes of the plan that rank it among those that a search has compared.
     """
 
     replicas: int
@@ -96,6 +101,8 @@ class Account:
     model_axes: tuple[int, ...] = ()
     model_edges: tuple[Edge, ...] = ()
     devices: tuple[tuple[str, ...], ...] = ()
+    exchanged_bytes: int = 0
+    ranking: tuple[str, ...] = ()
 
 
 def account_of(item: GraphItem, batch: int | None = None) -> Account:
@@ -123,11 +130,13 @@ def account_of(item: GraphItem, batch: int | None = None) -> Account:
         after=report.nodes_after,
         seconds=report.seconds,
         micro=plan.microbatches,
-        plan_notes=tuple(note for note in plan.notes if not note.startswith(NOTE)),
+        plan_notes=tuple(note for note in without_ranking(plan.notes) if not note.startswith(NOTE)),
+        ranking=tuple(note for note in plan.notes if row_of(note) is not None),
         inexact=tuple((note.node, note.op, note.text) for note in report.inexact),
         covered=report.covered.at(batch),
         batch=plan.batch,
         devices=devices_by_replica(plan),
+        exchanged_bytes=exchanged_bytes(plan.edges),
     )
 
 

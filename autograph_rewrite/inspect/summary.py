@@ -11,19 +11,23 @@ from autograph_rewrite.analysis.propagate import propagate
 from autograph_rewrite.analysis.rules.base import Semantics
 from autograph_rewrite.analysis.variables.uses import VariableUse, plain_uses, variable_uses
 from autograph_rewrite.errors import GraphError
+from autograph_rewrite.inspect.communication import bare
 from autograph_rewrite.inspect.graph_source import Source, as_item
 from autograph_rewrite.inspect.render.export import signature_data
+from autograph_rewrite.inspect.render.format import few
 from autograph_rewrite.inspect.render.table import drawn, table
+from autograph_rewrite.inspect.report_view import plan_of
 from autograph_rewrite.ir.format.literals import shape_text
 from autograph_rewrite.ir.format.printer import function_names
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.shapes.recorded import Shape
 from autograph_rewrite.ir.traversal import ancestors
-from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types import device_specs, dtypes
 from autograph_rewrite.ir.types.opdefs import find_op
 from autograph_rewrite.ir.verify.collective_groups import is_collective
 from autograph_rewrite.item import GraphItem, TensorInfo
 from autograph_rewrite.normalize.normalize import normalise
+from autograph_rewrite.plan.replica_devices import devices_by_replica
 
 OPS_SHOWN = 30
 _UNSEEDED = frozenset(("RandomUniform", "RandomStandardNormal", "TruncatedNormal", "RandomUniformInt", "Multinomial"))
@@ -31,7 +35,10 @@ _UNSEEDED = frozenset(("RandomUniform", "RandomStandardNormal", "TruncatedNormal
 
 @dataclass(frozen=True)
 class VariableLine:
-    """A variable: what it is, who writes it in one step, and which others are written along with it."""
+    """A variable: what it is, who writes it in one step, and which others are written along with it.
+
+    Of a rewritten graph, `devices` are those of its handles, copies and shards included, and `shards` their sizes.
+    """
 
     name: str
     dtype: str
@@ -41,6 +48,8 @@ class VariableLine:
     updates: tuple[str, ...]
     slots: tuple[str, ...]
     slot_of: str | None
+    devices: tuple[str, ...] = ()
+    shards: tuple[int, ...] = ()
 
     @property
     def bytes(self) -> int | None:
@@ -68,17 +77,35 @@ class Summary:
                 ("", ""),
                 [("runs", ", ".join(item.targets) or "nothing"), ("initialised by", item.init_op or "-")],
             ),
-            table(
-                "variables",
-                ("name", "type", "#bytes", "trained", "updates per step", "slots"),
-                [_variable_row(variable) for variable in self.variables],
-            ),
+            *self._device_table(),
+            self._variable_table(),
             table("ops", ("op", "#nodes"), self._op_rows()),
         ]
         if self.placements:
             parts.append(table("placements", ("placement", "#values"), self.placements.most_common()))
         lines = [f"warning: {warning}" for warning in self.warnings]
         return drawn(*parts) + "".join(f"{line}\n" for line in lines)
+
+    @property
+    def devices(self) -> tuple[tuple[str, ...], ...]:
+        """Return devices[replica][logical] of a rewritten graph that knows its plan; none of another."""
+        plan = plan_of(self.item)
+        return devices_by_replica(plan) if plan is not None else ()
+
+    def _device_table(self) -> Iterator[Any]:
+        if self.devices:
+            most = max(map(len, self.devices))
+            columns = ("#replica", *(f"device {i}" if most > 1 else "device" for i in range(most)))
+            rows = ((replica, *map(device_specs.short, own)) for replica, own in enumerate(self.devices))
+            yield table("devices", columns, rows)
+
+    def _variable_table(self) -> Any:
+        columns = ["name", "type", "#bytes", "trained", "updates per step", "slots"]
+        rows = [_variable_row(variable) for variable in self.variables]
+        if any(variable.devices for variable in self.variables):
+            columns.append("lives on")
+            rows = [(*row, _lives_on(variable)) for row, variable in zip(rows, self.variables, strict=True)]
+        return table("variables", columns, rows)
 
     @property
     def placements(self) -> Counter[str]:
@@ -109,9 +136,11 @@ class Summary:
                     "updates": list(v.updates),
                     "slots": list(v.slots),
                     "slot_of": v.slot_of,
+                    **({"devices": list(v.devices), "shards": list(v.shards)} if v.devices else {}),
                 }
                 for v in self.variables
             ],
+            **({"devices": [list(own) for own in self.devices]} if self.devices else {}),
             **({"placements": dict(self.placements)} if self.placements else {}),
             "nodes": self.ops.total(),
             "ops": dict(sorted(self.ops.items())),
@@ -151,6 +180,7 @@ def _step_names(item: GraphItem) -> list[str]:
 
 def _variable_lines(item: GraphItem, step: set[Node]) -> tuple[VariableLine, ...]:
     uses = _uses(item, step)
+    devices = _handle_devices(item)
     return tuple(
         VariableLine(
             variable.name,
@@ -161,9 +191,30 @@ def _variable_lines(item: GraphItem, step: set[Node]) -> tuple[VariableLine, ...
             tuple(update.op for update in use.updates) if use is not None else (),
             use.slots if use is not None else (),
             use.owner if use is not None else None,
+            devices.get(variable.name, ()),
+            variable.shards.sizes if variable.shards is not None and devices.get(variable.name) else (),
         )
         for variable, use in ((one, uses.get(one.name)) for one in item.variables.values())
     )
+
+
+def _handle_devices(item: GraphItem) -> dict[str, tuple[str, ...]]:
+    """Return on which devices the handles of each variable are, those of its shards and copies."""
+    owners: dict[str, str] = {}
+    for variable in item.variables.values():
+        names = variable.shards.handles if variable.shards is not None else (variable.handle,)
+        owners |= dict.fromkeys(names, variable.name)
+    found: dict[str, dict[str, None]] = {}
+    for node in item.graph:
+        owner = owners.get(bare(node.name))
+        if owner is not None and node.device:
+            found.setdefault(owner, {})[node.device] = None
+    return {name: tuple(devices) for name, devices in found.items()}
+
+
+def _lives_on(variable: VariableLine) -> str:
+    places = few([device_specs.short(device) for device in variable.devices])
+    return f"{places}, in shards of {few([str(size) for size in variable.shards])}" if variable.shards else places
 
 
 def _uses(item: GraphItem, step: set[Node]) -> dict[str, VariableUse]:

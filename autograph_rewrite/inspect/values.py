@@ -40,7 +40,8 @@ def over(placement: Placement | str, axis: str = DATA) -> str:
 def conversion(edge: Edge) -> str:
     """Return what a conversion gives its readers, and how: `-> replicated by collective_reduce, 96 bytes, bucket 1`."""
     axis = DATA if edge.axis is None else f"{MODEL} {edge.axis}"
-    parts = [f"-> {over(edge.after, axis)} by {edge.means}"]
+    before = "" if edge.axis is None else f"{over(edge.before, axis)} "
+    parts = [f"{before}-> {over(edge.after, axis)} by {edge.means}"]
     parts += [size(edge.bytes)] if edge.kind != "local" else []
     parts += [f"bucket {edge.bucket}"] if edge.bucket else []
     return ", ".join(parts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from autograph_rewrite.analysis.variables.roles import Role
 from autograph_rewrite.item import Variable
@@ -51,8 +51,10 @@ class Choice:
         synchronizer: "all_reduce" (every replica holds it) or "ps" (servers do).
         parts: how it is split; None leaves it whole.
         stage: 1, 2 or 3 where its parts are those of the replicas (`parts.VariableRequest.stage`).
+        because: why it is not split, or not on servers, where the builder has a reason; `why-not` says it.
     """
 
     synchronizer: str = "all_reduce"
     parts: Parts | None = None
     stage: int = 0
+    because: str = field(default="", compare=False)

@@ -23,6 +23,11 @@ def over_replicas(trained: TrainedVariable, replicas: int, *, stage: int, axis: 
         possible = [axis]
     possible = [one for one in possible if one < len(sizes) and sizes[one] >= replicas]
     even = [one for one in possible if sizes[one] % replicas == 0]
-    if replicas < 2 or not possible:
-        return Choice()
+    if replicas < 2:
+        return Choice(because="there is one replica only")
+    if not possible:
+        rows = "it is only looked up by row, so only rows can be split, and " if trained.role.sparse else ""
+        asked = f"axis {axis} is" if axis is not None else "no axis is"
+        long = "shorter than" if axis is not None else "as long as"
+        return Choice(because=f"{rows}{asked} {long} there are replicas ({replicas}): its shape is {sizes}")
     return Choice(parts=Parts((even or possible)[0], replicas), stage=stage)

@@ -173,7 +173,7 @@ def test_what_is_to_be_written_is_written_though_nobody_reads_what_is_printed(tm
 
 def test_every_verb_module_is_on_offer_and_follows_the_protocol() -> None:
     folder = Path(cli.__file__).parent / "verbs"
-    modules = {path.stem for path in folder.rglob("*.py")} - {"__init__", "common_arguments"}
+    modules = {path.stem.replace("_", "-") for path in folder.rglob("*.py")} - {"--init--", "common-arguments"}
     assert modules == set(cli.available_verbs())
     for verb in modules:
         cli.load_verb(verb).add_arguments(argparse.ArgumentParser())

@@ -145,7 +145,9 @@ def test_diff_can_tell_by_its_exit_code(call: Call) -> None:
 def test_plan_is_written_and_used_by_rewrite(call: Call, folder: Path) -> None:
     code, out, _ = call("plan item.ar --config config.yaml -o plan.yaml")
     assert code == 0
-    assert re.fullmatch(r"plan\.yaml: \d+ reshards for 2 replicas \(mirrored\)\n", out)
+    assert re.fullmatch(
+        r"plan\.yaml: \d+ reshards for 2 replicas \(mirrored\); each member hands over .* examples\n", out
+    )
     assert Plan.load("plan.yaml").edges
     assert call("rewrite item.ar --plan plan.yaml -o a.pb")[0] == 0
     assert call("rewrite item.ar --config config.yaml -o b.pb")[0] == 0

@@ -184,7 +184,7 @@ def test_links_carry_what_is_cut_once_for_each_micro_batch() -> None:
         f"{first} to {second}": 4 * output,
         f"{second} to {first}": 4 * output,
     }
-    assert found.exchanged_bytes == 8 * output
+    assert found.moved_bytes == 8 * output
     assert two_processes(0.001).step_seconds > 2 * found.step_seconds
     assert two_processes(0.001).bubble > found.bubble > 0
 

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 import autograph_rewrite as ar
-from autograph_rewrite.inspect.communication import counted_batch, meetings
+from autograph_rewrite.inspect.communication import EXCHANGE, counted_batch, meetings
 from autograph_rewrite.inspect.explain import text_of
 from autograph_rewrite.inspect.report import tables
 from autograph_rewrite.inspect.report_view import account_of
+from autograph_rewrite.plan.parts.exchanged import exchanged_bytes
 from autograph_rewrite.plan.parts.messages import EdgePlan
 from tests.support.small_items import regression
 
@@ -36,18 +37,58 @@ def told_by_all(item: ar.GraphItem, config: dict[str, Any], batch: int | None = 
     account = account_of(new, batch)
     simulation = ar.simulate(item, replace(plan, edges=(), batch=0), batch=batch)
     edges = {edge.value for edge in plan.edges if edge.lowered.hops}
-    listed = [one for one in meetings(new) if one.owner]
+    listed = [one for one in meetings(new) if one.owner and one.role == EXCHANGE]
     assert {counted_batch(new), account.batch, account.covered.batch, simulation.batch} == {plan.batch}
     assert f"a step of {plan.batch:,} examples" in text_of(account)
     assert edges
     return {
-        sum(edge.bytes for edge in plan.edges if edge.lowered.hops),
+        exchanged_bytes(plan.edges),
+        account.exchanged_bytes,
         sum(edge.bytes for edge in account.edges if edge.kind != "local"),
         sum(one.bytes or 0 for one in listed),
         simulation.exchanged_bytes,
-        sum(row["bytes"] for row in tables.exchanges(new, plan) if row["for"]),
+        sum(row["bytes"] for row in tables.exchanges(new, plan) if row["for"] and row["role"] == EXCHANGE),
         sum(row["bytes"] for row in tables.reshards(new, plan) if row["kind"] != "local"),
     }
+
+
+TWO = {"devices": ["CPU:0", "CPU:1"]}
+STRATEGIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "shared": ("mlp", TWO),
+    "servers": ("cnn", {**TWO, "strategy": {"name": "PSLoadBalancing"}}),
+    "parallax": ("language_model", {**TWO, "strategy": {"name": "Parallax"}}),
+    "shards on servers": ("transformer", {**TWO, "strategy": {"name": "PartitionedPS"}}),
+    "fsdp": ("transformer", {**TWO, "strategy": {"name": "FSDP"}}),
+    "stages": ("mlp", {**TWO, "strategy": {"name": "Pipeline"}, "pipeline": {"stages": 2, "microbatches": 2}}),
+    "mesh": (
+        "language_model",
+        {
+            "devices": [f"CPU:{i}" for i in range(4)],
+            "mesh": {"data": 2, "model": 2},
+            "sharding": [{"match": ".*w", "split": [1, 2], "optional": True}],
+        },
+    ),
+    "compressor": ("cnn", {**TWO, "strategy": {"name": "AllReduce", "variables": "mirrored", "compressor": "fp16"}}),
+    "micro-batches": ("masked", {**TWO, "microbatches": 2}),
+    "job": ("mlp", {"cluster": {"workers": ["a:1", "b:2"]}, "devices": ["CPU:0"]}),
+    "job with servers": (
+        "language_model",
+        {
+            "cluster": {"workers": ["a:1", "b:2"], "ps": ["c:3"]},
+            "devices": ["CPU:0"],
+            "strategy": {"name": "PS"},
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_verb_counts_the_same_bytes_whatever_the_strategy(strategy: str) -> None:
+    from tests.zoo import ZOO
+
+    name, config = STRATEGIES[strategy]
+    item = ZOO[name].build(optimizer="adam", dtype="float32").item()
+    assert len(told_by_all(item, config, 48)) == 1
 
 
 @pytest.mark.parametrize("name", NAMES)

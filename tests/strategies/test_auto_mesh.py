@@ -87,9 +87,13 @@ def test_plans_are_ranked_in_words_and_as_data() -> None:
     assert [row["rank"] for row in rows] == list(range(1, len(rows) + 1))
     assert rows == sorted(rows, key=lambda row: (not row["fits"], row["milliseconds"]))
     assert any("mesh 1 x 2" in row["plan"] for row in rows)
-    text = "rank 2 | 4.5 ms | 24.25 MiB | does not fit | AllReduce (shared), 2 stages"
+    assert [row["verdict"] for row in rows].count("chosen") == 1
+    text = "rank 2 | 4.5 ms | 24.25 MiB | 1.5 MiB moved | does not fit | too large | AllReduce (shared), 2 stages"
     assert ranking([text, "something else"]) == [
-        {"rank": 2, "milliseconds": 4.5, "mebibytes": 24.25, "fits": False, "plan": "AllReduce (shared), 2 stages"}
+        {
+            **{"rank": 2, "milliseconds": 4.5, "mebibytes": 24.25, "moved": 1.5, "fits": False},
+            **{"verdict": "too large", "plan": "AllReduce (shared), 2 stages"},
+        }
     ]
 
 

@@ -16,12 +16,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the exchanges."""
-    from autograph_rewrite.inspect.communication import counted_batch, meetings, report
+    from autograph_rewrite.inspect.communication import EXCHANGE, counted_batch, meetings, report
 
     item, plan = load_graph(args), optional_plan(args)
     found, batch = meetings(item, plan), counted_batch(item, plan)
     if args.json:
-        print_json({"batch": batch, "exchanges": [meeting.data() for meeting in found]})
+        exchanged = sum(one.bytes or 0 for one in found if one.role == EXCHANGE)
+        print_json({"batch": batch, "exchanged_bytes": exchanged, "exchanges": [meeting.data() for meeting in found]})
     else:
         print(report(found, batch, every=args.all), end="")
     return 0

@@ -30,6 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Build the plan."""
+    from autograph_rewrite.inspect.render.ranking_table import ranking_text
+    from autograph_rewrite.plan.parts.exchanged import exchanged_bytes
+
     require_one_result(args)
     config = read_config(args)
     item = load_graph(args)
@@ -43,10 +46,15 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(as_data(plan))
     elif args.out is None:
-        print(plan.to_yaml(), end="")
+        print("".join(f"# {line}\n" for line in ranking_text(plan.notes).splitlines()) + plan.to_yaml(), end="")
     else:
         name = "standard output" if args.out == STANDARD else args.out
-        print(f"{name}: {len(plan.edges)} reshards for {plan.replicas} replicas ({plan.mode})", file=aside(args))
+        print(
+            f"{name}: {len(plan.edges)} reshards for {plan.replicas} replicas ({plan.mode}); each member hands over "
+            f"{exchanged_bytes(plan.edges):,} bytes in a step of {plan.batch:,} examples",
+            file=aside(args),
+        )
+        print(ranking_text(plan.notes), end="", file=aside(args))
     return 0
 
 
@@ -54,8 +62,10 @@ def as_data(plan: ar.Plan) -> object:
     """Return a plan as plain data: the JSON form of plan.proto, and how a search ranked it among others."""
     from google.protobuf import json_format
 
+    from autograph_rewrite.plan.parts.exchanged import exchanged_bytes
     from autograph_rewrite.plan.parts.ranking import ranking
 
     data = json.loads(json_format.MessageToJson(plan.to_proto(), preserving_proto_field_name=True))
     rows = ranking(plan.notes)
+    data |= {"exchanged_bytes": exchanged_bytes(plan.edges)}
     return {**data, "ranking": rows} if rows else data

@@ -40,7 +40,9 @@ def run(args: argparse.Namespace) -> int:
     from autograph_rewrite.cost.hardware.calibrate import calibrate
     from autograph_rewrite.cost.simulate import network_of
     from autograph_rewrite.inspect.render import memory_chart
+    from autograph_rewrite.inspect.render.ranking_table import ranking_text
     from autograph_rewrite.normalize.normalize import normalise
+    from autograph_rewrite.plan.parts.ranking import ranking
     from autograph_rewrite.views import requested
 
     if args.memory is not None:
@@ -62,7 +64,9 @@ def run(args: argparse.Namespace) -> int:
         is_data = args.memory.lower().endswith(".json")
         emit(json.dumps(memory_chart.data(steps)) if is_data else memory_chart.to_svg(steps), args.memory)
     if args.json:
-        print_json(found.data())
+        rows = ranking(plan.notes)
+        print_json({**found.data(), "ranking": rows} if rows else found.data())
     else:
         print(found)
+        print(ranking_text(plan.notes), end="")
     return 0

@@ -108,6 +108,8 @@ class Simulation(NotebookView):
         batch: the examples of all replicas that were assumed.
         events: in the order of their start.
         notes: what was assumed.
+        exchanged_bytes: what one member of each exchange of the plan hands over, together: the number that plan, comm,
+            explain and report have as well (`plan.parts.exchanged`).
     """
 
     step_seconds: float
@@ -120,6 +122,7 @@ class Simulation(NotebookView):
     batch: int
     events: tuple[Event, ...] = ()
     notes: tuple[str, ...] = ()
+    exchanged_bytes: int = 0
 
     @property
     def peak_bytes(self) -> int:
@@ -127,8 +130,8 @@ class Simulation(NotebookView):
         return max((device.peak_bytes for device in self.devices), default=0)
 
     @property
-    def exchanged_bytes(self) -> int:
-        """What one member of each exchange hands over, together: what `comm` adds up to."""
+    def moved_bytes(self) -> int:
+        """What is moved in all: by exchanges, between stages and logical devices, and by handing results on."""
         return sum(exchange.bytes for exchange in self.exchanges)
 
     def data(self) -> dict[str, Any]:
@@ -144,6 +147,7 @@ class Simulation(NotebookView):
             "batch": self.batch,
             "peak_bytes": self.peak_bytes,
             "exchanged_bytes": self.exchanged_bytes,
+            "moved_bytes": self.moved_bytes,
             "devices": devices,
             "links": [vars(link).copy() for link in self.links],
             "exchanges": [{**vars(one), "owners": list(one.owners)} for one in self.exchanges],
@@ -187,7 +191,11 @@ class Simulation(NotebookView):
             lines.append(
                 f"  {link.count:>4} x {link.name:<24} busy {link.busy_seconds * 1e3:9.3f} ms  {_mebibytes(link.bytes)}"
             )
-        lines.append(f"  {len(self.exchanges)} exchanges, {self.exchanged_bytes:,} bytes handed over by each member")
+        more = self.moved_bytes - self.exchanged_bytes
+        lines.append(
+            f"  {self.exchanged_bytes:,} bytes handed over by each member of the plan's exchanges"
+            + (f"; {self.moved_bytes:,} moved, with what passes between stages and devices" if more > 0 else "")
+        )
         lines += [f"note: {note}" for note in self.notes]
         return "\n".join(lines)
 

@@ -203,7 +203,9 @@ class Chains:
     def _needed(self, value: Value, edge: Edge) -> str:
         others = max(0, len(self._readers(value)) - 1)
         more = f", and {several(others, 'more node')}" if others else ""
-        owner = f"for variable '{edge.owner}', " if edge.owner != STEP and edge.axis is None else ""
+        if edge.axis is not None:
+            return f"{_verb(edge)} between {edge.reason} ({edge.where})"
+        owner = f"for variable '{edge.owner}', " if edge.owner != STEP else ""
         return f"{_verb(edge)} here, because {edge.reason}{more} ({owner}{edge.where})"
 
     def _readers(self, value: Value) -> set[str]:

@@ -8,6 +8,7 @@ from autograph_rewrite.cost.tasks.result import Simulation
 from autograph_rewrite.inspect.explain import text_of
 from autograph_rewrite.inspect.report_view import Account
 from autograph_rewrite.inspect.summary import Summary
+from autograph_rewrite.plan.parts.ranking import ranking
 
 
 def of_graph(found: Summary) -> dict[str, Any]:
@@ -52,7 +53,8 @@ def of_rewrite(account: Account) -> dict[str, Any]:
         "inexact": [{"node": node, "op": op, "text": text} for node, op, text in account.inexact],
         "notes": [{"node": node, "op": op, "text": text} for node, op, text in account.notes],
         "plan_notes": list(account.plan_notes),
-        "exchanged_bytes": sum(edge.bytes for edge in account.edges if edge.kind != "local"),
+        "ranking": ranking(account.ranking),
+        "exchanged_bytes": account.exchanged_bytes,
         "exchanges": sum(edge.kind != "local" for edge in account.edges),
         "text": text_of(account),
     }

@@ -85,6 +85,7 @@ def exchanges(item: GraphItem, plan: Plan | None) -> list[dict[str, Any]]:
                 "type": one.dtype,
                 "bytes": one.bytes,
                 "for": one.owner,
+                "role": one.role,
                 "members": len(one.members),
                 "devices": list(places),
                 "bucket": edge.bucket if edge is not None else 0,

@@ -54,7 +54,17 @@ function showOverview(view) {
       make("div", {}, make("h2", {}, "Warnings and notes"),
         told.length ? make("ul", { class: "told" }, told.slice(0, 200).map(([kind, text]) => make("li", {}, make("span", { class: "tag " + kind.replace(" ", "-") }, kind), text))) : make("p", { class: "hint" }, "Nothing to note: what depends on the batch is divided, and everything is exact."),
         rewrite ? [make("h2", {}, "In sentences"), make("pre", {}, rewrite.text)] : [make("h2", {}, "Inputs and outputs"), make("pre", {}, [...graph.inputs.map(one => "input  " + one), ...graph.outputs.map(one => "output " + one)].join("\n"))]),
-      make("div", {}, rewrite ? [make("h2", {}, "Passes"), passTable(rewrite)] : null, make("h2", {}, "Most frequent ops"), bars(graph.ops))));
+      make("div", {}, rewrite && rewrite.ranking.length ? [make("h2", {}, "Plans that were compared"), rankingTable(rewrite.ranking)] : null, rewrite ? [make("h2", {}, "Passes"), passTable(rewrite)] : null, make("h2", {}, "Most frequent ops"), bars(graph.ops))));
+}
+function rankingTable(rows) {
+  return table([
+    { title: "Rank", of: row => row.rank, number: true },
+    { title: "Plan", of: row => row.plan, wide: true },
+    { title: "Step", of: row => row.milliseconds, draw: row => seconds(row.milliseconds / 1e3), number: true },
+    { title: "Memory", of: row => row.mebibytes, draw: row => bytes(row.mebibytes * 2 ** 20), number: true },
+    { title: "Moved", of: row => row.moved, draw: row => bytes(row.moved * 2 ** 20), number: true },
+    { title: "Verdict", of: row => row.verdict },
+  ], rows, { filter: false });
 }
 function passTable(rewrite) {
   const most = Math.max(...rewrite.passes.map(one => one.seconds));

@@ -42,6 +42,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _data(account: Account) -> dict[str, Any]:
+    from autograph_rewrite.plan.parts.ranking import ranking
+
     return {
         "replicas": account.replicas,
         "mode": account.mode,
@@ -51,6 +53,7 @@ def _data(account: Account) -> dict[str, Any]:
         "flops": account.covered.flops,
         "whole": whole_work(account.covered),
         "bytes_of_batch": account.batch,
+        "exchanged_bytes": account.exchanged_bytes,
         "exchanges": [
             {"value": edge.value, "owner": edge.owner, "by": edge.means, "bytes": edge.bytes, "reason": edge.reason}
             for edge in account.edges
@@ -59,4 +62,5 @@ def _data(account: Account) -> dict[str, Any]:
         "inexact": [{"node": node, "op": op, "text": text} for node, op, text in account.inexact],
         "notes": [{"node": node, "op": op, "text": text} for node, op, text in account.notes],
         "plan_notes": list(account.plan_notes),
+        "ranking": ranking(account.ranking),
     }
