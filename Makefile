@@ -14,12 +14,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: help install demo test test-full fuzz corpus mistakes bench bench-dist bench-pipeline bench-cost bench-remat bench-auto bench-mesh bench-steps docs lint format types wheel clean distclean
+.PHONY: help install demo test test-full fuzz damage corpus mistakes bench bench-dist bench-pipeline bench-cost bench-remat bench-auto bench-mesh bench-steps docs lint format types wheel clean distclean
 
 help:
 	@echo "make demo        train a Keras CNN on one device and over two replicas, and compare"
 	@echo "make test        run the tests;  make test-full: the whole matrix too (about an hour)"
 	@echo "make fuzz        run 3,000 random programs under random configurations (hours; SEEDS=0:100 for fewer)"
+	@echo "make damage      read 10,000 damaged files of ten formats (half an hour; ARGS='--cases 100' for fewer)"
 	@echo "make corpus      run programs of public libraries, compare, write docs/corpus.md (an hour; ARGS='--only dcgan')"
 	@echo "make mistakes    seed mistakes into rewrites, run them, and see what the certificate refuses (an hour)"
 	@echo "make bench       measure rewrite throughput, step time, start-up time and memory"
@@ -62,6 +63,9 @@ mistakes: $(VENV)/.ok
 
 fuzz: $(VENV)/.ok
 	$(BIN)/python -m tests.fuzz --seeds $(SEEDS) --workers $(WORKERS) --out out/fuzz.jsonl $(ARGS)
+
+damage: $(VENV)/.ok
+	$(BIN)/python -m tests.damage --out out/damage.jsonl $(ARGS)
 
 corpus: $(VENV)/.ok
 	$(PIP) install -c constraints.txt --no-build-isolation -e '.[corpus]'

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from autograph_rewrite.api import rewrite
 from autograph_rewrite.config.config import Config, ConfigLike
 from autograph_rewrite.config.sections import Cluster, Network
+from autograph_rewrite.diagnostics.files import write_whole
 from autograph_rewrite.diagnostics.stages import stage
 from autograph_rewrite.errors import ConfigError, GraphError
 from autograph_rewrite.item import GraphItem, RewrittenTrace
@@ -277,7 +278,7 @@ def report(
         network = given if isinstance(given, Config) else None
         shown = Shown(states, original, new, new.report.plan, network, batch, found)
     stage("drawing")
-    Path(out).write_text(report_page(title or Path(out).stem, shown), encoding="utf-8")
+    write_whole(out, report_page(title or Path(out).stem, shown).encode())
     return Path(out)
 
 

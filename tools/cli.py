@@ -23,8 +23,9 @@ from typing import Protocol, cast
 import autograph_rewrite
 from autograph_rewrite.errors import RewriteError
 from autograph_rewrite.requires import missing_tensorflow
-from autograph_rewrite.tools.terminal.output_pipes import drop_the_rest, patient_output
+from autograph_rewrite.tools.terminal.output_pipes import drop_the_rest, escaped, patient_output
 from autograph_rewrite.tools.terminal.usage import require_known_options, require_known_verb
+from autograph_rewrite.tools.unforeseen import of_the_graph
 
 GOOD, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
@@ -99,7 +100,7 @@ def _outcome(args: argparse.Namespace) -> int:
         drop_the_rest(sys.stdout)
         return FAILED
     except Exception as error:
-        return report(error, as_json=args.json)
+        return report(of_the_graph(error, args), as_json=args.json)
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -154,9 +155,9 @@ def report(error: Exception, *, as_json: bool) -> int:
         traceback.print_exception(error)
         print("this is a bug in autograph-rewrite: please report it with the lines above", file=sys.stderr)
         return BAD_INPUT
-    print(f"{type(error).__name__}: {error}", file=sys.stderr)
+    print(escaped(f"{type(error).__name__}: {error}"), file=sys.stderr)
     for note in getattr(error, "__notes__", ()):
-        print(note, file=sys.stderr)
+        print(escaped(note), file=sys.stderr)
     if as_json:
         print(json.dumps({"error": describe(error)}))
     return BAD_INPUT

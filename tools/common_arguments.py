@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import autograph_rewrite as ar
+from autograph_rewrite.diagnostics import files
 from autograph_rewrite.diagnostics.stages import stage
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.tools.terminal.standard_streams import STANDARD, readable, to_standard_output
@@ -242,28 +241,14 @@ def replacing(path: str, form: str) -> Iterator[Path]:
         with to_standard_output(form) as partial:
             yield partial
         return
-    target = Path(path)
-    if target.is_dir():
-        raise GraphError(f"'{target}' is a folder", hint="name a file")
-    try:
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}.", suffix=target.suffix)
-    except OSError as error:
-        raise GraphError(f"cannot write '{target}': {error.strerror}", hint="check the path") from None
-    os.close(handle)
-    partial = Path(name)
-    try:
+    with ExitStack() as stack:
+        try:
+            partial = stack.enter_context(files.replacing(path))
+        except OSError as error:
+            raise GraphError(
+                f"cannot write '{path}': {error.strerror}", hint="name a file that can be written"
+            ) from None
         yield partial
-        partial.chmod(_usual_mode())
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _usual_mode() -> int:
-    """Return the permissions of a new file; mkstemp's own would keep everybody else out."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return 0o666 & ~mask
 
 
 def emit(text: str, out: str | None) -> None:

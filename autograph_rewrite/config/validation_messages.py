@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -33,17 +33,25 @@ def faults_of(error: ValidationError, model: type[BaseModel], source: Source) ->
         model: the section that was validated.
         source: the file, which knows the line of each key.
     """
-    return [_fault(dict(finding), model, source) for finding in error.errors()]
+    known: dict[tuple[str, ...], str] = {}
+
+    def meant(path: KeyPath) -> str:
+        keys = tuple(key for key in path if isinstance(key, str))  # a mistake in one item of a list is one in all
+        if keys not in known:
+            known[keys] = _meant(path, model)
+        return known[keys]
+
+    return [_fault(dict(finding), meant, source) for finding in error.errors()]
 
 
-def _fault(finding: dict[str, Any], model: type[BaseModel], source: Source) -> Fault:
+def _fault(finding: dict[str, Any], meant: Callable[[KeyPath], str], source: Source) -> Fault:
     """Translate a finding; pydantic's are dicts of many shapes, hence Any."""
     path: KeyPath = tuple(finding["loc"])
     kind, context, given = finding["type"], finding.get("ctx", {}), _quoted(finding["input"])
     name = dotted(path) or "the configuration"
     match kind:
         case "extra_forbidden":
-            return source.fault(path, f"unknown key '{path[-1]}'{_inside(path)}", _meant(path, model))
+            return source.fault(path, f"unknown key '{path[-1]}'{_inside(path)}", meant(path))
         case "missing":
             return source.fault(path[:-1], f"the key '{path[-1]}' is missing{_inside(path)}")
         case "literal_error":

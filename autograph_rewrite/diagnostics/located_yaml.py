@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import MappingProxyType
 
 import yaml
 
 from autograph_rewrite.diagnostics.faults import Fault, failure
-from autograph_rewrite.diagnostics.file_kinds import is_device_or_pipe
+from autograph_rewrite.diagnostics.files import read_whole
+from autograph_rewrite.diagnostics.limits import limit
 from autograph_rewrite.errors import RewriteError
 
 KeyPath = tuple[str | int, ...]
@@ -23,7 +23,6 @@ KeyPath = tuple[str | int, ...]
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml where it was built: ten times faster
 _TAG = "tag:yaml.org,2002:"
 _TEXT = (f"{_TAG}str", f"{_TAG}timestamp")
-_MAX_DEPTH = 100  # libyaml composes recursively, in C: a file of brackets alone would crash the process
 _MAX_ALIASED = 100_000  # values beyond those of the file: aliases of aliases can write a gigabyte in ten lines
 
 
@@ -102,13 +101,11 @@ def load_yaml(path: str | os.PathLike[str], *, error: type[RewriteError]) -> Loc
     """
     shown = os.fspath(path)
     try:
-        if is_device_or_pipe(path):
-            raise error(f"'{shown}' is no file, but a device or a pipe", hint="check the path")
-        data = Path(path).read_bytes()
+        data = read_whole(path, "text")
     except FileNotFoundError:
         raise error(f"there is no file '{shown}'", hint="check the path") from None
     except OSError as problem:
-        raise error(f"cannot read '{shown}': {problem.strerror}") from None
+        raise error(f"cannot read '{shown}': {problem.strerror}", hint="check the path") from None
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as problem:
@@ -129,7 +126,7 @@ def parse_yaml(text: str, *, file: str, error: type[RewriteError]) -> Located:
         RewriteError: of type `error`, when the text is no YAML or holds nothing.
     """
     try:
-        if _depth(text) > _MAX_DEPTH:
+        if _depth(text) > limit("depth"):  # libyaml composes recursively, in C: brackets alone would crash the process
             raise error(f"{file}: this is nested too deeply to be read")
         root = yaml.compose(text, Loader=_LOADER)
     except yaml.YAMLError as problem:
@@ -148,14 +145,14 @@ def parse_yaml(text: str, *, file: str, error: type[RewriteError]) -> Located:
 
 def _depth(text: str) -> int:
     """How deeply collections are nested in each other; it stops to count where it is too much."""
-    depth = deepest = 0
+    depth, deepest, most = 0, 0, limit("depth")
     for event in yaml.parse(text, Loader=_LOADER):
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
             deepest = max(deepest, depth)
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
-        if depth > _MAX_DEPTH:
+        if depth > most:
             break
     return deepest
 
@@ -186,6 +183,7 @@ class _Reader:
         self._open: set[int] = set()  # the collections around the current node: an alias to one is a cycle
         self._read: set[int] = set()
         self._aliased = 0
+        self._most_depth = limit("depth")
         scalars = yaml.constructor.SafeConstructor()
         self._scalars = {
             f"{_TAG}int": scalars.construct_yaml_int,
@@ -196,7 +194,7 @@ class _Reader:
 
     def read(self, node: yaml.Node, path: KeyPath) -> object:
         """The data of `node`, which stands at `path`."""
-        if len(path) > _MAX_DEPTH:  # aliases of aliases nest, too
+        if len(path) > self._most_depth:  # aliases of aliases nest, too
             raise _DeepError
         if id(node) in self._read:
             self._aliased += 1

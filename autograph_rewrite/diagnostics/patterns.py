@@ -16,6 +16,8 @@ from autograph_rewrite.errors import ConfigError
 
 SECONDS = 1.0
 """Of one match; names are short, so a pattern that takes milliseconds is rare already."""
+LENGTH = 10_000
+"""Characters of a pattern: compiling it takes time that grows faster than it does."""
 
 
 def check_pattern(pattern: str) -> None:
@@ -24,6 +26,8 @@ def check_pattern(pattern: str) -> None:
     Raises:
         ValueError: it is none.
     """
+    if len(pattern) > LENGTH:
+        raise ValueError(f"must be a regular expression of at most {LENGTH:,} characters, and has {len(pattern):,}")
     try:
         re.compile(pattern)
         regex.compile(pattern)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from autograph_rewrite.config.config import Config
+from autograph_rewrite.config.sections import Override
 from autograph_rewrite.diagnostics.located_yaml import KeyPath
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.traversal import ancestors
@@ -15,7 +16,6 @@ from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes.base.report import Report
 from autograph_rewrite.plan.parts.messages import STEP, EdgePlan, VariableRequest
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.plan.request import override_of
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Setting:
         item: what is rewritten, normalised; only its ops are looked at.
         path: of the key.
         value: of the key.
+        overrides: which one counts for each variable of the plan.
         report: of the rewrite; None where there is only a plan.
     """
 
@@ -36,6 +37,7 @@ class Setting:
     item: GraphItem
     path: KeyPath
     value: Any
+    overrides: Mapping[str, Override | None]
     report: Report | None = None
 
     @property
@@ -48,11 +50,11 @@ class Setting:
         """The owners of edges for which the setting counts: variables, for the strategy's also the step."""
         section = self.path[0]
         if section != "variables":
-            overrides = {name: override_of(name, self.config) for name in self._names}
-            own = {name for name, one in overrides.items() if one is None or getattr(one, str(self.path[-1])) is None}
+            key = str(self.path[-1])
+            own = {name for name, one in self.overrides.items() if one is None or getattr(one, key) is None}
             return frozenset({*own, STEP})
         override = self.config.variables[int(self.path[1])]
-        return frozenset(name for name in self._names if override_of(name, self.config) is override)
+        return frozenset(name for name, one in self.overrides.items() if one is override)
 
     @cached_property
     def step(self) -> Collection[Node]:
@@ -74,10 +76,6 @@ class Setting:
     def is_shadowed(self) -> bool:
         """Whether it belongs to an override that counts for no variable."""
         return self.path[0] == "variables" and len(self.path) > 2 and not self.owners
-
-    @property
-    def _names(self) -> list[str]:
-        return [request.name for request in self.plan.variables]
 
 
 def _with_wholes(owner: str) -> Iterator[str]:

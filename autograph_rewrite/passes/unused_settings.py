@@ -29,6 +29,7 @@ from autograph_rewrite.passes.configured_setting import Setting
 from autograph_rewrite.plan.codecs import codec_of
 from autograph_rewrite.plan.parts.messages import STEP, EdgePlan
 from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.plan.request import override_of
 
 SHOWN = 5
 PLACING = frozenset(
@@ -343,8 +344,9 @@ def unused_settings(config: Config, plan: Plan, item: GraphItem, report: Report 
         report: of the rewrite, if it has been made.
     """
     notes = []
+    overrides = {request.name: override_of(request.name, config) for request in plan.variables}
     for path, value in written(config):
-        setting = Setting(config, plan, item, path, value, report)
+        setting = Setting(config, plan, item, path, value, overrides, report)
         if setting.is_shadowed and path[2:] != ("match",):
             continue
         reason = READERS[setting.key](setting)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,6 +16,7 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 
 from autograph_rewrite.diagnostics.faults import either, failure
+from autograph_rewrite.diagnostics.files import read_whole, write_whole
 from autograph_rewrite.diagnostics.located_yaml import Located, Source, load_yaml, parse_yaml
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.types.device_names import parse, process_of
@@ -338,7 +338,7 @@ class Plan(PlanView):
         if _suffix(path) in _TEXT:
             return cls._parse(load_yaml(path, error=PlanError))
         try:
-            data = Path(path).read_bytes()
+            data = read_whole(path)
         except OSError as error:
             raise PlanError(f"cannot read '{os.fspath(path)}': {error.strerror}", hint="check the path") from None
         return cls.from_bytes(data, name=os.fspath(path))
@@ -361,7 +361,7 @@ class Plan(PlanView):
         """
         data = self.to_yaml().encode("utf-8") if _suffix(path) in _TEXT else self.to_bytes()
         try:
-            _write(Path(path), data)
+            write_whole(path, data)
         except OSError as error:
             raise PlanError(f"cannot write '{os.fspath(path)}': {error.strerror}", hint="check the path") from None
 
@@ -378,15 +378,3 @@ def _suffix(path: str | os.PathLike[str]) -> str:
         known = either((*_TEXT, *_BINARY))
         raise PlanError(f"'{os.fspath(path)}' does not say which form the plan has", hint=f"name it {known}")
     return suffix
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Write a file so that no reader ever sees half of it."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise

@@ -43,8 +43,11 @@ def misfits(config: Config, trained: Mapping[str, TrainedVariable], choices: Map
         trained: the trained variables by name.
         choices: what holds for each, overrides included.
     """
+    of: dict[int, list[TrainedVariable]] = {}  # by identity: equal overrides may stand twice
+    for one in trained.values():
+        of.setdefault(id(override_of(one.name, config)), []).append(one)
     for i, override in enumerate(config.variables):
-        meant = [one for one in trained.values() if override_of(one.name, config) is override]
+        meant = of.get(id(override), [])
         asks = [key for key, given in _placements(override).items() if given]
         if asks and trained and not meant:
             message = f"variables[{i}]: '{override.match}' is the first match of no variable that is trained"

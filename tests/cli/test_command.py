@@ -12,8 +12,11 @@ from pathlib import Path
 import pytest
 
 from autograph_rewrite.errors import ConfigError
+from autograph_rewrite.ir.format import serde
 from autograph_rewrite.tools import cli
 from autograph_rewrite.tools.terminal import output_pipes
+from autograph_rewrite.tools.unforeseen import of_the_graph
+from tests.support.small_items import regression
 
 
 class FakeVerb:
@@ -183,3 +186,19 @@ def test_every_verb_module_is_on_offer_and_follows_the_protocol() -> None:
 def test_tests_run_on_four_virtual_devices() -> None:
     tf = pytest.importorskip("tensorflow")
     assert len(tf.config.list_logical_devices("CPU")) == 4
+
+
+def test_a_graph_that_tensorflow_refuses_too_is_to_blame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    item = regression()
+    (tmp_path / "good.pb").write_bytes(item.graph_bytes)
+    graph = item.graph.clone()
+    graph.nodes["y"].set_attr("transpose_a", True)
+    graph.nodes["x"].set_attr("shape", (4, 3))
+    (tmp_path / "bad.pb").write_bytes(serde.to_bytes(graph))
+    bug = ZeroDivisionError("oops")
+
+    def blamed(name: str) -> Exception:
+        return of_the_graph(bug, cli.parse(["inspect", str(tmp_path / name), "--train-op", "train"]))
+
+    assert blamed("good.pb") is bug
+    assert str(blamed("bad.pb")).startswith("TensorFlow cannot load this graph: Dimensions must be equal")

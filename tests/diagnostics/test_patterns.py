@@ -10,6 +10,11 @@ from autograph_rewrite.diagnostics.patterns import check_pattern, first_match, m
 from autograph_rewrite.errors import ConfigError
 
 
+def test_a_pattern_of_a_hundred_thousand_brackets_is_refused_before_it_is_compiled() -> None:
+    with pytest.raises(ValueError, match=r"at most 10,000 characters, and has 100,000"):
+        check_pattern("(" * 100_000)
+
+
 def test_a_pattern_matches_a_name_as_a_whole() -> None:
     assert matches("dense_[0-9]+/kernel", "dense_12/kernel")
     assert not matches("dense", "dense_12")

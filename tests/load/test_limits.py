@@ -17,11 +17,11 @@ import pytest
 import tensorflow as tf
 
 import autograph_rewrite as ar
+from autograph_rewrite.diagnostics.limits import VARIABLE
 from autograph_rewrite.errors import ConfigError, GraphError
 from autograph_rewrite.ir.types import wire
 from autograph_rewrite.ir.types.attrs import decode
 from autograph_rewrite.load.sources import archive
-from autograph_rewrite.normalize.functions import inline
 
 v1 = tf.compat.v1
 FLOAT, INT32, INT64 = 1, 3, 9
@@ -143,7 +143,7 @@ def test_calls_within_calls_are_counted_before_they_are_copied(monkeypatch: pyte
     with pytest.raises(GraphError, match=r"the functions that 'bomb' calls come to 33,554,430 nodes"):
         rewritten(function_bomb(24))
     assert rewritten(function_bomb(4)).report.nodes_after > 0
-    monkeypatch.setattr(inline, "MOST_NODES", 10)
+    monkeypatch.setenv(VARIABLE, "expanded=10")
     with pytest.raises(GraphError, match="at most 10 can be rewritten"):
         rewritten(function_bomb(4))
 

@@ -18,8 +18,8 @@ from typing import Any, TextIO, cast
 
 from autograph_rewrite.tools.terminal.colour import painted, wants_colour
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""C0 and C1 controls: the terminal's commands begin with them (ECMA-48)."""
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""C0 and C1 controls: the terminal's commands begin with them (ECMA-48); and marks that change the order of letters."""
 
 
 @contextmanager
@@ -50,7 +50,7 @@ def drop_the_rest(stream: Any) -> None:
 
 def escaped(text: str) -> str:
     """Return a text with its control characters as escape sequences of Python; lines and tabs stay."""
-    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 class _Patient:

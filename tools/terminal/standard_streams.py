@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
+from autograph_rewrite.diagnostics.limits import VARIABLE, limit
 from autograph_rewrite.errors import ConfigError, GraphError
 
 STANDARD = "-"
@@ -32,9 +33,12 @@ def readable(path: str) -> Iterator[Path]:
         return
     from autograph_rewrite.load.sources.files import suffix_of
 
-    data = sys.stdin.buffer.read()
+    most = limit("bytes")
+    data = sys.stdin.buffer.read(most + 1)
     if not data:
         raise GraphError("nothing came", where="standard input", hint="send a graph: dump --full G | ... -")
+    if len(data) > most:
+        raise GraphError(f"more than {most:,} bytes came ({VARIABLE}: bytes)", where="standard input")
     with tempfile.TemporaryDirectory(prefix="autograph-rewrite-") as folder:
         file = Path(folder) / f"{INPUT}{suffix_of(data)}"
         file.write_bytes(data)

@@ -10,6 +10,8 @@ from autograph_rewrite.ir.types import wire
 
 TWO_GIB = 2**31 - 1
 _INDEX = re.compile("[0-9]{1,5}")  # a longer one is corruption, and would cost memory
+_FEW = 64
+"""Outputs that a node is given unseen: looking up how many it has takes longer than making them."""
 
 
 def from_bytes(data: bytes) -> Graph:
@@ -68,6 +70,8 @@ def _connect(graph: Graph, node: Node, inputs: list[str]) -> None:
                 raise GraphError(f"'{node.name}' reads '{text}', which the graph does not have", node=node)
             index = int(number)
         outputs = producer._outputs
+        if index >= len(outputs) + _FEW and index >= len(producer.output_dtypes):
+            raise GraphError(f"'{node.name}' reads '{text}', which '{name}' does not give", node=node)
         value = outputs[index] if index < len(outputs) else producer.output(index)
         value._uses[node, len(values)] = None
         values.append(value)

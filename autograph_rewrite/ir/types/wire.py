@@ -128,12 +128,12 @@ def read_node(
     name = op = device = ""
     inputs: list[str] = []
     attrs: dict[str, bytes] = {}
-    rest = b""
+    rest: list[bytes] = []
     while at < end:
         tag = data[at]
         if tag not in _NODE_TAGS:
             field = next(fields(data, at, end))
-            rest += data[at : field[4]]
+            rest.append(data[at : field[4]])
             at = field[4]
             continue
         size = data[at + 1]
@@ -158,7 +158,7 @@ def read_node(
         else:
             device = str(data[at:stop], "utf-8")
         at = stop
-    return RawNode(name, op, inputs, device, attrs, rest)
+    return RawNode(name, op, inputs, device, attrs, b"".join(rest))
 
 
 _NODE_TAGS = frozenset((0x0A, 0x12, 0x1A, 0x22, 0x2A))

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -23,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from autograph_rewrite.diagnostics.files import replacing
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.format.annotations import Annotation, Annotations, read_annotation
 from autograph_rewrite.ir.types import dtypes
@@ -80,16 +80,12 @@ def save(item: GraphItem, path: Path) -> None:
 
 
 def _write(path: Path, parts: Mapping[str, bytes]) -> None:
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
-        with zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as archive:
+        with replacing(path) as partial, zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as archive:
             for name, data in parts.items():
                 archive.writestr(zipfile.ZipInfo(name, _EPOCH), data)
-        os.replace(partial, path)
     except OSError as error:
         raise GraphError(f"cannot write the file: {error.strerror}", where=str(path)) from None
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _plan_data(item: GraphItem) -> bytes | None:

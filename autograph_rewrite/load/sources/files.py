@@ -14,12 +14,12 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from autograph_rewrite.diagnostics.file_kinds import is_device_or_pipe
+from autograph_rewrite.diagnostics.files import UnfitFileError, read_whole
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.types.protos import Message, proto
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.signature.collections import Collected
-from autograph_rewrite.load.sources import archive, metagraph
+from autograph_rewrite.load.sources import archive, metagraph, validate
 from autograph_rewrite.load.sources.graphs import Declared, build_item, read
 from autograph_rewrite.load.sources.printed import from_printed, is_printed
 from autograph_rewrite.load.sources.saved_model import load_directory
@@ -55,16 +55,18 @@ def load(
     }  # fmt: skip
     try:
         if path.is_dir():
-            message = _saved_model(path)
-            return load_directory(path, message, signature, Declared(**named))
+            item = load_directory(path, _saved_model(path), signature, Declared(**named))
+            validate.check_file(item.graph)
+            return item
         if path.name in ("saved_model.pb", "saved_model.pbtxt"):
             return load(path.parent, signature=signature, **named)
         data = _content(path)
         if signature is not None:
             raise GraphError("only a SavedModel has signatures", hint="leave out `signature` for this file")
-        if zipfile.is_zipfile(path) or path.suffix == ".ar":
-            return archive.load(path, **named)
-        return _reader(path)(data, named)
+        is_archive = zipfile.is_zipfile(path) or path.suffix == ".ar"
+        item = archive.load(path, **named) if is_archive else _reader(path)(data, named)
+        validate.check_file(item.graph)
+        return item
     except (DecodeError, ValueError, IndexError, KeyError, TypeError) as error:
         raise GraphError(f"the file is corrupt ({error})", where=str(path)) from error
     except GraphError as error:
@@ -108,11 +110,11 @@ def _is_graph(data: bytes) -> bool:
 
 def _content(path: Path) -> bytes:
     try:
-        if is_device_or_pipe(path):
-            raise GraphError("this is no file, but a device or a pipe", hint=f"a graph is {_KINDS}")
-        data = path.read_bytes()
+        data = read_whole(path)
     except FileNotFoundError:
         raise GraphError("there is no such file") from None
+    except UnfitFileError as error:
+        raise GraphError(str(error.strerror), hint=f"a graph is {_KINDS}") from None
     except OSError as error:
         raise GraphError(f"the file cannot be read: {error.strerror}") from None
     if not data:
@@ -193,9 +195,9 @@ def _saved_model(directory: Path) -> Any:
     binary, text = directory / "saved_model.pb", directory / "saved_model.pbtxt"
     if binary.exists():
         try:
-            return proto("SavedModel").FromString(binary.read_bytes())
+            return proto("SavedModel").FromString(_content(binary))
         except DecodeError as error:
             raise GraphError(f"saved_model.pb is corrupt or truncated ({error})") from None
     if text.exists():
-        return _parse_text(text.read_bytes(), "SavedModel")
+        return _parse_text(_content(text), "SavedModel")
     raise GraphError("the directory holds no saved_model.pb", hint=f"a graph is {_KINDS}")

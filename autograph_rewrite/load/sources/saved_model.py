@@ -38,6 +38,7 @@ def load_directory(directory: Path, message: Any, signature: str | None, declare
     Raises:
         GraphError: no such signature; the message lists those that there are.
     """
+    _require_assets_inside(directory, message)
     batch_inputs, outputs = declared.batch_inputs, declared.outputs
     if any(meta.object_graph_def.nodes for meta in message.meta_graphs):
         _tell_of_initialisers(directory, message)
@@ -131,6 +132,24 @@ def _with_signature_names(item: GraphItem, signature: Any, outputs_given: bool) 
     return item.with_(inputs=inputs, outputs=outputs)
 
 
+def _require_assets_inside(directory: Path, message: Any) -> None:
+    """Refuse assets that TensorFlow would read from outside of the folder, and what it would wait for inside.
+
+    Raises:
+        GraphError: there is one.
+    """
+    folder = directory.resolve()
+    for name in {asset.filename for meta in message.meta_graphs for asset in meta.asset_file_def}:
+        if not (folder / "assets" / name).resolve().is_relative_to(folder):
+            raise GraphError(
+                f"the asset '{name}' lies outside of the SavedModel's folder",
+                hint="copy the model with what its links lead to: cp -rL",
+            )
+    for part in directory.rglob("*"):
+        if not part.is_dir() and part.exists() and not part.is_file():
+            raise GraphError(f"'{part.relative_to(directory)}' in the SavedModel is a device or a pipe")
+
+
 def _tell_of_initialisers(directory: Path, message: Any) -> None:
     """Say that TensorFlow runs ops of the model when it loads it, where it does: they can read and write files."""
     objects = [node for meta in message.meta_graphs for node in meta.object_graph_def.nodes]
@@ -145,7 +164,11 @@ def _from_objects(directory: Path, signature: str | None, batch_inputs: BatchInp
 
     from autograph_rewrite.load.sources.functions import from_concrete
 
-    loaded = tf.saved_model.load(str(directory))
+    try:
+        loaded = tf.saved_model.load(str(directory))
+    except Exception as error:  # TensorFlow has no type of its own for models that are wrong
+        said = next(iter(str(error).splitlines()), "")
+        raise GraphError(f"TensorFlow cannot load it ({type(error).__name__}: {said})") from error
     function = _choose(loaded.signatures, signature) if signature in (None, *loaded.signatures) else None
     if function is None:
         raise _unknown(signature or "serving_default", loaded.signatures)

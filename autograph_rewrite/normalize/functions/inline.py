@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from itertools import chain
 
+from autograph_rewrite.diagnostics.limits import limit
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.control_flow import OPENS
 from autograph_rewrite.ir.format.function_library import Library, called
@@ -23,9 +24,6 @@ from autograph_rewrite.normalize.functions.calls import lower_call
 from autograph_rewrite.normalize.functions.loops import lower_while
 from autograph_rewrite.normalize.functions.lowering import Lowering
 from autograph_rewrite.normalize.functions.optionals import look_through
-
-MOST_NODES = 1_000_000
-"""Copies of the nodes of functions, of one call."""
 
 
 def flatten(graph: Graph, roots: Iterable[Node], read_outside: Collection[str] = ()) -> None:
@@ -57,13 +55,14 @@ def _require_finite(graph: Graph, library: Library) -> None:
     Raises:
         GraphError: they do.
     """
+    most = limit("expanded")
     callers = {node: [n for n in called(node.op, node.attrs, library) if n in library] for node in graph}
     sizes = library.expanded_sizes(chain.from_iterable(callers.values()))
     for node, names in callers.items():
         copies = sum(sizes[name] for name in names)
-        if copies > MOST_NODES:
+        if copies > most:
             problem = f"the functions that '{node.name}' calls come to {copies:,} nodes, calls within calls included"
-            raise GraphError(problem, node=node, hint=f"at most {MOST_NODES:,} can be rewritten")
+            raise GraphError(problem, node=node, hint=f"at most {most:,} can be rewritten")
 
 
 def _flatten(state: Lowering, roots: Iterable[Node]) -> None:

@@ -1,0 +1,109 @@
+"""Files: read whole, if they end and are not too large, and written atomically, where a link leads.
+
+g.pb -> models/7.pb      read and written: models/7.pb; a reader sees the old bytes or the new ones, with their mode
+/dev/zero, a pipe        refused before a byte is read
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from autograph_rewrite.diagnostics.limits import VARIABLE, limit
+
+AnyPath = str | os.PathLike[str]
+
+
+class UnfitFileError(OSError):
+    """A file that is none, or is too large; `strerror` says which.
+
+    Args:
+        problem: what is wrong with it.
+    """
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(0, problem)
+
+
+def read_whole(path: AnyPath, most: str = "bytes") -> bytes:
+    """Return the bytes of a file.
+
+    Args:
+        path: of the file.
+        most: the name of the limit for its size.
+
+    Raises:
+        OSError: there is nothing of that name, it cannot be read, it is no file, or it is too large.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would wait for its writer
+    try:
+        known = os.fstat(handle)
+        if stat.S_ISDIR(known.st_mode):
+            raise UnfitFileError("this is no file, but a directory")
+        if not stat.S_ISREG(known.st_mode):
+            raise UnfitFileError("this is no file, but a device or a pipe")
+        allowed = limit(most)
+        if known.st_size > allowed:
+            raise UnfitFileError(f"the file has {known.st_size:,} bytes, more than {allowed:,} ({VARIABLE}: {most})")
+        with open(handle, "rb", closefd=False) as file:
+            return file.read(known.st_size)  # what is written meanwhile is not read
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def replacing(path: AnyPath) -> Iterator[Path]:
+    """Give a temporary path beside a file, which takes its place when the block ends well, and vanishes otherwise.
+
+    A link stays, and what it leads to is replaced; a file that is there keeps its mode.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        OSError: it is a folder or a device, or its folder cannot be written to.
+    """
+    target = Path(os.path.realpath(path))
+    mode = _mode(target)
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem[:100]}.", suffix=target.suffix)
+    os.close(handle)
+    partial = Path(name)
+    try:
+        yield partial
+        partial.chmod(mode)
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_whole(path: AnyPath, data: bytes) -> None:
+    """Write a file so that no reader ever sees half of it.
+
+    Args:
+        path: of the file.
+        data: all of it.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with replacing(path) as partial:
+        partial.write_bytes(data)
+
+
+def _mode(target: Path) -> int:
+    """Return the permissions of a file that is there, else those of a new one: those of mkstemp keep others out."""
+    try:
+        known = os.stat(target).st_mode
+    except FileNotFoundError:
+        mask = os.umask(0)
+        os.umask(mask)
+        return 0o666 & ~mask
+    if stat.S_ISDIR(known):
+        raise UnfitFileError("this is a directory")
+    if not stat.S_ISREG(known):
+        raise UnfitFileError("this is no file, but a device or a pipe")
+    return stat.S_IMODE(known)
