@@ -13,10 +13,15 @@ from hypothesis import strategies as st
 from autograph_rewrite.tools.launcher.output import LONGEST_LINE, LineWriter, opened, prefixes
 
 
+def quoted(line: bytes) -> bytes:
+    """Return a line as it is shown here."""
+    return b"> " + line
+
+
 @given(st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r\n", b"\xff"]), max_size=12), st.integers(1, 4))
 def test_lines_are_whole_however_they_arrive(parts: list[bytes], size: int) -> None:
     written, out, log = b"".join(parts), io.BytesIO(), io.BytesIO()
-    writer = LineWriter(out, b"> ", log)
+    writer = LineWriter(out, quoted, log)
     for begin in range(0, len(written), size):
         writer.feed(written[begin : begin + size])
     writer.close()
@@ -29,7 +34,7 @@ def test_lines_are_whole_however_they_arrive(parts: list[bytes], size: int) -> N
 
 def test_a_progress_bar_shows_its_last_state_and_a_line_without_end_comes_in_pieces() -> None:
     out = io.BytesIO()
-    writer = LineWriter(out, b"> ")
+    writer = LineWriter(out, quoted)
     writer.feed(b"10%\r50%\r100%\r\n")
     assert out.getvalue() == b"> 100%\n"
     writer.feed(b"x" * (LONGEST_LINE + 1))

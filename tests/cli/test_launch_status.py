@@ -118,6 +118,22 @@ def test_a_port_for_metrics_that_is_taken_is_an_error_at_the_start(folder: Path,
         assert "for metrics" in job.stderr.read()
 
 
+def test_lines_as_objects_say_who_wrote_them_and_after_how_many_steps(folder: Path, start: Callable[..., Any]) -> None:
+    (folder / "s.py").write_text(f"{STEPS}print('höre\\x1b[31m', file=sys.stderr)\nprint(step)\n")
+    job = start("--log-format", "json")
+    jobs([5, 2])
+    (folder / "end").touch()
+    out, err = job.communicate(timeout=60)
+    said = {entry["process"]: entry for entry in map(json.loads, err.splitlines()) if "text" in entry}
+    assert {name: (entry["steps"], entry["stream"]) for name, entry in said.items()} == {
+        "worker 0": (5, "stderr"),
+        "worker 1": (2, "stderr"),
+    }
+    assert said["worker 1"]["text"] == "höre\x1b[31m"
+    assert "\x1b" not in err
+    assert sorted(json.loads(line)["text"] for line in out.splitlines()) == ["1", "4"]
+
+
 def test_what_a_killed_launcher_left_is_removed(folder: Path, start: Callable[..., Any]) -> None:
     job = start()
     jobs([5, 2])

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from autograph_rewrite.tools.launcher.attempt import USUAL, Attempt, Manner, Outcome, Signals, signal_name
-from autograph_rewrite.tools.launcher.output import opened
+from autograph_rewrite.tools.launcher.output import Form, opened
 from autograph_rewrite.tools.launcher.process import Task
 
 TIMED_OUT = 124  # as timeout(1) has it
@@ -42,6 +42,8 @@ class Options:
     """Whether lines begin with the names of their processes; otherwise these write where the launcher does."""
     log_dir: Path | None = None
     """Where the output of each process is kept, too."""
+    forms: Callable[[str, str], Form] | None = None
+    """Makes the form of the lines that a process writes to a stream; None: they begin with its name."""
     fresh_ports: bool = False
     """Whether every start has ports of its own: then one that somebody else took is worth another try."""
 
@@ -132,7 +134,7 @@ def start(
     """
     if not options.prefixed:
         return Attempt(None, options.grace, signals, deadline, manner).run(tasks)
-    with opened([task.name for task in tasks], options.log_dir, append=not is_first) as output:
+    with opened([task.name for task in tasks], options.log_dir, append=not is_first, forms=options.forms) as output:
         return Attempt(output, options.grace, signals, deadline, manner).run(tasks)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, TextIO
@@ -24,19 +24,23 @@ LONGEST_LINE = 1 << 16
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red", "bright_cyan", "bright_magenta")
 
 
+Form = Callable[[bytes], bytes]
+"""What makes of a line, without its end, what is shown of it."""
+
+
 class LineWriter:
     """Passes on what one process writes, line by line; keeps the last lines, and a raw copy in a log.
 
     Args:
         out: where lines go.
-        prefix: of each line.
+        form: makes of a line what is shown.
         log: where the bytes go as they are.
     """
 
-    def __init__(self, out: BinaryIO, prefix: bytes, log: BinaryIO | None = None) -> None:
+    def __init__(self, out: BinaryIO, form: Form, log: BinaryIO | None = None) -> None:
         self.last: deque[str] = deque(maxlen=KEPT_LINES)
         self._out = out
-        self._prefix = prefix
+        self._form = form
         self._log = log
         self._rest = b""
 
@@ -62,7 +66,7 @@ class LineWriter:
                 # A progress bar writes over itself: what follows the last return is what a terminal would show.
                 shown = line.rstrip(b"\r").rpartition(b"\r")[2]
                 self.last.append(shown.decode("utf-8", errors="replace"))
-                self._out.write(self._prefix + shown + b"\n")
+                self._out.write(self._form(shown) + b"\n")
             self._out.flush()
         except BrokenPipeError:  # `launch ... | head` ends what is shown, not the job
             drop_the_rest(self._out)
@@ -79,15 +83,22 @@ Output = Mapping[str, Streams]
 
 
 @contextmanager
-def opened(names: Sequence[str], log_dir: Path | None = None, *, append: bool = False) -> Iterator[Output]:
+def opened(
+    names: Sequence[str],
+    log_dir: Path | None = None,
+    *,
+    append: bool = False,
+    forms: Callable[[str, str], Form] | None = None,
+) -> Iterator[Output]:
     """Give the writers of all processes: stdout stays stdout, stderr stderr, and both go into a log per process.
 
     Args:
         names: the processes.
         log_dir: where the logs are, if there are any; `worker 0` writes into `worker-0.log`.
         append: keep what the logs hold already.
+        forms: makes the form of the lines of a process on "stdout" or "stderr"; None: they begin with its name.
     """
-    out, err = prefixes(names, sys.stdout), prefixes(names, sys.stderr)
+    made = forms or prefixed(names)
     with ExitStack() as files:
         output = {}
         for name in names:
@@ -98,9 +109,16 @@ def opened(names: Sequence[str], log_dir: Path | None = None, *, append: bool = 
                 log = files.enter_context(open(path, "ab" if append else "wb", buffering=0))
                 log.write(b"--- started again ---\n" if append else b"")
             output[name] = Streams(
-                LineWriter(_binary(sys.stdout), out[name], log), LineWriter(_binary(sys.stderr), err[name], log)
+                LineWriter(_binary(sys.stdout), made(name, "stdout"), log),
+                LineWriter(_binary(sys.stderr), made(name, "stderr"), log),
             )
         yield output
+
+
+def prefixed(names: Sequence[str]) -> Callable[[str, str], Form]:
+    """Return what makes forms of lines that begin with the names of their processes."""
+    prefix = {"stdout": prefixes(names, sys.stdout), "stderr": prefixes(names, sys.stderr)}
+    return lambda name, stream: lambda line: prefix[stream][name] + line
 
 
 def prefixes(names: Sequence[str], stream: TextIO) -> dict[str, bytes]:

@@ -101,6 +101,11 @@ class StatusFolder:
         folder.mkdir(mode=0o700, exist_ok=True)
         return {VARIABLE: str(folder)}
 
+    def steps(self, process: str) -> int | None:
+        """Return how many steps a process has done; None: it does not say."""
+        found = max(_written(self.path / process.replace(" ", "-")), key=_when, default=None)
+        return found["steps"] if found is not None else None
+
     def read(self) -> JobStatus:
         """Return the status of this job."""
         return _read(self.path)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from autograph_rewrite.cluster.launchers import LOOPBACK
 from autograph_rewrite.errors import ClusterError, ConfigError
 from autograph_rewrite.tools.launcher.job import Options, supervise
+from autograph_rewrite.tools.launcher.json_lines import json_lines
 from autograph_rewrite.tools.launcher.process import Task
 from autograph_rewrite.tools.launcher.script import (
     add_script,
@@ -69,6 +70,9 @@ def add_process_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", metavar="S", type=_seconds, help="give up after S seconds (exit code 124)")
     parser.add_argument("--grace", metavar="S", type=_seconds, default=5.0, help="from SIGTERM to SIGKILL (default 5)")
     parser.add_argument("--log-dir", metavar="D", type=Path, help="write the output of each process to a file, too")
+    parser.add_argument(
+        "--log-format", choices=("text", "json"), default="text", help="json: each line with process, time and steps"
+    )
     parser.add_argument("--pin", action="store_true", help="give each process a core of its own, in turn")
 
 
@@ -80,7 +84,9 @@ def run(args: argparse.Namespace) -> int:
     workers, servers = _counts(args, config)
     with watched(args.script, getattr(args, "metrics", None)) as status:
         make = _tasks_of(args, servers, status)
-        summary = supervise(lambda restarts: make(workers, environment(args, restarts), command(args)), _options(args))
+        summary = supervise(
+            lambda restarts: make(workers, environment(args, restarts), command(args)), _options(args, status)
+        )
     if args.json:
         print(json.dumps({**described(args), **summary.data()}))
     return summary.exit_code
@@ -113,7 +119,7 @@ def _run_elastic(args: argparse.Namespace, config: Config | None) -> int:
             made = make(workers, given, (args.script, *args.args))
             return [replace(t, environment={**t.environment, RANK: str(rank)}) for rank, t in enumerate(made)]
 
-        job = Elastic(tasks, body, _options(args), Bounds(least, most, args.heartbeat))
+        job = Elastic(tasks, body, _options(args, status), Bounds(least, most, args.heartbeat))
         summary = job.run()
     if args.json:
         generations = [generation.data() for generation in job.generations]
@@ -145,12 +151,13 @@ def _tasks_of(args: argparse.Namespace, servers: int, status: StatusFolder) -> _
     return tasks
 
 
-def _options(args: argparse.Namespace) -> Options:
+def _options(args: argparse.Namespace, status: StatusFolder) -> Options:
     return Options(
         restarts=args.restart,
         timeout=args.timeout,
         grace=args.grace,
         log_dir=args.log_dir,
+        forms=json_lines(status) if args.log_format == "json" else None,
         fresh_ports=args.port is None,
     )
 
