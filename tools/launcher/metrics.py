@@ -35,7 +35,7 @@ def text(job: JobStatus) -> str:
 
 
 @contextmanager
-def served(port: int, read: Callable[[], JobStatus]) -> Iterator[None]:
+def metrics_endpoint(port: int, read: Callable[[], JobStatus]) -> Iterator[None]:
     """Answer at a port of this machine, for nobody outside of it.
 
     Args:

@@ -43,14 +43,14 @@ def watched(script: str, port: int | None) -> Iterator[StatusFolder]:
     Raises:
         ClusterError: the port is taken.
     """
-    with StatusFolder(script) as status, _served(port, status.read) if port is not None else nullcontext():
+    with StatusFolder(script) as status, _endpoint(port, status.read) if port is not None else nullcontext():
         yield status
 
 
-def _served(port: int, read: Callable[[], JobStatus]) -> AbstractContextManager[None]:
+def _endpoint(port: int, read: Callable[[], JobStatus]) -> AbstractContextManager[None]:
     from autograph_rewrite.tools.launcher.metrics import served  # an HTTP server, for those who ask for one
 
-    return served(port, read)
+    return metrics_endpoint(port, read)
 
 
 def _table(job: JobStatus, now: float) -> Table:
