@@ -80,9 +80,9 @@ class Evaluator:
 def _analysed(plan: Plan) -> object:
     """Return what the analysis of a step depends on; of a budget for recomputation, also what variables take."""
     places = plan.variables if plan.remat is not None and plan.remat.limit is not None else ()
-    served = any(request.servers for request in plan.variables)
+    has_servers = any(request.servers for request in plan.variables)
     given = (plan.devices, plan.mode, plan.semantics, plan.batch_inputs, plan.compresses)
-    return (*given, plan.micro, plan.pipeline, plan.remat, plan.model, served, places)
+    return (*given, plan.micro, plan.pipeline, plan.remat, plan.model, has_servers, places)
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ GATHERS: Mapping[str, str] = {
 }
 """By the lowering of a sum, what lets every member have all that is sent."""
 SPARSE = "its gradient is sparse, and compressors act on dense ones"
-SERVED = "a server adds it up, which takes whole gradients"
+ON_SERVER = "a server adds it up, which takes whole gradients"
 SHOWN = 3
 
 Key = tuple[str, str]
@@ -117,7 +117,7 @@ class CompressionRules:
         if asked == NONE:
             return NONE, ""
         if edge.owner in self._plan.homes or edge.lowered.is_stored:
-            return NONE, SERVED
+            return NONE, ON_SERVER
         if edge.from_.startswith("split"):
             return NONE, SPARSE
         fact = self._state.source(self._state.graph.value(edge.value))

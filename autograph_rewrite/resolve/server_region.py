@@ -1,8 +1,8 @@
 """The server region: optimizer updates, and what leads from the reduced gradient to them; run once per job.
 
     w on /job:ps    dw: partial ──► accumulator ──► dw * dw ──► ResourceApplyAdam(w, m, v)
-    served                                          ^^^^^^^     ^^^^^^^^^^^^^^^^^^^^^^^^^^, m and v beside w
-    not served      the forward and backward pass, the step counter, the learning rate, losses
+    on servers                                      ^^^^^^^     ^^^^^^^^^^^^^^^^^^^^^^^^^^, m and v beside w
+    on replicas     the forward and backward pass, the step counter, the learning rate, losses
 
 The slots that an optimizer keeps for a variable live where it lives (analysis.variables.uses).
 """
@@ -56,7 +56,7 @@ def find_server_region(plan: Plan, state: Propagation, variables: Mapping[str, V
         region = ServerRegion(homes, handles, nodes | set(writes))
         _keep_branches_together(state, region.nodes, differing)
         written = {handle_node(node.inputs[0]) for node in region.nodes if is_update(node)} - handles.keys()
-        if not written:  # else what a served branch writes is served as well
+        if not written:  # else what a branch on a server writes is there as well
             break
         homes |= {known[handle.name]: min(homes.values()) for handle in written}
     _keep_reads_together(state, region, differing)
@@ -99,13 +99,13 @@ def _dependents(state: Propagation, taken: Collection[Value]) -> set[Node]:
 
 
 def _differing(state: Propagation) -> set[Node]:
-    """Return what every replica has to run: of that, nothing can be served."""
+    """Return what every replica has to run: of that, nothing can run on a server."""
     lists = future_splits(state)
     return {node for node in state.order if differs_by_replica(state, node, lists)}
 
 
 def _keep_branches_together(state: Propagation, nodes: set[Node], differing: Collection[Node]) -> None:
-    """Serve what reads a served value that is there only sometimes: in a branch, or in the iterations of a loop."""
+    """Put on servers what reads a value of theirs that is there only sometimes: in a branch or a loop."""
     unconditional = unconditional_nodes(state.order)
     if len(unconditional) == len(state.order):
         return
@@ -122,11 +122,11 @@ def _keep_branches_together(state: Propagation, nodes: set[Node], differing: Col
 
 
 def _keep_containers_together(state: Propagation, nodes: set[Node], differing: Collection[Node]) -> None:
-    """Serve all that reads an array or a stack that is filled by what is served: those of the replicas stay empty."""
-    served = [cell for cell, puts in state.puts.items() if not nodes.isdisjoint(puts)]
-    if not served:
+    """Put on servers all that reads an array or a stack that is filled there: those of the replicas stay empty."""
+    filled = [cell for cell, puts in state.puts.items() if not nodes.isdisjoint(puts)]
+    if not filled:
         return
-    users = {node for node in state.order if any(state.facts[value].cell in served for value in node.inputs)}
+    users = {node for node in state.order if any(state.facts[value].cell in filled for value in node.inputs)}
     if apart := next((node for node in users if node in differing), None):
         raise PassError(
             f"'{apart.name}' reads on each replica what the servers put into an array",
@@ -137,7 +137,7 @@ def _keep_containers_together(state: Propagation, nodes: set[Node], differing: C
 
 
 def _keep_reads_together(state: Propagation, region: ServerRegion, differing: Collection[Node]) -> None:
-    """Serve the reads that only served nodes use: they are part of the update."""
+    """Put on servers the reads that only nodes there use: they are part of the update."""
     for node in reversed(state.order):
         if node in differing:
             continue
@@ -148,7 +148,7 @@ def _keep_reads_together(state: Propagation, region: ServerRegion, differing: Co
 
 
 def _place(state: Propagation, region: ServerRegion, taken: Mapping[Value, str]) -> None:
-    """Put each served node where most of what it reads is; what handles a variable is where the variable is."""
+    """Put each node of the region where most of what it reads is; what handles a variable is where the variable is."""
     devices = region.devices
     devices.update(region.handles)
     for node in state.order:
@@ -166,7 +166,7 @@ def _place(state: Propagation, region: ServerRegion, taken: Mapping[Value, str])
 
 
 def _keep_loops_together(state: Propagation, region: ServerRegion) -> None:
-    """Put what is served of a loop on one device, but for what handles a variable.
+    """Put the part of a loop that is in the region on one device, but for what handles a variable.
 
     TensorFlow would wait in each iteration for what comes from another device, also for what enters the loop only.
     """

@@ -192,14 +192,14 @@ class Rewriter:
             plan = plan if training else plan.without_stages()
             is_remote = bool(plan.homes or plan.stage_hosts) and self.member is not None
             if is_remote:
-                flat, plan = _served(flat, plan) if training else (flat, without_servers(plan))
+                flat, plan = _for_session(flat, plan) if training else (flat, without_servers(plan))
             new = compile_item(flat, plan, self._job, training=training)
             if training and self.member is not None:  # of one process, once the first batch is there
                 coverage.require(new.report.covered)
             return new.with_(binding=item.binding) if is_remote and training else new
 
 
-def _served(item: GraphItem, plan: Plan) -> tuple[GraphItem, Plan]:
+def _for_session(item: GraphItem, plan: Plan) -> tuple[GraphItem, Plan]:
     """Return an item and its plan for a step that runs in a session."""
     alone = stand_alone(item)
     return alone, replace(with_proxies(plan), graph_digest=graph_digest(alone.graph))

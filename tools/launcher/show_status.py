@@ -48,7 +48,7 @@ def watched(script: str, port: int | None) -> Iterator[StatusFolder]:
 
 
 def _endpoint(port: int, read: Callable[[], JobStatus]) -> AbstractContextManager[None]:
-    from autograph_rewrite.tools.launcher.metrics import served  # an HTTP server, for those who ask for one
+    from autograph_rewrite.tools.launcher.metrics import metrics_endpoint  # an HTTP server, for those who ask for one
 
     return metrics_endpoint(port, read)
 

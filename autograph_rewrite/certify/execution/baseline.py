@@ -14,7 +14,7 @@ from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types.opdefs import get_op
 
 FORWARDS = frozenset(("Identity", "StopGradient", "Snapshot", "PreventGradient", "NextIteration", "Enter", "Exit"))
-RENAMED = re.compile(r"(.*)/(?:instance|served)(?:_\d+)?")
+RENAMED = re.compile(r"(.*)/(?:instance|on_server)(?:_\d+)?")
 WHOLE = re.compile(r"(.*)/whole(?:_\d+)?")
 
 
@@ -89,7 +89,7 @@ class Baseline:
 
     def _stands_for_merged(self, node: Node, found: Node) -> bool:
         """Return whether a node took the name of one that is called otherwise now."""
-        renamed = (node.graph.nodes.get(f"{node.name}/{suffix}") for suffix in ("instance", "served"))
+        renamed = (node.graph.nodes.get(f"{node.name}/{suffix}") for suffix in ("instance", "on_server"))
         return any(one is not None and one.op == found.op for one in renamed)
 
 

@@ -168,13 +168,13 @@ class Topology:
 
     def push(self, nbytes: float, *servers: str) -> Exchange:
         """Return what it takes until the contributions of all processes, equal parts of them, have come to servers."""
-        return _together([self._served(nbytes / len(servers), server, OUT, "in") for server in servers])
+        return _together([self._with_server(nbytes / len(servers), server, OUT, "in") for server in servers])
 
     def pull(self, nbytes: float, *servers: str) -> Exchange:
         """Return what it takes until all processes have what servers hold equal parts of."""
-        return _together([self._served(nbytes / len(servers), server, IN, "out") for server in servers])
+        return _together([self._with_server(nbytes / len(servers), server, IN, "out") for server in servers])
 
-    def _served(self, nbytes: float, server: str, own: str, theirs: str) -> Exchange:
+    def _with_server(self, nbytes: float, server: str, own: str, theirs: str) -> Exchange:
         home = process_of(server)
         others = self.processes - (home in self.plan.processes)
         if others <= 0:  # it is in this process

@@ -165,7 +165,7 @@ def _member(edge: EdgePlan, value: Value, folded: AnalyzedStep, sizes: Sizes) ->
 def tasks_of(group: Group, topology: Topology) -> Iterator[Task]:
     """Yield the tasks of a group, one after another: each needs the one before."""
     edge, nbytes, local = group.first, float(group.sent), topology.local
-    served = group.holder is not None and group.holder.is_on_server
+    on_server = group.holder is not None and group.holder.is_on_server
     micro = topology.plan.microbatches
     if micro > 1 and edge.from_.startswith("partial"):
         yield _pass(group, topology, Work("elementwise", 0.0, (micro + 1) * nbytes), local, "accumulate")
@@ -176,9 +176,9 @@ def tasks_of(group: Group, topology: Topology) -> Iterator[Task]:
     elif len(group.members) > 1:
         yield _pass(group, topology, Work("elementwise", 0.0, 4.0 * nbytes), local, "pack")
     hops = edge.lowered.hops
-    if (Axis.REPLICA in hops[0].over and hops[0].medium is Medium.OPS) or served:
+    if (Axis.REPLICA in hops[0].over and hops[0].medium is Medium.OPS) or on_server:
         yield from _meet_in_process(group, topology, nbytes)
-    if served and group.holder is not None:
+    if on_server and group.holder is not None:
         yield from _push(group, group.holder, topology, nbytes)
     elif group.kind == "reduce_scatter":
         yield exchange_task(group.name, group.kind, topology.ring_gather(nbytes / topology.plan.replicas))

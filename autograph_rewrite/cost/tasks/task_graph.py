@@ -105,9 +105,9 @@ class Builder:
         self.host = host_use(folded, topology)
         self.crossed: dict[tuple[Value, str], Task] = {}
         held = (server for holder in self.residences.values() if holder.is_on_server for server in holder.servers)
-        served = {topology.compute_lane(server) for server in held} - {*topology.lanes}
+        lanes = {topology.compute_lane(server) for server in held} - {*topology.lanes}
         own = topology.computing if topology.on_cpu else {HOST} if self.host.nodes else set()
-        self.built.cores.update(dict.fromkeys(sorted(served | own), topology.machine.cores))
+        self.built.cores.update(dict.fromkeys(sorted(lanes | own), topology.machine.cores))
 
     def run(self) -> None:
         """Make everything."""
@@ -263,7 +263,7 @@ class Builder:
         machine, counted = self.topology.machine, self.counts[node]
         work, runs, reuses = counted.work, counted.runs, counted.reuses
         if holder is not None and holder.is_on_server:
-            return self._served(node, work, holder, reuses)
+            return self._on_servers(node, work, holder, reuses)
         instances = self.topology.local if node in self.each or (holder and holder.stage) else 1
         self._note(node, lane, work, runs)
         if holder is not None and holder.stage:
@@ -286,7 +286,7 @@ class Builder:
         flops, nbytes = self.built.work.get(key, (0.0, 0.0))
         self.built.work[key] = flops + work.flops * runs, nbytes + work.nbytes * runs
 
-    def _served(self, node: Node, work: Work, holder: Residence, reuses: bool) -> Task:
+    def _on_servers(self, node: Node, work: Work, holder: Residence, reuses: bool) -> Task:
         """Return the task of an update's node on all servers of the variable."""
         count = len(holder.servers)
         shard = Work(work.family, work.flops / count, work.nbytes / count)

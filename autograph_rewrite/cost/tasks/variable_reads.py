@@ -1,7 +1,7 @@
 """Reads of variables that are not on the replica: pulled from servers, or all-gathered from shards.
 
 shards here     ConcatV2 ──► ReadVariableOp
-served          pull ──► ReadVariableOp          rows: what a gather looks up is pulled, not the table
+on servers      pull ──► ReadVariableOp          rows: what a gather looks up is pulled, not the table
 stage 1, 2      gather of the updated shards ──► ReadVariableOp
 stage 3         gather ──► forward readers,  gather again ──► backward readers
 """
@@ -98,7 +98,7 @@ class Reads:
         return self._held_on(name, what, lane, 0 if kept else whole, each=True)
 
     def _pull(self, node: Node, name: str, what: str, lane: str) -> Pulled:
-        """Return the pull of a served variable, or of the rows of it that a node looks up on all replicas."""
+        """Return the pull of a variable on servers, or of the rows of it that a node looks up on all replicas."""
         nbytes = self._folded.item.variables[name].nbytes
         if node.op in ROWS:
             rows = self._sizes.nbytes(self._folded.state.source(node.output()))

@@ -45,11 +45,11 @@ def cache_reads(context: Context, item: GraphItem) -> None:
 def _local_uses(context: Context, handle: Node) -> Iterator[Use]:
     """Yield what reads the variable for something else than its update."""
     for use in handle.output().uses:
-        if not is_update(use.node) and not _serves(context, use.node):
+        if not is_update(use.node) and not _leads_to_update(context, use.node):
             yield use
 
 
-def _serves(context: Context, node: Node) -> bool:
+def _leads_to_update(context: Context, node: Node) -> bool:
     """Return whether an update reads a handle, here or behind the nodes that hand it on."""
     if node in context.server_region.nodes or is_update(node):
         return True

@@ -26,23 +26,23 @@ from autograph_rewrite.passes.base.anchors import outputs_of
 from autograph_rewrite.passes.base.context import Context
 from autograph_rewrite.passes.collectives.server_stores import ServerBuilder
 
-SUFFIX = "/served"
+SUFFIX = "/on_server"
 REPORT = "report this, with the graph; strategy AllReduce needs no servers"
 
 
 def name_server_roots(context: Context, item: GraphItem) -> None:
     """Give each server op that is run or read by name a node of that name in every process."""
-    graph, served = context.graph, context.server_region.nodes
-    served &= set(graph)
+    graph, on_server = context.graph, context.server_region.nodes
+    on_server &= set(graph)
     alone = _initializers(item) if context.workers > 1 else ()
     for name in dict.fromkeys((*item.targets, *alone)):
         node = graph.nodes.get(name)
-        if node is not None and node in served:
+        if node is not None and node in on_server:
             take_name(graph, node, graph.unique_name(name + SUFFIX))
             graph.add("NoOp", name=name, origin=name, controls=[node])
     for name in dict.fromkeys(info.tensor.partition(":")[0] for info in item.outputs.values()):
         node = graph.nodes.get(name)
-        if node is None or node not in served:
+        if node is None or node not in on_server:
             continue
         take_name(graph, node, graph.unique_name(name + SUFFIX))
         outputs = node.outputs
@@ -73,7 +73,7 @@ def delegate_to_chief(context: Context, item: GraphItem) -> None:
     Where workers do not wait for each other, each runs its own updates, and worker 0 the initialisers only.
 
     Raises:
-        PassError: what a served node needs of every worker is computed in a branch or loop only.
+        PassError: what a server op needs of every worker is computed in a branch or loop only.
     """
     graph = context.graph
     collective = next((node for node in graph if node.op.startswith("Collective")), None)
@@ -82,24 +82,24 @@ def delegate_to_chief(context: Context, item: GraphItem) -> None:
     context.server_region.nodes &= set(graph)
     if context.plan.is_asynchronous:
         context.server_region.nodes -= ancestors(graph.nodes[name] for name in item.targets if name in graph.nodes)
-    served = _with_branches(topological_order(graph), context.server_region.nodes)
-    context.server_region.nodes = served
+    on_server = _with_branches(topological_order(graph), context.server_region.nodes)
+    context.server_region.nodes = on_server
     _read_before_pushing(context, item)
     order = topological_order(graph)
-    needs = _RequiredPushes(context, order, served)
-    values = [value for node in order if node in served for value in node.outputs]
-    exports = [value for value in values if any(reader not in served for reader, _ in value.uses)]
-    waiting = [node for node in order if node not in served and any(c in served for c in node.controls)]
+    needs = _RequiredPushes(context, order, on_server)
+    values = [value for node in order if node in on_server for value in node.outputs]
+    exports = [value for value in values if any(reader not in on_server for reader, _ in value.uses)]
+    waiting = [node for node in order if node not in on_server and any(c in on_server for c in node.controls)]
     own = _own_updates(context, item)
     exchange = _ChiefSide(context) if context.rank == 0 else _WorkerSide(context, needs)
     handed = [(value, exchange.value(value)) for value in exports]
     for value, new in handed:
-        value.replace_all_uses_with(new, keep=served | {new.node, *new.node.controls})  # who sends it
+        value.replace_all_uses_with(new, keep=on_server | {new.node, *new.node.controls})  # who sends it
     unconditional = unconditional_nodes(order)
     for node in waiting:
-        _wait(context, exchange, node, [control for control in node.controls if control in served], unconditional)
+        _wait(context, exchange, node, [control for control in node.controls if control in on_server], unconditional)
     if context.rank != 0:
-        _forget(graph, served, item)
+        _forget(graph, on_server, item)
         _require_own_updates(context, item, own)
 
 
@@ -211,20 +211,20 @@ class _RequiredPushes:
     Args:
         context: the rewrite.
         order: the nodes of the graph.
-        served: those that worker 0 runs.
+        on_server: those that worker 0 runs.
     """
 
-    def __init__(self, context: Context, order: Sequence[Node], served: set[Node]) -> None:
+    def __init__(self, context: Context, order: Sequence[Node], on_server: set[Node]) -> None:
         pushes = {push for several in context.server_region.pushes.values() for push in several}
         joint = pushes.intersection(order)
         behind = marks_before(order, dict.fromkeys(joint, 1))
         unconditional = unconditional_nodes(order)
         _require_certain(joint, unconditional)
         self._nodes: list[Node] = []
-        self._masks: dict[Node, int] = {}  # of what is served, and of what runs only sometimes
+        self._masks: dict[Node, int] = {}  # of server ops, and of what runs only sometimes
         bits: dict[Node, int] = {}
         for node in order:
-            if node in unconditional and node not in served:
+            if node in unconditional and node not in on_server:
                 continue
             mask = 0
             for producer in dependencies(node):
@@ -255,10 +255,10 @@ def _require_certain(pushes: Iterable[Node], unconditional: set[Node]) -> None:
         )
 
 
-def _with_branches(order: Sequence[Node], served: set[Node]) -> set[Node]:
+def _with_branches(order: Sequence[Node], on_server: set[Node]) -> set[Node]:
     """Return the server ops, with the readers of those that run conditionally."""
     unconditional = unconditional_nodes(order)
-    found = set(served)
+    found = set(on_server)
     for node in order:
         if node not in found and any(v.node in found and v.node not in unconditional for v in node.inputs):
             if node.span is Span.EACH:
@@ -279,23 +279,23 @@ def _with_branches(order: Sequence[Node], served: set[Node]) -> set[Node]:
 
 def _read_before_pushing(context: Context, item: GraphItem) -> None:
     """Let this process's reads of a variable come before its contribution to the next value."""
-    graph, served = context.graph, context.server_region
+    graph, region = context.graph, context.server_region
     order = topological_order(graph)
     roots = [graph.nodes[name] for name in item.targets if name in graph.nodes]
     roots += [value.node for value in outputs_of(graph, item)]
     step = ancestors(roots)
-    pushes = [push for several in served.pushes.values() for push in several if push in step]
+    pushes = [push for several in region.pushes.values() for push in several if push in step]
     if not pushes:
         return
     position = {node: i for i, node in enumerate(order)}
     behind, unconditional = marks_before(order, dict.fromkeys(pushes, 1)), unconditional_nodes(order)
     for name, variable in item.variables.items():
         handle = graph.nodes.get(variable.handle)
-        if name not in served.homes or handle is None:
+        if name not in region.homes or handle is None:
             continue
-        own = [push for push in served.pushes.get(name, pushes) if push in step]
+        own = [push for push in region.pushes.get(name, pushes) if push in step]
         for read in _reads(handle):
-            if read in served.nodes or read not in step or read not in unconditional:
+            if read in region.nodes or read not in step or read not in unconditional:
                 continue  # a push waits for what a branch or loop makes of its reads, not for the reads
             for push in own:
                 if position[read] < position[push] or not behind[read]:
@@ -306,10 +306,10 @@ def _reads(handle: Node) -> list[Node]:
     return [node for node, _ in handle_uses(handle) if not forwards_handle(node.op) and not is_update(node)]
 
 
-def _forget(graph: Graph, served: set[Node], item: GraphItem) -> None:
+def _forget(graph: Graph, on_server: set[Node], item: GraphItem) -> None:
     """Remove the server ops; initialisers that the outside knows by name stay, and do nothing."""
     known = {*item.keep, *(variable.initializer for variable in item.variables.values())}
-    for node in [node for node in graph if node in served and node.name in known]:
+    for node in [node for node in graph if node in on_server and node.name in known]:
         name = node.name
         take_name(graph, node, graph.unique_name(name + SUFFIX))
         graph.add("NoOp", name=name, origin=name)

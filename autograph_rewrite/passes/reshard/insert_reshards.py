@@ -278,8 +278,8 @@ class ReshardInserter:
 
     def _home(self, edge: EdgePlan | None) -> str | None:
         """Return where what the replicas of the only process hold is combined, if its owner lives somewhere."""
-        served = edge is not None and self._context.processes == 1
-        return self._context.server_region.homes.get(edge.owner) if served and edge is not None else None
+        is_alone = edge is not None and self._context.processes == 1
+        return self._context.server_region.homes.get(edge.owner) if is_alone and edge is not None else None
 
     def _combined(self, value: Value, fact: Fact, edge: EdgePlan | None) -> Value:
         context = self._context

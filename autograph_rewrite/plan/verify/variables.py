@@ -86,13 +86,13 @@ def servers_are_used_as_such(plan: Plan, item: ItemLike) -> Iterator[Finding]:
     """Settings of parameter servers stand where there is one."""
     for i, request in enumerate(plan.variables):
         path: KeyPath = ("variables", i)
-        served = request.options.synchronizer == SERVERS
-        if served and not request.servers:
+        on_servers = request.options.synchronizer == SERVERS
+        if on_servers and not request.servers:
             message = f"the synchronizer of '{request.name}' is {SERVERS}, but no server holds it"
             yield Finding((*path, "options"), message, "name its device in servers, and set placement to single")
         if request.server is None:
             continue
-        if not served:
+        if not on_servers:
             message = f"'{request.name}' has settings of a server, but its synchronizer is all_reduce"
             yield Finding((*path, "server"), message, f"{_LEAVE_OUT}, or set options.synchronizer to {SERVERS}")
         if request.server.staleness < 0:

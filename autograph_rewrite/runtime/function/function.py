@@ -21,7 +21,7 @@ from autograph_rewrite.runtime.elastic.function_steps import FunctionSteps
 from autograph_rewrite.runtime.function.arguments import Arguments, Flat, Leaf, Opens, accepts, common
 from autograph_rewrite.runtime.function.compressor_state import track, trackable
 from autograph_rewrite.runtime.function.mirrored_variables import Mirrors
-from autograph_rewrite.runtime.function.session_step import ServedStep
+from autograph_rewrite.runtime.function.session_step import SessionStep
 from autograph_rewrite.runtime.function.step import Step
 from autograph_rewrite.runtime.function.steps_per_call import one_of_several
 from autograph_rewrite.runtime.session.first_batch import FirstBatch
@@ -38,7 +38,7 @@ class _Traced(NamedTuple):
     structure: Hashable
     leaves: list[Leaf]
     original: GraphItem
-    step: Step | ServedStep
+    step: Step | SessionStep
     pack: Callable[[list[Any]], Any]
     first: FirstBatch
 
@@ -203,12 +203,12 @@ class DistributedFunction:
         specs, named = self._arguments.specs(args, kwargs, leaves)
         return self._add(tuple(specs), named)
 
-    def _step(self, item: GraphItem) -> Step | ServedStep:
+    def _step(self, item: GraphItem) -> Step | SessionStep:
         """Return what runs a rewritten item."""
         report = item.report
         is_on_server = report is not None and report.member is not None and (report.homes or report.plan.stage_hosts)
         what = f"'{getattr(self, '__name__', 'step')}'"
-        return ServedStep(item, self._mirrors) if is_on_server else Step(item, self._mirrors, what, self._telling)
+        return SessionStep(item, self._mirrors) if is_on_server else Step(item, self._mirrors, what, self._telling)
 
     def _outside(self) -> Any:
         """Return a context outside of any function that is being traced: captures have to be eager tensors."""
@@ -237,7 +237,7 @@ def _listed(leaves: Sequence[Leaf]) -> str:
     )
 
 
-def _packer(tf: Any, step: Step | ServedStep) -> Callable[[list[Any]], Any]:
+def _packer(tf: Any, step: Step | SessionStep) -> Callable[[list[Any]], Any]:
     """Return how to nest flat results as the function returned them."""
     structure = step.binding.structured_outputs
     if structure is None:

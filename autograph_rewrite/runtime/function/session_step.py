@@ -82,7 +82,7 @@ def without_shards(plan: Plan) -> Plan:
     return replace(plan, variables=tuple(requests), notes=(*plan.notes, *sorted(notes)))
 
 
-class ServedStep:
+class SessionStep:
     """A rewritten item, which stands alone, as a function of its flat arguments.
 
     Args:

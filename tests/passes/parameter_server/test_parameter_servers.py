@@ -131,7 +131,7 @@ def small_job(ranks: int = 2, **server: Any) -> Job:
 
 def test_the_graphs_of_worker_0_and_of_another_one_are_as_they_were() -> None:
     for rank, graph in enumerate(small_job().graphs):
-        check_golden(f"served_rank_{rank}.txt", render(graph))
+        check_golden(f"servers_rank_{rank}.txt", render(graph))
 
 
 def test_only_worker_0_updates_what_lives_on_a_server() -> None:
@@ -170,7 +170,7 @@ def test_a_local_copy_is_refreshed_in_the_step_behind_the_update(rank: int) -> N
 @pytest.mark.parametrize("name", ["w", "w/Momentum"])
 def test_an_initialiser_that_is_run_by_itself_is_waited_for_by_all_workers(name: str) -> None:
     first, second = small_job().graphs
-    assert first.node(f"{name}/Assign/served") in ancestors([first.node(f"{name}/Assign")])
+    assert first.node(f"{name}/Assign/on_server") in ancestors([first.node(f"{name}/Assign")])
     (token,) = [node for node in ancestors([second.node(f"{name}/Assign")]) if node.op == "QueueDequeueV2"]
     assert token.inputs[0].node.attr("shared_name") == f"{name}/Assign/token/to_1".encode()
 
