@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
-from autograph_rewrite.inspect.profile.device_time import attributed
 from autograph_rewrite.inspect.profile.profile import Profile
 from autograph_rewrite.tools.verbs.profile import collected
 from tests.jobs.programs.fixtures import Jobs, ended
 
 LIMIT = 120
-
-
-def shares(found: Profile) -> list[float]:
-    """Return how much of each step is attributed to original nodes or named communication."""
-    count = len(found.ranks[0].steps)
-    steps = [[replace(trace, steps=trace.steps[n : n + 1]) for trace in found.ranks] for n in range(count)]
-    return [attributed(traces).share for traces in steps]
 
 
 def test_both_ranks_are_in_one_timeline_and_their_time_is_that_of_nodes_or_named_communication(jobs: Jobs) -> None:
@@ -26,11 +17,12 @@ def test_both_ranks_are_in_one_timeline_and_their_time_is_that_of_nodes_or_named
     both = [Profile.load(jobs.folder / f"profile_{task}.json") for task in range(2)]
     assert both[0] == both[1]  # every rank has the profile of all
     profiles = both[0], collected(jobs.folder, "profiled.py")
-    assert max(share for found in profiles for share in shares(found)) > 0.95  # others may meet a busy machine
     for found in profiles:
         assert [trace.rank for trace in found.ranks] == [0, 1]
-        assert found.attributed.share > 0.7
-        assert found.attributed.nodes > 0.1
+        # Of the time in which anything runs: how long nothing does is the machine's affair.
+        runs = found.attributed.share + found.attributed.other
+        assert found.attributed.share > 0.95 * runs > 0
+        assert found.attributed.nodes > 0
         assert found.examples == 2048
         assert found.predicted is not None
         assert found.predicted["batch"] == 2048
