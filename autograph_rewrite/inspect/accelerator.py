@@ -18,7 +18,7 @@ from autograph_rewrite.analysis.accelerator.host_crossings import Crossing, cros
 from autograph_rewrite.analysis.facts.concrete_sizes import EXAMPLES
 from autograph_rewrite.cost.hardware.machine import Machine
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.inspect.communication import served
+from autograph_rewrite.inspect.communication import origin_of
 from autograph_rewrite.inspect.graph_source import Source, as_item
 from autograph_rewrite.inspect.render.format import several, size
 from autograph_rewrite.inspect.render.table import drawn, table
@@ -277,7 +277,7 @@ def _host_nodes(found: _Step, base: _Step | None) -> list[HostNode]:
 
 
 def _node_key(node: Node) -> tuple[str, str]:
-    return served(node), node.op
+    return origin_of(node), node.op
 
 
 def _moved(found: _Step, base: _Step | None, batch: int) -> list[Moved]:
@@ -314,7 +314,7 @@ def _moved(found: _Step, base: _Step | None, batch: int) -> list[Moved]:
 
 def _origin(one: Crossing) -> tuple[str, bool]:
     """Return what a crossing is in the original: the value, and the way it goes."""
-    return served(one.value.node), one.to_host
+    return origin_of(one.value.node), one.to_host
 
 
 def _instance(one: Crossing) -> tuple[str, str]:

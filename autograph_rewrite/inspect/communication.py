@@ -200,7 +200,7 @@ def _role(node: Node) -> str:
 
 def _exchanged(node: Node, made: Collection[str]) -> str:
     """Return the node whose value is exchanged: the original, or a part of it that a pass has made (`Mean/sum`)."""
-    original, name = served(node), bare(node.name)
+    original, name = origin_of(node), bare(node.name)
     while original not in made and name.startswith(f"{original}/"):
         if name in made:
             return name
@@ -258,7 +258,7 @@ def _replicas(node: Node) -> Iterator[str]:
             yield match[1]
 
 
-def served(node: Node) -> str:
+def origin_of(node: Node) -> str:
     """Return the original node that a node is a copy of, or that the nodes around it serve."""
     graph, seen = node.graph, {node}
     while (origin := node.attr(ORIGIN_ATTR)) is not None:

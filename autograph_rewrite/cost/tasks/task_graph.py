@@ -1,6 +1,6 @@
 """Build the task graph of a step from the analysed step and a plan: compute, communication, buffers.
 
-    node ──► (value) ──► exchange of the plan's edge ──► node          pull ──► read of a served variable
+    node ──► (value) ──► exchange of the plan's edge ──► node          pull ──► read of a variable on servers
                          push to a server ──► its update, there
 
 Exchanges are made first, so that nodes find what they wait for; at the end they are told which nodes feed them. On a

@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
-from autograph_rewrite.inspect.communication import Meeting, meetings, served
+from autograph_rewrite.inspect.communication import Meeting, meetings, origin_of
 from autograph_rewrite.inspect.profile.rank_trace import Source
 from autograph_rewrite.ir.graph import PASS_ATTR, Node
 from autograph_rewrite.ir.types import device_specs
@@ -85,7 +85,7 @@ class Attribution:
         return {f"/job:worker/replica:0/task:{report.member.task}" for report in reports}
 
     def _original(self, node: Node) -> str:
-        origin = served(node) if PASS_ATTR in node.attrs else node.name
+        origin = origin_of(node) if PASS_ATTR in node.attrs else node.name
         return self._renamed.get(origin, origin)
 
     @cached_property

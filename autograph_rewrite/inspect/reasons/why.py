@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.inspect.communication import bare, served
+from autograph_rewrite.inspect.communication import bare, origin_of
 from autograph_rewrite.inspect.graph_source import Source, as_item
 from autograph_rewrite.inspect.reasons.chain import Chains, Step, lines
 from autograph_rewrite.inspect.render.format import size
@@ -116,7 +116,7 @@ def why(source: Source, name: str, plan: Plan | None = None) -> Reason:
         at = item.graph.value(f"{node.name}:{index}").index if index else 0
         is_original = asked != node.name
         made_by = node.attr(PASS_ATTR, b"").decode()
-        origin = served(node) if made_by else ""
+        origin = origin_of(node) if made_by else ""
         alike = tuple(one for one in item.graph if bare(one.name) == asked) if is_original else ()
         shown_as = f"{asked}:{at}" if is_original and at else asked if is_original else None
         described = values.described(made[at], shown_as, alike) if made else None
