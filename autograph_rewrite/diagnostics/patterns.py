@@ -31,6 +31,8 @@ def check_pattern(pattern: str) -> None:
     try:
         re.compile(pattern)
         regex.compile(pattern)
+    except RecursionError:
+        raise ValueError("must be a regular expression with fewer brackets in each other") from None
     except (re.error, regex.error) as error:
         raise ValueError(f"must be a regular expression, and {pattern!r} is not: {error}") from None
 
