@@ -16,8 +16,13 @@ from urllib.parse import unquote, urlsplit
 from autograph_rewrite.tools.dev.reference.pages import pages
 
 ROOT = Path(__file__).parents[2]
-PROJECT = {"README.md": "project/readme.md", "CONTRIBUTING.md": "project/contributing.md",
-           "CHANGELOG.md": "project/changelog.md", "SECURITY.md": "project/security.md", "LICENSE": "project/LICENSE.txt"}  # fmt: skip
+PROJECT = {
+    "README.md": "project/readme.md",
+    "CONTRIBUTING.md": "project/contributing.md",
+    "CHANGELOG.md": "project/changelog.md",
+    "SECURITY.md": "project/security.md",
+    "LICENSE": "project/LICENSE.txt",
+}
 BESIDE = ("configs/*.yaml", "examples/*.py", "examples/*.sh", "examples/*/*.yaml")
 _LINK = re.compile(r"(\]\()([^)\s#]+)")
 _ROW = re.compile(r"^\| \[([^\]]+)\]\(([^)]+)\)", re.MULTILINE)
