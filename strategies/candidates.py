@@ -59,9 +59,9 @@ def _verdict(one: Compared, best: float, chosen: str) -> str:
         return CHOSEN
     if one.fits is False:
         return "too large"
-    slower = one.found.step_seconds / best - 1
-    if slower < 0:
+    if one.found.step_seconds < best:
         return "cannot be built"
+    slower = one.found.step_seconds / best - 1 if best else 0.0  # a graph without work takes no time
     return f"{slower:.1%} slower" if slower >= 0.0005 else "no faster"
 
 

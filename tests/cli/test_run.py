@@ -108,6 +108,7 @@ class FakeReport:
 
     ok: bool
     max_error: float = 0.5
+    advice: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return "worst: w"

@@ -162,9 +162,13 @@ def test_what_a_killed_process_left_is_not_taken_and_swept(tmp_path: Path) -> No
 def test_where_nothing_can_be_written_the_next_call_says_so(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file")
     manager = ar.CheckpointManager(Net(), tmp_path / "taken")
-    manager.save(1)
-    with pytest.raises(ar.CheckpointError, match="could not be written"), pytest.warns(UserWarning, match="step 1"):
+
+    def save() -> None:
+        manager.save(1)  # the thread may fail, and say so, before this is back
         manager.wait()
+
+    with pytest.raises(ar.CheckpointError, match="could not be written"), pytest.warns(UserWarning, match="step 1"):
+        save()
 
 
 def test_objects_without_variables_are_refused(tmp_path: Path) -> None:
