@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
+import functools
 import importlib
 import os
 import signal
@@ -23,7 +23,7 @@ from collections.abc import Callable
 
 from autograph_rewrite.errors import ClusterError
 from autograph_rewrite.runtime.elastic.job_memory import JobMemory
-from autograph_rewrite.tools.launcher.process import PR_SET_PDEATHSIG, Task
+from autograph_rewrite.tools.launcher.process import Task, libc, prepare
 from autograph_rewrite.tools.launcher.run_script import execute
 
 PACKAGE = "autograph_rewrite"
@@ -55,10 +55,10 @@ class ForkedChild:
         self.code: int | None = None
         out, err = os.pipe(), os.pipe()
         self.pipes = (out[0], err[0])
-        launcher = os.getpid()
+        prepared = functools.partial(prepare, os.getpid(), task.core, libc())
         self.pid = os.fork()
         if not self.pid:
-            _become(task, body, launcher, (out[1], err[1]))
+            _become(task, body, prepared, (out[1], err[1]))
         os.close(out[1])
         os.close(err[1])
 
@@ -122,15 +122,12 @@ def run_script(task: Task, heartbeat: float, *, module: bool) -> int:
         return report(error, as_json=False)
 
 
-def _become(task: Task, body: Callable[[Task], int], launcher: int, pipes: tuple[int, int]) -> None:
+def _become(task: Task, body: Callable[[Task], int], prepared: Callable[[], None], pipes: tuple[int, int]) -> None:
     """Be a process of its own; never return."""
     code = 1
     try:
         os.setsid()
-        if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != launcher:
-            os._exit(1)  # the launcher died before the line above
+        prepared()
         for number in HANDLED:
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
@@ -140,8 +137,6 @@ def _become(task: Task, body: Callable[[Task], int], launcher: int, pipes: tuple
         sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
         sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
         os.environ.update(task.environment)
-        if task.core is not None:
-            os.sched_setaffinity(0, {task.core})
         atexit._clear()
         code = body(task)
         threading._shutdown()  # type: ignore[attr-defined] # as Python ends, and `multiprocessing` ends what it has forked: pools of threads, too

@@ -5,15 +5,20 @@ autograph_rewrite_steps_total{process="worker 0"} 120
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+import functools
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from pathlib import Path
 
 from autograph_rewrite.cluster.launchers import LOOPBACK
 from autograph_rewrite.errors import ClusterError
-from autograph_rewrite.tools.launcher.status import JobStatus
+from autograph_rewrite.tools.launcher.process import libc, prepare
+from autograph_rewrite.tools.launcher.status import JobStatus, read_status
 
 _METRICS = (
     ("steps_total", "counter", "Steps that are done.", lambda p: p["steps"]),
@@ -35,39 +40,64 @@ def text(job: JobStatus) -> str:
 
 
 @contextmanager
-def metrics_endpoint(port: int, read: Callable[[], JobStatus]) -> Iterator[None]:
+def metrics_endpoint(port: int, folder: Path) -> Iterator[None]:
     """Answer at a port of this machine, for nobody outside of it.
+
+    A process of its own does: the launcher has one thread only, as it forks.
 
     Args:
         port: where.
-        read: gives the status.
+        folder: of the job's status.
 
     Raises:
         ClusterError: the port is taken.
+    """
+    with socket.socket() as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as HTTP servers do
+        try:
+            listening.bind((LOOPBACK, port))
+        except OSError as error:
+            raise ClusterError(f"cannot use port {port} for metrics: {error.strerror}", hint="give another") from None
+        listening.listen()
+        server = subprocess.Popen(
+            [sys.executable, "-m", __name__, str(listening.fileno()), str(folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[listening.fileno()],
+            start_new_session=True,
+            preexec_fn=functools.partial(prepare, os.getpid(), None, libc()),
+        )
+    try:
+        yield
+    finally:
+        server.kill()
+        server.wait()
+
+
+def serve(listening: socket.socket, folder: Path) -> None:
+    """Answer without end.
+
+    Args:
+        listening: bound, and listening.
+        folder: of the job's status.
     """
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             found = self.path == "/metrics"
-            body = text(read()).encode() if found else b"the metrics are at /metrics\n"
+            body = text(read_status(folder)).encode() if found else b"the metrics are at /metrics\n"
             self.send_response(200 if found else 404)
             self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, format: str, *args: Any) -> None:
-            """Say nothing: the terminal is the job's."""
+    server = ThreadingHTTPServer((LOOPBACK, 0), Handler, bind_and_activate=False)
+    server.socket.close()
+    server.socket = listening
+    server.serve_forever()
 
-    try:
-        server = ThreadingHTTPServer((LOOPBACK, port), Handler)
-    except OSError as error:
-        raise ClusterError(f"cannot use port {port} for metrics: {error.strerror}", hint="give another") from None
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        server.shutdown()
-        server.server_close()
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2]))

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Child:
             stdout=output,
             stderr=output,
             start_new_session=True,
-            preexec_fn=functools.partial(_prepare, os.getpid(), task.core, _libc()),
+            preexec_fn=functools.partial(prepare, os.getpid(), task.core, libc()),
         )
 
     @property
@@ -100,14 +100,21 @@ class Child:
 
 
 @functools.cache
-def _libc() -> ctypes.CDLL | None:
+def libc() -> ctypes.CDLL | None:
+    """Return the C library, for `prepare`; None where it has no use for it."""
     return ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
-def _prepare(launcher: int, core: int | None, libc: ctypes.CDLL | None) -> None:
-    """What the new process does before it becomes the program."""
+def prepare(launcher: int, core: int | None, libc: ctypes.CDLL | None) -> None:
+    """What a new process does before it becomes the program, in its own stead.
+
+    Args:
+        launcher: the process that it ends with.
+        core: the only one that it may use; None: all.
+        libc: loaded before the fork, as loading takes locks.
+    """
     if libc is not None:
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != launcher:
             os._exit(1)  # the launcher died before the line above
     if core is not None:

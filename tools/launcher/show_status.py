@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autograph_rewrite.tools.launcher.status import JobStatus, StatusFolder, running
@@ -43,14 +44,14 @@ def watched(script: str, port: int | None) -> Iterator[StatusFolder]:
     Raises:
         ClusterError: the port is taken.
     """
-    with StatusFolder(script) as status, _endpoint(port, status.read) if port is not None else nullcontext():
+    with StatusFolder(script) as status, _endpoint(port, status.path) if port is not None else nullcontext():
         yield status
 
 
-def _endpoint(port: int, read: Callable[[], JobStatus]) -> AbstractContextManager[None]:
+def _endpoint(port: int, folder: Path) -> AbstractContextManager[None]:
     from autograph_rewrite.tools.launcher.metrics import metrics_endpoint  # an HTTP server, for those who ask for one
 
-    return metrics_endpoint(port, read)
+    return metrics_endpoint(port, folder)
 
 
 def _table(job: JobStatus, now: float) -> Table:

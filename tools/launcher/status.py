@@ -21,7 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-VARIABLE = "AUTOGRAPH_REWRITE_STATUS"
+from autograph_rewrite.runtime.progress.report import VARIABLE
+
 STALE = 5.0
 """Seconds without a writing after which a process counts as silent; it writes every second."""
 
@@ -106,10 +107,6 @@ class StatusFolder:
         found = max(_written(self.path / process.replace(" ", "-")), key=_when, default=None)
         return found["steps"] if found is not None else None
 
-    def read(self) -> JobStatus:
-        """Return the status of this job."""
-        return _read(self.path)
-
 
 def running() -> list[JobStatus]:
     """Return the jobs of this user that run on this machine, the oldest first; what dead launchers left is removed."""
@@ -119,13 +116,21 @@ def running() -> list[JobStatus]:
             continue
         if _is_alive(int(folder.name)):
             with suppress(OSError, ValueError):
-                found.append(_read(folder))
+                found.append(read_status(folder))
         else:
             shutil.rmtree(folder, ignore_errors=True)
     return sorted(found, key=lambda job: job.began)
 
 
-def _read(folder: Path) -> JobStatus:
+def read_status(folder: Path) -> JobStatus:
+    """Return the status of the job whose launcher has a folder.
+
+    Args:
+        folder: the launcher's.
+
+    Raises:
+        OSError: the job has ended.
+    """
     said = json.loads((folder / "job.json").read_text(encoding="utf-8"))
     processes = [
         ProcessStatus(entry.name.replace("-", " "), max(_written(entry), key=_when, default={}))
@@ -136,7 +141,7 @@ def _read(folder: Path) -> JobStatus:
 
 
 def _written(folder: Path) -> Iterator[dict[str, Any]]:
-    for file in folder.glob("*.json"):
+    for file in folder.glob("[0-9]*.json"):  # by process; others begin with a dot, and are half-written
         with suppress(OSError, ValueError):
             yield json.loads(file.read_text(encoding="utf-8"))
 

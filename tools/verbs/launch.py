@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from autograph_rewrite.tools.launcher.status import StatusFolder
 
 _MakesTasks = Callable[[int, Mapping[str, str], tuple[str, ...]], list[Task]]
-RANK = "AUTOGRAPH_RANK"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,10 +78,10 @@ def add_process_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the job; exit with 0, or with the code of the process that failed first."""
     config = require_script(args)
-    if getattr(args, "elastic", None) is not None:
+    if args.elastic is not None:
         return _run_elastic(args, config)
     workers, servers = _counts(args, config)
-    with watched(args.script, getattr(args, "metrics", None)) as status:
+    with watched(args.script, args.metrics) as status:
         make = _tasks_of(args, servers, status)
         summary = supervise(
             lambda restarts: make(workers, environment(args, restarts), command(args)), _options(args, status)
@@ -107,7 +106,8 @@ def _run_elastic(args: argparse.Namespace, config: Config | None) -> int:
     least, most = args.elastic
     if args.workers not in (None, most):
         raise ConfigError(f"-n is {args.workers}, but --elastic {least}:{most} begins with {most}", hint="leave -n out")
-    from autograph_rewrite.tools.launcher.elastic import Bounds, Elastic  # they import TensorFlow
+    from autograph_rewrite.runtime.elastic.job_memory import RANK  # these import NumPy and TensorFlow
+    from autograph_rewrite.tools.launcher.elastic import Bounds, Elastic
     from autograph_rewrite.tools.launcher.forked import run_script
 
     body = functools.partial(run_script, heartbeat=args.heartbeat, module=args.module)

@@ -16,9 +16,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from autograph_rewrite.item import RewrittenTrace
+from autograph_rewrite.diagnostics.files import write_whole
 from autograph_rewrite.runtime.failures.background_thread import repeat
+
+if TYPE_CHECKING:
+    from autograph_rewrite.item import RewrittenTrace
 
 VARIABLE = "AUTOGRAPH_REWRITE_STATUS"
 _PERIOD = 1.0
@@ -88,9 +92,7 @@ class ProgressReport:
 
     def _write(self) -> bool:
         with suppress(OSError):  # whoever looked is gone
-            partial = self._path.with_suffix(".partial")
-            partial.write_text(json.dumps(asdict(self.now())), encoding="utf-8")
-            partial.replace(self._path)
+            write_whole(self._path, json.dumps(asdict(self.now())).encode())
         return self._path.parent.is_dir()
 
 
