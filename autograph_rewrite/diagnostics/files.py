@@ -7,8 +7,8 @@ g.pb -> models/7.pb      read and written: models/7.pb; a reader sees the old by
 from __future__ import annotations
 
 import os
+import secrets
 import stat
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -69,12 +69,12 @@ def replacing(path: AnyPath) -> Iterator[Path]:
     """
     target = Path(os.path.realpath(path))
     mode = _mode(target)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem[:100]}.", suffix=target.suffix)
-    os.close(handle)
-    partial = Path(name)
+    partial = target.with_name(f".{target.stem[:100]}.{secrets.token_hex(4)}{target.suffix}")
+    os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666 if mode is None else 0o600))
     try:
         yield partial
-        partial.chmod(mode)
+        if mode is not None:
+            partial.chmod(mode)
         os.replace(partial, target)
     finally:
         partial.unlink(missing_ok=True)
@@ -94,14 +94,12 @@ def write_whole(path: AnyPath, data: bytes) -> None:
         partial.write_bytes(data)
 
 
-def _mode(target: Path) -> int:
-    """Return the permissions of a file that is there, else those of a new one: those of mkstemp keep others out."""
+def _mode(target: Path) -> int | None:
+    """Return the permissions of a file that is there; None: it gets those of any new file."""
     try:
         known = os.stat(target).st_mode
     except FileNotFoundError:
-        mask = os.umask(0)
-        os.umask(mask)
-        return 0o666 & ~mask
+        return None
     if stat.S_ISDIR(known):
         raise UnfitFileError("this is a directory")
     if not stat.S_ISREG(known):

@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from autograph_rewrite.diagnostics.files import write_whole
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.profile import chrome_trace, tables
 from autograph_rewrite.inspect.profile.clocks import Offset, aligned
@@ -149,7 +150,7 @@ class Profile:
 
     def save(self, path: str | Path) -> Path:
         """Write the timeline, a JSON file for Perfetto, chrome://tracing and `load`."""
-        Path(path).write_text(json.dumps(self.trace(), separators=(",", ":")), encoding="utf-8")
+        write_whole(path, json.dumps(self.trace(), separators=(",", ":")).encode())
         return Path(path)
 
     @classmethod

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autograph_rewrite.diagnostics.files import write_whole
 from autograph_rewrite.errors import CheckpointError, ClusterError
 from autograph_rewrite.runtime.checkpoints.bundle import merge_parts, write_part
 from autograph_rewrite.runtime.checkpoints.deal import Piece
@@ -105,9 +106,7 @@ class JointSave:
     def _say(self, name: str, text: str) -> None:
         """Leave a note for the others, whole from the moment that they see it."""
         try:
-            draft = self.partial / f"{name}.{self.task}.draft"
-            draft.write_text(text, encoding="utf-8")
-            draft.replace(self.partial / name)
+            write_whole(self.partial / name, text.encode())
         except OSError:
             if name != _FAILED:  # where nothing can be written they find out by themselves
                 raise

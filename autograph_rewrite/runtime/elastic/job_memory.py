@@ -26,6 +26,8 @@ from typing import Any
 
 import numpy as np
 
+from autograph_rewrite.diagnostics.files import write_whole
+
 Array = np.ndarray[Any, Any]
 
 FOLDER, GENERATION, RANK = "AUTOGRAPH_ELASTIC", "AUTOGRAPH_GENERATION", "AUTOGRAPH_RANK"
@@ -197,7 +199,5 @@ class OwnedMemory:
 
     def begin(self, generation: int) -> JobMemory:
         """Begin a generation: all earlier ones are expelled."""
-        new = self.folder / "new-generation"
-        new.write_text(str(generation))
-        os.replace(new, self.folder / "generation")
+        write_whole(self.folder / "generation", str(generation).encode())
         return JobMemory(self.folder, generation)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from autograph_rewrite.cost.hardware.calibrate import calibrate
+from autograph_rewrite.diagnostics.files import write_whole
 from autograph_rewrite.item import RewrittenTrace
 from autograph_rewrite.runtime.tracing.prediction import prediction
 from autograph_rewrite.runtime.tracing.tracer import Tracer
@@ -75,6 +76,4 @@ class RequestedProfile:
                 tracer.traces[0], (tracer.examples[0] or 0) * processes, machine
             )
         folder = Path(request["folder"])
-        partial = folder / f"rank_{found.rank}.partial"
-        partial.write_text(json.dumps(said), encoding="utf-8")
-        partial.rename(folder / f"rank_{found.rank}.json")
+        write_whole(folder / f"rank_{found.rank}.json", json.dumps(said).encode())
