@@ -27,7 +27,7 @@ from autograph_rewrite.runtime.checkpoints.joint_save import JointSave
 from autograph_rewrite.runtime.checkpoints.targets import Target, target_of
 from autograph_rewrite.runtime.consensus.agreement import common_name
 from autograph_rewrite.runtime.consensus.rendezvous import Rendezvous
-from autograph_rewrite.runtime.failures.liveness import listed
+from autograph_rewrite.runtime.failures.liveness import listed, name_of
 from autograph_rewrite.runtime.job.tf_server import join
 
 _NONE = -1
@@ -97,7 +97,7 @@ class CheckpointManager:
     def _names(self) -> list[str]:
         if self._member is None:
             return ["this process"]
-        return [f"worker {task} ({address})" for task, address in enumerate(self._member.workers)]
+        return [name_of("worker", task, address) for task, address in enumerate(self._member.workers)]
 
     def __enter__(self) -> CheckpointManager:
         return self
@@ -184,7 +184,7 @@ class CheckpointManager:
             bad = self._who_fails(problem)
             if manifest is not None and not bad:
                 target.write(values)
-                self._all([0], "restore a checkpoint")  # nobody begins before all have written
+                self._all([0])  # nobody begins before all have written
                 return Restored(manifest.step, manifest.extra)
             tried = CheckpointError(problem or f"{listed(bad)} cannot read {self.folder.whole(candidate)}")
         if tried is not None or step is not None:
@@ -210,7 +210,7 @@ class CheckpointManager:
         """Yield the steps to try, as worker 0 says."""
         mine = [found for found in self.folder.steps() if step in (None, found)] if self._is_first else []
         while True:
-            told = int(self._all([mine[0] if mine else _NONE], "restore a checkpoint")[0][0])
+            told = int(self._all([mine[0] if mine else _NONE])[0][0])
             if told == _NONE:
                 return
             mine = mine[1:]
@@ -227,14 +227,14 @@ class CheckpointManager:
             return None, {}, str(error)
 
     def _who_fails(self, problem: str | None) -> list[str]:
-        rows = self._all([int(problem is not None)], "restore a checkpoint")
+        rows = self._all([int(problem is not None)])
         return [name for name, (failed,) in zip(self._names, rows, strict=True) if failed]
 
-    def _all(self, numbers: list[int], what: str) -> list[list[int]]:
+    def _all(self, numbers: list[int]) -> list[list[int]]:
         """Return the numbers of all workers."""
         if self._member is None:
             return [numbers]
-        rows = Rendezvous(self._member, self._seconds).rows(np.array(numbers, np.int64), what)
+        rows = Rendezvous(self._member, self._seconds).rows(np.array(numbers, np.int64), "restore a checkpoint")
         return [[int(number) for number in row] for row in rows]
 
 

@@ -22,7 +22,7 @@ from autograph_rewrite.errors import ClusterError
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.runtime.consensus.all_reduce_session import Array
 from autograph_rewrite.runtime.consensus.rendezvous import Rendezvous
-from autograph_rewrite.runtime.failures.liveness import listed
+from autograph_rewrite.runtime.failures.liveness import listed, name_of
 
 COMPARE = "compare what they run"
 CARRY_ON = "carry on after an error, too"
@@ -62,7 +62,7 @@ def require_consensus(
     request = replace(plan, id="", graph_digest="", notes=(), edges=())
     said = [_versions(), request.to_yaml(), *parts[2:], replace(plan, id="", graph_digest="", notes=()).to_yaml()]
     texts = job.texts("\n".join(said), what)
-    names = listed(f"worker {task} ({member.workers[task]})" for task in odd)
+    names = listed(name_of("worker", task, member.workers[task]) for task in odd)
     pair = texts[0].splitlines(), texts[odd[0]].splitlines()
     lines = list(difflib.unified_diff(*pair, "worker 0", f"worker {odd[0]}", n=0, lineterm=""))
     some = {i for sign in "-+" for i in islice((i for i, line in enumerate(lines) if line[0] == sign), LINES // 2)}

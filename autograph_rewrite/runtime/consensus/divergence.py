@@ -17,7 +17,7 @@ import numpy as np
 from autograph_rewrite.cluster.membership import Membership
 from autograph_rewrite.errors import ClusterError, RewriteError
 from autograph_rewrite.runtime.consensus.all_reduce_session import Array, Exchange
-from autograph_rewrite.runtime.failures.liveness import listed
+from autograph_rewrite.runtime.failures.liveness import listed, name_of
 from autograph_rewrite.runtime.job import tf_server
 
 GROUP = 2**29 - 1
@@ -97,7 +97,7 @@ def is_told(error: BaseException) -> bool:
 
 
 def _not_the_same(member: Membership, odd: Sequence[int]) -> str:
-    names = listed(f"worker {task} ({member.workers[task]})" for task in odd)
+    names = listed(name_of("worker", task, member.workers[task]) for task in odd)
     return f"{names} {'do' if len(odd) > 1 else 'does'} {_SAME}"
 
 

@@ -13,7 +13,7 @@ from autograph_rewrite.cluster.membership import Membership
 from autograph_rewrite.errors import ClusterError
 from autograph_rewrite.plan import selected
 from autograph_rewrite.requires import tensorflow
-from autograph_rewrite.runtime.failures.liveness import Presence, listed
+from autograph_rewrite.runtime.failures.liveness import Presence, listed, name_of
 from autograph_rewrite.runtime.job.bind_address import confine
 from autograph_rewrite.runtime.job.tf_server import require_free
 
@@ -52,7 +52,7 @@ def serve(member: Membership, seconds: float) -> NoReturn:
             raise SystemExit(0)
         silent = time.monotonic() - presence.answered
         if there and silent > max(seconds, LOOK):
-            names = listed(f"worker {task} ({a})" for task, a in enumerate(member.workers) if a in there)
+            names = listed(name_of("worker", task, a) for task, a in enumerate(member.workers) if a in there)
             problem = f"{member.name} has waited {silent:.0f} s for {names}: no answer"
             raise ClusterError(problem, hint="are they stopped? Look at what they printed last; start the job again")
         if not seen and time.monotonic() - began > LATEST:

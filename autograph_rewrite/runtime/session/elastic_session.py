@@ -43,8 +43,7 @@ class _ElasticSession(DistributedSession):
         self._loop.before(self._name, self.read_variables)
         if self._begins:
             self._begins = False
-            for name, value in self._loop.values(self._name, self.item.variables).items():
-                self.write_variable(name, value)
+            self.write_variables(self._loop.values(self._name, self.item.variables))
         got = super()._run(wanted, feeds, options, changed)
         self._loop.after(self._name)
         return got
