@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import keras
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -50,6 +51,16 @@ def loop(owned: OwnedMemory, generation: int) -> OwnLoop:
     made = OwnLoop(owned.begin(generation))
     made.every = 2
     return made
+
+
+def test_a_snapshot_keeps_types_that_the_files_of_numpy_lack(owned: OwnedMemory) -> None:
+    memory = owned.begin(1)
+    given = [np.array([1.5, -2.0], ml_dtypes.bfloat16), np.array([True]), np.array(3, np.int64)]
+    memory.save("loop", Snapshot({}, given))
+    found = memory.load("loop")
+    assert found is not None
+    assert [array.dtype for array in found.arrays] == [array.dtype for array in given]
+    assert all(np.array_equal(a, b) for a, b in zip(found.arrays, given, strict=True))
 
 
 def test_the_last_snapshot_comes_back_whole(owned: OwnedMemory) -> None:

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from autograph_rewrite.errors import GraphError
+from autograph_rewrite.load.signature.keras_state import variables_of
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.checkpoints.deal import Extent
 from autograph_rewrite.runtime.function.function import DistributedFunction
@@ -128,12 +129,8 @@ def _of_model(model: Any) -> EagerVariables:
     """Return the variables of a Keras model; its optimizer makes its own at the first step, or here."""
     from autograph_rewrite.runtime.keras.model import functions_of
 
-    optimizer = getattr(model, "optimizer", None)  # of a model that is not compiled
-    if optimizer is not None and not optimizer.built and model.built:
-        optimizer.build(model.trainable_variables)
-    variables = {id(v): v for v in (*model.variables, *(optimizer.variables if optimizer is not None else ()))}
     common: dict[str, Any] = {}
-    for variable in variables.values():
+    for variable in variables_of(model):
         common[_unique(variable.path, common)] = variable
     own = {name: v for function in functions_of(model) for name, v in _children(function.state)}
     return EagerVariables.of(common, own)

@@ -19,6 +19,7 @@ import keras
 import numpy as np
 
 from autograph_rewrite.errors import ClusterError
+from autograph_rewrite.load.signature.keras_state import variables_of
 from autograph_rewrite.runtime.elastic.callback_state import Array, set_state, state_of
 from autograph_rewrite.runtime.elastic.job_memory import JobMemory, Snapshot
 
@@ -111,12 +112,8 @@ class FitPosition(keras.callbacks.Callback):  # type: ignore[misc]
         self._memory.save(self._name, Snapshot(position, arrays))
 
     def _variables(self) -> list[Any]:
-        model = self.model
-        optimizer = getattr(model, "optimizer", None)
-        if optimizer is not None and not optimizer.built and model.trainable_variables:
-            optimizer.build(model.trainable_variables)
-        own = [] if optimizer is None else optimizer.variables
-        return list({id(v): v for v in (*model.variables, *own, *model.metrics_variables)}.values())
+        known = (*variables_of(self.model), *self.model.metrics_variables)
+        return list({id(variable): variable for variable in known}.values())
 
     def _mute(self) -> None:
         """Let no other callback hear of steps that are only counted."""
@@ -184,8 +181,7 @@ class FitPosition(keras.callbacks.Callback):  # type: ignore[misc]
                 hint="what a program builds may not depend on how many workers there are, or on their number",
             )
         for variable, value in zip(variables, arrays[: len(variables)], strict=True):
-            dtype = np.asarray(variable.value).dtype
-            variable.assign(value.view(dtype) if value.dtype.kind == "V" else value)
+            variable.assign(value)
         for callback, state in zip(self._others, position["callbacks"], strict=True):
             set_state(callback, state, arrays)
         self.model.stop_training = position["stop"]

@@ -40,8 +40,7 @@ class FunctionSteps:
         self._loop.before(self._name, self._read)
         for name, value in self._loop.values(self._name, new).items():
             handle, dtype = self._handles[name]
-            own = value.view(dtype.as_numpy_dtype) if value.dtype.kind == "V" else value
-            self._tf.raw_ops.AssignVariableOp(resource=handle, value=self._tf.constant(own, dtype))
+            self._tf.raw_ops.AssignVariableOp(resource=handle, value=self._tf.constant(value, dtype))
 
     def after(self) -> None:
         """Count a step."""

@@ -94,10 +94,11 @@ class JobMemory:
             snapshot: what to keep.
         """
         arrays = {str(number): array for number, array in enumerate(snapshot.arrays)}
-        text = np.frombuffer(json.dumps(snapshot.position).encode(), np.uint8)
+        said = {"position": snapshot.position, "types": [array.dtype.name for array in snapshot.arrays]}
+        text = np.frombuffer(json.dumps(said).encode(), np.uint8)
         new = self._folder / f"new-{self.generation}-{name}.npz"
         with open(new, "wb") as file:
-            np.savez(file, position=text, **arrays)  # type: ignore[arg-type]
+            np.savez(file, said=text, **arrays)  # type: ignore[arg-type]
         if not self.is_current:
             os._exit(EXPELLED)  # nothing of it may be heard any more, not even why it ends
         os.replace(new, self._folder / f"{name}.npz")
@@ -108,8 +109,8 @@ class JobMemory:
         if not path.exists():
             return None
         with np.load(path, allow_pickle=False) as found:
-            position = json.loads(found["position"].tobytes().decode())
-            return Snapshot(position, [found[str(number)] for number in range(len(found.files) - 1)])
+            said = json.loads(found["said"].tobytes().decode())
+            return Snapshot(said["position"], [_typed(found[str(n)], name) for n, name in enumerate(said["types"])])
 
     def beat(self, seconds: float) -> None:
         """Give a sign of life every so often, from a thread, and end this process once it is expelled.
@@ -181,6 +182,15 @@ class JobMemory:
     def waits(self) -> bool:
         """Whether worker 0 has stopped where others can join."""
         return self._mark("waits").exists()
+
+
+def _typed(array: Array, name: str) -> Array:
+    """Return an array as what it was: numpy's format forgets types of others, such as bfloat16."""
+    if array.dtype.kind != "V":
+        return array
+    import ml_dtypes
+
+    return array.view(getattr(ml_dtypes, name))
 
 
 class OwnedMemory:

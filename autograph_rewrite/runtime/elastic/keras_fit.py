@@ -9,6 +9,7 @@ from itertools import count
 from typing import Any
 
 from autograph_rewrite.errors import ConfigError
+from autograph_rewrite.load.signature.keras_state import callbacks_of
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.elastic.job_memory import JobMemory
 
@@ -55,8 +56,7 @@ def _fitting(fit: Callable[..., Any], memory: JobMemory, every: int) -> Callable
 
         call = inspect.signature(fit).bind(*args, **kwargs)
         call.apply_defaults()
-        given = call.arguments.get("callbacks")
-        own = list(getattr(given, "callbacks", given) or ()) if not callable(given) else [given]
+        own = callbacks_of(call.arguments.get("callbacks"))
         if not any(isinstance(callback, keras.callbacks.History) for callback in own):
             own.append(keras.callbacks.History())
         position = FitPosition(memory, f"fit-{next(numbers)}", every, own)

@@ -14,13 +14,14 @@ import functools
 import inspect
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from autograph_rewrite.cluster.membership import Membership
+from autograph_rewrite.load.signature.keras_state import callbacks_of, variables_of
 from autograph_rewrite.runtime.consensus.agreement import adopt_from_chief
 from autograph_rewrite.runtime.consensus.rendezvous import Rendezvous
 
@@ -46,7 +47,7 @@ class Backups:
         def fitted(*args: Any, **kwargs: Any) -> Any:
             import keras
 
-            for callback in _callbacks(inspect.signature(fit).bind(*args, **kwargs).arguments.get("callbacks")):
+            for callback in callbacks_of(inspect.signature(fit).bind(*args, **kwargs).arguments.get("callbacks")):
                 if isinstance(callback, keras.callbacks.BackupAndRestore):
                     self._change(callback)
                 if isinstance(callback, keras.callbacks.CSVLogger) and not self._member.is_chief:
@@ -78,22 +79,12 @@ class Backups:
         restored, epoch = (int(number) for number in job.rows(np.array(mine, np.int64), "restore a backup")[0])
         if not restored:
             return
-        if not model.optimizer.built:
-            model.optimizer.build(model.trainable_variables)
-        variables = list({id(v): v for v in (*model.variables, *model.optimizer.variables)}.values())
+        variables = variables_of(model)
         values = adopt_from_chief(self._member, self._seconds, [np.asarray(v.value) for v in variables])
         if not self._member.is_chief:
             for variable, value in zip(variables, values, strict=True):
                 variable.assign(value)
             model._initial_epoch = epoch
-
-
-def _callbacks(given: Any) -> Iterable[Any]:
-    """Return the callbacks that `fit` was given: none, one, several or a CallbackList."""
-    given = getattr(given, "callbacks", given)
-    if given is None:
-        return ()
-    return given if isinstance(given, list | tuple) else (given,)
 
 
 def _save(callback: Any) -> None:
