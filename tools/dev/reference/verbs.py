@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from autograph_rewrite.tools.cli import EPILOG, VERBS, load_verb
+from autograph_rewrite.tools.cli import EPILOG, VERBS, parser_of
 from autograph_rewrite.tools.dev.reference.sources import table
+from autograph_rewrite.tools.terminal.usage import options_of
 
 HEAD = """\
 # Verbs and options
@@ -16,6 +17,9 @@ prints JSON on standard output, and `--help`. {epilog}.
 """
 
 
+_EVERYWHERE = ("help", "json")
+
+
 def verbs_page() -> str:
     """Return the page of the verbs."""
     rows = [("verb", "does"), *((f"[`{verb}`](#{verb})", does) for verb, does in VERBS.items())]
@@ -23,9 +27,8 @@ def verbs_page() -> str:
 
 
 def _verb(verb: str) -> str:
-    parser = argparse.ArgumentParser(prog=f"autograph-rewrite {verb}", add_help=False)
-    load_verb(verb).add_arguments(parser)
-    rows = [_option(action) for action in parser._actions if action.help != argparse.SUPPRESS]
+    own = (action for action in options_of(parser_of(verb)) if action.dest not in _EVERYWHERE)
+    rows = [_option(action) for action in own if action.help != argparse.SUPPRESS]
     return f"## {verb}\n\n{_sentence(VERBS[verb])}.\n\n" + (table(("option", "meaning"), *rows) if rows else "")
 
 
