@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autograph_rewrite.runtime.job.bind_address import _program, confine
+from autograph_rewrite.runtime.job.bind_address import Guard, _program, confine
 from tests.jobs.programs.fixtures import Python
 
 FOUR, SIX = st.ip_addresses(v=4), st.ip_addresses(v=6)
@@ -101,46 +105,115 @@ def test_a_port_where_nobody_listens_is_told() -> None:
         assert not confine(f"127.0.0.1:{idle.getsockname()[1]}")
 
 
-def test_a_server_of_tensorflow_s_is_confined(own_address: str, forked_python: Python) -> None:
+STRANGER = """
+import socket, sys
+
+host, port, accepted = sys.argv[1], int(sys.argv[2]), 0
+print("begins", flush=True)
+while not accepted:
+    try:
+        socket.create_connection((host, port), timeout=0.02).close()
+        accepted += 1
+        print("accepted", flush=True)
+    except OSError:
+        pass
+"""
+
+
+@contextmanager
+def stranger(host: str, port: int) -> Iterator[list[str]]:
+    """Let another process try to connect all the time; yields what it says, which is complete at the end."""
+    said: list[str] = []
+    with subprocess.Popen(
+        [sys.executable, "-c", STRANGER, host, str(port)], stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "begins\n"
+        yield said
+        child.kill()
+        said += child.stdout.read().splitlines()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_nobody_gets_past_the_guard_before_the_server_is_confined(
+    own_address: str, family: socket.AddressFamily, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there is no IPv6, the guard does as gRPC and listens at 0.0.0.0."""
+    monkeypatch.setattr("autograph_rewrite.runtime.job.bind_address._has_six", lambda: family is socket.AF_INET6)
+    port = free_port()
+    guard = Guard(f"127.0.0.1:{port}")
+    assert os.environ["TF_GRPC_REUSE_PORT"] == "true"
+    assert not reachable(own_address, port)
+    is_dual = family is socket.AF_INET6
+    with socket.create_server(("", port), family=family, reuse_port=True, dualstack_ipv6=is_dual):
+        assert [reachable(own_address, port) for _ in range(2)] == [False] * 2
+        assert [reachable("127.0.0.1", port) for _ in range(10)] == [True] * 10
+        assert guard.release()
+        assert not reachable(own_address, port)
+        assert reachable("127.0.0.1", port)
+    assert "TF_GRPC_REUSE_PORT" not in os.environ
+
+
+def test_a_guard_takes_no_port_that_another_has(own_address: str, port: int) -> None:
+    Guard(f"127.0.0.1:{port}").close()
+    assert reachable(own_address, port)
+
+
+def test_a_guard_without_a_server_tells_that_nothing_is_confined() -> None:
+    assert not Guard(f"127.0.0.1:{free_port()}").release()
+
+
+def test_a_server_of_tensorflow_s_is_never_reached_elsewhere(own_address: str, forked_python: Python) -> None:
     """TensorFlow listens on all interfaces by itself; the day it does not, this module can go."""
     code = f"""
-import socket
+import time
 import tensorflow as tf
-from autograph_rewrite.runtime.job.bind_address import confine
-from tests.runtime.test_bind_address import reachable
+from autograph_rewrite.runtime.job.bind_address import Guard, confine
+from tests.runtime.test_bind_address import free_port, reachable, stranger
 
-with socket.socket() as probe:
-    probe.bind(("", 0))
-    port = probe.getsockname()[1]
-address = f"127.0.0.1:{{port}}"
-server = tf.distribute.Server({{"worker": [address]}}, job_name="worker", task_index=0)
-print(reachable("{own_address}", port), confine(address))
-print(reachable("{own_address}", port), reachable("127.0.0.1", port))
+def serve(port):
+    tf.distribute.Server({{"worker": [f"127.0.0.1:{{port}}"]}}, job_name="worker", task_index=0)
+    time.sleep(0.2)
+
+port = free_port()
+with stranger("{own_address}", port) as said:
+    serve(port)
+    confine(f"127.0.0.1:{{port}}")
+print(said, reachable("{own_address}", port))
+port = free_port()
+with stranger("{own_address}", port) as said:
+    guard = Guard(f"127.0.0.1:{{port}}")
+    serve(port)
+    print(guard.release())
+print(said, reachable("{own_address}", port), reachable("127.0.0.1", port))
 """
-    assert forked_python(code).stdout == "True True\nFalse True\n"
+    assert forked_python(code).stdout == "['accepted'] False\nTrue\n[] False True\n"
 
 
-def test_a_worker_is_confined_from_its_first_operation_on(own_address: str, forked_python: Python) -> None:
+def test_a_worker_is_never_reached_elsewhere(own_address: str, forked_python: Python) -> None:
     """Nothing of the package has run by then but its import."""
     code = f"""
-import json, os, socket, time
+import json, os
+from tests.runtime.test_bind_address import free_port, reachable, stranger
 
-with socket.socket() as probe:
-    probe.bind(("", 0))
-    port = probe.getsockname()[1]
+port = free_port()
 workers = [f"127.0.0.1:{{port}}", "127.0.0.1:1"]
 os.environ["TF_CONFIG"] = json.dumps(
     {{"cluster": {{"worker": workers}}, "task": {{"type": "worker", "index": 0}}}}
 )
 import tensorflow as tf
 from autograph_rewrite.runtime.job.join_on_import import join_on_import
-from tests.runtime.test_bind_address import reachable
 
 join_on_import()
-tf.constant(1) + 1
-end = time.monotonic() + 5
-while reachable("{own_address}", port) and time.monotonic() < end:
-    pass
-print(reachable("{own_address}", port), reachable("127.0.0.1", port))
+with stranger("{own_address}", port) as said:
+    tf.constant(1) + 1
+    print(reachable("{own_address}", port), reachable("127.0.0.1", port), "TF_GRPC_REUSE_PORT" in os.environ)
+print(said)
 """
-    assert forked_python(code).stdout == "False True\n"
+    assert forked_python(code).stdout == "False True False\n[]\n"

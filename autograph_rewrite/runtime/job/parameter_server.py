@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
 from typing import NoReturn
 
 from autograph_rewrite.cluster.membership import Membership
@@ -14,8 +15,8 @@ from autograph_rewrite.errors import ClusterError
 from autograph_rewrite.plan import selected
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.failures.liveness import Presence, listed, name_of
-from autograph_rewrite.runtime.job.bind_address import confine
-from autograph_rewrite.runtime.job.tf_server import require_free
+from autograph_rewrite.runtime.job.bind_address import Guard
+from autograph_rewrite.runtime.job.tf_server import open_to_all, require_free
 
 LOOK = 1.0
 """Seconds between two looks at the workers."""
@@ -37,12 +38,14 @@ def serve(member: Membership, seconds: float) -> NoReturn:
     selected.answered()
     tf = tensorflow()
     require_free(member)
+    guard = Guard(member.address)
     try:
         tf.distribute.Server(member.cluster, job_name="ps", task_index=member.task)
     except tf.errors.OpError as error:
         problem = f"{member.name} cannot serve at {member.address}: {str(error).splitlines()[0]}"
         raise ClusterError(problem, hint="is it running already? Each process needs a port of its own") from None
-    confine(member.address)
+    if not guard.release():
+        warnings.warn(open_to_all(member), stacklevel=1)
     print(f"{member.name} serves {len(member.workers)} workers at {member.address}", file=sys.stderr, flush=True)
     began, presence, seen = time.monotonic(), Presence(member.workers), set[str]()
     while True:

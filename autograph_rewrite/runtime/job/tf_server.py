@@ -9,14 +9,13 @@ took over. So a worker joins when TensorFlow is imported (`join_on_import`), whi
 opened, and nothing waits for anybody, before the program runs its first op.
 
 TensorFlow's server is not authenticated, and it listens on all interfaces whatever address it is given; `bind_address`
-confines it to the configured one, as soon as it listens.
+confines it to the configured one, and guards the port until it has.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-import time
 import warnings
 from collections.abc import Iterable, Mapping
 from itertools import count
@@ -29,14 +28,12 @@ from autograph_rewrite.ir.types.device_names import process_of
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.failures.background_thread import repeat
 from autograph_rewrite.runtime.failures.liveness import PeerMonitor, listed, others
-from autograph_rewrite.runtime.job.bind_address import confine, confinement
+from autograph_rewrite.runtime.job.bind_address import Guard
 from autograph_rewrite.runtime.job.handshake import Meetings
 
 LEADER = "/job:worker/replica:0/task:0"
 _ASK = 2.0
 """Seconds from one look at the other workers to the next."""
-_STARTS, _GLANCE = 30.0, 0.001
-"""Seconds that a server takes to listen, at most, and between two looks whether it does."""
 
 
 def join_early(environ: Mapping[str, str] = os.environ) -> None:
@@ -83,14 +80,9 @@ def target(member: Membership) -> str:
     context = _context()
     context.ensure_initialized()
     known: ServerDef = context._collective_ops_server_def
-    if not known.confined:
-        known.confined = True
-        if not confine(member.address):
-            warnings.warn(
-                f"TensorFlow's server listens on all interfaces, not only at {member.address}: its port "
-                "must be closed to everybody but the processes of this job",
-                stacklevel=2,
-            )
+    if not known.is_confined and not known.is_told:
+        known.is_told = True
+        warnings.warn(open_to_all(member), stacklevel=2)
     return f"grpc://{member.address}"
 
 
@@ -192,8 +184,18 @@ class ServerDef:
         self.channels = count(1)
         self.accounts = count(1)
         self.failures = 0
-        self.confined = False
         self.is_guarded = False
+        self.is_confined = False
+        self.is_told = False
+        self._guard: Guard | None = None
+
+    @property
+    def job_name(self) -> str:
+        """Return this process's part in the job, which TensorFlow asks for as soon as it has started the server."""
+        if self._guard is not None:
+            self.is_confined = self._guard.release()
+            self._guard = None
+        return self.member.job
 
     def __getattr__(self, name: str) -> Any:
         """Read a field of the message."""
@@ -205,22 +207,12 @@ class ServerDef:
         Raises:
             ClusterError: it could not.
         """
+        if self._guard is not None:  # TensorFlow tries again
+            self._guard.close()
         require_free(self.member)
         encoded: bytes = self._message().SerializeToString()
-        self._confine_soon()
+        self._guard = Guard(self.member.address)
         return encoded
-
-    def _confine_soon(self) -> None:
-        """Confine the server as soon as it listens, which it is about to do: a thread waits for that."""
-        confine_now, end = confinement(self.member.address), time.monotonic() + _STARTS
-        if confine_now is None:
-            return
-
-        def look() -> bool:
-            self.confined = self.confined or confine_now()
-            return not self.confined and time.monotonic() < end
-
-        repeat(look, _GLANCE)
 
     def _message(self) -> Any:
         from tensorflow.core.protobuf import cluster_pb2, config_pb2, tensorflow_server_pb2
@@ -254,6 +246,14 @@ def require_free(member: Membership) -> None:
                 f"{member.name} cannot listen at {member.address}: {error.strerror}",
                 hint="is it running already, or another job? Each process needs a port of its own",
             ) from None
+
+
+def open_to_all(member: Membership) -> str:
+    """Return what to say of a server that could not be confined."""
+    return (
+        f"TensorFlow's server listens on all interfaces, not only at {member.address}: its port "
+        "must be closed to everybody but the processes of this job"
+    )
 
 
 def _context() -> Any:
