@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -110,6 +112,34 @@ def test_operands_that_do_not_fit_their_op_are_refused(tmp_path: Path) -> None:
     refused("one too few", "'y' reads 1 values, a MatMul takes 2")
     refused("another type", r"operand 1 of 'y', 'axes', is int32 instead of float32")
     refused("no attribute", "'y' has no attribute 'T'")
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda node: node.attr.pop("value"), "'c' of the function 'f' has no attribute 'value', which a Const needs"),
+        (lambda node: node.attr["value"].Clear(), "attribute 'value' of 'c' of the function 'f' is no tensor"),
+        (
+            lambda node: setattr(node.attr["dtype"], "s", b"x"),
+            "attribute 'dtype' of 'c' of the function 'f' is no type",
+        ),
+    ],
+)
+def test_attributes_of_the_nodes_of_functions_are_checked(
+    tmp_path: Path, damage: Callable[[Any], object], words: str
+) -> None:
+    """TensorFlow imports such a graph, and refuses it only when the function is called."""
+    graph = proto("GraphDef").FromString(serde.to_bytes(regression().graph))
+    function = graph.library.function.add()
+    function.signature.name = "f"
+    node = function.node_def.add(name="c", op="Const")
+    node.attr["dtype"].type = node.attr["value"].tensor.dtype = 1
+    (tmp_path / "g.pb").write_bytes(graph.SerializeToString())
+    ar.GraphItem.load(str(tmp_path / "g.pb"), train_op="train")
+    damage(node)
+    (tmp_path / "g.pb").write_bytes(graph.SerializeToString())
+    with pytest.raises(GraphError, match=words):
+        ar.GraphItem.load(str(tmp_path / "g.pb"), train_op="train")
 
 
 def test_unknown_fields_of_a_node_are_kept_in_linear_time() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -13,7 +13,7 @@ from autograph_rewrite.ir.attr_inference import OWN_FUNCTIONS
 from autograph_rewrite.ir.format.function_library import Library, called
 from autograph_rewrite.ir.graph import Graph, Node, Span
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.ir.types.opdefs import get_op
+from autograph_rewrite.ir.types.opdefs import find_op, get_op
 from autograph_rewrite.ir.types.protos import proto
 
 _FIELDS = {"string": "s", "int": "i", "float": "f", "bool": "b"}
@@ -62,6 +62,8 @@ def check_file(graph: Graph) -> None:
         if missing:
             raise GraphError(f"the function '{function.signature.name}' does not say what its result '{missing[0]}' is")
     called_names = {function.signature.name for function in functions}
+    for function in functions:
+        _check_body(function, called_names)
     is_folded = any(node.span is not Span.ONCE for node in graph)  # printed: an operand may stand for many
     kinds: dict[bytes, str] = {}
     for node in graph:
@@ -84,6 +86,23 @@ def _functions(graph: Graph) -> list[Any]:
         raise GraphError(f"the function library is corrupt ({error})") from None
 
 
+def _check_body(function: Any, called_names: Collection[str]) -> None:
+    """Check the attributes of a function's nodes, which TensorFlow itself looks at only when the function is called."""
+    for node in function.node_def:
+        op = find_op(node.op) if node.op not in called_names else None
+        if op is None:
+            continue
+        where = f"'{node.name}' of the function '{function.signature.name}'"
+        for key, one in op.attrs.items():
+            if key not in node.attr:
+                if one.default is None:
+                    raise GraphError(f"{where} has no attribute '{key}', which a {node.op} needs")
+                continue
+            found = node.attr[key].WhichOneof("value")
+            if found not in (_field(one.kind), "placeholder"):  # the function's caller says what that is
+                raise GraphError(f"attribute '{key}' of {where} is no {one.kind}")
+
+
 def _kind(node: Node, key: str, raw: bytes) -> str:
     """Return which field of AttrValue an attribute has."""
     try:
@@ -96,12 +115,17 @@ def _check_attrs(node: Node, kinds: Mapping[bytes, str]) -> None:
     declared = {name: one.kind for name, one in get_op(node.op).attrs.items()} | _KNOWN_EVERYWHERE
     for key, raw in node.attrs.items():
         kind = declared.get(key, "")
-        field = "list" if kind.startswith("list") else _FIELDS.get(kind, kind)
+        field = _field(kind)
         if field and isinstance(raw, bytes) and kinds[raw] != field:
             raise GraphError(f"attribute '{key}' of '{node.name}' is no {kind}", node=node)
     missing = [name for name, one in get_op(node.op).attrs.items() if one.default is None and name not in node.attrs]
     if missing:
         raise GraphError(f"'{node.name}' has no attribute '{missing[0]}', which a {node.op} needs", node=node)
+
+
+def _field(kind: str) -> str:
+    """Return the field of AttrValue that holds a kind of attribute."""
+    return "list" if kind.startswith("list") else _FIELDS.get(kind, kind)
 
 
 def _check_operands(node: Node) -> None:
