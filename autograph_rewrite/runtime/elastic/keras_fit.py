@@ -59,7 +59,7 @@ def _fitting(fit: Callable[..., Any], memory: JobMemory, every: int) -> Callable
         own = callbacks_of(call.arguments.get("callbacks"))
         if not any(isinstance(callback, keras.callbacks.History) for callback in own):
             own.append(keras.callbacks.History())
-        position = FitPosition(memory, f"fit-{next(numbers)}", every, own)
+        position = FitPosition(memory, f"fit-{next(numbers)}", memory.every(every), own)
         position.begin_at(call.arguments.get("initial_epoch", 0))
         call.arguments["callbacks"] = [*own, position]
         return fit(*call.args, **call.kwargs)
