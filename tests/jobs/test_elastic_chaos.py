@@ -36,11 +36,11 @@ def drawn(seed: int) -> Lost:
     plan, left, step = "", workers, STEPS[mode].start
     while left > 1 and plan.count(",") < (2 if least > 1 else 3):
         step += rng.randint(1, 8)
+        if step >= STEPS[mode].stop:
+            break
         how = rng.choice(HOW)
         plan += f"{rng.randrange(left)}:{step}:{how}{'+' if how == 'HEAL' else ','}"  # which nobody has to notice
         left -= least == 1 and how != "HEAL"
-        if step > STEPS[mode].stop:
-            break
     if least == 1 and rng.random() < 0.4:
         plan += f"0:{step + rng.randint(1, 3)}:JOIN"
     return Lost(mode, plan.strip("+,"), [], f"--elastic {least}:{workers} --restart {restarts}", strategy)

@@ -1,4 +1,4 @@
-"""A worker of an elastic job: `elastic.py MODE OUT`, where PLAN says who is lost in each generation: `1:9:SIGKILL`, or several.
+"""A worker of an elastic job: `elastic.py MODE OUT`, where PLAN says who is lost in each generation: `1:9:SIGKILL`.
 
 Besides signals there are CUT: the worker hears nothing any more, HEAL: it does again, and JOIN: who was lost may join.
 
@@ -140,13 +140,18 @@ def function() -> Values:
     batches = [built.feeds(number, 8) for number in range(BATCHES)]
     columns = tuple(np.concatenate(column) for column in zip(*batches, strict=True))
     data = tf.data.Dataset.from_tensor_slices(columns).shuffle(48, seed=1).batch(8)
-    shard = ar.shard_dataset(data) if RANK >= 0 else data
+    has_stages, begin, drawn = "pipeline" in CONFIG, [0], 0
+    if has_stages and RANK >= 0:  # whose workers all take the whole batch, so this program drops what is done by itself
+        ar.on_resize(lambda done: begin.__setitem__(0, done))
+    shard = ar.shard_dataset(data) if RANK >= 0 and not has_stages else data
     count = next(variable for name, variable in built.variables.items() if "iteration" in name)
     for _ in range(4):
         for batch in shard:
-            step(*batch)
-            did(int(count) - 1)
-            if int(count) == 9:
+            drawn += 1
+            if drawn > begin[0]:
+                step(*batch)
+                did((drawn if has_stages else int(count)) - 1)
+            if (drawn if has_stages else int(count)) == 9:
                 break
     return {name: np.asarray(variable) for name, variable in built.variables.items()}
 
