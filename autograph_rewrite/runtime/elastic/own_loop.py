@@ -160,6 +160,14 @@ class OwnLoop:
         numbers = self._found.position["variables"].get(who, {})
         return {name: self._found.arrays[numbers[name]] for name in names if name in numbers}
 
+    def known(self, who: str) -> list[str]:
+        """Return the names of the variables of which the last snapshot has values.
+
+        Args:
+            who: what does the step.
+        """
+        return list(self._found.position["variables"].get(who, {})) if self._found is not None else []
+
     def _is_first(self, who: str) -> bool:
         return who == next(iter(self._reads))
 

@@ -147,6 +147,7 @@ class Meeting:
         """Find who leads, or lead."""
         state = self._state
         state.lets_join = False
+        state.door.forget_names()
         for address in state.before_me():
             answer = await self._call(address)
             if answer.kind == "welcome" or state.leads or state.over is not None:

@@ -82,6 +82,7 @@ class Door:
     ) -> None:
         self._token, self._patience, self._answer = token, patience, answer
         self._strangers = 0
+        self._places: dict[str, str] = {}
 
     async def open(self, host: str, ports: Sequence[int]) -> int:
         """Listen at an address of this host, and at no other; return the port.
@@ -104,6 +105,18 @@ class Door:
             return int(server.sockets[0].getsockname()[1])
         raise AssertionError
 
+    def forget_names(self) -> None:
+        """Look the names of hosts up again: it may take long, so this is for those who have nothing else to do."""
+        self._places.clear()
+
+    def _place(self, host: str) -> str:
+        """Return the address of a host; asyncio would look it up in a thread, and a launcher that forks has but one."""
+        if host not in self._places:
+            self._places[host] = ""  # a name that is not known is not looked up again meanwhile
+            with suppress(OSError):
+                self._places[host] = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+        return self._places[host]
+
     async def call(self, address: str, kind: str, **said: Any) -> Answer:
         """Call another agent.
 
@@ -113,8 +126,11 @@ class Door:
             **said: what to say.
         """
         host, _, port = address.rpartition(":")
+        place = self._place(host.strip("[]"))
+        if not place:
+            return Answer("silent")
         try:
-            streams = await asyncio.wait_for(asyncio.open_connection(host.strip("[]"), int(port)), self._patience)
+            streams = await asyncio.wait_for(asyncio.open_connection(place, int(port)), self._patience)
         except ConnectionRefusedError:
             return Answer("refused")
         except BROKEN:
