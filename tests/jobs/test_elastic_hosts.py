@@ -17,7 +17,7 @@ from tests.jobs.test_elastic import EVERY, STEPS, assert_same, undisturbed
 @pytest.fixture
 def hosts(nursery: Nursery, tmp_path: Path) -> Iterator[Hosts]:
     """Return three hosts that train in a session."""
-    made = Hosts(nursery, tmp_path, "session", "1:3")
+    made = Hosts(nursery, tmp_path, "session", "1:3", PAUSE="0.2")
     yield made
     made.end()
 
@@ -35,8 +35,8 @@ def test_the_first_host_is_lost_and_the_second_goes_on_from_its_copy(
         assert "host 127.0.0.1" in summary["generations"][0]["why"]
     for rank in range(2):
         assert_same(tmp_path / f"worker{rank}.npz", expected)
-    assert steps_of_worker_0([first, second]) == set(STEPS["session"])
-    again = int(second.output.split("[worker 0] did ")[1].split()[0])
+    assert steps_of_worker_0([first, second, third]) == set(STEPS["session"])
+    again = min(steps_of_worker_0([second, third]))
     assert 10 + 2 - again <= EVERY + 1, "at most so many steps are repeated"
 
 
@@ -44,7 +44,7 @@ def test_a_host_that_was_stopped_is_expelled_and_comes_back_as_a_new_one(
     hosts: Hosts, tmp_path: Path, once: Once, nursery: Nursery
 ) -> None:
     first, second, third = (hosts.start(number) for number in (1, 2, 3))
-    hosts.until_said(second, "[worker 1] did 5\n")
+    hosts.until_said(second, "] did 5\n")
     signal_host(second, signal.SIGSTOP)
     hosts.until_said(first, "generation 2 goes on")
     signal_host(second, signal.SIGCONT)

@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
 def _run_elastic(args: argparse.Namespace, config: Config | None) -> int:
     """Run a job, or this host's part of one, that goes on without workers that are lost."""
     check_elastic(args, config)
-    from autograph_rewrite.tools.launcher.agents.launch import run_elastic  # it imports NumPy and TensorFlow
+    from autograph_rewrite.tools.launcher.launch_elastic import run_elastic  # it imports NumPy and TensorFlow
 
     with watched(args.script, args.metrics) as status:
         made = functools.partial(_tasks, args, status)

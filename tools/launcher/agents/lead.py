@@ -13,16 +13,15 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import replace
+from typing import Any
 
 from autograph_rewrite.tools.launcher.agents.part import Part
 from autograph_rewrite.tools.launcher.agents.peers import Peer, joined
 from autograph_rewrite.tools.launcher.agents.snapshots import Version
-from autograph_rewrite.tools.launcher.agents.state import State
+from autograph_rewrite.tools.launcher.agents.state import SETTLE, State
 from autograph_rewrite.tools.launcher.agents.view import Losses, Report, Seat, View, following, losses, may_go_on
 
 _TICK = 0.01
-_SETTLE = 1.5
-"""For how many heartbeats to wait for those who are only silent: their workers have ended by then."""
 
 
 class Lead:
@@ -129,7 +128,7 @@ class Lead:
         if not base.generation and sum(seat.places for seat in seats) < state.bounds.most and waited < state.way.wait:
             return None
         missing = [a for view in (base, *prepared) for a in view.agents if a not in state.present | state.ended]
-        if missing and waited < _SETTLE * state.heartbeat:
+        if missing and waited < SETTLE * state.heartbeat:
             return None
         if not all(may_go_on(view, state.present, state.ended) for view in (base, *prepared)):
             return None
@@ -171,7 +170,7 @@ class Lead:
             addresses = joined(seat.address.rpartition(":")[0].strip("[]"), ports[seat.agent])
             workers += addresses[: seat.workers]
             servers += addresses[seat.workers :]
-        said = {"generation": view.generation, "workers": workers, "servers": servers, "why": state.why}
+        said: dict[str, Any] = {"generation": view.generation, "workers": workers, "servers": servers, "why": state.why}
         for agent in view.agents:
             if agent in state.peers:
                 peer = state.peers[agent]

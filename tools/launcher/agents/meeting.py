@@ -27,6 +27,8 @@ from autograph_rewrite.tools.launcher.agents.view import Report, Seat, View, can
 from autograph_rewrite.tools.launcher.agents.wire import Message, Wire
 
 _TICK = 0.01
+_SOON = 0.3
+"""Seconds in which a host refuses a connection."""
 
 
 class Meeting:
@@ -89,6 +91,7 @@ class Meeting:
         self._note_snapshots(memory)
         problem = state.problem()
         if problem is not None:
+            self._loop.run_until_complete(self._verify())
             return problem
         if time.monotonic() - self._renewed > state.heartbeat / 4:
             self._renewed = time.monotonic()
@@ -115,7 +118,7 @@ class Meeting:
         for wire in wires:
             wire.post(kind)
             wire.close()
-        with suppress(BROKEN):
+        with suppress(*BROKEN):
             self._loop.run_until_complete(asyncio.wait_for(self._gone(wires), 2.0))
         for task in self._tasks:
             task.cancel()
@@ -148,11 +151,13 @@ class Meeting:
         state = self._state
         state.lets_join = False
         state.door.forget_names()
+        is_first = True
         for address in state.before_me():
             answer = await self._call(address)
             if answer.kind == "welcome" or state.leads or state.over is not None:
                 return
-        if state.is_member or state.is_founder:
+            is_first = is_first and answer.kind in ("refused", "silent")
+        if is_first and (state.is_member or state.is_founder):
             state.leads = True
             return
         if state.is_patient():
@@ -163,8 +168,8 @@ class Meeting:
     async def _call(self, address: str) -> Answer:
         """Call another agent, and follow it if it leads."""
         state = self._state
-        for _ in range(4):  # it may know who leads
-            answer = await state.door.call(address, "hello", **state.hello())
+        answer = first = await state.door.call(address, "hello", **state.hello())
+        for _ in range(3):  # it may know who leads
             state.note_answer(address, answer)
             if answer.kind == "anew":
                 state.become_new()
@@ -172,6 +177,7 @@ class Meeting:
                 address = answer.leader
             else:
                 break
+            answer = await state.door.call(address, "hello", **state.hello())
         if answer.kind == "welcome":
             assert answer.wire is not None
             if state.leader is not None:
@@ -180,7 +186,8 @@ class Meeting:
             state.resign()
             state.leader, state.leader_at, state.leader_agent = answer.wire, address, answer.agent
             self._spawn(self._hear_leader(answer.wire))
-        return answer
+            return answer
+        return first
 
     async def _hear_leader(self, wire: Wire) -> None:
         """Take what the leader says until the connection ends."""
@@ -191,6 +198,7 @@ class Meeting:
                 self._from_leader(message, data, wire)
         if wire is state.leader:
             state.lose_leader(f"host {state.leader_at} has broken off")
+            await self._knock(state.leader_at)
         wire.close()
 
     def _from_leader(self, message: Message, data: bytes, wire: Wire) -> None:
@@ -267,7 +275,7 @@ class Meeting:
             if state.peers.get(seat.agent) is peer:
                 state.lose(seat.agent, "has broken off")
             if state.leads and seat.agent not in state.ended:
-                self._spawn(self._knock(seat.address))
+                await self._knock(seat.address)
 
     def _from_member(self, peer: Peer, message: Message, data: bytes) -> None:
         state, kind = self._state, message["type"]
@@ -296,6 +304,11 @@ class Meeting:
                     await self._knock(address)
                 elif (await self._call(address)).kind == "welcome":
                     break
+
+    async def _verify(self) -> None:
+        """Ask at once, while it proves something, whether those who are missing have ended."""
+        missing = self._state.absent() if self._state.leads or self._state.leader is None else []
+        await asyncio.gather(*(asyncio.wait_for(self._knock(a), _SOON) for a in missing), return_exceptions=True)
 
     async def _knock(self, address: str) -> None:
         state = self._state

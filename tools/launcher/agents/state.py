@@ -24,6 +24,11 @@ from autograph_rewrite.tools.launcher.agents.wire import Message, Wire
 
 LOST = 3
 """After how many heartbeats without a sign of life a host is lost; its workers end by themselves by then."""
+SETTLE = 2.0
+"""For how many heartbeats to wait for those who are only silent: their workers have ended by then."""
+_TRUST = 1.5
+"""For how many heartbeats after the last news of an agent a refused connection proves that it has ended, and has formed
+no generation without this host before, for which it would have had to wait for `SETTLE`."""
 _CALL = 1.5
 """How many heartbeats an answer may take."""
 
@@ -66,6 +71,7 @@ class State:
         self.peers: dict[str, Peer] = {}
         self.ended: set[str] = set()
         self.lost: dict[str, str] = {}
+        self._news: dict[str, float] = {}
         self.report: Report | None = None
         self.told: str | None = None
         self.over: str | None = None
@@ -141,7 +147,9 @@ class State:
         return [a for a in dict.fromkeys([*(seat.address for seat in seats), *self.endpoints]) if a not in here]
 
     def note_answer(self, address: str, answer: Answer) -> None:
-        """Note what an answer says of an agent that was there: where another one answers, it has ended.
+        """Note what an answer says of an agent that was there: where another one answers, or none, it has ended.
+
+        That counts soon after the last news of it only: later it may have ended after it went on without this host.
 
         Args:
             address: that was called.
@@ -150,7 +158,8 @@ class State:
         if answer.kind == "silent":
             return
         for seat in (seat for view in self.views for seat in view.seats):
-            if seat.address == address and seat.agent != answer.agent:
+            is_recent = time.monotonic() - self._news.get(seat.agent, 0.0) < _TRUST * self.heartbeat
+            if seat.address == address and seat.agent != answer.agent and is_recent:
                 self.ended.add(seat.agent)
 
     def answer_to(self, seat: Seat, views: tuple[View, ...]) -> str:
@@ -189,6 +198,7 @@ class State:
         """
         peer = self.peers.pop(agent)
         peer.wire.close()
+        self._news[agent] = peer.wire.heard
         self.lost[agent] = f"host {peer.seat.address} {how}"
         self.trouble_since = time.monotonic()
 
@@ -200,6 +210,7 @@ class State:
         """
         if self.leader is not None:
             self.leader.close()
+            self._news = dict.fromkeys(self.current.agents, self.leader.heard)
         self.lost[self.leader_agent] = words
         self.leader, self.prepare, self.begin, self.lets_join = None, None, None, False
         self.told, self.trouble_since = words, time.monotonic()
@@ -236,7 +247,7 @@ class State:
     def become_new(self) -> None:
         """Be another agent: the others went on without this one."""
         self.own = replace(self.own, agent=secrets.token_hex(8))
-        self.views, self.report, self.prepare, self.begin = (), None, None, None
+        self.views, self.report, self.prepare, self.begin, self.is_founder = (), None, None, None, False
         self.snapshots.keep_only({})
 
     # ------------------------------------------------------------------------------------------------ generations
@@ -303,7 +314,7 @@ class State:
             workers: the addresses of its workers.
             servers: and of its parameter servers.
         """
-        self.views, self.ended, self.lost, self.copying = (view,), set(), {}, {}
+        self.views, self.ended, self.lost, self.copying, self._news = (view,), set(), {}, {}, {}
         self.report, self.told, self.prepare, self.begin, self.lets_join = None, None, None, None, False
         ranks, serves = view.ranks(self.own.agent), view.agents[0] == self.own.agent
         return Part(view.generation, ranks, workers, servers, serves, LOST * self.heartbeat)

@@ -34,7 +34,8 @@ def run_elastic(args: argparse.Namespace, made: Made, ports: Ports, options: Opt
         ports: finds free ones.
         options: how to run them.
     """
-    bounds = Bounds(*args.elastic, args.heartbeat)
+    least, most = args.elastic
+    bounds = Bounds(least, most, args.heartbeat)
 
     def tasks(part: Part, memory: JobMemory) -> list[Task]:
         given = {**environment(args, memory.generation - 1), **memory.environment}
