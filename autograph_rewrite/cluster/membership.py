@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -112,6 +112,18 @@ class Membership:
         """`config` with the processes of this job in place of those that it names, or does not name."""
         network = config.cluster.network if config.cluster else None
         return config.model_copy(update={"cluster": Cluster(workers=self.workers, ps=self.ps, network=network)})
+
+
+def all_members(workers: Sequence[str], servers: Sequence[str]) -> tuple[Membership, ...]:
+    """Return the memberships of all processes of a job: its workers, then its parameter servers.
+
+    Args:
+        workers: their addresses.
+        servers: those of the parameter servers.
+    """
+    jobs: list[tuple[Job, int]] = [("worker", i) for i in range(len(workers))]
+    jobs += [("ps", i) for i in range(len(servers))]
+    return tuple(Membership(tuple(workers), tuple(servers), *job) for job in jobs)
 
 
 def membership_of(config: Config, environ: Mapping[str, str] = os.environ) -> Membership | None:

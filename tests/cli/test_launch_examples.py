@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -181,3 +182,94 @@ def test_the_ray_launcher_gives_each_process_its_place_and_starts_again(tmp_path
     assert all(json.loads(line)["cluster"]["ps"] == [] for line in lines if line.startswith("{"))
     assert lines.count("['s.py', '0'] 1") == 2
     assert ray_launch(tmp_path, "--workers", "1", "s.py", "0").returncode == 3
+
+
+def test_the_elastic_job_meets_at_the_names_of_its_first_pods() -> None:
+    path = EXAMPLES / "kubernetes" / "elastic-job.yaml"
+    service, policy, job = (only(path, kind) for kind in ("Service", "NetworkPolicy", "Job"))
+    pod = job["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    environ = variables([entry for entry in container["env"] if "value" in entry])
+    names = [f"{job['metadata']['name']}-{i}.{service['metadata']['name']}:29400" for i in (0, 1)]
+    assert environ["ENDPOINTS"] == ",".join(names)
+    assert pod["spec"]["subdomain"] == service["metadata"]["name"]
+    assert policy["spec"]["podSelector"]["matchLabels"] == pod["metadata"]["labels"]
+    assert job["spec"]["completions"] == job["spec"]["parallelism"] == int(environ["WORKERS"].split(":")[1])
+
+
+def player(folder: Path, name: str, text: str) -> None:
+    program = folder / name
+    program.write_text(f"#!/bin/bash\n{text}\n")
+    program.chmod(0o755)
+
+
+def test_an_elastic_slurm_job_meets_on_its_first_two_nodes(tmp_path: Path) -> None:
+    player(tmp_path, "scontrol", 'printf "node7\\nnode8\\nnode9\\n"')
+    player(tmp_path, "srun", 'echo "$@"; echo "${#AUTOGRAPH_TOKEN}"')
+    environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "node[7-9]"}
+    line = ["bash", str(EXAMPLES / "slurm_elastic.sh"), "train.py", "--epochs", "3"]
+    environ |= {"SLURM_JOB_ID": "12345", "WORKERS": "1:3", "CONFIG": "c.yaml"}
+    done = subprocess.run(line, env=environ, capture_output=True, text=True, timeout=30, check=True)
+    said, length = done.stdout.splitlines()
+    assert "autograph-rewrite launch --elastic 1:3 --rdzv-endpoint node7:22345,node8:22345 --nproc-per-node 1" in said
+    assert said.endswith("--config c.yaml train.py --epochs 3")
+    assert length == "32"
+
+
+PLAIN = """\
+import os, sys
+import autograph_rewrite as ar
+ar.on_resize(lambda done: None)
+print("generation", os.environ["AUTOGRAPH_GENERATION"], os.environ["TF_CONFIG"])
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("platform", ["kubernetes", "slurm", "ray"])
+def test_agents_that_a_platform_starts_run_one_job(platform: str, tmp_path: Path) -> None:
+    """Two processes play the pods, tasks or actors of a platform, with what it would give them."""
+    (tmp_path / "s.py").write_text(PLAIN)
+    command = f'exec {sys.executable} -m autograph_rewrite.tools.cli "$@"'
+    player(tmp_path, "autograph-rewrite", command)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "WORKERS": "2:2", "CONFIG": "all_reduce"}
+    if platform == "kubernetes":
+        job = only(EXAMPLES / "kubernetes" / "elastic-job.yaml", "Job")
+        (container,) = job["spec"]["template"]["spec"]["containers"]
+        script = container["args"][0].replace("/app/train.py", "s.py").replace("/app/config.yaml", "all_reduce")
+        script = script.replace("exec autograph-rewrite", f"exec {tmp_path / 'autograph-rewrite'}")
+        environ |= {"ENDPOINTS": f"127.0.0.1:{port},127.0.0.2:{port}", "AUTOGRAPH_TOKEN": "of a secret, as a file"}
+        lines = [[*container["command"], script]] * 2
+        environs = [{**environ, "POD_IP": f"127.0.0.{index}"} for index in (1, 2)]
+    elif platform == "slurm":
+        player(tmp_path, "scontrol", 'printf "127.0.0.1\\n127.0.0.2\\n"')
+        player(tmp_path, "srun", 'shift 3; "$@" & SLURM_PROCID=1 "$@" & wait')
+        environs = [{**environ, "SLURM_JOB_NODELIST": "x", "SLURM_JOB_ID": "1", "AUTOGRAPH_PORT": str(port)}]
+        lines = [["bash", str(EXAMPLES / "slurm_elastic.sh"), "s.py"]]
+    else:
+        package = tmp_path / "ray"
+        (package / "util").mkdir(parents=True)
+        threads = RAY.replace("Ref(self.call(*args))", "Pool.submit(self.call, *args)").replace(
+            "ref.value", "value(ref)"
+        )
+        threads = threads.replace("refs.value", "value(refs)")
+        pool = "from concurrent.futures import ThreadPoolExecutor\nPool = ThreadPoolExecutor(9)\n"
+        pool += "def value(ref): return ref.value if hasattr(ref, 'value') else ref.result()\n"
+        (package / "__init__.py").write_text(pool + threads)
+        (package / "util" / "__init__.py").write_text(RAY_UTIL.replace("10.0.0.9", "127.0.0.1"))
+        (package / "util" / "scheduling_strategies.py").write_text(
+            "def PlacementGroupSchedulingStrategy(*_, **__): pass"
+        )
+        environs = [{**environ, "PYTHONPATH": str(tmp_path)}]
+        options = ["--elastic", "2:2", "--nodes", "2", "--port", str(port), "--config", "all_reduce", "s.py"]
+        lines = [[sys.executable, str(EXAMPLES / "ray_elastic.py"), *options]]
+    played = [
+        subprocess.Popen(line, env=environ, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for line, environ in zip(lines, environs, strict=True)
+    ]
+    said = "".join(process.communicate(timeout=120)[0] for process in played)
+    assert [process.returncode for process in played] == [0] * len(played), said
+    for rank in (0, 1):
+        assert f"[worker {rank}] generation 1" in said, said

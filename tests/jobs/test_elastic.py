@@ -51,6 +51,8 @@ def launched(nursery: Nursery, folder: Path, lost: Lost) -> tuple[dict[str, Any]
     """Run an elastic job; return the launcher's summary, and all that was said."""
     line = [*lost.options.split(), "--heartbeat", "0.5", "--json", "--timeout", str(LIMIT - 20)]
     environ = {"PLAN": lost.plan, "STRATEGY": lost.strategy, "PYTHONPATH": str(ROOT)}
+    if "CUT" in lost.plan:
+        environ["PATIENCE"] = "8"  # who is cut off is missed after so long
     jobs = Jobs(nursery, folder)
     launcher = jobs.start("tests/jobs/programs/launch.py", *line, PROGRAM, lost.mode, folder, environ=environ)
     code = launcher.wait(LIMIT)

@@ -130,8 +130,41 @@ def test_a_loop_that_nobody_leads_is_refused(owned: OwnedMemory) -> None:
         made.before("'step'", dict)
 
 
-def test_a_loop_around_train_on_batch_is_refused(owned: OwnedMemory) -> None:
-    model = SimpleNamespace(fit=lambda: None)
+def batches(owned: OwnedMemory, generation: int, steps: int, monkeypatch: pytest.MonkeyPatch) -> Array:
+    """Run a loop around train_on_batch from where the last snapshot was taken; return the weights."""
+    memory = owned.begin(generation)
+    made = OwnLoop(memory)
+    made.every = 2
+    monkeypatch.setattr(OwnLoop, "here", classmethod(lambda _: made))
+    keras.utils.set_random_seed(generation)  # weights that are not those of the snapshot
+    model = keras.Sequential([keras.layers.Dense(1, kernel_initializer="ones")])
+    model.compile(keras.optimizers.Adam(0.1), "mse")
+    make_elastic(model, memory, 2)
+    begin = [0]
+    made.on_resize(lambda done: begin.__setitem__(0, done))
+    for number in range(begin[0], steps):
+        model.train_on_batch(np.full((2, 3), number / 8), np.ones((2, 1)))
+    return np.concatenate([np.ravel(np.asarray(variable)) for variable in (*model.weights, *model.optimizer.variables)])
+
+
+def test_a_loop_around_train_on_batch_goes_on_where_the_last_snapshot_was_taken(
+    owned: OwnedMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = batches(owned, 1, 5, monkeypatch)
+    (owned.folder / "loop.npz").unlink()
+    whole = batches(owned, 1, 8, monkeypatch)
+    (owned.folder / "loop.npz").unlink()
+    batches(owned, 1, 7, monkeypatch)
+    assert np.array_equal(batches(owned, 2, 8, monkeypatch), whole)
+    assert not np.array_equal(short, whole)
+
+
+def test_a_loop_around_train_on_batch_that_nobody_leads_is_refused(
+    owned: OwnedMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = loop(owned, 1)
+    monkeypatch.setattr(OwnLoop, "here", classmethod(lambda _: made))
+    model = SimpleNamespace(fit=lambda: None, train_on_batch=lambda x, y: None)
     make_elastic(model, owned.begin(1), 2)
     with pytest.raises(ConfigError, match="train_on_batch"):
         model.train_on_batch(1, 2)

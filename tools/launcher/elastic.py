@@ -6,6 +6,7 @@
                                                           is at the snapshot before its first step
 
 Who was lost is replaced at the end of an epoch, as often as there are restarts; at once if too few would be left.
+`agents` decides who goes on: the launcher alone, or with those of other hosts.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any
 
 from autograph_rewrite.runtime.elastic.job_memory import EXPELLED, RANK, JobMemory, OwnedMemory
+from autograph_rewrite.tools.launcher.agents.part import Group, Part
+from autograph_rewrite.tools.launcher.agents.view import WORKER, Bounds, Report
 from autograph_rewrite.tools.launcher.attempt import Manner, Outcome, Reason, Signals, Started
-from autograph_rewrite.tools.launcher.forked import ForkedChild, import_once
+from autograph_rewrite.tools.launcher.forked import ForkedChild
 from autograph_rewrite.tools.launcher.job import (
     Options,
     Summary,
@@ -34,22 +37,13 @@ from autograph_rewrite.tools.launcher.process import Task
 
 STOPPED, SILENT = 3, 10
 """After how many heartbeats without a sign of life a worker is lost: one that is stopped; any other."""
-WORKER = "worker "
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """How many workers an elastic job may have, and how often they give a sign of life, in seconds."""
-
-    least: int
-    most: int
-    heartbeat: float = 1.0
 
 
 @dataclass
 class Generation:
     """What became of one generation, for the summary."""
 
+    number: int
     workers: int
     began: float = field(default_factory=time.time)
     stepped: float | None = None
@@ -58,16 +52,17 @@ class Generation:
     silent: float = 0.0
 
     def data(self) -> dict[str, Any]:
-        """The generation as plain data: seconds from its beginning to its first step, and why it ended."""
+        """The generation as plain data: when it began and ended, seconds to its first step, and why it ended."""
         to_step = round(self.stepped - self.began, 3) if self.stepped is not None else None
-        return {"workers": self.workers, "to_first_step": to_step, "why": self.why, "silent": round(self.silent, 3)}
+        found = {"number": self.number, "workers": self.workers, "began": self.began, "ended": self.ended}
+        return {**found, "to_first_step": to_step, "why": self.why, "silent": round(self.silent, 3)}
 
 
 class Elastic:
-    """Runs one elastic job.
+    """Runs one host's part of an elastic job.
 
     Args:
-        tasks: makes the processes of a generation, given how many workers it has and its memory.
+        tasks: makes the processes of a generation, given this host's part of it and its memory.
         body: what each process does.
         options: how to run them.
         bounds: how many workers there may be.
@@ -75,57 +70,71 @@ class Elastic:
 
     def __init__(
         self,
-        tasks: Callable[[int, JobMemory], Sequence[Task]],
+        tasks: Callable[[Part, JobMemory], Sequence[Task]],
         body: Callable[[Task], int],
         options: Options,
         bounds: Bounds,
     ) -> None:
         self._tasks, self._body, self._options, self._bounds = tasks, body, options, bounds
-        self._restarts = options.restarts
-        self._absent = 0  # workers that join when they can
-        self._more = False  # somebody asks for as many workers as there may be
         self.generations: list[Generation] = []
 
-    def run(self) -> Summary:
-        """Run the job to its end."""
+    def run(self, group: Group, owned: OwnedMemory) -> Summary:
+        """Run the job to its end.
+
+        Args:
+            group: decides who goes on; TensorFlow is imported already.
+            owned: the memory of the job on this host.
+        """
         began = time.monotonic()
         deadline = None if self._options.timeout is None else began + self._options.timeout
-        import_once()
-        with OwnedMemory() as owned, noted_signals() as signals, self._noted_requests():
-            outcome = self._generations(owned, signals, deadline)
+        with noted_signals() as signals, _noted_requests(group):
+            try:
+                outcome = self._generations(group, owned, signals, deadline)
+            finally:
+                group.leave()
         explain(outcome, self._options, signals.received)
         code = exit_code(outcome, signals.received) if outcome.reason is None or signals.received else 1
-        return Summary(code, len(self.generations) - 1, time.monotonic() - began, outcome)
+        return Summary(code, max(0, len(self.generations) - 1), time.monotonic() - began, outcome)
 
-    def _generations(self, owned: OwnedMemory, signals: Signals, deadline: float | None) -> Outcome:
-        workers = self._bounds.most
+    def _generations(self, group: Group, owned: OwnedMemory, signals: Signals, deadline: float | None) -> Outcome:
+        outcome, report = Outcome({}), None
         while True:
-            memory = owned.begin(len(self.generations) + 1)
-            mine = Generation(workers)
-            self.generations.append(mine)
-            if self._absent:
-                memory.let_join()
-            manner = Manner(self._fork, lambda running, m=memory: self._look(running, m), is_hasty=True)  # type: ignore[misc]
-            tasks = self._tasks(workers, memory)
-            is_first = len(self.generations) == 1
-            outcome = start(tasks, self._options, signals, deadline, is_first=is_first, manner=manner)
-            mine.ended, mine.stepped = time.time(), memory.stepped
-            if signals.received is not None or outcome.late or not (outcome.failed or outcome.reason):
+            number = len(self.generations)
+            part = group.meet(report, lambda: signals.received is not None or _is_over(deadline))
+            if number:
+                is_next = part is None or part.generation == self.generations[-1].number + 1
+                self.generations[-1].why = group.why if is_next else "the others went on without this host"
+            if part is None:
+                if _is_over(deadline):
+                    return replace(outcome, late=("the other hosts",))
+                if group.why and outcome.failed is None and signals.received is None:
+                    say(self._options, group.why)
+                    return replace(outcome, reason=Reason(group.why))
                 return outcome
-            lost = self._lost(outcome, memory)
-            mine.why = outcome.problem if not lost or outcome.failed in lost else f"{', '.join(lost)} did not answer"
-            following = self._next(workers, lost, has_stepped=mine.stepped is not None)
-            if following is None:
+            if number:
+                counted = _counted(len(part.workers))
+                say(self._options, f"{group.why}: generation {part.generation} goes on with {counted}")
+            outcome, report = self._run(part, group, owned.begin(part.generation, part.lease), signals, deadline)
+            if signals.received is not None or outcome.late:
                 return outcome
-            workers = following
-            number = len(self.generations) + 1
-            say(self._options, f"{mine.why}: generation {number} goes on with {_counted(workers)}")
+
+    def _run(
+        self, part: Part, group: Group, memory: JobMemory, signals: Signals, deadline: float | None
+    ) -> tuple[Outcome, Report]:
+        """Run this host's part of a generation; return how it ended, as the launcher and as the group has it."""
+        mine = Generation(part.generation, len(part.workers))
+        self.generations.append(mine)
+        manner = Manner(self._fork, lambda running: self._look(running, memory, group), is_hasty=True)
+        is_first = len(self.generations) == 1
+        outcome = start(self._tasks(part, memory), self._options, signals, deadline, is_first=is_first, manner=manner)
+        mine.ended, mine.stepped = time.time(), memory.stepped
+        return outcome, _report(outcome, memory)
 
     def _fork(self, task: Task, _: bool) -> Started:
         return ForkedChild(task, self._body)
 
-    def _look(self, running: Sequence[Started], memory: JobMemory) -> Reason | None:
-        """Return who gives no sign of life, or that others can join."""
+    def _look(self, running: Sequence[Started], memory: JobMemory, group: Group) -> Reason | None:
+        """Return who gives no sign of life, what the others say, or that some can join."""
         for child in running:
             silence = memory.silence(int(child.task.environment[RANK])) / self._bounds.heartbeat
             is_stopped = isinstance(child, ForkedChild) and child.is_stopped()
@@ -133,59 +142,47 @@ class Elastic:
                 self.generations[-1].silent = silence * self._bounds.heartbeat
                 how = "is stopped" if is_stopped else "gives no sign of life"
                 return Reason(f"{child.task.name} {how}", child.task.name)
-        if self._more and not memory.lets_join:
-            self._more = False
-            self._absent = max(self._absent, self._bounds.most - self.generations[-1].workers)
-            if self._absent:
-                memory.let_join()
-        if memory.waits:
-            return Reason(f"{_counted(self._absent)} can join")
-        return None
+        told = group.look(memory)
+        if told is not None:
+            return Reason(told)
+        return Reason("others can join") if memory.waits else None
 
-    def _lost(self, outcome: Outcome, memory: JobMemory) -> list[str]:
-        """Return who is lost: who failed, unless it waited in vain for others."""
-        if outcome.reason is not None and outcome.reason.lost is None:
-            return []
-        ranks = [int(name.removeprefix(WORKER)) for name in outcome.codes if name.startswith(WORKER)]
-        alive = [rank for rank in ranks if outcome.codes[f"{WORKER}{rank}"] not in (-signal.SIGKILL, EXPELLED)]
-        failed = outcome.failed or ""
-        if outcome.codes.get(failed, 0) > 0 and outcome.reason is None:
-            for rank in sorted(alive):
-                blamed = memory.blamed(rank)
-                if blamed:  # of two that blame each other, the first goes on
-                    return [f"{WORKER}{other}" for other in blamed]
-        return [failed]
 
-    def _next(self, workers: int, lost: Sequence[str], *, has_stepped: bool) -> int | None:
-        """Return how many workers go on; None if there are too few."""
-        if not lost:  # others join
-            workers, self._absent = workers + self._absent, 0
-            return min(workers, self._bounds.most)
-        servers = [name for name in lost if not name.startswith(WORKER)]
-        if servers and not has_stepped:  # a server that never serves would be replaced for ever
-            if not self._restarts:
-                return None
-            self._restarts -= 1
-        gone = len(lost) - len(servers)
-        back = min(gone, self._restarts)
-        left, self._restarts = workers - gone, self._restarts - back
-        at_once = min(back, max(0, self._bounds.least - left))
-        self._absent += back - at_once
-        left += at_once
-        return left if left >= self._bounds.least else None
+def _report(outcome: Outcome, memory: JobMemory) -> Report:
+    """Return what the other hosts are told of a part."""
+    reason = outcome.reason
+    joins = reason is not None and memory.waits
+    if reason is not None and reason.lost is None and not joins:
+        return Report(has_stepped=memory.stepped is not None)
+    failed = outcome.failed or ""
+    if not failed and not joins:
+        return Report(ended_well=not outcome.late, has_stepped=memory.stepped is not None)
+    alive = [
+        int(name.removeprefix(WORKER))
+        for name, code in outcome.codes.items()
+        if name.startswith(WORKER) and code not in (-signal.SIGKILL, EXPELLED)
+    ]
+    was_killed = reason is not None or outcome.codes.get(failed, 0) <= 0
+    blames = {str(rank): memory.blamed(rank) for rank in alive}
+    return Report(outcome.problem, failed, was_killed, joins, False, memory.stepped is not None, blames)
 
-    @contextmanager
-    def _noted_requests(self) -> Iterator[None]:
-        """Take SIGUSR1 as the request to let as many workers join as there may be."""
 
-        def note(_: int, __: FrameType | None) -> None:
-            self._more = True
+@contextmanager
+def _noted_requests(group: Group) -> Iterator[None]:
+    """Take SIGUSR1 as the request to let as many workers join as there may be."""
 
-        before = signal.signal(signal.SIGUSR1, note)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGUSR1, before)
+    def note(_: int, __: FrameType | None) -> None:
+        group.request()
+
+    before = signal.signal(signal.SIGUSR1, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def _is_over(deadline: float | None) -> bool:
+    return deadline is not None and time.monotonic() > deadline
 
 
 def _counted(workers: int) -> str:

@@ -15,6 +15,7 @@ import functools
 import importlib
 import os
 import signal
+import stat
 import sys
 import threading
 import time
@@ -122,6 +123,15 @@ def run_script(task: Task, heartbeat: float, *, module: bool) -> int:
         return report(error, as_json=False)
 
 
+def _leave_sockets() -> None:
+    """Have no part in the launcher's connections: others see that it has ended when they are closed."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                if int(name) > 2 and stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                    os.dup2(0, int(name))  # the number stays taken: an object that has it may close it
+
+
 def _become(task: Task, body: Callable[[Task], int], prepared: Callable[[], None], pipes: tuple[int, int]) -> None:
     """Be a process of its own; never return."""
     code = 1
@@ -132,6 +142,7 @@ def _become(task: Task, body: Callable[[Task], int], prepared: Callable[[], None
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        _leave_sockets()
         os.dup2(pipes[0], 1)
         os.dup2(pipes[1], 2)
         sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)

@@ -10,14 +10,14 @@ import functools
 import json
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autograph_rewrite.cluster.launchers import LOOPBACK
 from autograph_rewrite.errors import ClusterError, ConfigError
+from autograph_rewrite.tools.launcher.agents.arguments import add_elastic_arguments, check_elastic, seconds
 from autograph_rewrite.tools.launcher.job import Options, supervise
 from autograph_rewrite.tools.launcher.json_lines import json_lines
 from autograph_rewrite.tools.launcher.process import Task
@@ -32,12 +32,9 @@ from autograph_rewrite.tools.launcher.script import (
 from autograph_rewrite.tools.launcher.show_status import ShowStatus, watched
 
 if TYPE_CHECKING:
-    from autograph_rewrite.cluster.membership import Job
+    from autograph_rewrite.cluster.membership import Membership
     from autograph_rewrite.config.config import Config
-    from autograph_rewrite.runtime.elastic.job_memory import JobMemory
     from autograph_rewrite.tools.launcher.status import StatusFolder
-
-_MakesTasks = Callable[[int, Mapping[str, str], tuple[str, ...]], list[Task]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,10 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="print how far the jobs on this machine have come, and start none",
     )
     parser.add_argument("--metrics", metavar="PORT", type=_port, help="answer Prometheus on loopback at this port")
-    parser.add_argument("--elastic", metavar="MIN:MAX", type=_range, help="go on without workers that are lost")
-    parser.add_argument(
-        "--heartbeat", metavar="S", type=_seconds, default=1.0, help="from one sign of life to the next (default 1)"
-    )
+    add_elastic_arguments(parser)
     add_process_arguments(parser)
     add_script(parser)
 
@@ -66,8 +60,8 @@ def add_process_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--ps", metavar="P", type=at_least(0), help="how many parameter servers run beside them")
     parser.add_argument("--port", metavar="BASE", type=_port, help="use BASE, BASE + 1, ... (default: any free ports)")
-    parser.add_argument("--timeout", metavar="S", type=_seconds, help="give up after S seconds (exit code 124)")
-    parser.add_argument("--grace", metavar="S", type=_seconds, default=5.0, help="from SIGTERM to SIGKILL (default 5)")
+    parser.add_argument("--timeout", metavar="S", type=seconds, help="give up after S seconds (exit code 124)")
+    parser.add_argument("--grace", metavar="S", type=seconds, default=5.0, help="from SIGTERM to SIGKILL (default 5)")
     parser.add_argument("--log-dir", metavar="D", type=Path, help="write the output of each process to a file, too")
     parser.add_argument(
         "--log-format", choices=("text", "json"), default="text", help="json: each line with process, time and steps"
@@ -78,77 +72,64 @@ def add_process_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the job; exit with 0, or with the code of the process that failed first."""
     config = require_script(args)
-    if args.elastic is not None:
+    if args.elastic is not None or args.rdzv_endpoint:
         return _run_elastic(args, config)
     workers, servers = _counts(args, config)
     with watched(args.script, args.metrics) as status:
-        make = _tasks_of(args, servers, status)
-        summary = supervise(
-            lambda restarts: make(workers, environment(args, restarts), command(args)), _options(args, status)
-        )
+
+        def tasks(restarts: int) -> list[Task]:
+            members = _members(workers, servers, args.port)
+            return _tasks(args, status, members, environment(args, restarts), command(args))
+
+        summary = supervise(tasks, _options(args, status))
     if args.json:
         print(json.dumps({**described(args), **summary.data()}))
     return summary.exit_code
 
 
 def _run_elastic(args: argparse.Namespace, config: Config | None) -> int:
-    """Run a job that goes on without workers that are lost.
+    """Run a job, or this host's part of one, that goes on without workers that are lost."""
+    check_elastic(args, config)
+    from autograph_rewrite.tools.launcher.launch_elastic import run_elastic  # it imports NumPy and TensorFlow
 
-    Raises:
-        ConfigError: the configuration, or another option, says how many workers there are.
-    """
-    if config is not None and config.cluster is not None:
-        raise ConfigError(
-            "an elastic job has no fixed addresses, and the configuration names some",
-            where=config.where("cluster"),
-            hint="leave `cluster` out of it",
-        )
-    least, most = args.elastic
-    if args.workers not in (None, most):
-        raise ConfigError(f"-n is {args.workers}, but --elastic {least}:{most} begins with {most}", hint="leave -n out")
-    from autograph_rewrite.runtime.elastic.job_memory import RANK  # these import NumPy and TensorFlow
-    from autograph_rewrite.tools.launcher.elastic import Bounds, Elastic
-    from autograph_rewrite.tools.launcher.forked import run_script
-
-    body = functools.partial(run_script, heartbeat=args.heartbeat, module=args.module)
     with watched(args.script, args.metrics) as status:
-        make = _tasks_of(args, args.ps or 0, status)
-
-        def tasks(workers: int, memory: JobMemory) -> list[Task]:
-            given = {**environment(args, memory.generation - 1), **memory.environment}
-            made = make(workers, given, (args.script, *args.args))
-            return [replace(t, environment={**t.environment, RANK: str(rank)}) for rank, t in enumerate(made)]
-
-        job = Elastic(tasks, body, _options(args, status), Bounds(least, most, args.heartbeat))
-        summary = job.run()
+        made = functools.partial(_tasks, args, status)
+        ports = functools.partial(_ports, base=args.port)
+        summary = run_elastic(args, made, ports, _options(args, status))
     if args.json:
-        generations = [generation.data() for generation in job.generations]
-        print(json.dumps({**described(args), **summary.data(), "generations": generations}))
-    return summary.exit_code
+        print(json.dumps({**described(args), **summary}))
+    return int(summary["exit_code"])
 
 
-def _tasks_of(args: argparse.Namespace, servers: int, status: StatusFolder) -> _MakesTasks:
-    """Return what makes the processes of one start, given how many workers, what they find, and what they run."""
-    from autograph_rewrite.cluster.membership import TF_CONFIG, Membership  # --help is to be quick
+def _tasks(
+    args: argparse.Namespace,
+    status: StatusFolder,
+    members: Sequence[Membership],
+    given: Mapping[str, str],
+    line: tuple[str, ...],
+) -> list[Task]:
+    """Return the processes of one start, given who they are, what they find, and what they run."""
+    from autograph_rewrite.cluster.membership import TF_CONFIG  # --help is to be quick
 
     cores = sorted(os.sched_getaffinity(0)) if args.pin else []
+    return [
+        Task(
+            member.name,
+            line,
+            {**given, **status.environment(member.name), TF_CONFIG: member.tf_config},
+            auxiliary=not member.is_worker,
+            core=cores[member.index % len(cores)] if cores else None,
+        )
+        for member in members
+    ]
 
-    def tasks(workers: int, given: Mapping[str, str], line: tuple[str, ...]) -> list[Task]:
-        addresses = [f"{LOOPBACK}:{port}" for port in _ports(workers + servers, args.port)]
-        jobs: list[tuple[Job, int]] = [("worker", i) for i in range(workers)] + [("ps", i) for i in range(servers)]
-        members = [Membership(tuple(addresses[:workers]), tuple(addresses[workers:]), *job) for job in jobs]
-        return [
-            Task(
-                member.name,
-                line,
-                {**given, **status.environment(member.name), TF_CONFIG: member.tf_config},
-                auxiliary=not member.is_worker,
-                core=cores[member.index % len(cores)] if cores else None,
-            )
-            for member in members
-        ]
 
-    return tasks
+def _members(workers: int, servers: int, base: int | None) -> tuple[Membership, ...]:
+    """Return the members of a job on loopback."""
+    from autograph_rewrite.cluster.membership import all_members
+
+    addresses = [f"{LOOPBACK}:{port}" for port in _ports(workers + servers, base)]
+    return all_members(addresses[:workers], addresses[workers:])
 
 
 def _options(args: argparse.Namespace, status: StatusFolder) -> Options:
@@ -215,24 +196,7 @@ def _bound(made: socket.socket, port: int) -> int:
     return int(made.getsockname()[1])
 
 
-def _range(text: str) -> tuple[int, int]:
-    least, _, most = text.partition(":")
-    if not least.isdecimal() or not most.isdecimal() or not 0 < int(least) <= int(most):
-        raise argparse.ArgumentTypeError(f"'{text}' is no range of numbers of workers, such as 2:4")
-    return int(least), int(most)
-
-
 def _port(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) < 65_536:
         raise argparse.ArgumentTypeError(f"'{text}' is no port")
     return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"'{text}' is no number of seconds")
-    return seconds

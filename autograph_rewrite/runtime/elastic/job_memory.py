@@ -7,6 +7,11 @@
 
 A snapshot is written beside the old one and renamed, so a worker that is killed meanwhile leaves the old one. A worker
 of an earlier generation finds another number in the file `generation`, and writes nothing any more.
+
+Where several hosts take part, the launcher has a lease: it touches `lease` as long as it hears of the others. A worker
+that finds it too old ends, for the others may have gone on. The launcher copies each snapshot to a second host, and
+notes in `copied` which; the next one waits for that. So there are two in `snapshot_steps` steps: a host that is lost
+with a snapshot that was not copied yet costs no more than `snapshot_steps`.
 """
 
 from __future__ import annotations
@@ -32,9 +37,12 @@ Array = np.ndarray[Any, Any]
 
 FOLDER, GENERATION, RANK = "AUTOGRAPH_ELASTIC", "AUTOGRAPH_GENERATION", "AUTOGRAPH_RANK"
 """The variables by which a worker finds the memory of its job, and what it is there."""
+LEASE = "AUTOGRAPH_LEASE"
+"""For how many seconds without news of other hosts a worker goes on; 0: there are none."""
 EXPELLED = 75
 """The exit code of a worker that finds that the others have gone on without it."""
 _SHARED_MEMORY = Path("/dev/shm")
+_POLL = 0.005
 
 
 @dataclass(frozen=True)
@@ -57,22 +65,25 @@ class JobMemory:
         folder: where it is.
         generation: which one.
         rank: which worker this is.
+        lease: for how many seconds it goes on without news of other hosts; 0: there are none.
     """
 
-    def __init__(self, folder: Path, generation: int, rank: int = 0) -> None:
-        self._folder, self.generation, self.rank = folder, generation, rank
+    def __init__(self, folder: Path, generation: int, rank: int = 0, lease: float = 0.0) -> None:
+        self._folder, self.generation, self.rank, self._lease = folder, generation, rank, lease
+        self._uncopied, self._waits_at_once = "", False
 
     @classmethod
     def here(cls, environ: Mapping[str, str] = os.environ) -> JobMemory | None:
         """Return the memory of the job that this process takes part in; None where it is not elastic."""
         if not environ.get(FOLDER):
             return None
-        return cls(Path(environ[FOLDER]), int(environ[GENERATION]), int(environ[RANK]))
+        return cls(Path(environ[FOLDER]), int(environ[GENERATION]), int(environ[RANK]), float(environ.get(LEASE, 0)))
 
     @property
     def environment(self) -> dict[str, str]:
         """What a worker finds in its environment."""
-        return {FOLDER: str(self._folder), GENERATION: str(self.generation), RANK: str(self.rank)}
+        found = {FOLDER: str(self._folder), GENERATION: str(self.generation), RANK: str(self.rank)}
+        return {**found, LEASE: str(self._lease)}
 
     @property
     def seed(self) -> int:
@@ -81,13 +92,26 @@ class JobMemory:
 
     @property
     def is_current(self) -> bool:
-        """Whether the job has not gone on without this generation."""
+        """Whether the job has not gone on without this generation, and cannot have."""
         with suppress(OSError, ValueError):
+            if self._lease and _age(self._folder / "lease") > self._lease:
+                return False
             return int((self._folder / "generation").read_text()) == self.generation
         return False
 
+    def every(self, steps: int) -> int:
+        """Return how many steps there are from one snapshot to the next, so that at most `steps` are lost.
+
+        Args:
+            steps: the setting `snapshot_steps`.
+        """
+        if not self._lease:
+            return steps
+        self._waits_at_once = steps < 2
+        return max(1, steps // 2)
+
     def save(self, name: str, snapshot: Snapshot) -> None:
-        """Keep a snapshot in place of the last one of this name.
+        """Keep a snapshot in place of the last one of this name, once that has been copied to another host.
 
         Args:
             name: such as `fit-1`.
@@ -99,9 +123,23 @@ class JobMemory:
         new = self._folder / f"new-{self.generation}-{name}.npz"
         with open(new, "wb") as file:
             np.savez(file, said=text, **arrays)  # type: ignore[arg-type]
+        self._await_copy()
         if not self.is_current:
             os._exit(EXPELLED)  # nothing of it may be heard any more, not even why it ends
+        stamp = f"{name} {new.stat().st_mtime_ns}"
         os.replace(new, self._folder / f"{name}.npz")
+        self._uncopied = stamp if self._lease else ""
+        if self._waits_at_once:
+            self._await_copy()
+
+    def _await_copy(self) -> None:
+        """Wait until the last snapshot is on another host, too."""
+        copied = self._folder / "copied"
+        while self._uncopied and self.is_current:
+            with suppress(OSError):
+                if copied.read_text() == self._uncopied:
+                    return
+            time.sleep(_POLL)
 
     def load(self, name: str) -> Snapshot | None:
         """Return the last snapshot of a name; None if there is none."""
@@ -122,10 +160,11 @@ class JobMemory:
         path.touch()
 
         def beat() -> None:
+            pause = seconds / 4 if self._lease else seconds
             while self.is_current:
                 with suppress(OSError):
                     os.utime(path)
-                time.sleep(seconds)
+                time.sleep(pause)
             os._exit(EXPELLED)
 
         threading.Thread(target=beat, name="heartbeat", daemon=True).start()
@@ -133,8 +172,21 @@ class JobMemory:
     def silence(self, rank: int) -> float:
         """Return for how many seconds a worker has given no sign of life; 0 before its first."""
         with suppress(OSError):
-            return max(0.0, time.time() - self._beat(rank).stat().st_mtime)
+            return _age(self._beat(rank))
         return 0.0
+
+    def renew(self) -> None:
+        """Let the workers of this host go on: others have been heard of."""
+        (self._folder / "lease").touch()
+
+    def note_copied(self, name: str, changed: int) -> None:
+        """Note that a snapshot is on another host, too.
+
+        Args:
+            name: of the snapshot.
+            changed: when its file was written, in nanoseconds.
+        """
+        write_whole(self._folder / "copied", f"{name} {changed}".encode())
 
     def _beat(self, rank: int) -> Path:
         return self._folder / f"beat-{self.generation}-{rank}"
@@ -184,6 +236,11 @@ class JobMemory:
         return self._mark("waits").exists()
 
 
+def _age(path: Path) -> float:
+    """Return how many seconds ago a file was touched."""
+    return max(0.0, time.time() - path.stat().st_mtime)
+
+
 def _typed(array: Array, name: str) -> Array:
     """Return an array as what it was: numpy's format forgets types of others, such as bfloat16."""
     if array.dtype.kind != "V":
@@ -207,7 +264,23 @@ class OwnedMemory:
     def __exit__(self, *_: object) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def begin(self, generation: int) -> JobMemory:
-        """Begin a generation: all earlier ones are expelled."""
+    def begin(self, generation: int, lease: float = 0.0) -> JobMemory:
+        """Begin a generation: all earlier ones are expelled.
+
+        Args:
+            generation: its number.
+            lease: for how many seconds workers go on without news of other hosts; 0: there are none.
+        """
         write_whole(self.folder / "generation", str(generation).encode())
-        return JobMemory(self.folder, generation)
+        memory = JobMemory(self.folder, generation, lease=lease)
+        memory.renew()
+        return memory
+
+    @property
+    def seed(self) -> int:
+        """The random seed of a program that sets none."""
+        return int((self.folder / "seed").read_text())
+
+    def set_seed(self, seed: int) -> None:
+        """Take the seed of the host that began the job."""
+        write_whole(self.folder / "seed", str(seed).encode())

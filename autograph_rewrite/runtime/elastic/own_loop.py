@@ -36,7 +36,7 @@ class OwnLoop:
     """
 
     def __init__(self, memory: JobMemory) -> None:
-        self.every = Config().snapshot_steps
+        self.every = memory.every(Config().snapshot_steps)
         self._memory = memory
         self._found = memory.load(NAME)
         position = self._found.position if self._found is not None else {}
@@ -53,6 +53,14 @@ class OwnLoop:
     def here(cls) -> OwnLoop | None:
         """Return the loop of this process; None where its job is not elastic."""
         return _here()
+
+    def set_every(self, steps: int) -> None:
+        """Take snapshots so often that no more than so many steps can be lost.
+
+        Args:
+            steps: the setting `snapshot_steps`.
+        """
+        self.every = self._memory.every(steps)
 
     def unique(self, name: str) -> str:
         """Return a name that no other function, or session, of this process has.
@@ -152,6 +160,14 @@ class OwnLoop:
         numbers = self._found.position["variables"].get(who, {})
         return {name: self._found.arrays[numbers[name]] for name in names if name in numbers}
 
+    def known(self, who: str) -> list[str]:
+        """Return the names of the variables of which the last snapshot has values.
+
+        Args:
+            who: what does the step.
+        """
+        return list(self._found.position["variables"].get(who, {})) if self._found is not None else []
+
     def _is_first(self, who: str) -> bool:
         return who == next(iter(self._reads))
 
@@ -196,7 +212,7 @@ def keep_steps(config: Config | None) -> None:
     """
     loop = OwnLoop.here()
     if loop is not None and config is not None:
-        loop.every = config.snapshot_steps
+        loop.set_every(config.snapshot_steps)
 
 
 @functools.cache

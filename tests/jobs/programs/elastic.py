@@ -1,14 +1,21 @@
 """A worker of an elastic job: `elastic.py MODE OUT`, where PLAN says who is lost in each generation: `1:9:SIGKILL`.
 
+Besides signals there are CUT: the worker hears nothing any more, HEAL: it does again, and JOIN: who was lost may join.
+
 Without AUTOGRAPH_RANK it is the undisturbed program, unrewritten. The values that training comes to are written to OUT.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import os
 import signal
+import socket
+import struct
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,6 +26,7 @@ import numpy as np
 import tensorflow as tf
 
 import autograph_rewrite as ar
+from autograph_rewrite.runtime.failures.sockets import sockets
 from tests.zoo import ZOO
 
 RANK = int(os.environ.get("AUTOGRAPH_RANK", "-1"))
@@ -33,9 +41,11 @@ CONFIG = {
 if CONFIG["strategy"] == {"name": "Pipeline"}:
     CONFIG["pipeline"] = {"stages": 2, "microbatches": 2}
 SERVER = "ps"
+ATTACH, DETACH, HEALING = 26, 27, 2.0
+"""Options of a socket for its filter, and after how many seconds a network is well again."""
 BATCHES = 6
 """How many there are in an epoch."""
-PAUSE = 0.03
+PAUSE = float(os.environ.get("PAUSE", "0.03"))
 Values = Mapping[str, Any]
 
 
@@ -43,11 +53,33 @@ def did(step: int) -> None:
     """Say that a step is done; be lost if it is time to."""
     print(f"did {step}", flush=True)
     time.sleep(PAUSE)
-    for lost in PLAN[GENERATION - 1 : GENERATION] if GENERATION else ():
+    for lost in PLAN[GENERATION - 1].split("+") if 0 < GENERATION <= len(PLAN) else ():
         rank, when, how = lost.split(":")
         doer = 0 if rank == SERVER else int(rank)
         if (doer, int(when)) == (RANK, step):
-            os.kill(last_of_the_job() if rank == SERVER else os.getpid(), getattr(signal, how))
+            print(f"lost by {how} at {time.time():.3f}", flush=True)
+            if how in ("CUT", "HEAL"):
+                cut_off(HEALING if how == "HEAL" else None)
+            elif how == "JOIN":
+                os.kill(os.getppid(), signal.SIGUSR1)
+            else:
+                os.kill(last_of_the_job() if rank == SERVER else os.getpid(), getattr(signal, how))
+
+
+def cut_off(seconds: float | None) -> None:
+    """Lose all packets that come in from now on, as behind a broken switch; until so many seconds have passed."""
+    drop = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0), 8)  # a filter that accepts nothing
+    header = struct.pack("HL", 1, ctypes.addressof(drop))
+
+    def on_all(option: int, value: bytes) -> None:
+        for found in sockets():
+            with found, contextlib.suppress(OSError):
+                if found.family in (socket.AF_INET, socket.AF_INET6):
+                    found.setsockopt(socket.SOL_SOCKET, option, value)
+
+    on_all(ATTACH, header)
+    if seconds is not None:
+        threading.Timer(seconds, on_all, (DETACH, bytes(4))).start()
 
 
 def last_of_the_job() -> int:
@@ -108,13 +140,18 @@ def function() -> Values:
     batches = [built.feeds(number, 8) for number in range(BATCHES)]
     columns = tuple(np.concatenate(column) for column in zip(*batches, strict=True))
     data = tf.data.Dataset.from_tensor_slices(columns).shuffle(48, seed=1).batch(8)
-    shard = ar.shard_dataset(data) if RANK >= 0 else data
+    has_stages, begin, drawn = "pipeline" in CONFIG, [0], 0
+    if has_stages and RANK >= 0:  # whose workers all take the whole batch, so this program drops what is done by itself
+        ar.on_resize(lambda done: begin.__setitem__(0, done))
+    shard = ar.shard_dataset(data) if RANK >= 0 and not has_stages else data
     count = next(variable for name, variable in built.variables.items() if "iteration" in name)
     for _ in range(4):
         for batch in shard:
-            step(*batch)
-            did(int(count) - 1)
-            if int(count) == 9:
+            drawn += 1
+            if drawn > begin[0]:
+                step(*batch)
+                did((drawn if has_stages else int(count)) - 1)
+            if (drawn if has_stages else int(count)) == 9:
                 break
     return {name: np.asarray(variable) for name, variable in built.variables.items()}
 

@@ -1,0 +1,344 @@
+"""The agents of a job on several hosts: one leads, the others follow it; when it is lost, the next in order leads.
+
+    seek ──welcomed──► follow ──leader lost──► seek        calls those before it in the last view, then the endpoints
+      └──nobody before it──► lead ──another leads──► seek  forms generations with all that have come, see `lead`
+
+Each gives the one it follows, or all that follow it, a sign of life at every heartbeat; who is silent for three of them
+is lost, and so is a connection that breaks. The network is looked after in the launcher's only thread, between its
+looks at the workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
+
+from autograph_rewrite.runtime.elastic.job_memory import JobMemory
+from autograph_rewrite.tools.launcher.agents.lead import Lead
+from autograph_rewrite.tools.launcher.agents.part import Part
+from autograph_rewrite.tools.launcher.agents.peers import BROKEN, Answer, Peer, views_of
+from autograph_rewrite.tools.launcher.agents.snapshots import versions_of
+from autograph_rewrite.tools.launcher.agents.state import State
+from autograph_rewrite.tools.launcher.agents.view import Report, Seat, View, can_join
+from autograph_rewrite.tools.launcher.agents.wire import Message, Wire
+
+_TICK = 0.01
+_SOON = 0.3
+"""Seconds in which a host refuses a connection."""
+
+
+class Meeting:
+    """One agent among others.
+
+    Args:
+        state: what it knows.
+    """
+
+    def __init__(self, state: State) -> None:
+        self._state, self._lead = state, Lead(state)
+        self._loop = asyncio.new_event_loop()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._renewed = 0.0
+        self.why = ""
+        state.spawn = self._spawn
+        try:
+            self._loop.run_until_complete(state.open(self._answer))
+        except BaseException:
+            self._loop.close()
+            raise
+        self._spawn(self._beat())
+        self._spawn(self._look_around())
+
+    def meet(self, report: Report | None, impatient: Callable[[], bool]) -> Part | None:
+        """Form the next generation with the others; None: there is none."""
+        state = self._state
+        if report is not None:
+            self._note_snapshots(None)
+            state.report = report
+        task = self._loop.create_task(self._meet())
+        while not task.done():
+            self._loop.run_until_complete(asyncio.wait({task}, timeout=0.05))
+            if impatient():
+                task.cancel()
+                self._loop.run_until_complete(asyncio.wait({task}))
+                return None
+        self.why = state.over if state.over is not None else state.why
+        return task.result()
+
+    async def _meet(self) -> Part | None:
+        state = self._state
+        state.trouble_since = time.monotonic()
+        while state.over is None:
+            if state.leads:
+                part = await self._lead.form()
+            elif state.leader is not None:
+                part = await self._follow(state.leader)
+            else:
+                part = None
+                await self._seek()
+            if part is not None:
+                return part
+        return None
+
+    def look(self, memory: JobMemory) -> str | None:
+        """While a generation runs: hear of the others, copy snapshots; return why it is to end, if it is."""
+        state = self._state
+        self._loop.run_until_complete(asyncio.sleep(_TICK if state.copying else 0))
+        self._note_snapshots(memory)
+        problem = state.problem()
+        if problem is not None:
+            self._loop.run_until_complete(self._verify())
+            return problem
+        if time.monotonic() - self._renewed > state.heartbeat / 4:
+            self._renewed = time.monotonic()
+            memory.renew()
+        if state.leads and can_join(state.current, state.newcomers(), state.bounds):
+            state.tell_worker_0("join")
+        if state.lets_join and not memory.lets_join:
+            memory.let_join()
+        return None
+
+    def request(self) -> None:
+        """Ask for as many workers as there may be."""
+        state = self._state
+        if state.leads:
+            state.ask_for_more()
+        elif state.leader is not None:
+            state.leader.post("request")
+
+    def leave(self) -> None:
+        """Say goodbye, and close all connections."""
+        state = self._state
+        kind = "leave" if state.over is None else "beat"
+        wires = [wire for wire in (state.leader, *(peer.wire for peer in state.peers.values())) if wire is not None]
+        for wire in wires:
+            wire.post(kind)
+            wire.close()
+        with suppress(*BROKEN):
+            self._loop.run_until_complete(asyncio.wait_for(self._gone(wires), 2.0))
+        for task in self._tasks:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*self._tasks, return_exceptions=True))
+        self._loop.close()
+
+    async def _gone(self, wires: list[Wire]) -> None:
+        for wire in wires:
+            await wire.gone()
+
+    def _spawn(self, what: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(what)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _beat(self) -> None:
+        """Give signs of life, and miss those of others."""
+        state = self._state
+        while True:
+            for wire in (state.leader, *(peer.wire for peer in state.peers.values())):
+                if wire is not None:
+                    wire.post("beat")
+            await asyncio.sleep(state.heartbeat / 2)
+            state.drop_silent()
+
+    # ---------------------------------------------------------------------------------------------------- following
+
+    async def _seek(self) -> None:
+        """Find who leads, or lead."""
+        state = self._state
+        state.lets_join = False
+        state.door.forget_names()
+        is_first = True
+        for address in state.before_me():
+            answer = await self._call(address)
+            if answer.kind == "welcome" or state.leads or state.over is not None:
+                return
+            is_first = is_first and answer.kind in ("refused", "silent")
+        if is_first and (state.is_member or state.is_founder):
+            state.leads = True
+            return
+        if state.is_patient():
+            await asyncio.sleep(state.heartbeat / 2)
+        else:
+            state.over = f"nobody who leads answers at {', '.join(state.endpoints)}"
+
+    async def _call(self, address: str) -> Answer:
+        """Call another agent, and follow it if it leads."""
+        state = self._state
+        answer = first = await state.door.call(address, "hello", **state.hello())
+        for _ in range(3):  # it may know who leads
+            state.note_answer(address, answer)
+            if answer.kind == "anew":
+                state.become_new()
+            elif answer.kind == "see" and answer.leader not in ("", address, state.own.address):
+                address = answer.leader
+            else:
+                break
+            answer = await state.door.call(address, "hello", **state.hello())
+        if answer.kind == "welcome":
+            assert answer.wire is not None
+            if state.leader is not None:
+                answer.wire.close()
+                return answer
+            state.resign()
+            state.leader, state.leader_at, state.leader_agent = answer.wire, address, answer.agent
+            self._spawn(self._hear_leader(answer.wire))
+            return answer
+        return first
+
+    async def _hear_leader(self, wire: Wire) -> None:
+        """Take what the leader says until the connection ends."""
+        state = self._state
+        with suppress(*BROKEN):
+            while wire is state.leader:
+                message, data = await wire.receive()
+                self._from_leader(message, data, wire)
+        if wire is state.leader:
+            state.lose_leader(f"host {state.leader_at} has broken off")
+            await self._knock(state.leader_at)
+        wire.close()
+
+    def _from_leader(self, message: Message, data: bytes, wire: Wire) -> None:
+        state, kind = self._state, message["type"]
+        if kind in ("piece", "kept", "want"):
+            self._snapshot(message, data, wire)
+        elif kind == "stop" and message["generation"] == state.current.generation:
+            state.told = str(message["words"])
+        elif kind == "prepare":
+            state.prepare = View.of(message["view"]), versions_of(message["have"]), int(message["seed"])
+            state.snapshots.keep_only(state.prepare[1])
+        elif kind == "begin":
+            state.begin = message
+        elif kind == "join":
+            state.lets_join = True
+        elif kind == "over":
+            state.over = str(message["words"])
+        elif kind == "leave":
+            state.ended.add(state.leader_agent)
+            state.lose_leader(f"host {state.leader_at} has left")
+
+    async def _follow(self, leader: Wire) -> Part | None:
+        """Wait for the next generation; None if the leader is lost, or it is over."""
+        state = self._state
+        report = None if state.report is None else asdict(state.report)
+        have = state.snapshots.versions
+        leader.post("ended", report=report, generation=state.current.generation, have=have)
+        ports: list[int] = []
+        while leader is state.leader and state.over is None:
+            if state.prepare is not None and state.prepare[1] == state.snapshots.versions and not ports:
+                view, _, seed = state.prepare
+                state.views = (*state.views, view)
+                state.owned.set_seed(seed)
+                ports = state.free_ports(view)
+                leader.post("prepared", generation=view.generation, ports=ports)
+            if state.begin is not None and state.prepare is not None:
+                view, said = state.prepare[0], state.begin
+                if said["generation"] == view.generation:
+                    state.why = str(said["why"])
+                    return state.commit(view, tuple(said["workers"]), tuple(said["servers"]))
+            if state.prepare is not None and ports and state.prepare[0] is not state.views[-1]:
+                ports = []  # another one: somebody was lost meanwhile
+            await asyncio.sleep(_TICK)
+        return None
+
+    # ------------------------------------------------------------------------------------------------------ leading
+
+    async def _answer(self, wire: Wire, message: Message) -> None:
+        """Answer who calls; stay with who follows."""
+        state = self._state
+        if message["type"] == "knock":
+            wire.post("see", agent=state.own.agent, leader=state.leader_address)
+            state.hear_of(str(message["leader"]), int(message["generation"]))
+            await wire.drained()
+            return
+        if message["type"] != "hello":
+            return
+        seat, views = Seat(**message["seat"]), views_of(message["views"])
+        kind = state.answer_to(seat, views)
+        wire.post(kind, agent=state.own.agent, leader=state.leader_address)
+        await wire.drained()
+        if kind != "welcome":
+            return
+        peer = Peer(wire, seat, views, versions_of(message["have"]))
+        known = state.peers.pop(seat.agent, None)
+        if known is not None:
+            known.wire.close()
+        state.peers[seat.agent] = peer
+        try:
+            while state.peers.get(seat.agent) is peer:
+                said, data = await wire.receive()
+                self._from_member(peer, said, data)
+        finally:
+            if state.peers.get(seat.agent) is peer:
+                state.lose(seat.agent, "has broken off")
+            if state.leads and seat.agent not in state.ended:
+                await self._knock(seat.address)
+
+    def _from_member(self, peer: Peer, message: Message, data: bytes) -> None:
+        state, kind = self._state, message["type"]
+        if kind in ("piece", "kept", "want"):
+            if kind == "kept":
+                peer.have[str(message["name"])] = tuple(message["version"])
+            self._snapshot(message, data, peer.wire)
+        elif kind == "ended":
+            peer.report = Report(**message["report"]) if message["report"] is not None else None
+            peer.generation, peer.have, peer.is_idle = message["generation"], versions_of(message["have"]), True
+        elif kind == "prepared":
+            peer.prepared, peer.ports = int(message["generation"]), [int(port) for port in message["ports"]]
+        elif kind == "request":
+            state.ask_for_more()
+        elif kind == "leave":
+            state.ended.add(peer.seat.agent)
+            state.lose(peer.seat.agent, "has left")
+
+    async def _look_around(self) -> None:
+        """While this one leads: look whether somebody else does, and tell those who do not know."""
+        state = self._state
+        while True:
+            await asyncio.sleep(2 * state.heartbeat)
+            for address in state.absent() if state.leads else ():
+                if state.is_established():
+                    await self._knock(address)
+                elif (await self._call(address)).kind == "welcome":
+                    break
+
+    async def _verify(self) -> None:
+        """Ask at once, while it proves something, whether those who are missing have ended."""
+        missing = self._state.absent() if self._state.leads or self._state.leader is None else []
+        await asyncio.gather(*(asyncio.wait_for(self._knock(a), _SOON) for a in missing), return_exceptions=True)
+
+    async def _knock(self, address: str) -> None:
+        state = self._state
+        said = {"leader": state.own.address, "generation": state.current.generation}
+        state.note_answer(address, await state.door.call(address, "knock", **said))
+
+    # ---------------------------------------------------------------------------------------------------- snapshots
+
+    def _snapshot(self, message: Message, data: bytes, wire: Wire) -> None:
+        """Take a piece of a snapshot, or word that one has come, or is wanted."""
+        state, kind, name = self._state, message["type"], str(message["name"])
+        if kind == "piece" and state.snapshots.take(message, data):
+            wire.post("kept", name=name, version=message["version"])
+        elif kind == "want" and name in state.snapshots.versions:
+            self._spawn(state.snapshots.send(wire, name))
+        elif kind == "kept":
+            state.copied[name] = tuple(message["version"])
+
+    def _note_snapshots(self, memory: JobMemory | None) -> None:
+        """Copy what worker 0 has kept, if it is here, to a second host."""
+        state = self._state
+        if 0 not in state.current.ranks(state.own.agent):
+            return
+        for name, written in state.snapshots.changed(state.current.generation).items():
+            state.copying[name] = written
+            wire = state.second()
+            if wire is not None and memory is not None:
+                self._spawn(state.snapshots.send(wire, name))
+        for name, written in list(state.copying.items()):
+            if state.second() is None or state.copied.get(name) == state.snapshots.versions[name]:
+                del state.copying[name]
+                if memory is not None:
+                    memory.note_copied(name, written)

@@ -1,0 +1,210 @@
+"""Who takes part in a generation of an elastic job, and who may form the next one: pure functions of what is known.
+
+    view 3    host A  workers 0 1 │ host B  workers 2 3 │ host C  workers 4 5       B is cut off, or gone
+    view 4    host A  workers 0 1 │ host C  workers 2 3                             formed by A and C: two of three
+
+The first host of a view leads it. The next view is formed by more than half of the hosts of the last one, or by half of
+them if the first is among them, so that of two sides that do not reach each other at most one goes on. Hosts whose
+agents are known to have ended do not count (a connection is refused, or a new process answers): silence proves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+WORKER = "worker "
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How many workers an elastic job may have, and how often they give a sign of life, in seconds."""
+
+    least: int
+    most: int
+    heartbeat: float = 1.0
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A host in a view."""
+
+    agent: str
+    """The agent's own name: that of one process, so who comes back under it is the same process."""
+    address: str
+    """Where it listens: `host:port`."""
+    places: int
+    """How many workers it was started for."""
+    workers: int = 0
+    """How many it runs."""
+    ready: int = 0
+    """How many, restarted, join at the end of an epoch."""
+    lost: int = 0
+    """How many were lost and may not be restarted, until somebody asks for them."""
+
+    @property
+    def spare(self) -> int:
+        """How many more it could run at once."""
+        return self.places - self.workers - self.ready - self.lost
+
+
+@dataclass(frozen=True)
+class View:
+    """The hosts of a generation; the first one leads."""
+
+    generation: int = 0
+    seats: tuple[Seat, ...] = ()
+    restarts: int = 0
+    """How many workers may still be restarted."""
+
+    @property
+    def workers(self) -> int:
+        """How many workers there are."""
+        return sum(seat.workers for seat in self.seats)
+
+    @property
+    def agents(self) -> tuple[str, ...]:
+        """The names of the agents."""
+        return tuple(seat.agent for seat in self.seats)
+
+    def ranks(self, agent: str) -> range:
+        """Return the numbers of an agent's workers."""
+        first = 0
+        for seat in self.seats:
+            if seat.agent == agent:
+                return range(first, first + seat.workers)
+            first += seat.workers
+        return range(0)
+
+    def data(self) -> dict[str, Any]:
+        """The view as plain data."""
+        return {**vars(self), "seats": [vars(seat) for seat in self.seats]}
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> View:
+        """Return the view that plain data describes."""
+        return cls(data["generation"], tuple(Seat(**seat) for seat in data["seats"]), data["restarts"])
+
+
+@dataclass(frozen=True)
+class Report:
+    """How a host's part of a generation ended."""
+
+    words: str = ""
+    """What happened; nothing if its workers ended well, or because they were told to."""
+    failed: str = ""
+    """The process that failed, or is lost."""
+    was_killed: bool = False
+    """A signal killed it, or it gave no sign of life: it has not failed for the sake of somebody else."""
+    joins: bool = False
+    """Worker 0 stopped where others can join."""
+    ended_well: bool = False
+    has_stepped: bool = False
+    blames: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """By the number of a worker: those for whom it waited in vain."""
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Who is lost with a generation, besides hosts, and why."""
+
+    words: str = ""
+    ranks: tuple[int, ...] = ()
+    servers: int = 0
+
+
+def losses(reports: Iterable[Report]) -> Losses:
+    """Return who is lost: who failed, unless it waited in vain for others.
+
+    Args:
+        reports: of all hosts, in the order in which they came.
+    """
+    found = sorted((r for r in reports if r.words), key=lambda r: (r.joins, not r.was_killed))
+    if not found:
+        return Losses()
+    first = found[0]
+    if first.joins:
+        return Losses(first.words)
+    if not first.was_killed:
+        blames = {int(rank): ranks for report in found for rank, ranks in report.blames.items()}
+        for rank in sorted(blames):
+            if blames[rank]:  # of two that blame each other, the first goes on
+                names = [f"{WORKER}{other}" for other in blames[rank]]
+                words = first.words if first.failed in names else f"{', '.join(names)} did not answer"
+                return Losses(words, tuple(blames[rank]))
+    if first.failed.startswith(WORKER):
+        return Losses(first.words, (int(first.failed.removeprefix(WORKER)),))
+    return Losses(first.words, servers=1)
+
+
+def may_go_on(view: View, present: Collection[str], ended: Collection[str] = ()) -> bool:
+    """Return whether some of the agents of a view may form the next one.
+
+    Args:
+        view: the last one.
+        present: the agents that reach each other.
+        ended: those that are known to have ended.
+    """
+    counted = [agent for agent in view.agents if agent not in ended or agent in present]
+    votes = sum(agent in present for agent in counted)
+    return 2 * votes > len(counted) or (2 * votes == len(counted) and (not counted or counted[0] in present))
+
+
+def following(view: View, lost: Losses, has_stepped: bool, present: Sequence[Seat], bounds: Bounds) -> View | None:
+    """Return the next view; None if too few would be left.
+
+    Args:
+        view: the last one.
+        lost: who is lost of it.
+        has_stepped: it has done a step.
+        present: the seats of all hosts that are there, as they came; the first leads.
+        bounds: of the number of workers.
+    """
+    restarts = view.restarts
+    if lost.servers and not has_stepped:  # a server that never serves would be replaced for ever
+        if not restarts:
+            return None
+        restarts -= 1
+    before = {seat.agent: seat for seat in view.seats}
+    is_smaller = bool(lost.ranks) or any(agent not in {seat.agent for seat in present} for agent in before)
+    seats = []
+    for seat in present:
+        known = before.get(seat.agent, seat)
+        gone = sum(rank in view.ranks(seat.agent) for rank in lost.ranks)
+        back = min(gone, restarts)
+        restarts -= back
+        left = replace(known, workers=known.workers - gone, ready=known.ready + back, lost=known.lost + gone - back)
+        seats.append(left)
+    seats = _filled(seats, "spare", bounds.most)
+    seats = _filled(seats, "ready", bounds.least if is_smaller or lost.servers else bounds.most)
+    made = View(view.generation + 1, tuple(seats), restarts)
+    return made if made.workers >= bounds.least else None
+
+
+def asked_for_more(view: View) -> View:
+    """Return a view whose lost workers are to join again."""
+    return replace(view, seats=tuple(replace(seat, ready=seat.ready + seat.lost, lost=0) for seat in view.seats))
+
+
+def can_join(view: View, others: Iterable[Seat], bounds: Bounds) -> int:
+    """Return how many workers wait for the end of an epoch.
+
+    Args:
+        view: the one that runs.
+        others: hosts that are not in it yet.
+        bounds: of the number of workers.
+    """
+    waiting = sum(seat.ready for seat in view.seats) + sum(seat.places for seat in others)
+    return max(0, min(waiting, bounds.most - view.workers))
+
+
+def _filled(seats: Sequence[Seat], kind: str, most: int) -> list[Seat]:
+    """Let workers of a kind, spare or ready, take part until there are so many."""
+    filled, room = [], most - sum(seat.workers for seat in seats)
+    for seat in seats:
+        joining = max(0, min(room, getattr(seat, kind)))
+        room -= joining
+        ready = seat.ready - joining if kind == "ready" else seat.ready
+        filled.append(replace(seat, workers=seat.workers + joining, ready=ready))
+    return filled
