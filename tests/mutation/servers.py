@@ -7,7 +7,8 @@ from autograph_rewrite.ir.types import dtypes
 from tests.mutation.bench import Bench, Kind, Mutant, rewire
 
 PUSHES = ("ResourceAccumulatorApplyGradient", "QueueEnqueueV2")
-TAKES = ("ResourceAccumulatorTakeGradient", "QueueDequeueV2")
+TOKENS = "QueueEnqueueManyV2"
+TAKES = ("ResourceAccumulatorTakeGradient", "QueueDequeueV2", "QueueDequeueManyV2")
 STORES = ("ResourceConditionalAccumulator", "FIFOQueueV2")
 
 
@@ -22,8 +23,14 @@ def broken(bench: Bench, kind: str, store: str, did: str) -> Mutant:
 
 
 def store_of(node: Node) -> str:
-    """Return the name by which all ranks know the store that a node uses."""
-    return str(node.inputs[0].node.attr("shared_name").decode())
+    """Return the name by which all ranks know the store that a node uses; of two, the first."""
+    return str(handle_of(node).attr("shared_name").decode())
+
+
+def handle_of(node: Node) -> Node:
+    """Return the store that a node uses; of two that take turns, the first."""
+    handle = node.inputs[0].node
+    return handle if handle.op in STORES else handle.inputs[0].node.inputs[0].node
 
 
 def left_out(bench: Bench, kind: str, node: Node) -> Mutant:
@@ -36,7 +43,7 @@ def left_out(bench: Bench, kind: str, node: Node) -> Mutant:
 
 
 def one_more_required(bench: Bench) -> Mutant:
-    node = pick(bench, TAKES[0])
+    node = pick(bench, TAKES[0], TAKES[2])
     required = int(node.inputs[1].node.attr("value"))
     rewire(node, 1, required + bench.rng.choice((-1, 1)))
     return broken(bench, "wrong num_required", store_of(node), f"'{node.name}' does not wait for {required}")
@@ -51,11 +58,15 @@ def missing_part(bench: Bench) -> Mutant:
 
 
 def missing_token(bench: Bench) -> Mutant:
-    return left_out(bench, "missing token", pick(bench, PUSHES[1], within="/token/"))
+    return left_out(bench, "missing token", pick(bench, TOKENS, within="/token/"))
 
 
 def ignored_token(bench: Bench) -> Mutant:
     return left_out(bench, "missing token", pick(bench, TAKES[1], within="/token/"))
+
+
+def counted_twice(bench: Bench) -> Mutant:
+    return again(bench, "double push", pick(bench, PUSHES[0], within="autograph_runs/"))
 
 
 def again(bench: Bench, kind: str, node: Node) -> Mutant:
@@ -72,7 +83,7 @@ def double_push(bench: Bench) -> Mutant:
 
 
 def double_token(bench: Bench) -> Mutant:
-    return again(bench, "double token", pick(bench, PUSHES[1], within="/token/"))
+    return again(bench, "double token", pick(bench, TOKENS, within="/token/"))
 
 
 def double_take(bench: Bench) -> Mutant:
@@ -82,19 +93,19 @@ def double_take(bench: Bench) -> Mutant:
 def other_name(bench: Bench) -> Mutant:
     node = pick(bench, *PUSHES, *TAKES)
     store = store_of(node)
-    node.inputs[0].node.set_attr("shared_name", f"{store}/other".encode())
+    handle_of(node).set_attr("shared_name", f"{store}/other".encode())
     return broken(bench, "other shared_name", store, f"'{node.name}' uses another store than '{store}'")
 
 
 def other_device(bench: Bench) -> Mutant:
     node = pick(bench, *PUSHES, *TAKES)
-    handle = node.inputs[0].node
+    handle = handle_of(node)
     handle.set_device(handle.device.replace("CPU:0", "CPU:1"))
     return broken(bench, "other device", store_of(node), f"'{handle.name}' is somewhere else")
 
 
 def other_dtype(bench: Bench) -> Mutant:
-    node = pick(bench, STORES[0])
+    node = pick(bench, STORES[0], within="/sum")
     node.set_attr("dtype", dtypes.HALF)
     name = node.attr("shared_name").decode()
     return broken(bench, "other dtype", name, f"'{node.name}' holds another type")
@@ -111,6 +122,7 @@ KINDS: tuple[Kind, ...] = (
     one_more_required,
     missing_push,
     missing_part,
+    counted_twice,
     missing_token,
     ignored_token,
     double_push,

@@ -4,7 +4,8 @@
     rank 1   gradient ──► apply ─┴─► accumulator on /job:ps ──► take(num_required = 2)      2 = 2
     rank 0   enqueue_many(2 tokens) ──► queue ──► dequeue on rank 0, dequeue on rank 1      2 = 1 + 1
 
-Too few, and somebody waits for ever; too many, and each step works with what the one before has left.
+Too few, and somebody waits for ever; too many, and each step works with what the one before has left. Where a number
+says which of two queues is meant, that holds for both. What only counts is never emptied: one rank writes it, once.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from autograph_rewrite.ir.graph import PASS_ATTR, Node
+from autograph_rewrite.ir.graph import PASS_ATTR, Node, Value
 from autograph_rewrite.ir.shapes.functions import constant
 from autograph_rewrite.ir.shapes.inference import Shapes
 from autograph_rewrite.ir.types import device_specs
 from autograph_rewrite.ir.variable_ops import handle_node
 from autograph_rewrite.ir.verify.folded import Fault
-from autograph_rewrite.ir.verify.job import Job, odd_one
+from autograph_rewrite.ir.verify.job import SAME_PLAN, Job, odd_one
 
 Count = Callable[[Node], int | None]
 """How many elements a node puts in or takes out; None where that is not constant."""
@@ -31,11 +32,12 @@ class _Store:
     declared: list[Node] = field(default_factory=list)
     puts: list[Node] = field(default_factory=list)
     takes: list[Node] = field(default_factory=list)
+    counts: list[Node] = field(default_factory=list)
 
     def used_in(self, step: set[Node]) -> _Store:
         """Return the store with what a step uses; what passes made for something else, such as initialisers, whole."""
         puts, takes = ([node for node in nodes if node in step] for nodes in (self.puts, self.takes))
-        return self if self.is_ours and not puts and not takes else _Store(self.declared, puts, takes)
+        return self if self.is_ours and not puts and not takes else _Store(self.declared, puts, takes, self.counts)
 
     @property
     def is_ours(self) -> bool:
@@ -49,6 +51,9 @@ def stores_come_out_even(job: Job) -> Iterator[Fault]:
     for name, every in _stores(job).items():
         store = every.used_in(job.step)
         yield from _differently_declared(job, name, store)
+        if store.counts and store.is_ours:
+            yield from _counts_once(job, name, store)
+            continue
         if not (store.puts and store.takes) and not (store.is_ours and (store.puts or store.takes)):
             continue
         frames, guards = job.conditions
@@ -68,6 +73,13 @@ def stores_come_out_even(job: Job) -> Iterator[Fault]:
             nodes = store.takes or store.puts
             hint = "each rank's contribution is put in once, and num_required is their number"
             yield Fault(problem, nodes[0], hint)
+
+
+def _counts_once(job: Job, name: str, store: _Store) -> Iterator[Fault]:
+    """A step adds one to what counts the steps of a rank, and takes nothing."""
+    if len(store.puts) != 1 or store.takes or {job.rank(node) for node in store.counts} != {job.rank(store.puts[0])}:
+        users = ", ".join(job.say(node) for node in (*store.puts, *store.takes, *store.counts))
+        yield Fault(f"{name} counts the steps of one rank, and these use it: {users}", store.declared[0], SAME_PLAN)
 
 
 def _census(job: Job, store: _Store, counted: Mapping[Node, int | None]) -> str:
@@ -93,16 +105,19 @@ def _stores(job: Job) -> dict[str, _Store]:
     found: dict[str, _Store] = {}
     for graph in job.graphs:
         for node in graph:
-            role = "puts" if node.op in _PUTS else "takes" if node.op in _TAKES else ""
-            handle = handle_node(node.inputs[0]) if role and node.inputs else node
-            if handle.op not in _DECLARES:
-                continue
-            store = found.setdefault(_place(job, handle), _Store())
-            if not role:
-                store.declared.append(node)
-            else:
-                getattr(store, role).append(node)
+            role = next((role for role, ops in _ROLES.items() if node.op in ops), "declared")
+            for handle in [node] if role == "declared" else _meant(node.inputs[0]):
+                if handle.op in _DECLARES:
+                    getattr(found.setdefault(_place(job, handle), _Store()), role).append(node)
     return found
+
+
+def _meant(handle: Value) -> list[Node]:
+    """Return the stores that a handle may mean: several, where it is chosen by number."""
+    node = handle_node(handle)
+    if node.op != "GatherV2":
+        return [node]
+    return [handle_node(value) for value in node.inputs[0].node.inputs]
 
 
 def _place(job: Job, handle: Node) -> str:
@@ -143,3 +158,5 @@ _TAKES: dict[str, Count] = {
     "QueueDequeueV2": _one,
     "QueueDequeueManyV2": _operand,
 }
+_COUNTS = ("ResourceAccumulatorNumAccumulated",)
+_ROLES = {"puts": frozenset(_PUTS), "takes": frozenset(_TAKES), "counts": frozenset(_COUNTS)}

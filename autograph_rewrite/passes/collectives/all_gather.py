@@ -174,7 +174,7 @@ def _longest(context: Context, lengths: Value, axis: Value, part: Value) -> Valu
 
 
 def _by_queues(exchange: Exchange, hop: Hop, value: Value, blocked: Blocked) -> Value:
-    return gather_at_server(exchange.context, value, blocked.dim, exchange.planned)
+    return gather_at_server(exchange.context, value, blocked.dim, blocked.fact.rank, exchange.planned)
 
 
 Gatherer = Callable[[Exchange, Hop, Value, Blocked], Value]

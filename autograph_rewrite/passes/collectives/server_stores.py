@@ -1,11 +1,15 @@
 """Exchange what processes hold through stores on a server: accumulators for sums, queues for everything else.
 
     accumulator     part on each process ──► ApplyGradient ──► TakeGradient(of all)
-    server_reduce   part on each process ──► a queue of its own ──► dequeued, and folded
-    server_gather   part on each process ──► a queue of its own ──► dequeued, and joined in the order of the workers
+    server_reduce   (task, part) of each process ──► queue ──► all at once, in the order of the workers ──► folded
+    server_gather   (task, part) of each process ──► queue ──► all at once, in the order of the workers ──► joined
 
 Worker 0 takes for all (`passes.parameter_server.delegate_to_chief`). An accumulator adds in the order of arrival, so
 sums are equal but for rounding. It would merge the rows of sparse gradients: a queue keeps them as they are.
+
+Parts differ in shape, so on the server each is wrapped into a variant: a scalar, of which a queue gives many at once.
+So an exchange has as many nodes for two workers as for a thousand. One queue is enough for the parts of all: whoever
+has put one in waits, in the same run, for something that comes after worker 0 has taken them all.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.graph import Node, Span, Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.passes.base.context import Context, Site
@@ -90,9 +95,36 @@ class ServerBuilder:
         handle.set_attr("shared_name", handle.name)
         return handle.output()
 
-    def queue(self, dtype: int, what: str) -> Value:
-        """Add a queue of single values, of any shape."""
-        return self.store("FIFOQueueV2", what, component_types=[dtype], shapes=[], capacity=1)
+    def queue(self, dtypes_of_element: Sequence[int], capacity: int, what: str) -> Value:
+        """Add a queue whose elements are scalars.
+
+        Args:
+            dtypes_of_element: number of TensorFlow's type of each scalar.
+            capacity: elements that it holds at most.
+            what: told after the edge's name.
+        """
+        shapes = [()] * len(dtypes_of_element)
+        return self.store(
+            "FIFOQueueV2", what, component_types=list(dtypes_of_element), shapes=shapes, capacity=capacity
+        )
+
+    def wrapped(self, value: Value, what: str) -> Value:
+        """Return a value, of one dimension or more, as a variant, which is a scalar."""
+        attrs = {"RAGGED_RANK": 0, "Tvalues": value.dtype, "Tsplits": dtypes.INT64, "batched_input": False}
+        return self.add("RaggedTensorToVariant", (value,), what, **attrs).output()
+
+    def unwrapped(self, variants: Value, dtype: int, what: str, *, rank: int = 0, on_server: bool = False) -> Value:
+        """Return what variants hold; of a vector of them, the rows of all, one behind the other.
+
+        Args:
+            variants: one, or a vector.
+            dtype: number of the type of what they hold.
+            what: told after the edge's name.
+            rank: 1 of a vector, else 0.
+            on_server: whether worker 0 alone runs it, for all.
+        """
+        attrs = {"input_ragged_rank": 0, "output_ragged_rank": rank, "Tvalues": dtype, "Tsplits": dtypes.INT64}
+        return self.add("RaggedTensorFromVariant", (variants,), what, on_server=on_server, **attrs).output(rank)
 
 
 def reduce_at_server(context: Context, part: Value, op: str, edge: EdgePlan) -> Value:
@@ -105,27 +137,38 @@ def reduce_at_server(context: Context, part: Value, op: str, edge: EdgePlan) -> 
         edge: the plan's.
     """
     home = _meeting(context, part, edge)
-    parts = _parts(context, part, edge, home)
-    if op == "sum":
-        return home.add("AddN", parts, "total", on_server=True, N=len(parts)).output()
-    stack = home.add("Pack", parts, "stack", on_server=True, N=len(parts), axis=0).output()
     axis = home.const(0, dtypes.INT32, "axis", on_server=True)
-    return home.add(FOLDS[op], (stack, axis), "total", on_server=True).output()
+    row = home.add("ExpandDims", (part, home.const(0, dtypes.INT32, "row_axis")), "row").output()
+    rows = _parts(context, row, edge, home)
+    return home.add(FOLDS.get(op, "Sum"), (rows, axis), "total", on_server=True).output()
 
 
-def gather_at_server(context: Context, part: Value, dim: int, edge: EdgePlan) -> Value:
+def gather_at_server(context: Context, part: Value, dim: int, rank: int | None, edge: EdgePlan) -> Value:
     """Return the processes' parts behind each other, in the order of the workers.
 
     Args:
         context: the rewrite.
         part: this process's rows, made once.
         dim: along which they are joined.
+        rank: of the part.
         edge: the plan's.
+
+    Raises:
+        PassError: it is not joined along its first dimension, and its rank is not known.
     """
     home = _meeting(context, part, edge)
-    parts = _parts(context, part, edge, home)
-    axis = home.const(dim, dtypes.INT32, "axis", on_server=True)
-    return home.add("ConcatV2", (*parts, axis), "joined", on_server=True, N=len(parts)).output()
+    if not dim:
+        return _parts(context, part, edge, home)
+    if rank is None:
+        raise PassError(
+            f"'{part.name}' has to be whole on a server, but its rank is not known",
+            node=part.node,
+            hint="set its shape with tf.ensure_shape, or do not use it across examples",
+        )
+    order = [dim, *(i for i in range(rank) if i != dim)]
+    ahead = home.add("Transpose", (part, home.const(order, dtypes.INT32, "ahead_order")), "ahead").output()
+    back = home.const(np.argsort(order), dtypes.INT32, "back_order", on_server=True)
+    return home.add("Transpose", (_parts(context, ahead, edge, home), back), "joined", on_server=True).output()
 
 
 def _meeting(context: Context, part: Value, edge: EdgePlan) -> ServerBuilder:
@@ -156,17 +199,17 @@ def accumulate_at_server(context: Context, part: Value, edge: EdgePlan) -> Value
     return take.output()
 
 
-def _parts(context: Context, part: Value, edge: EdgePlan, home: ServerBuilder) -> list[Value]:
-    """Return the parts of all processes."""
-    dtype = part.dtype
-    queues = [home.queue(dtype, f"part_{task}") for task in range(context.processes)]
-    push = home.add("QueueEnqueueV2", (queues[context.task], part), "push", timeout_ms=-1)
+def _parts(context: Context, part: Value, edge: EdgePlan, home: ServerBuilder) -> Value:
+    """Return the rows of the parts of all processes, in the order of the workers."""
+    types, count = [dtypes.INT32, dtypes.VARIANT], context.processes
+    queue = home.queue(types, count, "parts")
+    task = home.const(context.task, dtypes.INT32, "task")
+    push = home.add("QueueEnqueueV2", (queue, task, home.wrapped(part, "part")), "push", timeout_ms=-1)
     context.server_region.pushes.setdefault(edge.owner, []).append(push)
-
-    def take(task: int) -> Value:
-        attrs: dict[str, Any] = {"component_types": [dtype], "timeout_ms": -1}
-        return home.add(
-            "QueueDequeueV2", (queues[task],), f"take_{task}", on_server=True, controls=[push], **attrs
-        ).output()
-
-    return [take(task) for task in range(context.processes)]
+    number = home.const(count, dtypes.INT32, "count", on_server=True)
+    attrs: dict[str, Any] = {"component_types": types, "timeout_ms": -1}
+    take = home.add("QueueDequeueManyV2", (queue, number), "take", on_server=True, controls=[push], **attrs)
+    order = home.add("InvertPermutation", (take.output(0),), "order", on_server=True).output()
+    axis = home.const(0, dtypes.INT32, "workers_axis", on_server=True)
+    ordered = home.add("GatherV2", (take.output(1), order, axis), "ordered", on_server=True, batch_dims=0).output()
+    return home.unwrapped(ordered, part.dtype, "rows", rank=1, on_server=True)

@@ -25,6 +25,7 @@ from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes.base.anchors import outputs_of
 from autograph_rewrite.passes.base.context import Context
 from autograph_rewrite.passes.collectives.server_stores import ServerBuilder
+from autograph_rewrite.passes.parameter_server.turns import Turns
 
 SUFFIX = "/on_server"
 REPORT = "report this, with the graph; strategy AllReduce needs no servers"
@@ -94,7 +95,7 @@ def delegate_to_chief(context: Context, item: GraphItem) -> None:
     exchange = _ChiefSide(context) if context.rank == 0 else _WorkerSide(context, needs)
     handed = [(value, exchange.value(value)) for value in exports]
     for value, new in handed:
-        value.replace_all_uses_with(new, keep=on_server | {new.node, *new.node.controls})  # who sends it
+        value.replace_all_uses_with(new, keep=on_server | exchange.senders)
     unconditional = unconditional_nodes(order)
     for node in waiting:
         _wait(context, exchange, node, [control for control in node.controls if control in on_server], unconditional)
@@ -116,13 +117,12 @@ def _wait(
     if context.rank != 0 or not is_behind_branches:
         for control in awaited:
             node.remove_control(control)
-        for token in exchange.token(node, awaited, awaited):
-            node.add_control(token)
+        node.add_control(exchange.token(node, awaited, awaited))
         return
     readers = [*node.control_users, *(use.node for value in node.outputs for use in value.uses)]
-    for token in exchange.token(node, awaited, [node]):  # it runs whichever branch did
-        for reader in readers:
-            reader.add_control(token)
+    token = exchange.token(node, awaited, [node])  # it runs whichever branch did
+    for reader in readers:
+        reader.add_control(token)
 
 
 def _own_updates(context: Context, item: GraphItem) -> set[str]:
@@ -148,34 +148,36 @@ def _require_own_updates(context: Context, item: GraphItem, own: set[str]) -> No
 
 
 class _ChiefSide:
-    """Sends to all others."""
+    """Sends to all others.
+
+    Attributes:
+        senders: the nodes that read what is sent, as it is.
+    """
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._turns: Turns | None = None
+        self.senders: set[Node] = set()
+
+    def _turn(self, node: Node) -> Turns:
+        self._turns = self._turns or Turns(self._context, node)
+        return self._turns
 
     def value(self, value: Value) -> Value:
         """Return a value as worker 0 itself reads it: once it is sent."""
         home = _home(self._context, value.node, f"{value.node.name}/handed_{value.index}")
-        sent = []
-        for task in range(1, self._context.workers):
-            queue = home.queue(value.dtype, f"to_{task}")
-            sent.append(home.add("QueueEnqueueV2", (queue, value), f"send_{task}", timeout_ms=-1))
-        return home.add("Identity", (value,), "sent", controls=sent).output()
+        axis = home.const(0, dtypes.INT32, "axis")
+        row = home.add("ExpandDims", (value, axis), "row")
+        sent = self._turn(value.node).send(home, home.wrapped(row.output(), "wrapped"), ())
+        new = home.add("Identity", (value,), "sent", controls=[sent])
+        self.senders |= {row, new}
+        return new.output()
 
-    def token(self, reader: Node, awaited: Sequence[Node], done: Sequence[Node]) -> list[Node]:
+    def token(self, reader: Node, awaited: Sequence[Node], done: Sequence[Node]) -> Node:
         """Return what `reader` waits for: tokens that are sent once `done` are."""
         home = _home(self._context, awaited[0], f"{reader.name}/token")
         true = home.const(True, dtypes.BOOL, "true")
-        return [
-            home.add(
-                "QueueEnqueueV2",
-                (home.queue(dtypes.BOOL, f"to_{task}"), true),
-                f"send_{task}",
-                controls=done,
-                timeout_ms=-1,
-            )
-            for task in range(1, self._context.workers)
-        ]
+        return self._turn(awaited[0]).send(home, true, done)
 
 
 class _WorkerSide:
@@ -183,21 +185,24 @@ class _WorkerSide:
 
     def __init__(self, context: Context, needs: _RequiredPushes) -> None:
         self._context, self._needs = context, needs
+        self._turns: Turns | None = None
+        self.senders: frozenset[Node] = frozenset()
 
-    def _receive(self, home: ServerBuilder, dtype: int, needed: Sequence[Node]) -> Node:
-        queue = home.queue(dtype, f"to_{self._context.rank}")
-        name = f"receive_{self._context.rank}"
-        return home.add("QueueDequeueV2", (queue,), name, controls=needed, component_types=[dtype], timeout_ms=-1)
+    def _receive(self, home: ServerBuilder, dtype: int, nodes: Sequence[Node]) -> Node:
+        self._turns = self._turns or Turns(self._context, nodes[0])
+        return self._turns.receive(home, dtype, self._needs.of(nodes))
 
     def value(self, value: Value) -> Value:
         """Return a value that worker 0 sends."""
         home = _home(self._context, value.node, f"{value.node.name}/handed_{value.index}")
-        return self._receive(home, value.dtype, self._needs.of([value.node])).output()
+        taken = self._receive(home, dtypes.VARIANT, [value.node]).output()
+        row = home.unwrapped(taken, value.dtype, "row")
+        return home.add("Squeeze", (row,), "received", squeeze_dims=[0]).output()
 
-    def token(self, reader: Node, awaited: Sequence[Node], done: Sequence[Node]) -> list[Node]:
+    def token(self, reader: Node, awaited: Sequence[Node], done: Sequence[Node]) -> Node:
         """Return what `reader` waits for: the token that comes once `awaited` are done."""
         home = _home(self._context, awaited[0], f"{reader.name}/token")
-        return [self._receive(home, dtypes.BOOL, self._needs.of(awaited))]
+        return self._receive(home, dtypes.BOOL, awaited)
 
 
 def _home(context: Context, node: Node, name: str) -> ServerBuilder:

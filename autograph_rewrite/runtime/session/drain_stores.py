@@ -3,7 +3,8 @@
     step 7   worker 0 pushes its gradients ──► accumulators = 1      worker 1 fails before it pushes
     after    worker 0 takes what is left                             all go on with empty stores
 
-Otherwise the next step would add what the failed one left to its own gradients.
+Otherwise the next step would add what the failed one left to its own gradients. What counts a worker's runs
+(`passes.parameter_server.turns`) it empties itself: each may have come to another number.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 from autograph_rewrite.ir.graph import PASS_ATTR
 from autograph_rewrite.requires import tensorflow
 
-_QUEUE, _ACCUMULATOR = "FIFOQueueV2", "ResourceConditionalAccumulator"
+_QUEUE, _ACCUMULATOR, _COUNTS = "FIFOQueueV2", "ResourceConditionalAccumulator", "ResourceAccumulatorNumAccumulated"
 
 
 class StoreDrain:
@@ -21,15 +22,17 @@ class StoreDrain:
 
     Args:
         session: a tf.compat.v1.Session that reaches the servers.
+        own: only what counts the runs of this worker.
     """
 
-    def __init__(self, session: Any) -> None:
+    def __init__(self, session: Any, *, own: bool = False) -> None:
         self._session = session
         self._counts: list[Any] = []
         self._takes: list[Any] = []
         raw = tensorflow().raw_ops
         graph = session.graph
         operations = [op for op in graph.get_operations() if op.type in (_QUEUE, _ACCUMULATOR) and _is_ours(op)]
+        operations = [op for op in operations if _counts_runs(op) or not own]
         with graph.as_default():
             for op in operations:
                 handle = op.outputs[0]
@@ -57,6 +60,11 @@ class StoreDrain:
             if not takes:
                 return
             self._session.run(takes)
+
+
+def _counts_runs(operation: Any) -> bool:
+    """Return whether a store is there to be counted: how much is in it is read, and nothing is taken out."""
+    return any(user.type == _COUNTS and _is_ours(user) for user in operation.outputs[0].consumers())
 
 
 def _is_ours(operation: Any) -> bool:

@@ -259,8 +259,7 @@ class DistributedSession:
         plan = self.item.report.plan
         if self._member is None or not plan.homes or plan.is_asynchronous:
             return
-        if self._member.is_chief:
-            StoreDrain(self._session).remove()
+        StoreDrain(self._session, own=not self._member.is_chief).remove()
         common_name(self._member, plan.timeout_seconds)  # nobody begins before worker 0 is done
 
     def _check_batch(self, feeds: Mapping[str, Any]) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
@@ -172,7 +173,42 @@ def test_an_initialiser_that_is_run_by_itself_is_waited_for_by_all_workers(name:
     first, second = small_job().graphs
     assert first.node(f"{name}/Assign/on_server") in ancestors([first.node(f"{name}/Assign")])
     (token,) = [node for node in ancestors([second.node(f"{name}/Assign")]) if node.op == "QueueDequeueV2"]
-    assert token.inputs[0].node.attr("shared_name") == f"{name}/Assign/token/to_1".encode()
+    both = token.inputs[0].node.inputs[0].node.inputs
+    assert [queue.node.attr("shared_name").decode() for queue in both] == [
+        f"{name}/Assign/token/{which}" for which in ("even", "odd")
+    ]
+
+
+@pytest.mark.parametrize("task", [0, 1])
+def test_a_rewrite_for_a_thousand_workers_costs_about_what_one_for_two_costs(task: int) -> None:
+    item = item_of("transformer")
+    count, nodes = [], []
+    for workers in (2, 1024):
+        addresses = [f"10.0.{i // 250}.{i % 250 + 1}:2222" for i in range(workers)]
+        cluster = {"workers": addresses, "ps": ["10.1.0.1:2222", "10.1.0.2:2222"]}
+        config = {"devices": ["CPU:0"], "cluster": cluster, "strategy": {"name": "Parallax"}}
+        new, calls = counted(lambda config=config: ar.rewrite(item, config, task=task))
+        count.append(calls)
+        nodes.append(len(graph_of(new)))
+    assert nodes[0] == nodes[1] > 1300
+    assert count[1] < 1.3 * count[0], count
+
+
+def counted(call: Callable[[], GraphItem]) -> tuple[GraphItem, int]:
+    """Return a result, and how many calls of functions it took, which no other load of the machine changes."""
+    calls = 0
+
+    def hook(_: object, event: str, __: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    call()  # caches
+    sys.setprofile(hook)
+    try:
+        new = call()
+    finally:
+        sys.setprofile(None)
+    return new, calls
 
 
 @pytest.mark.parametrize("model", [*ZOO, "draws"])

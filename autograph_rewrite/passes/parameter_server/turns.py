@@ -1,0 +1,88 @@
+"""Turns: what worker 0 hands to all others goes through two queues in turn, whatever the number of workers.
+
+    run 6   worker 0: enqueue W - 1 tokens ──► token/even ──► dequeue one: each other worker
+    run 7   worker 0: enqueue W - 1 tokens ──► token/odd  ──► dequeue one: each other worker
+
+With one queue, a worker that is in run 7 already might take what one that is still in run 6 has not taken yet, and go
+on too early. A worker can be one run ahead of another, and not two: in every run all say to worker 0 that they have
+begun, and only then it hands out anything. So who takes in run 8 has taken something in run 7, before which all had
+begun that run, and had taken all of run 6. Each process counts its runs by itself, in an accumulator, which needs no
+initialiser; `runtime.session.drain_stores` begins anew behind a run that has failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.passes.base.context import Context
+from autograph_rewrite.passes.collectives.server_stores import NEVER_STALE, ServerBuilder
+
+PREFIX = "autograph_runs"
+
+
+class Turns:
+    """Whose turn it is, in this process: nodes that a run has once, if it hands anything over.
+
+    Args:
+        context: the rewrite, of one of several workers.
+        origin: the node that they serve.
+    """
+
+    def __init__(self, context: Context, origin: Node) -> None:
+        home = ServerBuilder(context, min(context.plan.homes.values()), origin, PREFIX)
+        kept = home.store(
+            "ResourceConditionalAccumulator",
+            f"worker_{context.rank}",
+            dtype=dtypes.FLOAT,
+            shape=(),
+            reduction_type=b"SUM",
+        )
+        count = home.add("ResourceAccumulatorNumAccumulated", (kept,), "count")
+        never, one = home.const(NEVER_STALE, dtypes.INT64, "step"), home.const(1.0, dtypes.FLOAT, "one")
+        begun = home.add("ResourceAccumulatorApplyGradient", (kept, never, one), "begun", controls=[count])
+        mask = home.const(1, dtypes.INT32, "mask")
+        self.others = context.workers - 1
+        self.number = home.add("BitwiseAnd", (count.output(), mask), "turn").output()
+        ready = home.queue([dtypes.BOOL], self.others, "ready")
+        if context.rank:
+            true = home.const(True, dtypes.BOOL, "true")
+            self.all_began = home.add("QueueEnqueueV2", (ready, true), "say", controls=[begun], timeout_ms=-1)
+        else:
+            needed = home.const(self.others, dtypes.INT32, "others")
+            attrs = {"component_types": [dtypes.BOOL], "timeout_ms": -1}
+            self.all_began = home.add("QueueDequeueManyV2", (ready, needed), "wait", controls=[begun], **attrs)
+
+    def _queue(self, home: ServerBuilder, dtype: int) -> Value:
+        """Return the queue whose turn it is."""
+        both = [home.queue([dtype], self.others, which) for which in ("even", "odd")]
+        pair = home.add("Pack", both, "queues", N=2, axis=0).output()
+        axis = home.const(0, dtypes.INT32, "queues_axis")
+        return home.add("GatherV2", (pair, self.number, axis), "queue", batch_dims=0).output()
+
+    def send(self, home: ServerBuilder, element: Value, done: Sequence[Node]) -> Node:
+        """Hand an element to every other worker.
+
+        Args:
+            home: adds the nodes.
+            element: a scalar.
+            done: what comes before.
+        """
+        count = home.const([self.others], dtypes.INT32, "others")
+        every = home.add("Fill", (count, element), "every").output()
+        queue = self._queue(home, element.dtype)
+        controls = [*done, self.all_began]
+        return home.add("QueueEnqueueManyV2", (queue, every), "send", controls=controls, timeout_ms=-1)
+
+    def receive(self, home: ServerBuilder, dtype: int, needed: Iterable[Node]) -> Node:
+        """Take this worker's element.
+
+        Args:
+            home: adds the nodes.
+            dtype: number of its type.
+            needed: what worker 0 waits for before it sends.
+        """
+        queue, controls = self._queue(home, dtype), [*needed, self.all_began]
+        attrs = {"component_types": [dtype], "timeout_ms": -1}
+        return home.add("QueueDequeueV2", (queue,), "receive", controls=controls, **attrs)
