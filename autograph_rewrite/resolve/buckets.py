@@ -17,11 +17,13 @@ from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.traversal import dependencies
 from autograph_rewrite.ir.types.device_names import parse
+from autograph_rewrite.item import Variable
 from autograph_rewrite.plan.codecs import codec_of
 from autograph_rewrite.plan.parts.lowerings import Operation
 from autograph_rewrite.plan.parts.messages import STEP, EdgePlan
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve import wire_types
+from autograph_rewrite.resolve.riders import add_riders, are_run_together
 
 TOO_LARGE_TO_COPY = 128 * 1024
 """Bytes from which on, between devices of one memory, packing a value into a bucket takes longer than a collective of
@@ -31,13 +33,16 @@ its own (about 50 us)."""
 Key = tuple[str, str]
 
 
-def assign_buckets(plan: Plan, state: Propagation, edges: Mapping[Key, EdgePlan]) -> list[EdgePlan]:
+def assign_buckets(
+    plan: Plan, state: Propagation, edges: Mapping[Key, EdgePlan], variables: Mapping[str, Variable]
+) -> list[EdgePlan]:
     """Return the edges with bucket numbers.
 
     Args:
         plan: the request, with `bucket_bytes` per variable.
         state: the placements.
         edges: by (value, target), in graph order.
+        variables: of the item.
     """
     candidates = {edge.value for edge in edges.values() if edge.owner != STEP and _is_summed(edge)}
     if not candidates:
@@ -63,10 +68,16 @@ def assign_buckets(plan: Plan, state: Propagation, edges: Mapping[Key, EdgePlan]
         open_buckets[kind] = current, filled + edge.bytes
         chosen[key] = current
     members = Counter(chosen.values())
-    return [
+    listed = [
         replace(edge, bucket=chosen[key]) if key in chosen and members[chosen[key]] > 1 else edge
         for key, edge in edges.items()
     ]
+
+    def depth_of(edge: EdgePlan) -> int | None:
+        value = state.graph.value(edge.value)
+        return depths.get(value.node) if _is_fixed(state, value) else None
+
+    return add_riders(plan, state, listed, depth_of) if are_run_together(plan, variables) else listed
 
 
 def _is_summed(edge: EdgePlan) -> bool:
