@@ -11,7 +11,7 @@ exchanged once per step:
 
 With its size each process sends a digest of what all should have been given alike; the runtime feeds it, and compares
 what all have sent (`runtime.consensus.step_digest`). Where nothing in the step needs the sizes, both ride with a bucket
-of gradients (`resolve.riders`).
+of gradients (`resolve.buckets`).
 
 The micro-batches of a replica divide its examples again; of M that are interleaved, number m has every M-th example,
 the first of which is the m-th of the replica. They are as many as in the m-th of M parts that follow each other.

@@ -5,7 +5,7 @@
 
 A bucket is filled in the order in which the backward pass produces its members, so that it can leave while the rest is
 still being computed. Members must be ready together: none may depend on the reduction of another, and none may be in a
-loop or a branch. What the processes tell each other of sizes and digests may ride along (`resolve.riders`).
+loop or a branch. What the processes tell each other of sizes and digests may ride along (`resolve.buckets`).
 """
 
 from __future__ import annotations
