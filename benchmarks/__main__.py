@@ -23,6 +23,7 @@ from benchmarks.figure import Figure, show
 BENCHMARKS = ("throughput", "session_step", "function_step", "start_up", "memory", "overhead")
 OTHERS = (
     "dist",
+    "dist_dense",
     "pipeline",
     "cost",
     "remat",

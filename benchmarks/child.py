@@ -50,8 +50,7 @@ def call(
     Raises:
         ChildFailed: it failed or did not end in time; the message holds the end of what it printed.
     """
-    kept = {key: value for key, value in os.environ.items() if key not in _LEFT_OUT}
-    variables = {**kept, **_ENVIRONMENT, **(environment or {})}
+    variables = environment_of(environment or {})
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
         command = [sys.executable, "-m", "benchmarks.child", function, str(result), str(cores), json.dumps(arguments)]
@@ -65,6 +64,12 @@ def call(
             tail = "\n".join(done.stderr.strip().splitlines()[-12:])
             raise ChildFailed(f"{function}({arguments}) ended with code {done.returncode}\n{tail}")
         return json.loads(result.read_text())
+
+
+def environment_of(more: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a process that is measured, with more variables."""
+    kept = {key: value for key, value in os.environ.items() if key not in _LEFT_OUT}
+    return {**kept, **_ENVIRONMENT, **more}
 
 
 def peak_bytes() -> int:

@@ -126,6 +126,17 @@ def deep(tiny: bool) -> tuple[Any, Any, Any]:
     return model, rng.standard_normal((batch, 32)).astype(np.float32), _labels(rng, batch, 10)
 
 
+def sixty(tiny: bool) -> tuple[Any, Any, Any]:
+    """Sixty small variables: what takes long between processes is how often they speak."""
+    import keras
+
+    depth, batch = (3, 8) if tiny else (30, 64)
+    layers = [keras.layers.Dense(32, "relu") for _ in range(depth - 1)]
+    model = keras.Sequential([keras.Input((32,)), *layers, keras.layers.Dense(10)])
+    rng = np.random.RandomState(0)
+    return model, rng.standard_normal((batch, 32)).astype(np.float32), _labels(rng, batch, 10)
+
+
 def large(tiny: bool) -> tuple[Any, Any, Any]:
     """A model whose variables dominate: hardly any activations."""
     import keras
@@ -196,6 +207,7 @@ MODELS: dict[str, Callable[[bool], tuple[Any, Any, Any]]] = {
     "resnet": resnet,
     "transformer": transformer,
     "deep": deep,
+    "sixty": sixty,
     "large": large,
     "small": small,
 }

@@ -79,7 +79,7 @@ def resolve_edges(
     found = _homed(plan, state, _without_statistics(state, edges.found))
     found = compression.choose(plan, state, found, variables)
     found = _on_logical_devices(plan, state, found)
-    listed = compression.with_rounds(assign_buckets(plan, state, found), state, variables)
+    listed = compression.with_rounds(assign_buckets(plan, state, found, variables), state, variables)
     keyed = collective_keys.with_keys(listed, plan.devices, plan.members)
     return replace(plan.with_edges(keyed), batch=sizes.batch)
 

@@ -72,6 +72,14 @@ def test_two_processes_are_measured_as_one_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+def test_jobs_take_turns_with_multi_worker_mirrored_strategy(tmp_path: Path) -> None:
+    printed = io.StringIO()
+    code = command.run(["dist_dense"], Effort(tiny=True), tmp_path / "bench.json", Console(file=printed, width=200))
+    assert code == 0, printed.getvalue()
+    assert "step of two processes: ours / theirs" in printed.getvalue()
+
+
+@pytest.mark.full
 def test_two_stages_are_measured_in_two_processes(tmp_path: Path) -> None:
     printed = io.StringIO()
     code = command.run(["pipeline"], Effort(tiny=True), tmp_path / "bench.json", Console(file=printed, width=200))
@@ -79,7 +87,7 @@ def test_two_stages_are_measured_in_two_processes(tmp_path: Path) -> None:
     assert "2 micro-batches: one process / two stages" in printed.getvalue()
 
 
-@pytest.mark.parametrize("name", ["mlp", "cnn", "resnet", "transformer", "deep", "large", "small"])
+@pytest.mark.parametrize("name", ["mlp", "cnn", "resnet", "transformer", "deep", "sixty", "large", "small"])
 def test_every_program_learns_its_batch(name: str) -> None:
     from benchmarks import programs
 

@@ -10,7 +10,8 @@ exchanged once per step:
     parts = all processes' shape(x)[0]      B = sum(parts)      this process's part begins at the sum of those before
 
 With its size each process sends a digest of what all should have been given alike; the runtime feeds it, and compares
-what all have sent (`runtime.consensus.step_digest`).
+what all have sent (`runtime.consensus.step_digest`). Where nothing in the step needs the sizes, both ride with a bucket
+of gradients (`resolve.buckets`).
 
 The micro-batches of a replica divide its examples again; of M that are interleaved, number m has every M-th example,
 the first of which is the m-th of the replica. They are as many as in the m-th of M parts that follow each other.
@@ -19,6 +20,7 @@ the first of which is the m-th of the replica. They are as many as in the m-th o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -29,6 +31,7 @@ from autograph_rewrite.ir.graph import Span, Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.passes.base.builder import Builder
 from autograph_rewrite.passes.base.context import Context, Site
+from autograph_rewrite.passes.collectives import halves
 from autograph_rewrite.passes.collectives.all_reduce import reduce_between_processes
 from autograph_rewrite.passes.collectives.exchange import Exchange
 from autograph_rewrite.passes.collectives.key_operands import Keys
@@ -55,6 +58,7 @@ class Blocks:
         self._keys = keys
         self._scaled: dict[tuple[str, int], Value] = {}
         self._orders: dict[tuple[int, ...], Value] = {}
+        self._heard: Value | None = None  # what all have sent, where it has come with a bucket
         self.interleaved = context.plan.microbatches > 1 and context.plan.interleaved
 
     @property
@@ -102,16 +106,45 @@ class Blocks:
     def _table(self) -> Value:
         """The number of examples, and the digest, of each process (matrix, runs once)."""
         edge = self._context.edges[self.source.name, SIZES]
+        if not edge.bucket:
+            return self.of_each_process(self._row, edge, self.source, is_row=True)
+        # The plan took the sizes for what nobody needs before the bucket is there; its key is the bucket's.
+        alone = replace(edge, lowering="host_reduce", bucket=0)
+        return self.of_each_process(self._row, alone, self.source, is_row=True, changing=True)
+
+    @cached_property
+    def _row(self) -> Value:
+        """The number of examples, and the digest, of this process (vector, runs once)."""
         size = self._once("ExpandDims", "size_row", self.part, self._const("row_axis", 0))
-        row = self._once("ConcatV2", "row", size, self.digest, self._const("row_line", 0), N=2)
-        return self.of_each_process(row, edge, self.source, is_row=True)
+        return self._once("ConcatV2", "row", size, self.digest, self._const("row_line", 0), N=2)
 
     @cached_property
     def digests(self) -> Value:
         """What each process has sent, for the runtime to compare (matrix, runs once)."""
-        return self._once("Identity", "digests", self._table)
+        return self._once("Identity", "digests", self._heard if self._heard is not None else self._table)
 
-    def of_each_process(self, number: Value, edge: EdgePlan, near: Value, *, is_row: bool = False) -> Value:
+    @property
+    def row_length(self) -> int:
+        """How many numbers `row_in_halves` has."""
+        return 2 * (1 + DIGEST) * self._context.processes
+
+    def row_in_halves(self, dtype: int) -> Value:
+        """Return this process's row at its place among those of all, in halves (vector, runs once).
+
+        Args:
+            dtype: a floating-point type.
+        """
+        build = Builder.of(self._context, self._row, f"{SCOPE}/told", span=Span.ONCE)
+        return halves.split_row(build, self._row, dtype, (self._context.task, self._context.processes))
+
+    def take_halves(self, total: Value) -> None:
+        """Take the rows of all processes, as `row_in_halves` made them, added up (vector)."""
+        build = Builder.of(self._context, self._row, f"{SCOPE}/heard", span=Span.ONCE)
+        self._heard = halves.join_rows(build, self._context.once(total), (self._context.processes, 1 + DIGEST))
+
+    def of_each_process(
+        self, number: Value, edge: EdgePlan, near: Value, *, is_row: bool = False, changing: bool = False
+    ) -> Value:
         """Return the numbers of all processes, given this one's (scalar int32, or a row of them).
 
         Added up as vectors with one entry each, so that it does not matter how the runtime orders the processes.
@@ -121,13 +154,14 @@ class Blocks:
             edge: the plan's, of the exchange of sizes.
             near: the value that it is measured for.
             is_row: whether `number` is a row.
+            changing: whether the key is to follow from the size.
         """
         context = self._context
         mine = np.zeros((context.processes, 1) if is_row else context.processes, np.int32)
         mine[context.task] = 1
         build = Builder.of(context, near, f"{near.node.name}/{SIZES}", span=Span.ONCE)
         placed = build.op("Mul", number, build.numbers(mine, "own"), what="mine")
-        return reduce_between_processes(Exchange(context, self._keys, edge), placed, "sum", changing=False)
+        return reduce_between_processes(Exchange(context, self._keys, edge), placed, "sum", changing=changing)
 
     @cached_property
     def batch(self) -> Value:

@@ -1,4 +1,7 @@
-"""Several values of fixed shapes as one vector, and back: Concat(flat %a, flat %b) ... SplitV ──► a, b."""
+"""Several values of fixed shapes as one vector, and back: Concat(flat %a, flat %b) ... SplitV ──► a, b.
+
+Vectors of other passes may stand behind them, which are given back as they are.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +23,13 @@ class Packing:
         context: the rewrite.
         values: original ones, of fixed shapes, for which others are packed.
         name: prefix of the names of new nodes.
+        behind: how many numbers each vector has that stands behind them.
     """
 
-    def __init__(self, context: Context, values: Sequence[Value], name: str) -> None:
+    def __init__(self, context: Context, values: Sequence[Value], name: str, behind: Sequence[int] = ()) -> None:
         self._context, self._values, self._name = context, values, name
-        self.shapes = [static_shape(context.fact(value)) for value in values]
-        if len(values) > 1:
+        self.shapes = [*(static_shape(context.fact(value)) for value in values), *((length,) for length in behind)]
+        if len(self.shapes) > 1:
             self._line = context.const([-1], np.int32, name=f"{name}/line", near=values[0])
             self._axis = context.const(0, np.int32, name=f"{name}/axis", near=values[0])
 
@@ -55,7 +59,9 @@ class Packing:
             sizes = build.numbers([math.prod(shape) for shape in self.shapes], "sizes")
             parts = build.op("SplitV", joined, sizes, self._axis, what="split", num_split=len(self.shapes)).node
             whole = [parts.output(i) for i in range(len(self.shapes))]
-        return [self._shaped(*one, like) for one in zip(whole, self._values, self.shapes, strict=True)]
+        count = len(self._values)
+        values = zip(whole[:count], self._values, self.shapes[:count], strict=True)
+        return [*(self._shaped(*one, like) for one in values), *whole[count:]]
 
     def _shaped(self, part: Value, value: Value, shape: Sequence[int], like: Value) -> Value:
         operand = self._context.const(list(shape), np.int32, name=f"{value.node.name}/shape", near=value)

@@ -41,7 +41,7 @@ from autograph_rewrite.passes.reshard.global_sizes import global_size, read_earl
 from autograph_rewrite.passes.reshard.segments import in_order, piece_with_segments
 from autograph_rewrite.passes.reshard.shared_predicates import common_predicate
 from autograph_rewrite.passes.variable_sharding.regather import gather_for_each
-from autograph_rewrite.plan.parts.messages import EdgePlan
+from autograph_rewrite.plan.parts.messages import SIZES, EdgePlan
 from autograph_rewrite.plan.replica_devices import run_devices
 from autograph_rewrite.resolve.batch.batch_inputs import inputs_behind
 from autograph_rewrite.resolve.spans import differs_by_replica
@@ -309,8 +309,10 @@ class ReshardInserter:
     def _from_bucket(self, value: Value, bucket: int) -> Value:
         """Reduce a whole bucket, and return the sum of one of its members."""
         context = self._context
-        members = [(context.graph.value(edge.value), edge) for edge in context.edges.values() if edge.bucket == bucket]
-        self._whole.update(reduce_bucket(context, members, self._keys))
+        edges = [edge for edge in context.edges.values() if edge.bucket == bucket]
+        members = [(context.graph.value(edge.value), edge) for edge in edges if edge.to != SIZES]
+        riding = self._blocks if len(members) < len(edges) else None
+        self._whole.update(reduce_bucket(context, members, self._keys, riding))
         return self._whole[value]
 
     def piece(self, value: Value, reshard: Slice, reader: Node) -> Value:

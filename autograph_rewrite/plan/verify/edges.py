@@ -190,7 +190,8 @@ def _together(plan: Plan, i: int, j: int) -> bool:
 def _traits(plan: Plan, first: int, other: int) -> Iterator[tuple[str, object, object]]:
     """What two edges of a bucket must have in common."""
     a, b = plan.edges[first], plan.edges[other]
-    for key in ("dtype", "lowering", "compressor", "from_", "to", "group_key", "instance_key", "order"):
+    placements = () if SIZES in (a.to, b.to) else ("from_", "to")  # what processes tell each other rides along
+    for key in ("dtype", "lowering", "compressor", *placements, "group_key", "instance_key", "order"):
         yield key.rstrip("_"), getattr(a, key), getattr(b, key)
     ours, theirs = plan.options_of(a.owner), plan.options_of(b.owner)
     yield "hint", ours.hint, theirs.hint

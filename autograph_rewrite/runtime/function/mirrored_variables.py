@@ -136,29 +136,41 @@ class Guard:
         """Refresh what was written since the last step, and let go of its values; return what has changed."""
         written: list[tuple[Mirrored | Sharded, Any]] = []
         if self._read is not None:
-            for mirrored, now in zip(self.watched, self._read(self._handles), strict=True):
-                seen, mirrored.seen = mirrored.seen, None
-                if seen is None or not is_same(seen, now):
-                    mirrored.refresh(now)
-                    if seen is None or not is_equal(seen, now):
-                        written.append((mirrored, now))
+            held, values = [mirrored.seen for mirrored in self.watched], self._read(self._handles)
+            kept = are_same(held, values)
+            for mirrored in self.watched:
+                mirrored.seen = None
+            for index in (i for i, same in enumerate(kept) if not same):
+                mirrored, seen, now = self.watched[index], held[index], values[index]
+                mirrored.refresh(now)
+                if seen is None or not is_equal(seen, now):
+                    written.append((mirrored, now))
         for mirrored in self._unwatched:
             mirrored.refresh(mirrored.value())
         return written
 
     def after(self, values: Iterable[Any]) -> None:
         """Take the values that the variables have after a step."""
-        rest = iter(values)
+        rest, is_eager = iter(values), tensorflow().executing_eagerly()
         for variable in self._told:
             tensors = [next(rest) for _ in range(variable.parts)]
-            (variable.after if self._eager() else variable.after_in_graph)(tensors)
-
-    def _eager(self) -> bool:
-        return bool(tensorflow().executing_eagerly())
+            (variable.after if is_eager else variable.after_in_graph)(tensors)
 
     def in_graph(self) -> list[Any]:
         """Copy every variable to its mirrors, in the function that is being traced; return the ops."""
         return [op for copied in self.variables if copied.copies for op in copied.refresh(copied.value())]
+
+
+def are_same(old: Sequence[Any], new: Sequence[Any]) -> list[bool]:
+    """Return of each pair of tensors whether they are one buffer; there are hundreds of them in every step.
+
+    Args:
+        old: tensors, or None for what is not known.
+        new: tensors.
+    """
+    pairs = [(np.asarray(a), np.asarray(b)) for a, b in zip(old, new, strict=True)]
+    # Two buffers of which both are held do not overlap: what shares memory is one. The rest is looked at closely.
+    return [np.may_share_memory(a, b) or (a.dtype != object and is_same(a, b)) for a, b in pairs]
 
 
 def is_same(old: Any, new: Any) -> bool:
