@@ -27,6 +27,7 @@ from autograph_rewrite.runtime.function.mirrored_variables import Mirrors
 from autograph_rewrite.runtime.keras.declared_lengths import declared_lengths
 from autograph_rewrite.runtime.keras.multi_worker import KerasJob
 from autograph_rewrite.runtime.keras.steps_per_call import Drawn, stacked, taken
+from autograph_rewrite.runtime.preemption.stop import Stop
 
 Rewrite = Callable[..., GraphItem]
 _MADE_BY = {"train": "make_train_function", "test": "make_test_function", "predict": "make_predict_function"}
@@ -322,6 +323,12 @@ class IteratorFunction(_StepFunction):
         Raises:
             StopIteration: there was no batch left.
         """
+        if self._fall_back is not None:
+            return self._several(iterator)
+        with Stop.here().one_step(self):  # so they are to Keras
+            return self._several(iterator)
+
+    def _several(self, iterator: Iterator[Any]) -> Any:
         outputs, count = None, self._model.steps_per_execution
         if count > 1 and self._fall_back is None and self._run.is_alone:
             if self._drawn.takes(iterator):
