@@ -323,25 +323,19 @@ class IteratorFunction(_StepFunction):
         Raises:
             StopIteration: there was no batch left.
         """
-        if self._fall_back is not None:
-            return self._several(iterator)
-        with Stop.here().one_step(self):  # so they are to Keras
-            return self._several(iterator)
-
-    def _several(self, iterator: Iterator[Any]) -> Any:
-        outputs, count = None, self._model.steps_per_execution
-        if count > 1 and self._fall_back is None and self._run.is_alone:
-            if self._drawn.takes(iterator):
+        with Stop.here().one_step(self, counts=self._fall_back is None):
+            outputs, count = None, self._model.steps_per_execution
+            if count == 1 or self._fall_back is not None or not self._run.is_alone:
+                for data in taken(iterator, count):
+                    outputs = self._one(data)
+            elif self._drawn.takes(iterator):
                 outputs = self._drawn(iterator, count)
             else:
                 for rows, are_stacked in stacked(taken(iterator, count)):
                     outputs = self._run(rows, count if are_stacked else 1)
-        else:
-            for data in taken(iterator, count):
-                outputs = self._one(data)
-        if outputs is None:
-            raise StopIteration
-        return outputs
+            if outputs is None:
+                raise StopIteration
+            return outputs
 
     def _one(self, data: Any) -> Any:
         if self._fall_back is None:

@@ -91,16 +91,20 @@ class Stop:
         self._leader = None
 
     @contextmanager
-    def one_step(self, who: object) -> Iterator[None]:
+    def one_step(self, who: object, *, counts: bool = True) -> Iterator[None]:
         """Let all that runs in here count as one step, or stop before it.
 
         Args:
             who: what does it.
+            counts: it is a step of a loop; else nothing happens here.
 
         Raises:
             Preempted: as `step`.
             KeyboardInterrupt: the same.
         """
+        if not counts:
+            yield
+            return
         if self._is_armed and self._leads(who):
             self._pass()
         self._block = _Block(who, is_begun=self._is_armed)
