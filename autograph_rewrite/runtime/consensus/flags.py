@@ -79,6 +79,11 @@ class Flags:
 def put(member: Membership, name: str, tasks: Sequence[int]) -> None:
     """Put one more into the flags of a name on some workers.
 
+    Args:
+        member: this process.
+        name: of the flags.
+        tasks: of the workers.
+
     Raises:
         tf.errors.OpError: somebody does not answer.
     """
@@ -89,6 +94,11 @@ def put(member: Membership, name: str, tasks: Sequence[int]) -> None:
 
 def counts(member: Membership, name: str, tasks: Sequence[int]) -> list[int]:
     """Return how many were put into the flags of a name on some workers.
+
+    Args:
+        member: this process.
+        name: of the flags.
+        tasks: of the workers.
 
     Raises:
         tf.errors.OpError: somebody does not answer.
