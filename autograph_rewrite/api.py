@@ -188,6 +188,23 @@ def on_resize(function: Callable[[int], None]) -> None:
         loop.on_resize(function)
 
 
+def on_preemption(function: Callable[[], Any]) -> None:
+    """Call something before the process ends because it was asked to (SIGTERM, Ctrl-C, SIGHUP), to save its state.
+
+    All workers of a job then finish the same step, also if only one was asked. In place of the next step each calls the
+    functions that it was given, in their order, and raises `Preempted` (of Ctrl-C: KeyboardInterrupt). That is so in a
+    job, and in what `run` and `launch` start; elsewhere where AUTOGRAPH_GRACE is set to the seconds between the signal
+    and the kill. A `CheckpointManager` saves by itself where it can tell the step.
+
+    Args:
+        function: called without arguments in the main thread, as `lambda: manager.save(step)`. A text that it returns
+            is what the process says that it has saved.
+    """
+    from autograph_rewrite.runtime.preemption.stop import Stop
+
+    Stop.here().add(function)
+
+
 def distribute_datasets_from_function(
     dataset_fn: Callable[[Any], Any], options: Any = None, *, config: ConfigLike | None = None
 ) -> Any:

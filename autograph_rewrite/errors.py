@@ -9,6 +9,8 @@
     ├── ClusterError   devices or processes are missing, or do not answer
     └── CheckpointError  a checkpoint is damaged, or could not be written
 
+    Preempted          no error: a process that was asked to end does so, between two steps
+
 Each message says what is wrong, where (file:line, or the node with its op) and what to do.
 """
 
@@ -110,3 +112,11 @@ class ClusterError(RewriteError):
 
 class CheckpointError(RewriteError):
     """A checkpoint is damaged, or could not be written."""
+
+
+class Preempted(SystemExit):
+    """The process was asked to end (SIGTERM, SIGHUP); all workers have finished the same step, what saves has saved.
+
+    It is raised in place of the next step, and no `Exception`: `finally` runs, and the program ends with the exit code
+    of the signal, 143 for SIGTERM, for a launcher to start it again. For Ctrl-C a `KeyboardInterrupt` is raised.
+    """

@@ -31,6 +31,7 @@ from autograph_rewrite.runtime.job.logical_devices import ensure_devices
 from autograph_rewrite.runtime.job.parameter_server import serve
 from autograph_rewrite.runtime.job.tf_server import join
 from autograph_rewrite.runtime.keras.multi_worker import KerasJob
+from autograph_rewrite.runtime.preemption.keras_fit import make_preemptible
 
 
 def distribute(
@@ -89,6 +90,8 @@ def _distributed_model(model: Any, rewriter: Rewriter, batch_inputs: Mapping[str
     model = distribute_keras(model, rewriter, batch_inputs=batch_inputs, job=job, steps=rewriter.steps_per_run)
     if memory is not None:
         make_elastic(model, memory, rewriter.snapshot_steps)
+    else:
+        make_preemptible(model, rewriter.member, rewriter.timeout_seconds)
     return model
 
 
@@ -153,6 +156,11 @@ class Rewriter:
     def steps_per_run(self) -> int:
         """How many steps a call, or a run, does at most."""
         return max(1, self._job.given.steps_per_run)
+
+    @property
+    def timeout_seconds(self) -> float:
+        """How long to wait for other workers."""
+        return self._job.given.timeout_seconds
 
     @property
     def snapshot_steps(self) -> int:

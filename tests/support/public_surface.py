@@ -26,7 +26,7 @@ def _python() -> Iterator[str]:
     for name in ar.__all__:
         value = getattr(ar, name)
         if inspect.isclass(value):
-            if issubclass(value, Exception):
+            if issubclass(value, BaseException):
                 yield f"ar.{name}: {', '.join(base.__name__ for base in value.__mro__[1:-2])}"
                 continue
             for member, what in inspect.getmembers(value):

@@ -42,6 +42,8 @@ class Outcome:
     """Who was still running when time was up."""
     reason: Reason | None = None
     """Why it was ended, if nobody failed."""
+    killed: tuple[str, ...] = ()
+    """Who did not end by itself when it was asked to."""
 
     @property
     def problem(self) -> str:
@@ -152,6 +154,7 @@ class Attempt:
         self._children: list[Started] = []
         self._manner = manner
         self._reason: Reason | None = None
+        self._killed: tuple[str, ...] = ()
         self._selector = selectors.DefaultSelector()
         self._output = output
         self._grace = grace
@@ -173,7 +176,7 @@ class Attempt:
         if self._reason is not None:
             return Outcome(codes, self._reason.lost, reason=self._reason)
         if failed is None:
-            return Outcome(codes, late=late)
+            return Outcome(codes, late=late, killed=self._killed)
         last = tuple(self._output[failed.task.name].err.last) if self._output else ()
         return Outcome(codes, failed.task.name, last)
 
@@ -204,23 +207,29 @@ class Attempt:
 
     def _stop(self, number: int) -> None:
         """Ask all to end, then end them, and read what they have written last."""
-        asked = self._signals.received
         patience = time.monotonic() + self._grace
+        workers = [child for child in self._children if not child.task.auxiliary]
+        for child in workers:
+            child.send(number)
+        asked = self._signals.received
+        self._await(workers, patience, asked)  # they may still save what servers hold
         for child in self._children:
-            # A server has nothing to tidy up, and TensorFlow's does not hear Ctrl-C.
-            child.send(signal.SIGTERM if child.task.auxiliary else number)
-        while not self._all_have_ended() and time.monotonic() < patience and self._signals.received == asked:
-            self._pump()
+            if child.task.auxiliary:
+                child.send(signal.SIGTERM)  # it has nothing to tidy up, and TensorFlow's does not hear Ctrl-C
+        self._await(self._children, patience, asked)
+        self._killed = tuple(child.task.name for child in self._children if not child.has_ended())
         for child in self._children:
             child.send(signal.SIGKILL)
-        while not self._all_have_ended():
+        while not _have_ended(self._children):
             self._pump()
         patience = time.monotonic() + _DRAIN_SECONDS
         while self._selector.get_map() and time.monotonic() < patience:
             self._pump()
 
-    def _all_have_ended(self) -> bool:
-        return all([child.has_ended() for child in self._children])  # a list: each of them is looked at
+    def _await(self, children: Sequence[Started], patience: float, asked: int | None) -> None:
+        """Wait until some have ended, time is up, or another signal comes: the user is in a hurry."""
+        while not _have_ended(children) and time.monotonic() < patience and self._signals.received == asked:
+            self._pump()
 
     def _pump(self) -> None:
         """Pass on what was written, or wait a tick for it."""
@@ -237,6 +246,10 @@ class Attempt:
             child.send(signal.SIGKILL)
         for child in self._children:
             child.close()
+
+
+def _have_ended(children: Sequence[Started]) -> bool:
+    return all([child.has_ended() for child in children])  # a list: each of them is looked at
 
 
 def signal_name(number: int) -> str:

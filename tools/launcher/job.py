@@ -147,7 +147,8 @@ def explain(outcome: Outcome, options: Options, received: int | None) -> None:
         received: the signal that ended it.
     """
     if received is not None:
-        say(options, f"stopped by {signal_name(received)}")
+        killed = f"; killed, as they had not ended by then: {', '.join(outcome.killed)}" if outcome.killed else ""
+        say(options, f"stopped by {signal_name(received)}{killed}")
     elif outcome.late:
         say(options, f"not done after {options.timeout:g} s; still running: {', '.join(outcome.late)}")
     elif outcome.failed is not None:

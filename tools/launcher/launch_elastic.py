@@ -38,7 +38,7 @@ def run_elastic(args: argparse.Namespace, made: Made, ports: Ports, options: Opt
     bounds = Bounds(least, most, args.heartbeat)
 
     def tasks(part: Part, memory: JobMemory) -> list[Task]:
-        given = {**environment(args, memory.generation - 1), **memory.environment}
+        given = {**environment(args, memory.generation - 1, args.grace), **memory.environment}
         everybody = all_members(part.workers, part.servers)
         mine = [m for m in everybody if (m.task in part.ranks if m.is_worker else part.serves)]
         processes = made(mine, given, (args.script, *args.args))

@@ -1,20 +1,32 @@
 """Run a script as `python SCRIPT` would, or a module as `python -m` would; errors of ours come without a traceback.
 
-`launch` starts this file itself, by its path, in each process of a job. Hence it stands alone: the package, when it is
-imported, may join the process to its job and import TensorFlow, and when that happens is for the script to say.
+`launch` starts this file itself, by its path, in each process of a job. Before the script runs it imports the package,
+which is cheap, and joins the process to its job as soon as the script imports TensorFlow: so the script may import the
+package when it likes. One that never imports TensorFlow pays for neither it nor a server.
 """
 
 from __future__ import annotations
 
+import atexit
+import gc
+import importlib
+import io
 import os
 import runpy
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+PACKAGE = "autograph_rewrite"
 INTERRUPTED = 130
+ASKED_TO_END = (129, INTERRUPTED, 143)
+"""Exit codes of programs that a signal has asked to end."""
+FLUSH = 0.3
+"""Seconds in which gRPC sends what others may still wait for."""
 CONFIG_VARIABLE = "AUTOGRAPH_REWRITE_CONFIG"
 ANSWERED_VARIABLE = "AUTOGRAPH_REWRITE_CONFIG_ANSWERED"
 
@@ -25,6 +37,7 @@ def main() -> int:
         del sys.path[0]  # the modules beside this file are not the script's
     module = sys.argv[1] == "-m"
     script, *arguments = sys.argv[2:] if module else sys.argv[1:]
+    importlib.import_module(PACKAGE)
     try:
         code = execute(script, arguments, module=module)
         sys.stdout.flush()  # a closed pipe must fail here, not at interpreter exit
@@ -92,7 +105,7 @@ def _arguments_and_path(script: str, arguments: Sequence[str], *, module: bool) 
 
 
 def _is_ours(error: Exception) -> bool:
-    errors = sys.modules.get("autograph_rewrite.errors")
+    errors = sys.modules.get(f"{PACKAGE}.errors")
     return errors is not None and isinstance(error, errors.RewriteError)
 
 
@@ -113,5 +126,23 @@ def _print_traceback(error: Exception) -> None:
     traceback.print_exception(type(error), error, own or error.__traceback__)
 
 
+def _leave(code: int) -> None:
+    """End at once where somebody waits for it: all that Python does at its end, but for tidying up TensorFlow.
+
+    That takes one or two seconds of the few that there are until the kill, and helps nobody.
+    """
+    threading._shutdown()  # type: ignore[attr-defined] # threads that are no daemons, as those that write checkpoints
+    atexit._run_exitfuncs()
+    kinds = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+    for file in [found for found in gc.get_objects() if type(found) in kinds]:
+        with suppress(Exception):
+            file.flush()
+    time.sleep(FLUSH)
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    ended = main()
+    if ended in ASKED_TO_END:
+        _leave(ended)
+    sys.exit(ended)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from autograph_rewrite.config.presets import found
 from autograph_rewrite.errors import ConfigError
+from autograph_rewrite.runtime.preemption.signals import GRACE
 from autograph_rewrite.tools.launcher import run_script
 
 if TYPE_CHECKING:
@@ -78,11 +79,17 @@ def command(args: argparse.Namespace) -> tuple[str, ...]:
     return (sys.executable, run_script.__file__, *(("-m",) if args.module else ()), args.script, *args.args)
 
 
-def environment(args: argparse.Namespace, restarts: int) -> dict[str, str]:
-    """What each process finds in its environment."""
+def environment(args: argparse.Namespace, restarts: int, grace: float) -> dict[str, str]:
+    """What each process finds in its environment.
+
+    Args:
+        args: of the command line.
+        restarts: how many there were before.
+        grace: seconds that it has to end by itself.
+    """
     # Lines should appear when they are written, not when a buffer is full.
     given = {RESTART_VARIABLE: str(restarts), "PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED") or "1"}
-    return {**given, **chosen(args)}
+    return {**given, GRACE: str(grace), **chosen(args)}
 
 
 def chosen(args: argparse.Namespace) -> dict[str, str]:

@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
         def tasks(restarts: int) -> list[Task]:
             members = _members(workers, servers, args.port)
-            return _tasks(args, status, members, environment(args, restarts), command(args))
+            return _tasks(args, status, members, environment(args, restarts, args.grace), command(args))
 
         summary = supervise(tasks, _options(args, status))
     if args.json:

@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from autograph_rewrite.runtime.preemption.signals import GRACE, grace
 from autograph_rewrite.tools.launcher.job import Options, supervise
 from autograph_rewrite.tools.launcher.process import Task
 from autograph_rewrite.tools.launcher.run_script import execute
@@ -41,9 +42,10 @@ def run_supervised(args: argparse.Namespace) -> int:
     """Run it in another process, and again if it fails, as often as the options say; return its exit code."""
 
     def tasks(restarts: int) -> list[Task]:
-        return [Task("the script", command(args), environment(args, restarts))]
+        return [Task("the script", command(args), environment(args, restarts, seconds))]
 
-    summary = supervise(tasks, Options("run", restarts=args.restart, prefixed=False))
+    seconds = grace()
+    summary = supervise(tasks, Options("run", restarts=args.restart, grace=seconds, prefixed=False))
     if args.json:
         print(json.dumps({**described(args), **summary.data()}))
     return summary.exit_code
@@ -51,8 +53,8 @@ def run_supervised(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _configured(args: argparse.Namespace) -> Iterator[None]:
-    """Name a configuration in the environment for a while."""
-    given = chosen(args)
+    """Name in the environment, for a while, a configuration and the seconds from a signal to the kill."""
+    given = {**chosen(args), GRACE: str(grace())}
     before = {name: os.environ.get(name) for name in given}
     os.environ.update(given)
     try:

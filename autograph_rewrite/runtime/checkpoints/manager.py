@@ -29,6 +29,8 @@ from autograph_rewrite.runtime.consensus.agreement import common_name
 from autograph_rewrite.runtime.consensus.rendezvous import Rendezvous
 from autograph_rewrite.runtime.failures.liveness import listed, name_of
 from autograph_rewrite.runtime.job.tf_server import join
+from autograph_rewrite.runtime.preemption.pace import Pace
+from autograph_rewrite.runtime.preemption.stop import Stop
 
 _NONE = -1
 
@@ -75,6 +77,8 @@ class CheckpointManager:
         self._token, self._saves = self._agreed(), 0
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._running: Future[None] | None = None
+        self._pace = Pace()
+        Stop.here().add(self._save_before_the_end)
         target_of(target)
 
     def _agreed(self) -> str:
@@ -124,6 +128,7 @@ class CheckpointManager:
             ClusterError: a worker did not write its part.
         """
         self.wait()
+        self._pace.saved(step, Stop.here().steps, extra)
         target = self._target()
         pieces = deal(target.common, len(self._names))[self._task]
         pieces += [Piece(name, extent.shape) for name, extent in target.own.items()]
@@ -185,12 +190,22 @@ class CheckpointManager:
             if manifest is not None and not bad:
                 target.write(values)
                 self._all([0])  # nobody begins before all have written
+                self._pace.restored(manifest.step, Stop.here().steps)
                 return Restored(manifest.step, manifest.extra)
             tried = CheckpointError(problem or f"{listed(bad)} cannot read {self.folder.whole(candidate)}")
         if tried is not None or step is not None:
             said = tried or CheckpointError(f"there is no checkpoint of step {step} in {self.folder.path}")
             raise said
         return None
+
+    def _save_before_the_end(self) -> str | None:
+        """Save, as the process was asked to end, if the step is known; return what is on the disk then."""
+        self.wait()
+        step = self._pace.step(Stop.here().steps)
+        if step is not None and step != self._pace.last:
+            self.save(step)
+            self.wait()
+        return str(self.folder.whole(self._pace.last)) if self._pace.last is not None else None
 
     def _target(self) -> Target:
         """Return the variables as they are known now.

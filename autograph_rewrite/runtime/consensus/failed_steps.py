@@ -11,17 +11,14 @@ ends the step (seen once in twenty steps that fail on all workers, a second apar
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any
 
 from autograph_rewrite.cluster.membership import Membership
 from autograph_rewrite.requires import tensorflow
-from autograph_rewrite.runtime.consensus.broadcast_queue import abandon
+from autograph_rewrite.runtime.consensus import flags
 from autograph_rewrite.runtime.failures.liveness import name_of
 from autograph_rewrite.runtime.job import tf_server
 
-_CONTAINER = "autograph.failed.steps"
-_PATIENCE = 3_000
-"""Milliseconds to wait for an answer."""
+_NAME = "failed.steps"
 
 
 def tell(member: Membership) -> None:
@@ -32,7 +29,7 @@ def tell(member: Membership) -> None:
     """
     tf_server.count_failure()
     with suppress(tensorflow().errors.OpError):  # the others then wait as long as they are patient
-        _run(member, [member.task], put=True)
+        flags.put(member, _NAME, [member.task])
 
 
 def ahead(member: Membership) -> list[str]:
@@ -46,28 +43,5 @@ def ahead(member: Membership) -> list[str]:
     """
     others = [task for task in range(len(member.workers)) if task != member.task]
     mine = tf_server.failures()
-    counts = _run(member, others)
+    counts = flags.counts(member, _NAME, others)
     return [name_of("worker", task, member.workers[task]) for task, n in zip(others, counts, strict=True) if n > mine]
-
-
-def _run(member: Membership, tasks: list[int], *, put: bool = False) -> Any:
-    """Return how many failures some workers have told, or put one more into their queues."""
-    tf = tensorflow()
-    raw, graph, fetches = tf.raw_ops, tf.Graph(), []
-    hosts = [f"/job:worker/replica:0/task:{task}/device:CPU:0" for task in tasks]
-    with graph.as_default():
-        for host in hosts:
-            with tf.device(host):
-                queue = raw.FIFOQueueV2(component_types=[tf.int32], container=_CONTAINER, shared_name="failed")
-                put_one = raw.QueueEnqueueV2(handle=queue, components=[tf.constant(1)]) if put else None
-                fetches.append(put_one if put else raw.QueueSizeV2(handle=queue))
-    config = tf.compat.v1.ConfigProto()
-    tf_server.configure(config, member, hosts)
-    session = tf.compat.v1.Session(tf_server.target(member), graph=graph, config=config)
-    try:
-        found = session.run(fetches, options=tf.compat.v1.RunOptions(timeout_in_ms=_PATIENCE))
-    except tf.errors.OpError:
-        abandon(session)  # to close it would wait for who does not answer
-        raise
-    session.close()
-    return found

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 import numpy as np
@@ -21,7 +21,7 @@ import numpy as np
 from autograph_rewrite.errors import ClusterError
 from autograph_rewrite.load.signature.keras_state import variables_of
 from autograph_rewrite.runtime.elastic.callback_state import Array, set_state, state_of
-from autograph_rewrite.runtime.elastic.job_memory import JobMemory, Snapshot
+from autograph_rewrite.runtime.elastic.job_memory import Snapshot
 
 _MUTED = (
     *(f"on_{what}_{when}" for what in ("epoch", "train_batch", "batch") for when in ("begin", "end")),
@@ -31,17 +31,39 @@ _COMPUTING = ("evaluate", "get_metrics_result")
 """What `fit` asks a model for at the end of an epoch."""
 
 
+class Memory(Protocol):
+    """Where snapshots of a fit are kept: by default, the memory of an elastic job."""
+
+    rank: int
+
+    def load(self, name: str) -> Snapshot | None:
+        """Return the last snapshot of a name; None if there is none."""
+
+    def save(self, name: str, snapshot: Snapshot) -> None:
+        """Keep a snapshot in place of the last one of this name."""
+
+    def did_step(self) -> None:
+        """Note that a step is done."""
+
+    @property
+    def lets_join(self) -> bool:
+        """Whether worker 0 is asked to stop where others can join."""
+
+    def wait_to_join(self) -> None:
+        """Stop here until others have joined."""
+
+
 class FitPosition(keras.callbacks.Callback):  # type: ignore[misc]
     """Knows where one `fit` is.
 
     Args:
-        memory: of the job.
-        name: of its snapshots.
+        memory: keeps its snapshots.
+        name: of them.
         every: how many steps there are from one to the next.
         others: all other callbacks, a History among them.
     """
 
-    def __init__(self, memory: JobMemory, name: str, every: int, others: Sequence[Any]) -> None:
+    def __init__(self, memory: Memory, name: str, every: int, others: Sequence[Any]) -> None:
         super().__init__()
         self._memory, self._name, self._every, self._others = memory, name, every, others
         self._found = memory.load(name)

@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -56,6 +56,20 @@ class Snapshot:
 
     position: Mapping[str, Any]
     arrays: Sequence[Array]
+
+    def write(self, file: BinaryIO) -> None:
+        """Write it to a file."""
+        arrays = {str(number): array for number, array in enumerate(self.arrays)}
+        said = {"position": self.position, "types": [array.dtype.name for array in self.arrays]}
+        text = np.frombuffer(json.dumps(said).encode(), np.uint8)
+        np.savez(file, said=text, **arrays)  # type: ignore[arg-type]
+
+    @classmethod
+    def read(cls, file: BinaryIO) -> Snapshot:
+        """Return what was written to a file."""
+        with np.load(file, allow_pickle=False) as found:
+            said = json.loads(found["said"].tobytes().decode())
+            return cls(said["position"], [_typed(found[str(n)], name) for n, name in enumerate(said["types"])])
 
 
 class JobMemory:
@@ -117,12 +131,9 @@ class JobMemory:
             name: such as `fit-1`.
             snapshot: what to keep.
         """
-        arrays = {str(number): array for number, array in enumerate(snapshot.arrays)}
-        said = {"position": snapshot.position, "types": [array.dtype.name for array in snapshot.arrays]}
-        text = np.frombuffer(json.dumps(said).encode(), np.uint8)
         new = self._folder / f"new-{self.generation}-{name}.npz"
         with open(new, "wb") as file:
-            np.savez(file, said=text, **arrays)  # type: ignore[arg-type]
+            snapshot.write(file)
         self._await_copy()
         if not self.is_current:
             os._exit(EXPELLED)  # nothing of it may be heard any more, not even why it ends
@@ -146,9 +157,8 @@ class JobMemory:
         path = self._folder / f"{name}.npz"
         if not path.exists():
             return None
-        with np.load(path, allow_pickle=False) as found:
-            said = json.loads(found["said"].tobytes().decode())
-            return Snapshot(said["position"], [_typed(found[str(n)], name) for n, name in enumerate(said["types"])])
+        with open(path, "rb") as file:
+            return Snapshot.read(file)
 
     def beat(self, seconds: float) -> None:
         """Give a sign of life every so often, from a thread, and end this process once it is expelled.

@@ -22,9 +22,9 @@ from itertools import count
 from typing import Any
 
 from autograph_rewrite.cluster.membership import Membership, membership_of
-from autograph_rewrite.config.config import Config
 from autograph_rewrite.errors import ClusterError, ConfigError
 from autograph_rewrite.ir.types.device_names import process_of
+from autograph_rewrite.plan.selected import chosen_config
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.failures.background_thread import repeat
 from autograph_rewrite.runtime.failures.liveness import PeerMonitor, listed, others
@@ -37,9 +37,9 @@ _ASK = 2.0
 
 
 def join_early(environ: Mapping[str, str] = os.environ) -> None:
-    """Join the job that the environment alone describes; what is wrong with it is told once it is needed."""
+    """Join the job that environment and command line describe; what is wrong with it is told once it is needed."""
     try:
-        member = membership_of(Config(), environ)
+        member = membership_of(chosen_config(None), environ)
     except ConfigError:
         return
     if member is not None and member.is_worker:
@@ -70,7 +70,8 @@ def join(member: Membership, *, required: bool = True) -> None:
     elif required:
         raise ClusterError(
             f"TensorFlow has started already, so {member.name} cannot join the job any more",
-            hint="import autograph_rewrite before the program's first TensorFlow operation, or add this line there:\n"
+            hint="start the program with `autograph-rewrite launch` or `run`, which join first; or import "
+            "autograph_rewrite before the program's first TensorFlow operation; or add this line there:\n"
             "       ar.join(config)",
         )
 

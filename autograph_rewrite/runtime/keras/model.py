@@ -27,6 +27,7 @@ from autograph_rewrite.runtime.function.mirrored_variables import Mirrors
 from autograph_rewrite.runtime.keras.declared_lengths import declared_lengths
 from autograph_rewrite.runtime.keras.multi_worker import KerasJob
 from autograph_rewrite.runtime.keras.steps_per_call import Drawn, stacked, taken
+from autograph_rewrite.runtime.preemption.stop import Stop
 
 Rewrite = Callable[..., GraphItem]
 _MADE_BY = {"train": "make_train_function", "test": "make_test_function", "predict": "make_predict_function"}
@@ -322,19 +323,19 @@ class IteratorFunction(_StepFunction):
         Raises:
             StopIteration: there was no batch left.
         """
-        outputs, count = None, self._model.steps_per_execution
-        if count > 1 and self._fall_back is None and self._run.is_alone:
-            if self._drawn.takes(iterator):
+        with Stop.here().one_step(self, counts=self._fall_back is None):
+            outputs, count = None, self._model.steps_per_execution
+            if count == 1 or self._fall_back is not None or not self._run.is_alone:
+                for data in taken(iterator, count):
+                    outputs = self._one(data)
+            elif self._drawn.takes(iterator):
                 outputs = self._drawn(iterator, count)
             else:
                 for rows, are_stacked in stacked(taken(iterator, count)):
                     outputs = self._run(rows, count if are_stacked else 1)
-        else:
-            for data in taken(iterator, count):
-                outputs = self._one(data)
-        if outputs is None:
-            raise StopIteration
-        return outputs
+            if outputs is None:
+                raise StopIteration
+            return outputs
 
     def _one(self, data: Any) -> Any:
         if self._fall_back is None:

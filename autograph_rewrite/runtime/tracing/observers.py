@@ -1,4 +1,7 @@
-"""Who is told of the steps of a function or session, as the environment asks: a profile, and how far it has come."""
+"""Who is told of the steps of a function or session, as the environment asks.
+
+They are what stops between two steps, a profile, and how far the process has come.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from autograph_rewrite.item import RewrittenTrace
+from autograph_rewrite.runtime.preemption import step_boundary
 from autograph_rewrite.runtime.progress import report
 from autograph_rewrite.runtime.tracing import requested
 from autograph_rewrite.runtime.tracing.tracer import StepObserver
@@ -29,5 +33,6 @@ class _All:
 
 def observers() -> StepObserver | None:
     """Return who is to be told of steps; None: nobody."""
-    found: list[StepObserver] = [one for one in (requested.requested(), report.requested()) if one is not None]
+    asked = (step_boundary.requested(), requested.requested(), report.requested())
+    found: list[StepObserver] = [one for one in asked if one is not None]
     return found[0] if len(found) == 1 else _All(found) if found else None

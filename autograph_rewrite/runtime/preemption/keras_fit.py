@@ -1,0 +1,45 @@
+"""`fit` of a model whose process may be asked to end: a loop of its own, which is kept where BackupAndRestore says."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
+from typing import Any
+
+from autograph_rewrite.cluster.membership import Membership
+from autograph_rewrite.runtime.preemption.stop import Stop, is_wanted
+
+
+def make_preemptible(model: Any, member: Membership | None, seconds: float) -> None:
+    """Let a model's `fit` end between two steps, and go on there in the next run.
+
+    Args:
+        model: a distributed Keras model.
+        member: this process; None: there is no other.
+        seconds: how long to wait for the others.
+    """
+    if is_wanted():
+        object.__setattr__(model, "fit", _fitting(model.fit, member, seconds))
+
+
+def _fitting(fit: Callable[..., Any], member: Membership | None, seconds: float) -> Callable[..., Any]:
+    numbers, stop = count(1), Stop.here()
+
+    @functools.wraps(fit)
+    def fitted(*args: Any, **kwargs: Any) -> Any:
+        from autograph_rewrite.runtime.preemption.fit_snapshot import kept
+
+        call, position = kept(fit, args, kwargs, next(numbers), member, seconds)
+        stop.begin_loop()
+        if position is None:
+            return fit(*call.args, **call.kwargs)
+        stop.add(position.save)
+        try:
+            return fit(*call.args, **call.kwargs)
+        finally:
+            with suppress(ValueError):
+                stop.remove(position.save)
+
+    return fitted
