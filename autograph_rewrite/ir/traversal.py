@@ -77,6 +77,18 @@ def _cycle(node: Node, done: set[Node]) -> str:
     return " -> ".join([names[0], *reversed(names)])
 
 
+def levels(order: Iterable[Node]) -> dict[Node, int]:
+    """Return of each node how many run one behind the other before it, at the longest; of the last it is the most.
+
+    Args:
+        order: producers first.
+    """
+    found: dict[Node, int] = {}
+    for node in order:
+        found[node] = 1 + max([found[producer] for producer in dependencies(node)], default=-1)
+    return found
+
+
 def marks_before(order: Iterable[Node], marks: Mapping[Node, int]) -> dict[Node, int]:
     """Return, for each node, the marks (bit masks) of all nodes that run before it, joined.
 

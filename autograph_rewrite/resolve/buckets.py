@@ -1,5 +1,7 @@
 """Gradient bucketing: which small gradients share one all-reduce, and which other small sums ride with them.
 
+Buckets are filled in the order in which gradients are expected to be ready: by the longest ways to them in the graph.
+
     loss, metrics      ──┐
     sizes and digests  ──┼──► one collective instead of three
     gradients          ──┘
@@ -23,7 +25,7 @@ from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.codecs.builtin import NONE
 from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.traversal import ancestors, dependencies
+from autograph_rewrite.ir.traversal import ancestors, dependencies, levels
 from autograph_rewrite.ir.types.device_names import parse
 from autograph_rewrite.item import Variable
 from autograph_rewrite.plan.codecs import codec_of
@@ -62,12 +64,13 @@ def assign_buckets(
     candidates = {edge.value for edge in edges.values() if edge.owner != STEP and _is_summed(edge)}
     if not candidates:
         return list(edges.values())
-    depths = _depths(state)
+    depths, level = _depths(state), levels(state.order)
     in_memory = len(plan.processes) == 1 and all(parse(device).kind == "CPU" for device in plan.devices)
     number = 0
     open_buckets: dict[object, tuple[int, int]] = {}  # kind -> (number, bytes so far)
     chosen: dict[Key, int] = {}
-    for key, edge in edges.items():
+    # Optimizers name gradients in the order of the layers, but those of the last layer are ready first.
+    for key, edge in sorted(edges.items(), key=lambda one: level.get(state.graph.value(one[1].value).node, 0)):
         value = state.graph.value(edge.value) if edge.value in candidates and edge.to == "replicated" else None
         depth = depths.get(value.node) if value is not None else None
         if value is None or depth is None or not _is_fixed(state, value):
@@ -129,7 +132,8 @@ def add_riders(plan: Plan, state: Propagation, edges: Iterable[EdgePlan], depth_
         depth_of: of sums.
     """
     listed = list(edges)
-    host = next((edge for edge in reversed(listed) if edge.bucket and edge.compressor == NONE), None)
+    plain = [edge for edge in listed if edge.bucket and edge.compressor == NONE]
+    host = max(plain, key=lambda edge: edge.bucket, default=None)
     if host is None or host.lowering != "collective_reduce" or host.dtype not in EXACT:
         return listed
     deepest = depth_of(host) or 0

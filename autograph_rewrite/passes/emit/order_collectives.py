@@ -2,17 +2,18 @@
 
     all_reduce(dw1)  all_reduce(dw2)   ──►   all_reduce(dw1) ──► all_reduce(dw2)
 
-The folded graph has each collective once and no cycle, so any order of it will do, and all processes find the same one.
-Rings of TensorFlow's own need none: their members find each other by their keys.
+The folded graph has each collective once and no cycle, so any order of it will do, and all processes find the same one:
+by the longest ways to them, so that none that is ready early waits for one that is ready late. Rings of TensorFlow's
+own need none: their members find each other by their keys.
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from autograph_rewrite.ir.control_flow import frames_of, guards_of
 from autograph_rewrite.ir.graph import Graph, Span
-from autograph_rewrite.ir.traversal import descendants, topological_order
+from autograph_rewrite.ir.traversal import descendants, levels, topological_order
 from autograph_rewrite.ir.verify.collective_groups import is_collective
 from autograph_rewrite.ir.verify.nccl import uses_nccl
 from autograph_rewrite.passes.emit.assign_devices import stays_on_host
@@ -27,7 +28,8 @@ def order_collectives(graph: Graph) -> None:
         graph: folded.
     """
     order = topological_order(graph)
-    asking = [node for node in order if is_collective(node.op) and uses_nccl(node)]
+    level = levels(order)
+    asking = [node for node in sorted(order, key=level.__getitem__) if is_collective(node.op) and uses_nccl(node)]
     for node in asking:
         if node.span is Span.ONCE and stays_on_host(node):
             node.set_attr("communication_hint", "auto")
@@ -41,7 +43,7 @@ def order_collectives(graph: Graph) -> None:
         node.add_control(before)
     for guarded in [node for node in asking if node not in frames and guards.get(node)]:
         later = descendants([guarded])
-        independent = [node for node in free if node not in later]
+        independent = list(takewhile(lambda node, later=later: node not in later, free))
         if independent:
             guarded.add_control(independent[-1])
         beside = [node for node in asking if guards.get(node) == guards[guarded] and node not in frames]
