@@ -17,6 +17,12 @@ def pick(bench: Bench, *ops: str, within: str = "") -> Node:
     return bench.rng.choice([node for node in bench.graph if node.op in ops and within in node.name])
 
 
+def pick_shared(bench: Bench) -> Node:
+    """Choose a node that uses a store of several ranks: what counts the runs of one may have any name."""
+    nodes = [node for node in bench.graph if node.op in (*PUSHES, *TAKES) and node.name != "autograph_runs/begun"]
+    return bench.rng.choice(nodes)
+
+
 def broken(bench: Bench, kind: str, store: str, did: str) -> Mutant:
     """Return the mutant; a fault has to name the store."""
     return bench.broken(kind, [], did, named=[store])
@@ -91,14 +97,14 @@ def double_take(bench: Bench) -> Mutant:
 
 
 def other_name(bench: Bench) -> Mutant:
-    node = pick(bench, *PUSHES, *TAKES)
+    node = pick_shared(bench)
     store = store_of(node)
     handle_of(node).set_attr("shared_name", f"{store}/other".encode())
     return broken(bench, "other shared_name", store, f"'{node.name}' uses another store than '{store}'")
 
 
 def other_device(bench: Bench) -> Mutant:
-    node = pick(bench, *PUSHES, *TAKES)
+    node = pick_shared(bench)
     handle = handle_of(node)
     handle.set_device(handle.device.replace("CPU:0", "CPU:1"))
     return broken(bench, "other device", store_of(node), f"'{handle.name}' is somewhere else")
