@@ -168,7 +168,7 @@ class Certificate:
         assert claimed is not None
         now = accesses_of(graph)
         matches = {node: found.name for node in graph if (found := baseline.match(node)) is not None}
-        local = any(text.startswith("batch_norm") for text in self.inexact)
+        local = any(text.startswith(("batch_norm", "local_sgd")) for text in self.inexact)
         in_turn: set[str] = set()
         for handle, nodes in now.of.items():
             added = [node for node in nodes if writes_variable(node.op) and node not in matches]

@@ -36,6 +36,8 @@ ROWS_APART = "_autograph_rows_apart"
 OF_BLOCK = frozenset(("_of_block", "_block_statistics"))
 """Attributes of nodes that take a block for the whole batch, where the configuration says so."""
 
+OF_EACH = ("batch_norm", "local_sgd", "values of each")
+"""How the texts begin that say that replicas have values of their own."""
 MARKS = OF_BLOCK | {MARK, LOCAL_INDICES, ROWS_APART}
 """Attributes of passes that a verdict depends on."""
 
@@ -93,7 +95,9 @@ def judge_node(seen: Seen, *, folded: bool = False) -> str | None:
         return verdict
     if (lost := lose_segments(seen)) is not None:
         return lost
-    if any(text.startswith(("batch_norm", "values of each")) for text in seen.inexact) and _is_of_block(seen):
+    if any(text.startswith(("batch_norm", "local_sgd", "values of each")) for text in seen.inexact) and _is_of_block(
+        seen
+    ):
         return None
     if MARK in node.attrs:
         return judge_blockwise(seen)

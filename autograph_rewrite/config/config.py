@@ -21,6 +21,7 @@ from autograph_rewrite.config.sections import (
     Accumulation,
     Cluster,
     DeviceAssignment,
+    LocalSgd,
     Mesh,
     Mode,
     Override,
@@ -60,6 +61,9 @@ class Config(Section):
     """Gradient accumulation: into how many parts a replica's batch is cut."""
     accumulation: Accumulation = Accumulation()
     """How these parts are cut, and run."""
+    local_sgd: LocalSgd | None = None
+    """Let replicas train by themselves and average their variables every so many steps: not exact
+    (docs/local_sgd.md); left out: each step has the gradient of the whole batch."""
     remat: Remat = Remat()
     """Recompute activations instead of keeping them."""
     memory_limit: Size | None = None
@@ -144,6 +148,7 @@ class Config(Section):
     def mode(self) -> Mode:
         """Where variables live: as `strategy.variables` says, else by the number of processes; micro-batches share."""
         several = self.workers > 1 and self.microbatches == 1 and not self.is_driven
+        several = several or self.local_sgd is not None
         return self.strategy.variables or ("mirrored" if several else "shared")
 
     @property

@@ -262,6 +262,33 @@ def components_have_replicas_of_their_own(config: Config) -> Iterator[Clash]:
                 yield Clash(("variable_policies", i), message, f"leave {key} out, or aggregate on_write")
 
 
+def replicas_that_train_alone_have_all_of_it(config: Config) -> Iterator[Clash]:
+    """With `local_sgd` a replica is one device that has every variable, and averages are what crosses."""
+    if config.local_sgd is None:
+        return
+    asked = [
+        (("strategy", "name"), config.strategy.name != "AllReduce", f"the strategy {config.strategy.name}"),
+        (("strategy", "variables"), config.mode == "shared", "variables that replicas share"),
+        (("strategy", "compressor"), config.strategy.compressor != "none", "a compressor, which is for gradients"),
+        (("pipeline",), config.pipeline is not None, "stages"),
+        (("microbatches",), config.microbatches > 1, "micro-batches"),
+        (("mesh",), config.mesh is not None and config.mesh.model_size > 1, "several devices of a replica"),
+        (("variable_policies",), bool(config.variable_policies), "policies of variables"),
+        (("remat",), config.remat.policy != "none" or config.remat.offload != "none", "rematerialisation"),
+        (("cluster", "ps"), config.cluster is not None and bool(config.cluster.ps), "parameter servers"),
+    ]
+    for i, override in enumerate(config.variables):
+        asked += [
+            (("variables", i, "synchronizer"), override.synchronizer == "ps", "a parameter server"),
+            (("variables", i, "partition"), override.partition is not None, "a variable in parts"),
+            (("variables", i, "compressor"), override.compressor not in (None, "none"), "a compressor"),
+        ]
+    for path, is_asked, what in asked:
+        if is_asked:
+            message = f"local_sgd lets each replica train all variables by itself, not with {what}"
+            yield Clash(path, message, "leave one of them out")
+
+
 # Each with the keys that it reads: where one of them is wrong by itself, their combination means nothing.
 CHECKS: tuple[tuple[frozenset[str], Callable[[Config], Iterator[Clash]]], ...] = (
     (frozenset({"devices"}), replicas_have_a_device),
@@ -275,6 +302,11 @@ CHECKS: tuple[tuple[frozenset[str], Callable[[Config], Iterator[Clash]]], ...] =
     (frozenset({"variables"}), partitions_count_their_parts),
     (frozenset({"sharding"}), shardings_say_one_thing),
     (frozenset({"variable_policies", "microbatches", "pipeline", "mesh"}), components_have_replicas_of_their_own),
+    (
+        frozenset({"local_sgd", "strategy", "cluster", "pipeline", "microbatches", "mesh", "variables", "remat"})
+        | {"variable_policies"},
+        replicas_that_train_alone_have_all_of_it,
+    ),
     (frozenset({"remat"}), remat_names_go_with_their_policy),
     (frozenset({"remat", "pipeline"}), remat_stages_are_there),
 )

@@ -284,6 +284,17 @@ class VariablePolicy(Section):
     """How they become one: their sum, their mean, or that of replica 0; none: not at all."""
 
 
+class LocalSgd(Section):
+    """Every replica trains by itself, on its part of the batch; every so many steps their variables are averaged."""
+
+    period: Count
+    """After how many steps variables are averaged; 1: after each."""
+    warmup_steps: Natural = 0
+    """How many steps in the beginning are averaged one by one (post-local SGD)."""
+    average_slots: Flag = True
+    """Whether what the optimizer keeps for a variable (momentum, moments) is averaged, too; else each has its own."""
+
+
 class Semantics(Section):
     """What must come out exactly as on one device."""
 

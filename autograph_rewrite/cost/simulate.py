@@ -134,7 +134,7 @@ def simulated(
         bubble=0.0,
         devices=tuple(device_uses(folded, resolved, built, topology, seconds, lines=events)),
         links=tuple(_links(built.tasks, topology)),
-        exchanges=(*_exchanges(built.groups), *_sent(built, topology)),
+        exchanges=(*_exchanges(built.groups, plan), *_sent(built, topology)),
         replicas=plan.replicas,
         batch=sizes.batch,
         events=tuple(_events(built.tasks, {id(task): task.place for task in built.tasks if task.place}))
@@ -188,10 +188,10 @@ def network_of(cluster: ConfigLike | Cluster | Network | None) -> Network | None
     return section.network if section is not None else None
 
 
-def _exchanges(groups: Iterable[Group]) -> Iterator[ExchangeUse]:
+def _exchanges(groups: Iterable[Group], plan: Plan) -> Iterator[ExchangeUse]:
     for group in groups:
         owners = tuple(dict.fromkeys(member.edge.owner for member in group.members))
-        yield ExchangeUse(group.first.value, group.kind, owners, group.sent)
+        yield ExchangeUse(group.first.value, group.kind, owners, -(-group.sent // plan.period_of(group.first)))
         if group.handed_over:
             yield ExchangeUse(group.first.value, "hand_over", owners, group.handed_over)
 

@@ -38,6 +38,8 @@ from autograph_rewrite.passes.emit.merge_instances import merge_instances, merge
 from autograph_rewrite.passes.emit.order_accesses import AccessOrder, order_accesses
 from autograph_rewrite.passes.emit.per_replica_resources import name_resources
 from autograph_rewrite.passes.emit.read_before_update import read_before_update
+from autograph_rewrite.passes.local_sgd.step_count import keep_counts
+from autograph_rewrite.passes.local_sgd.train_alone import Alone, trains_alone
 from autograph_rewrite.passes.micro_batches.loop import roll_micro_batches
 from autograph_rewrite.passes.micro_batches.sequential_averages import batch_statistic_averages, update_averages
 from autograph_rewrite.passes.parameter_server.cached_reads import cache_reads
@@ -49,6 +51,7 @@ from autograph_rewrite.passes.parameter_server.delegate_to_chief import (
 from autograph_rewrite.passes.pipeline_parallel.loop import roll_stages
 from autograph_rewrite.passes.propagation_passes import Resolved
 from autograph_rewrite.passes.reshard.insert_reshards import ReshardInserter, assign_spans
+from autograph_rewrite.plan.parts.messages import SIZES
 from autograph_rewrite.resolve.batch.batch_inputs import measured_input
 from autograph_rewrite.resolve.server_region import find_server_region
 from autograph_rewrite.resolve.stages.assignment import Stages, assign_stages
@@ -148,7 +151,14 @@ def _add_digests(rewrite: Rewrite) -> None:
 
 
 def _is_in_a_job(rewrite: Rewrite) -> bool:
-    return len(rewrite.plan.processes) > 1
+    """Return whether processes tell each other in each step what they were given."""
+    edges = rewrite.get(Context).edges
+    return len(rewrite.plan.processes) > 1 and (rewrite.get(Blocks).source.name, SIZES) in edges
+
+
+def _count_steps(rewrite: Rewrite) -> None:
+    """Count the steps between averages, and give each replica examples (`local_sgd`)."""
+    keep_counts(rewrite.get(Context), rewrite.get(Blocks), rewrite.get(Alone))
 
 
 def _decorrelate(rewrite: Rewrite) -> None:
@@ -170,6 +180,10 @@ def _guard(rewrite: Rewrite) -> None:
     """Pad empty blocks for kernels that cannot take one (a last batch smaller than N)."""
     context = rewrite.get(Context)
     pad_empty_blocks(context, rewrite.get(Blocks), rewrite.get(ReshardInserter).blocks_at)
+
+
+def _may_be_empty(rewrite: Rewrite) -> bool:
+    return not trains_alone(rewrite)
 
 
 def _update_averages(rewrite: Rewrite) -> None:
@@ -271,8 +285,9 @@ CONVERSION = (
     Pass("decorrelate-randomness", _decorrelate, needs=(Context,)),
     Pass("localize-shapes", _state_block_shapes, needs=(Context,)),
     Pass("keep-components", _keep_components, _has_components, (Context,)),
+    Pass("count-steps", _count_steps, trains_alone, (Context, Blocks, Alone)),
     Pass("declare-state", _attach_state, needs=(Context,)),
-    Pass("pad-empty-blocks", _guard, needs=(Context, Blocks, ReshardInserter)),
+    Pass("pad-empty-blocks", _guard, _may_be_empty, (Context, Blocks, ReshardInserter)),
     Pass("sequential-averages", _update_averages, needs=(Context, ReshardInserter, Averages), gives=(Repeated,)),
     Pass("merge-instances", _merge, needs=(Context, ReshardInserter), gives=(Merged,)),
     Pass("parameter-servers", _serve, _is_served, (Context,)),

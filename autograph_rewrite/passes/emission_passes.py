@@ -21,6 +21,7 @@ from autograph_rewrite.passes.emit.instances import place_instances
 from autograph_rewrite.passes.emit.order_collectives import order_collectives
 from autograph_rewrite.passes.emit.replica_layout import ReplicaLayout
 from autograph_rewrite.passes.emit.tensor_map import Layout
+from autograph_rewrite.passes.local_sgd.train_alone import Alone
 from autograph_rewrite.passes.propagation_passes import Resolved, Sharded
 from autograph_rewrite.passes.reshard.insert_reshards import ReshardInserter
 from autograph_rewrite.plan.parts.notes import Note
@@ -98,6 +99,7 @@ def _report(rewrite: Rewrite) -> Report:
         held=held_bytes(graph, item.variables, run_devices(plan, rewrite.task)),
         batches=named_groups(rewrite.get(ReshardInserter).groups, item, rewrite.get(Propagation), resolved.shared),
         inexact=resolved.inexact,
+        averaged=tuple(rewrite.get(Alone).averages.averaged) if rewrite.has(Alone) else (),
         policies=described(plan, item.variables),
         covered=resolved.covered,
         recomputed=recomputed,

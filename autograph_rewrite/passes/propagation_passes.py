@@ -29,6 +29,7 @@ from autograph_rewrite.passes.canonicalize.hoist_gathers import hoist_gathers
 from autograph_rewrite.passes.canonicalize.local_batch_norm import block_statistics, localize_batch_norm
 from autograph_rewrite.passes.canonicalize.variable_policies import Components, follow_policies
 from autograph_rewrite.passes.emit.order_accesses import AccessOrder, access_order
+from autograph_rewrite.passes.local_sgd.train_alone import Alone, notes_of, train_alone, trains_alone
 from autograph_rewrite.passes.localize.dynamic_partition import mark_dynamic_partitions
 from autograph_rewrite.passes.localize.gather_for_outputs import gather_for_outputs
 from autograph_rewrite.passes.localize.localize_indices import localize_indices
@@ -320,6 +321,7 @@ def _resolve(rewrite: Rewrite) -> None:
     inexact += tuple(Note(node.name, node.op, BY_REPLICA) for node in varying_values.uses_of_ids(state))
     changed = rewrite.get(Components).inexact if rewrite.has(Components) else {}
     inexact += tuple(Note(policy.variable, node.op, _said(policy)) for node, policy in changed.items())
+    inexact += tuple(notes_of(rewrite.get(Alone), item.variables)) if rewrite.has(Alone) else ()
     found = [Note(node.name, node.op, text) for node, text in notes(state)]
     if rewrite.plan.semantics.batch_norm == "local" and not any(note.text == OF_PARTS for note in inexact):
         found.append(Note("semantics.batch_norm", "local", IDLE))
@@ -354,6 +356,7 @@ def _resolved(rewrite: Rewrite, state: Propagation, sizes: Sizes) -> Plan:
 
 ANALYSIS = (
     Pass("propagate", _propagate, gives=(Propagation,)),
+    Pass("train-alone", train_alone, trains_alone, (Propagation,), (Propagation, Alone)),
     Pass("variable-policies", _follow_policies, _has_policies, (Propagation,), (Propagation, Components)),
     Pass("merge-varying", _merge_varying, _may_vary, (Propagation,), (Propagation,)),
     Pass("split-draws", _cut_draws, needs=(Propagation,), gives=(Propagation,)),

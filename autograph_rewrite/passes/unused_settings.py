@@ -217,6 +217,10 @@ def _batch_norm(setting: Setting) -> str:
     return "nothing in this graph is a batch normalisation to which that applies"
 
 
+def _local_sgd(setting: Setting) -> str:
+    return "there is one replica" if setting.plan.replicas == 1 else ""
+
+
 def _timeout(setting: Setting) -> str:
     plan = setting.plan
     waits = plan.mode == "mirrored" and plan.replicas > 1
@@ -282,6 +286,8 @@ READERS: Mapping[str, Reader] = MappingProxyType(
         **dict.fromkeys(
             ("variable_policies", "variable_policies.synchronization", "variable_policies.aggregation"), read
         ),
+        "local_sgd": _local_sgd,
+        **dict.fromkeys(("local_sgd.period", "local_sgd.warmup_steps", "local_sgd.average_slots"), read),
         **dict.fromkeys(("passes", "passes.file", "passes.after"), read),
         "memory_limit": _memory_limit,
         "mesh": read,

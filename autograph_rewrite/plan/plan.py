@@ -20,11 +20,13 @@ from autograph_rewrite.diagnostics.files import read_whole, write_whole
 from autograph_rewrite.diagnostics.located_yaml import Located, Source, load_yaml, parse_yaml
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.types.device_names import parse, process_of
+from autograph_rewrite.ir.types.replica_marks import AVERAGES
 from autograph_rewrite.plan import plan_pb2, proto_form, yaml_form
 from autograph_rewrite.plan.parts.messages import (
     Axis,
     BatchInput,
     EdgePlan,
+    LocalSgd,
     Micro,
     Model,
     Options,
@@ -62,6 +64,7 @@ class Plan(PlanView):
         padding: how long outputs are of workers whose sequences have other lengths: "longest", "power_of_two"; "equal":
             they have to have the same.
         policies: of variables whose updates may differ between replicas; of all others an update is that of one device.
+        local_sgd: how replicas meet that train by themselves; None: every step has the gradient of the whole batch.
         model_edges: conversions on the model axis, within each replica; found with `edges`.
         edges: empty in a request; resolved by propagation.
         source: the file that it came from, for error messages; no part of its value.
@@ -91,6 +94,7 @@ class Plan(PlanView):
     model: Model | None = None
     model_edges: tuple[EdgePlan, ...] = ()
     policies: tuple[Policy, ...] = ()
+    local_sgd: LocalSgd | None = None
     source: Source = field(default_factory=lambda: Source("plan"), compare=False, repr=False)
 
     @property
@@ -239,7 +243,7 @@ class Plan(PlanView):
 
     def without_stages(self) -> Plan:
         """The plan for a step that trains nothing: no micro-batches, and each process that had stages is a replica."""
-        whole = replace(self, micro=None, pipeline=None, remat=None)
+        whole = replace(self, micro=None, pipeline=None, remat=None, local_sgd=None)
         if self.pipeline is not None and self.model is not None:
             whole = replace(whole, model=None, mesh=(Axis("data", len(self.devices)),))
         if not self.stage_hosts:
@@ -247,6 +251,11 @@ class Plan(PlanView):
         firsts = (next(d for d in self.part_devices if process_of(d) == host) for host in self.stage_hosts)
         mesh = (Axis("data", len(self.stage_hosts)),)
         return replace(whole, devices=tuple(firsts), mode="mirrored", mesh=mesh, model=None, edges=())
+
+    def period_of(self, edge: EdgePlan) -> int:
+        """Once in how many steps an edge is exchanged."""
+        is_average = self.local_sgd is not None and edge.node.startswith(f"{AVERAGES}/")
+        return self.local_sgd.period if is_average and self.local_sgd is not None else 1
 
     @property
     def compresses(self) -> bool:

@@ -20,6 +20,7 @@ _OWN = "own_"
 """Begins the name of a field with the name of what is the user's own, where the enumerated one says `own`."""
 _PARTS: dict[str, type[Any]] = {
     "Policy": messages.Policy,
+    "LocalSgd": messages.LocalSgd,
     "Axis": messages.Axis,
     "Semantics": messages.Semantics,
     "Micro": messages.Micro,

@@ -64,6 +64,7 @@ def request(item: ItemLike, config: Config, *, strategy: str) -> Plan:
         model=model,
         passes=own_passes(config),
         policies=policies,
+        local_sgd=messages.LocalSgd(**config.local_sgd.model_dump()) if config.local_sgd is not None else None,
         steps_per_run=config.steps_per_run if config.steps_per_run > 1 else 0,
         notes=(*_idle_devices(config), *notes),
         padding=_PADDINGS[config.padding],

@@ -23,7 +23,7 @@ from dataclasses import replace
 from autograph_rewrite.analysis.facts.placement import PARTIAL, REPLICATED
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.codecs.builtin import NONE
-from autograph_rewrite.ir.control_flow import unconditional_nodes
+from autograph_rewrite.ir.control_flow import Guards, frames_of, guards_of, unconditional_nodes
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.traversal import ancestors, dependencies, levels
 from autograph_rewrite.ir.types.device_names import parse
@@ -65,6 +65,7 @@ def assign_buckets(
     if not candidates:
         return list(edges.values())
     depths, level = _depths(state), levels(state.order)
+    branches = _branches(state) if plan.local_sgd is not None else {}
     in_memory = len(plan.processes) == 1 and all(parse(device).kind == "CPU" for device in plan.devices)
     number = 0
     open_buckets: dict[object, tuple[int, int]] = {}  # kind -> (number, bytes so far)
@@ -72,7 +73,7 @@ def assign_buckets(
     # Optimizers name gradients in the order of the layers, but those of the last layer are ready first.
     for key, edge in sorted(edges.items(), key=lambda one: level.get(state.graph.value(one[1].value).node, 0)):
         value = state.graph.value(edge.value) if edge.value in candidates and edge.to == "replicated" else None
-        depth = depths.get(value.node) if value is not None else None
+        depth = depths.get(value.node, branches.get(value.node)) if value is not None else None
         if value is None or depth is None or not _is_fixed(state, value):
             continue
         options = plan.options_of(edge.owner)
@@ -95,7 +96,8 @@ def assign_buckets(
         value = state.graph.value(edge.value)
         return depths.get(value.node) if _is_fixed(state, value) else None
 
-    return add_riders(plan, state, listed, depth_of) if are_run_together(plan, variables) else listed
+    rides = plan.local_sgd is None and are_run_together(plan, variables)  # not every step has averages to ride with
+    return add_riders(plan, state, listed, depth_of) if rides else listed
 
 
 def _is_summed(edge: EdgePlan) -> bool:
@@ -108,6 +110,12 @@ def _is_summed(edge: EdgePlan) -> bool:
 def _is_fixed(state: Propagation, value: Value) -> bool:
     fact = state.source(value)
     return fact.placement == PARTIAL and not wire_types.may_change(fact)
+
+
+def _branches(state: Propagation) -> dict[Node, Guards]:
+    """Return, for nodes of branches outside of loops, when they run: averages that are due together travel together."""
+    guards = guards_of(state.order, frames_of(state.order))
+    return {node: found for node, found in guards.items() if node not in state.looped}
 
 
 def _depths(state: Propagation) -> dict[Node, int]:

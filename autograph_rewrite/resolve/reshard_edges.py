@@ -31,6 +31,7 @@ from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_updat
 from autograph_rewrite.item import Variable
 from autograph_rewrite.plan.parts import collective_keys
 from autograph_rewrite.plan.parts.batch_split import DIGEST
+from autograph_rewrite.plan.parts.lowerings import Operation
 from autograph_rewrite.plan.parts.messages import OUTPUT, SIZES, STEP, EdgePlan
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve import compression, wire_types
@@ -76,10 +77,14 @@ def resolve_edges(
         if edges.is_spread(value):
             edges.add(value, "replicated", OUTPUT)
     edges.pad(padded)
+    if plan.local_sgd is not None and any(variable.captured for variable in variables.values()):
+        edges.drop_unread_sizes()
     found = _homed(plan, state, _without_statistics(state, edges.found))
     found = compression.choose(plan, state, found, variables)
     found = _on_logical_devices(plan, state, found)
-    listed = compression.with_rounds(assign_buckets(plan, state, found, variables), state, variables)
+    bucketed = assign_buckets(plan, state, found, variables)
+    bucketed = [replace(edge, bytes=-(-edge.bytes // plan.period_of(edge))) for edge in bucketed]
+    listed = compression.with_rounds(bucketed, state, variables)
     keyed = collective_keys.with_keys(listed, plan.devices, plan.members)
     return replace(plan.with_edges(keyed), batch=sizes.batch)
 
@@ -163,6 +168,15 @@ class _Edges:
             rank = self.state.source(value).rank or 0
             self.found[name, SIZES] = _sizes_edge(value, "outputs are padded to the longest", rank)
             self.found[name, repr(REPLICATED)] = replace(edge, lowering="host_gather", padded=dims)
+
+    def drop_unread_sizes(self) -> None:
+        """Let processes keep the sizes of their parts to themselves where nothing is joined that is made of them.
+
+        Those of sessions go on telling each other: TensorFlow numbers the runs of a session with collectives by asking
+        worker 0, which may be a run ahead where runs do not meet.
+        """
+        if not any(edge.lowered.does(Operation.GATHER) or edge.to == "local" for edge in self.found.values()):
+            self.found.pop((measured_input(self.state).name, SIZES), None)
 
     def _edge(self, value: Value, target: str, reason: str) -> EdgePlan:
         plan, state = self.plan, self.state

@@ -81,6 +81,7 @@ def distribute(
 
 def _distributed_model(model: Any, rewriter: Rewriter, batch_inputs: Mapping[str, int | None] | None) -> Any:
     """Return the model, whose `fit` survives the loss of workers in an elastic job."""
+    from autograph_rewrite.runtime.keras.average_variables import average_in_fit
     from autograph_rewrite.runtime.keras.model import distribute_keras
 
     memory = JobMemory.here()
@@ -88,6 +89,8 @@ def _distributed_model(model: Any, rewriter: Rewriter, batch_inputs: Mapping[str
         seed(memory)
     job = rewriter.keras_job(batch_inputs)
     model = distribute_keras(model, rewriter, batch_inputs=batch_inputs, job=job, steps=rewriter.steps_per_run)
+    if rewriter.trains_alone:
+        average_in_fit(model)
     if memory is not None:
         make_elastic(model, memory, rewriter.snapshot_steps)
     else:
@@ -143,6 +146,11 @@ class Rewriter:
         if job.member is not None:
             join(job.member)
         keep_steps(job.config)
+        if job.given.local_sgd is not None and JobMemory.here() is not None:
+            raise ConfigError(
+                "local_sgd lets each worker train by itself, and what a lost one has trained is on no other",
+                hint="leave local_sgd out of an elastic job, or start the job without --elastic",
+            )
         if job.config is not None:
             self._job = replace(job, given=with_local_devices(job.config))
         self.devices = self._own_devices()
@@ -161,6 +169,11 @@ class Rewriter:
     def timeout_seconds(self) -> float:
         """How long to wait for other workers."""
         return self._job.given.timeout_seconds
+
+    @property
+    def trains_alone(self) -> bool:
+        """Whether replicas train by themselves between averages."""
+        return self._job.given.local_sgd is not None
 
     @property
     def snapshot_steps(self) -> int:

@@ -7,7 +7,7 @@ task at a time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from autograph_rewrite.analysis.work.op_work import Work
 from autograph_rewrite.cost.hardware.machine import SERIAL, Compute, Machine
@@ -81,6 +81,13 @@ class Task:
     ready: float = 0.0
     start: float = 0.0
     end: float = 0.0
+
+    def once_in(self, steps: int) -> Task:
+        """Return it as it is on the average of steps in which it is done once; before it is linked to others."""
+        if steps == 1:
+            return self
+        holds, traffic = ({key: one / steps for key, one in found.items()} for found in (self.holds, self.traffic))
+        return replace(self, holds=holds, traffic=traffic, seconds=self.seconds / steps)
 
     def after(self, tasks: Iterable[Task | None]) -> None:
         """Let it wait for others."""

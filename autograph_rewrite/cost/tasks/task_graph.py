@@ -174,6 +174,7 @@ class Builder:
     def _exchange(self, group: Group) -> Task:
         """Make the tasks of a group, and the buffers of what comes out; return the first task."""
         chain = list(tasks_of(group, self.topology)) or [Task(group.name, COMPUTE, group.kind, {}, 0.0)]
+        chain = [task.once_in(self.plan.period_of(group.first)) for task in chain]
         for before, after in pairwise(chain):
             after.needs.append(before)
         device = group.first.logical

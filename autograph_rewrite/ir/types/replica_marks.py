@@ -14,6 +14,8 @@ from __future__ import annotations
 import re
 
 SCOPE = "autograph_replica"
+AVERAGES = "autograph_local_sgd"
+"""The scope of what passes add to average variables that replicas train by themselves."""
 ID, COUNT, SUM, GATHER, WEIGHT = "id", "count", "sum", "gather", "weight"
 ADDED = (SUM, GATHER)
 """The marks of what is added up over the replicas."""

@@ -21,6 +21,7 @@ from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.replication import Span, common_name
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import device_specs
+from autograph_rewrite.ir.types.replica_marks import AVERAGES
 from autograph_rewrite.ir.verify.collectives import collective_faults
 from autograph_rewrite.ir.verify.dead_values import on_other_devices, values_arrive
 from autograph_rewrite.ir.verify.folded import Fault, folded_faults, raise_for
@@ -198,7 +199,7 @@ def no_storage_is_shared_by_accident(finished: Finished) -> Iterator[Fault]:
 
 
 def variables_are_written_as_often(finished: Finished) -> Iterator[Fault]:
-    """One step, and the initialisation, write each copy of a variable as often as in the original."""
+    """One step, and the initialisation, write each copy of a variable as often as in the original; averages apart."""
     original = finished.original
     step = (*original.targets, *(info.tensor for info in original.outputs.values()))
     for what, names in (("step", step), ("initialisation", tuple(filter(None, [original.init_op])))):
@@ -221,4 +222,5 @@ def variables_are_written_as_often(finished: Finished) -> Iterator[Fault]:
 def _writes(graph: Graph, names: Iterable[str]) -> dict[Node, int]:
     roots = [graph.nodes[name.partition(":")[0]] for name in names]
     needed = ancestors(roots)
-    return {handle: len(ops) for handle, ops in variable_ops.updates(n for n in graph if n in needed).items()}
+    steps = (n for n in graph if n in needed and not common_name(n.name).startswith(f"{AVERAGES}/"))
+    return {handle: len(ops) for handle, ops in variable_ops.updates(steps).items()}

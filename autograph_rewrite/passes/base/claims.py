@@ -100,7 +100,9 @@ def _inexact(state: Propagation, plan: Plan) -> list[str]:
     found = []
     if plan.semantics.random == "independent":
         found.append("random: independent")
-    if any(OF_BLOCK in node.attrs or BLOCK_STATISTICS in node.attrs for node in state.order):
+    if plan.local_sgd is not None:
+        found.append("local_sgd")
+    elif any(OF_BLOCK in node.attrs or BLOCK_STATISTICS in node.attrs for node in state.order):
         found.append("batch_norm: local")
     if any(VARYING in node.attrs for node in state.order):
         found.append("values of each replica")

@@ -46,6 +46,7 @@ class Report(NotebookView):
         held: bytes of variables on each device of this process, shards and copies counted.
         batches: names of the batch inputs in groups of one size each; none where all are of one.
         inexact: what is another quantity than on one device because the configuration asks for it.
+        averaged: names of variables that replicas train by themselves, and average (`local_sgd`).
         contents: of one of several processes, what its graph must have in common with the others'.
         digests: of one of several processes, the tensor that is fed its digest, and the one that holds those of all.
         policies: of each variable, what an update means on several replicas, and who says so.
@@ -69,6 +70,7 @@ class Report(NotebookView):
     held: Mapping[str, int] = field(default_factory=dict)
     batches: tuple[tuple[str, ...], ...] = ()
     inexact: tuple[Note, ...] = ()
+    averaged: tuple[str, ...] = ()
     covered: Coverage = NOT_MEASURED
     recomputed: Decision = field(default_factory=Decision)
     policies: Mapping[str, str] = field(default_factory=dict)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from autograph_rewrite.analysis.rules.base import OWN_VALUE
 from autograph_rewrite.ir.graph import Node, Select, Span, Value
 from autograph_rewrite.ir.replace_op import take_name
 from autograph_rewrite.ir.types import dtypes
@@ -59,9 +60,9 @@ def _merge(context: Context, reshard: ReshardInserter, node: Node, declared: lis
 
 
 def _readable(context: Context, reshard: ReshardInserter, value: Value) -> Value:
-    """Return the whole of a value; of a container, which has none, replica 0's."""
-    is_container = value.dtype in (dtypes.VARIANT, dtypes.RESOURCE)
-    return value if is_container else reshard.whole(value, value.node)
+    """Return the whole of a value; of what has none, a container or what is each replica's own, replica 0's."""
+    has_none = value.dtype in (dtypes.VARIANT, dtypes.RESOURCE) or context.fact(value).placement == OWN_VALUE
+    return value if has_none else reshard.whole(value, value.node)
 
 
 def _members(values: Iterable[Value]) -> list[Node]:

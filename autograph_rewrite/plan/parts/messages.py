@@ -50,6 +50,21 @@ class Policy:
 
 
 @dataclass(frozen=True)
+class LocalSgd:
+    """How replicas meet that train by themselves: their variables are averaged.
+
+    Attributes:
+        period: after how many steps.
+        warmup_steps: how many steps in the beginning are averaged one by one.
+        average_slots: what optimizers keep for variables is averaged, too.
+    """
+
+    period: int
+    warmup_steps: int = 0
+    average_slots: bool = True
+
+
+@dataclass(frozen=True)
 class Axis:
     """A device axis: `data` (replicas) or `model` (devices of a replica)."""
 

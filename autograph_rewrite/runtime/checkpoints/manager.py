@@ -24,7 +24,7 @@ from autograph_rewrite.runtime.checkpoints.bundle import read
 from autograph_rewrite.runtime.checkpoints.deal import Piece, deal
 from autograph_rewrite.runtime.checkpoints.folder import PREFIX, CheckpointFolder, Manifest
 from autograph_rewrite.runtime.checkpoints.joint_save import JointSave
-from autograph_rewrite.runtime.checkpoints.targets import Target, target_of
+from autograph_rewrite.runtime.checkpoints.targets import Target, average_variables, target_of
 from autograph_rewrite.runtime.consensus.agreement import common_name
 from autograph_rewrite.runtime.consensus.rendezvous import Rendezvous
 from autograph_rewrite.runtime.failures.liveness import listed, name_of
@@ -129,6 +129,7 @@ class CheckpointManager:
         """
         self.wait()
         self._pace.saved(step, Stop.here().steps, extra)
+        average_variables(self._given)
         target = self._target()
         pieces = deal(target.common, len(self._names))[self._task]
         pieces += [Piece(name, extent.shape) for name, extent in target.own.items()]

@@ -63,6 +63,26 @@ def target_of(given: Any) -> Target:
     return _tracked(given)
 
 
+def average_variables(given: Any) -> None:
+    """Let replicas meet that have trained by themselves since they were averaged (`local_sgd`).
+
+    Args:
+        given: as for `target_of`.
+    """
+    keras = sys.modules.get("keras")
+    if isinstance(given, DistributedSession):
+        given.average_variables()
+    elif keras is not None and isinstance(given, keras.Model):
+        from autograph_rewrite.runtime.keras.model import functions_of
+
+        for function in functions_of(given):
+            function.average_variables()
+    else:
+        for _, one in _objects(given):
+            if isinstance(one, DistributedFunction):
+                one.average_variables()
+
+
 @dataclass(frozen=True)
 class EagerVariables:
     """Variables of the eager runtime: a step gives one that is being held a new buffer, so holding is a snapshot."""
@@ -140,20 +160,28 @@ def _tracked(root: Any) -> EagerVariables:
     tf = tensorflow()
     common: dict[str, Any] = {}
     own: dict[str, Any] = {}
-    seen = {id(root)}
-    queue = deque([("", root)])
-    while queue:
-        path, one = queue.popleft()
+    for path, one in _objects(root):
         if isinstance(one, DistributedFunction):
             own |= {f"{path}/{name}" if path else name: variable for name, variable in _children(one.state)}
         if isinstance(one, tf.Variable):
             common[path or one.name.partition(":")[0]] = one
+    return EagerVariables.of(common, own)
+
+
+def _objects(root: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what TensorFlow tracks from an object on, each with the way to it."""
+    tf = tensorflow()
+    seen = {id(root)}
+    queue = deque([("", root)])
+    while queue:
+        path, one = queue.popleft()
+        yield path, one
+        if isinstance(one, tf.Variable):
             continue
         for name, child in sorted(tf.train.TrackableView.children(one).items()):
             if id(child) not in seen and not (isinstance(one, DistributedFunction) and name == "state"):
                 seen.add(id(child))
                 queue.append((f"{path}/{name}" if path else name, child))
-    return EagerVariables.of(common, own)
 
 
 def _children(module: Any) -> Iterator[tuple[str, Any]]:

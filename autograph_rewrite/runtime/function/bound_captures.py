@@ -7,7 +7,7 @@ captured tf.Variable w ──► w                       replica 0 reads the use
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from autograph_rewrite.errors import GraphError
@@ -63,10 +63,14 @@ class BoundCaptures:
     @property
     def variables(self) -> list[Mirrored]:
         """The captured variables."""
+        return self.named([capture.name for capture, _ in self._captured if capture.name is not None])
+
+    def named(self, names: Collection[str]) -> list[Mirrored]:
+        """Return those of the captured variables that have one of these names."""
         return [
             self._mirrors.of(capture.value, *kind_of(self._item, capture.name))
             for capture, _ in self._captured
-            if capture.name is not None
+            if capture.name is not None and capture.name in names
         ]
 
     def values(self, arguments: Sequence[str], devices: Sequence[str]) -> list[Any]:

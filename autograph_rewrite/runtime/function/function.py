@@ -97,6 +97,7 @@ class DistributedFunction:
         self._arguments = Arguments(function, batch_inputs)
         self._run_unconverted = self._tf.autograph.experimental.do_not_convert(self._run)
         self._traces: list[_Traced] = []
+        self._ahead: Step | SessionStep | None = None  # what has run since variables were averaged
         self._known: dict[Hashable, _Traced] = {}
         self._specs: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self._fixed = bool(specs or named_specs) or hasattr(function, "structured_input_signature")
@@ -121,6 +122,16 @@ class DistributedFunction:
     def state(self) -> Any:
         """A tf.Module of what rewriting added, such as the residuals of compressors: one variable per replica."""
         return self._mirrors.extra.module
+
+    def average_variables(self) -> None:
+        """With `local_sgd`, average now what replicas have trained by themselves; in a job all workers call it.
+
+        Raises:
+            ClusterError: somebody is missing.
+        """
+        ahead, self._ahead = self._ahead, None
+        if isinstance(ahead, Step):
+            ahead.average_variables()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one step, or with `steps_per_run` as many as the arguments have rows."""
@@ -152,6 +163,7 @@ class DistributedFunction:
         if self._elastic is not None:
             self._elastic.before(traced.original)
         results = self._observed(traced, tensors, rows)
+        self._ahead = traced.step
         if self._elastic is not None:
             self._elastic.after()
         return results

@@ -64,6 +64,10 @@ class Mirrored:
             with self._tf.device(self.handle.device):
                 self._tf.raw_ops.AssignVariableOp(resource=self.handle, value=self._tf.constant(value, self.dtype))
 
+    def held(self) -> list[Any]:
+        """Return what the user's variable and each copy hold."""
+        return [self.value(), *(copy.read_value() for copy in self.copies.values())]
+
     def refresh(self, value: Any) -> list[Any]:
         """Give all copies a value; return the ops, which exist while a function is traced."""
         ops = []

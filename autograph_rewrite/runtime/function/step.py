@@ -23,6 +23,7 @@ from autograph_rewrite.runtime.consensus import failed_steps
 from autograph_rewrite.runtime.consensus.agreement import CARRY_ON, COMPARE, adopt_from_chief, require_consensus
 from autograph_rewrite.runtime.consensus.coordinator import Coordinator, SingleProcess, Workers
 from autograph_rewrite.runtime.consensus.divergence import Account, Telling, nothing
+from autograph_rewrite.runtime.consensus.replica_means import replica_means
 from autograph_rewrite.runtime.consensus.step_digest import Inputs, described, digest_of, written_between
 from autograph_rewrite.runtime.failures.liveness import PeerMonitor
 from autograph_rewrite.runtime.failures.watchdog import Watchdog, may_wait
@@ -197,6 +198,22 @@ class Step:
             self._coordinator.require_equal(self._account, results[count].numpy())
         return results[:count]
 
+    def average_variables(self) -> None:
+        """Give all replicas the mean of what they have trained by themselves; all workers call it together.
+
+        Raises:
+            ClusterError: somebody is missing.
+        """
+        report = self.item.report
+        if report is None or not report.averaged:
+            return
+        variables = self._captures.named(report.averaged)
+        rows = [[np.asarray(value) for value in variable.held()] for variable in variables]
+        means = replica_means(rows, self._member, report.plan.timeout_seconds)
+        for variable, mean in zip(variables, means, strict=True):
+            variable.write(mean)
+            variable.refresh(variable.value())
+
     def _called(self, args: list[Any], stacked: Stacked | None, cancellation: Any = None) -> list[Any]:
         if stacked is None:
             return self._call(args, cancellation)
@@ -217,7 +234,17 @@ class Step:
         return [x[0] if rows[index] and index in batches else x for index, x in enumerate(flat)]
 
     def _run_in_graph(self, args: list[Any], stacked: Stacked | None) -> list[Any]:
-        """Call the function from one that is being traced."""
+        """Call the function from one that is being traced.
+
+        Raises:
+            GraphError: replicas have variables of their own, which are copied at each call there.
+        """
+        if self.item.report is not None and self.item.report.averaged:
+            raise GraphError(
+                f"{self._what} trains each replica by itself (local_sgd), and a function that calls it gives all the "
+                "variables of the first one",
+                hint="call it from Python; steps_per_run runs several steps in one call",
+            )
         count = len(self.binding.outputs)
         if self._guard is None:
             return self._called(args, stacked)[:count]

@@ -19,6 +19,7 @@ from autograph_rewrite.runtime.consensus import failed_steps
 from autograph_rewrite.runtime.consensus.agreement import CARRY_ON, common_name, require_consensus
 from autograph_rewrite.runtime.consensus.broadcast_queue import abandon
 from autograph_rewrite.runtime.consensus.coordinator import Coordinator, Workers
+from autograph_rewrite.runtime.consensus.replica_means import replica_means
 from autograph_rewrite.runtime.consensus.session_digest import SessionDigest
 from autograph_rewrite.runtime.session.batch_sizes import check_batch_sizes
 from autograph_rewrite.runtime.session.chief_driven import ChiefDrivenSession
@@ -307,6 +308,18 @@ class DistributedSession:
         self.run_ops([ops for ops, _ in writes], fed)
         if self._digest is not None:
             self._digest.wrote({name: v for name, v in values.items() if name not in self.item.state})
+
+    def average_variables(self) -> None:
+        """With `local_sgd`, average now what replicas have trained by themselves; in a job all workers call it.
+
+        Raises:
+            ClusterError: somebody is missing.
+        """
+        report = self.item.report
+        names = report.averaged if report is not None else ()
+        rows = self.run_ops([self._variables.copies(name) for name in names])
+        means = replica_means(rows, self._member, report.plan.timeout_seconds) if names else []
+        self.write_variables(dict(zip(names, means, strict=True)))
 
     @property
     def whole_variables(self) -> WholeVariables:

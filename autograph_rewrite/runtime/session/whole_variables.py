@@ -29,6 +29,7 @@ class WholeVariables:
         self._item = item
         self._graph = graph
         self._known: Mapping[str, Variable] = {**item.state, **item.variables}
+        self._held: dict[str, list[Any]] = {}
         self._writes: dict[str, tuple[list[Any], list[Any]]] = {}
         with graph.as_default():
             self._reads = {name: self._read(name) for name in self._known if self._is_there(name)}
@@ -43,6 +44,13 @@ class WholeVariables:
             close = difflib.get_close_matches(name, self._reads, n=3)
             raise GraphError(f"there is no variable '{name}'", hint=f"closest: {', '.join(close)}" if close else None)
         return self._reads[name]
+
+    def copies(self, name: str) -> list[Any]:
+        """Return tensors with what each replica of this process has of a variable, made once."""
+        if name not in self._held:
+            with self._graph.as_default():
+                self._held[name] = [copy.read() for copy in self._copies(name)]
+        return self._held[name]
 
     @property
     def readable(self) -> dict[str, Variable]:

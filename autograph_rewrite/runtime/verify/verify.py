@@ -165,6 +165,8 @@ def _semantics_notes(plan: Plan) -> list[str]:
     notes = []
     if plan.semantics.random == "independent":
         notes.append("semantics.random is independent: replicas draw their own numbers, so results differ by design")
+    if plan.local_sgd is not None:
+        notes.append("local_sgd lets each replica train by itself, so variables differ from one device's by design")
     if plan.semantics.batch_norm == "local":
         notes.append("semantics.batch_norm is local: replicas have their own statistics, so results differ by design")
     return notes

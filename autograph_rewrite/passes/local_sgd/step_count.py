@@ -1,0 +1,49 @@
+"""What local steps need of the runtime: a counter that is kept from step to step, and a part of each batch.
+
+before   step = Identity(0)                     next = step + 1
+after    step = Identity(ReadVariableOp(n))     next = step + 1 ──► n
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from autograph_rewrite.ir.graph import Span
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.passes.base.builder import Builder
+from autograph_rewrite.passes.base.context import Context, Site
+from autograph_rewrite.passes.collectives.block_bounds import Blocks
+from autograph_rewrite.passes.compression.compressor_state import AuxiliaryVariable
+from autograph_rewrite.passes.local_sgd.averages import SCOPE
+from autograph_rewrite.passes.local_sgd.train_alone import Alone
+
+TOO_FEW = (
+    "with local_sgd each replica trains on its part of the batch, and this batch has fewer examples than replicas: "
+    "drop the last one (drop_remainder=True), or leave local_sgd out"
+)
+
+
+def keep_counts(context: Context, blocks: Blocks, alone: Alone) -> None:
+    """Keep the counters of steps, and refuse a batch that leaves a replica without examples.
+
+    Args:
+        context: the rewrite.
+        blocks: of the batch.
+        alone: what replicas train by themselves.
+    """
+    for counter in alone.averages.counters:
+        near = counter.before.output()
+        kept = AuxiliaryVariable(context, f"{SCOPE}/steps", (), dtypes.INT64, near=near)
+        counter.before.set_input(0, kept.before)
+        kept.becomes(counter.after, counter.after)
+    parts = [node for node in alone.own.parts if node.name in context.graph.nodes]
+    if not parts:
+        return
+    build = Builder.of(context, blocks.source, f"{SCOPE}/examples", span=Span.ONCE)
+    enough = build.op("GreaterEqual", blocks.part, build.const(context.local, dtypes.INT32, "replicas"), what="suffice")
+    text = {"value": np.asarray(TOO_FEW.encode(), object), "dtype": dtypes.STRING}
+    said = context.add("Const", [], Site(f"{SCOPE}/too_few", Span.ONCE, blocks.source.node), attrs=text)
+    site = Site(f"{SCOPE}/check", Span.ONCE, blocks.source.node)
+    check = context.add("Assert", [enough, said.output()], site, attrs={"T": (dtypes.STRING,)})
+    for node in parts:
+        node.add_control(check)

@@ -1,0 +1,60 @@
+"""A model with `local_sgd` meets where an epoch ends, and before it evaluates or predicts: variables are averaged.
+
+step ─► step ─► ... ─► averaged ─► validation ─► logs of the epoch ─► callbacks: checkpoints save what all have
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from autograph_rewrite.load.signature.keras_state import callbacks_of
+from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime.keras.model import functions_of
+
+
+def average_in_fit(model: Any) -> None:
+    """Let a model average what replicas have trained by themselves before metrics or callbacks tell of an epoch.
+
+    Args:
+        model: a distributed Keras model.
+    """
+    object.__setattr__(model, "fit", _fitting(model, model.fit))
+    object.__setattr__(model, "get_metrics_result", _measuring(model, model.get_metrics_result))
+
+
+def _average(model: Any) -> None:
+    for function in functions_of(model):
+        function.average_variables()
+
+
+def _measuring(model: Any, measure: Callable[[], Any]) -> Callable[[], Any]:
+    @functools.wraps(measure)
+    def measured() -> Any:
+        if tensorflow().executing_eagerly():  # a step that is being traced has what it has
+            _average(model)
+        return measure()
+
+    return measured
+
+
+def _fitting(model: Any, fit: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(fit)
+    def fitted(*args: Any, **kwargs: Any) -> Any:
+        import keras
+
+        class Averages(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+            """Averages at the end of each epoch."""
+
+            def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+                """Average before the callbacks behind this one."""
+                _average(model)
+
+        call = inspect.signature(fit).bind(*args, **kwargs)
+        call.apply_defaults()
+        call.arguments["callbacks"] = [Averages(), *callbacks_of(call.arguments.get("callbacks"))]
+        return fit(*call.args, **call.kwargs)
+
+    return fitted
