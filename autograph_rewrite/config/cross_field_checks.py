@@ -266,7 +266,7 @@ def replicas_that_train_alone_have_all_of_it(config: Config) -> Iterator[Clash]:
     """With `local_sgd` a replica is one device that has every variable, and averages are what crosses."""
     if config.local_sgd is None:
         return
-    asked = [
+    asked: list[tuple[KeyPath, bool, str]] = [
         (("strategy", "name"), config.strategy.name != "AllReduce", f"the strategy {config.strategy.name}"),
         (("strategy", "variables"), config.mode == "shared", "variables that replicas share"),
         (("strategy", "compressor"), config.strategy.compressor != "none", "a compressor, which is for gradients"),

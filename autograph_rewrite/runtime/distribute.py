@@ -22,7 +22,7 @@ from autograph_rewrite.plan.replica_devices import needed_devices, run_devices
 from autograph_rewrite.plan.selected import chosen
 from autograph_rewrite.resolve import coverage
 from autograph_rewrite.runtime.elastic.function_steps import FunctionSteps
-from autograph_rewrite.runtime.elastic.job_memory import JobMemory
+from autograph_rewrite.runtime.elastic.job_memory import JobMemory, require_alike
 from autograph_rewrite.runtime.elastic.keras_fit import make_elastic, seed
 from autograph_rewrite.runtime.elastic.own_loop import OwnLoop, keep_steps
 from autograph_rewrite.runtime.function.function import DistributedFunction
@@ -146,11 +146,7 @@ class Rewriter:
         if job.member is not None:
             join(job.member)
         keep_steps(job.config)
-        if job.given.local_sgd is not None and JobMemory.here() is not None:
-            raise ConfigError(
-                "local_sgd lets each worker train by itself, and what a lost one has trained is on no other",
-                hint="leave local_sgd out of an elastic job, or start the job without --elastic",
-            )
+        require_alike(trains_alone=self.trains_alone)
         if job.config is not None:
             self._job = replace(job, given=with_local_devices(job.config))
         self.devices = self._own_devices()

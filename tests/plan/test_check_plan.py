@@ -239,6 +239,13 @@ def test_a_policy_is_for_a_variable_that_can_have_it(policy: messages.Policy, te
     assert text in found
 
 
+def test_replicas_that_train_by_themselves_have_all_variables() -> None:
+    alone = messages.LocalSgd(4)
+    assert problems(replace(mirrored_plan(), local_sgd=alone)) == []
+    assert "period 0" in problems(replace(mirrored_plan(), local_sgd=messages.LocalSgd(0)))[0]
+    assert "not with micro-batches" in problems(replace(mirrored_plan(), local_sgd=alone, micro=messages.Micro(2)))[0]
+
+
 def test_a_variable_has_one_policy() -> None:
     policy = messages.Policy("count", "on_write", "sum")
     assert problems(replace(mirrored_plan(), policies=(policy,))) == []

@@ -20,6 +20,7 @@ PROTO = Path("autograph_rewrite") / "plan" / "plan.proto"
 MIRRORS = {
     "Plan": Plan,
     "Policy": messages.Policy,
+    "LocalSgd": messages.LocalSgd,
     "Axis": messages.Axis,
     "Semantics": messages.Semantics,
     "BatchInput": messages.BatchInput,

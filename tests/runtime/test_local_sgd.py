@@ -353,3 +353,12 @@ def test_bytes_and_seconds_are_those_of_a_step_on_the_average_and_averages_share
         found[period] = sum(edge.bytes for edge in edges), sum(one.bytes for one in spent)
     assert found[1] == (2 * 8 * 15,) * 2
     assert found[8] == (2 * 15,) * 2  # of 15 numbers of 8 bytes, and their slots
+
+
+def test_an_elastic_job_does_not_train_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    from autograph_rewrite.runtime.elastic.job_memory import JobMemory
+
+    for name, value in JobMemory(tmp_path, 0, 0).environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match="a lost one"):
+        ar.distribute(momentum()[1], config(), *SPECS)

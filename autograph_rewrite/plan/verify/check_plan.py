@@ -214,6 +214,26 @@ def policies_fit(setting: Setting) -> Iterator[Finding]:
         yield Finding(("policies",), f"the variable '{name}' stands twice in policies")
 
 
+def replicas_that_train_alone_have_all_of_it(setting: Setting) -> Iterator[Finding]:
+    """Replicas that train by themselves are one device each, with every variable."""
+    plan, how = setting.plan, setting.plan.local_sgd
+    if how is None:
+        return
+    if how.period < 1 or how.warmup_steps < 0:
+        message = f"local_sgd has period {how.period} and warmup_steps {how.warmup_steps}"
+        yield Finding(("local_sgd",), message, "period is at least 1, warmup_steps at least 0")
+    placed = any(request.placement != "replicated" or request.stage for request in plan.variables)
+    asked = {
+        "shared variables": plan.mode != "mirrored" and plan.replicas > 1,
+        "variables in parts or on servers": placed,
+        "micro-batches, stages or a model axis": plan.microbatches > 1 or bool(plan.part_devices),
+        "compressors": plan.compresses,
+        "policies of variables": bool(plan.policies),
+    }
+    for what in (what for what, is_asked in asked.items() if is_asked):
+        yield Finding(("local_sgd",), f"replicas train all variables by themselves, not with {what}", "leave one out")
+
+
 CHECKS: tuple[Callable[[Setting], Iterator[Finding]], ...] = (
     header_is_complete,
     steps_run_in_one_process,
@@ -225,6 +245,7 @@ CHECKS: tuple[Callable[[Setting], Iterator[Finding]], ...] = (
     batch_inputs_fit,
     variables_exist_once,
     policies_fit,
+    replicas_that_train_alone_have_all_of_it,
 )
 
 

@@ -72,6 +72,22 @@ class Snapshot:
             return cls(said["position"], [_typed(found[str(n)], name) for n, name in enumerate(said["types"])])
 
 
+def require_alike(*, trains_alone: bool) -> None:
+    """Refuse replicas that train by themselves in an elastic job: what a lost one has trained is on no other.
+
+    Args:
+        trains_alone: whether they do (`local_sgd`).
+
+    Raises:
+        ConfigError: they do, in an elastic job.
+    """
+    if trains_alone and JobMemory.here() is not None:
+        raise ConfigError(
+            "local_sgd lets each worker train by itself, and what a lost one has trained is on no other",
+            hint="leave local_sgd out of an elastic job, or start the job without --elastic",
+        )
+
+
 class JobMemory:
     """The memory of a job, as one generation of its workers sees it.
 

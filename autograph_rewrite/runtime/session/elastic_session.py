@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autograph_rewrite.item import GraphItem
+from autograph_rewrite.runtime.elastic.job_memory import require_alike
 from autograph_rewrite.runtime.elastic.own_loop import OwnLoop
 from autograph_rewrite.runtime.session.session import DistributedSession
 
@@ -17,8 +18,12 @@ def elastic_session(item: GraphItem, config: Any, target: str) -> DistributedSes
         item: rewritten, or an original.
         config: a `ConfigProto`, or None.
         target: address of a server; "": this process, or its job.
+
+    Raises:
+        ConfigError: its workers train by themselves (`local_sgd`).
     """
     loop = OwnLoop.here() if item.report is not None else None
+    require_alike(trains_alone=item.report is not None and bool(item.report.averaged))
     return _ElasticSession(item, config, target, loop) if loop is not None else None
 
 
