@@ -32,6 +32,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from autograph_rewrite.diagnostics.files import write_whole
+from autograph_rewrite.errors import ConfigError
 
 Array = np.ndarray[Any, Any]
 

@@ -14,6 +14,9 @@ from autograph_rewrite.load.signature.keras_state import callbacks_of
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.keras.model import functions_of
 
+AVERAGED = ("get_metrics_result", "evaluate", "predict", "test_on_batch", "predict_on_batch")
+"""Methods that tell of the model as it is: metrics are asked for where an epoch ends."""
+
 
 def average_in_fit(model: Any) -> None:
     """Let a model average what replicas have trained by themselves before metrics or callbacks tell of an epoch.
@@ -22,7 +25,8 @@ def average_in_fit(model: Any) -> None:
         model: a distributed Keras model.
     """
     object.__setattr__(model, "fit", _fitting(model, model.fit))
-    object.__setattr__(model, "get_metrics_result", _measuring(model, model.get_metrics_result))
+    for name in AVERAGED:
+        object.__setattr__(model, name, _averaged(model, getattr(model, name)))
 
 
 def _average(model: Any) -> None:
@@ -30,14 +34,14 @@ def _average(model: Any) -> None:
         function.average_variables()
 
 
-def _measuring(model: Any, measure: Callable[[], Any]) -> Callable[[], Any]:
-    @functools.wraps(measure)
-    def measured() -> Any:
+def _averaged(model: Any, method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def called(*args: Any, **kwargs: Any) -> Any:
         if tensorflow().executing_eagerly():  # a step that is being traced has what it has
             _average(model)
-        return measure()
+        return method(*args, **kwargs)
 
-    return measured
+    return called
 
 
 def _fitting(model: Any, fit: Callable[..., Any]) -> Callable[..., Any]:

@@ -201,8 +201,6 @@ class _StepOnData:
             steps: how many rows there are at most; 1: none.
         """
         data = self._without_optionals(data)
-        for function in () if self._training else functions_of(self._model):
-            function.average_variables()
         if self._job is None:
             return self._run(data, steps)
         part = self._job.part(data, self._kind)
