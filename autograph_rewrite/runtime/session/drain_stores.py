@@ -40,12 +40,13 @@ class StoreDrain:
                     if op.type == _QUEUE:
                         self._counts.append(raw.QueueSizeV2(handle=handle))
                         types = op.get_attr("component_types")
-                        self._takes.append(raw.QueueDequeueV2(handle=handle, component_types=types))
+                        taken = raw.QueueDequeueV2(handle=handle, component_types=types)
+                        self._takes.append(taken[0].op)  # not fetched: NumPy has no variants
                     else:
                         self._counts.append(raw.ResourceAccumulatorNumAccumulated(handle=handle))
                         dtype = op.get_attr("dtype")
-                        take = raw.ResourceAccumulatorTakeGradient(handle=handle, num_required=1, dtype=dtype)
-                        self._takes.append(take.op)
+                        taken = raw.ResourceAccumulatorTakeGradient(handle=handle, num_required=1, dtype=dtype)
+                        self._takes.append(taken.op)
 
     def counts(self) -> dict[str, int]:
         """Return how much each store that is not empty holds."""
