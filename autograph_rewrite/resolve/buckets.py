@@ -150,8 +150,12 @@ def add_riders(plan: Plan, state: Propagation, edges: Iterable[EdgePlan], depth_
     counts = any(_counts_examples(state, edge) for edge in listed)
     if not counts and all(parse(device).kind == "CPU" for device in plan.devices):
         numbers = 2 * (1 + DIGEST) * len(plan.processes) * EXACT[host.dtype]
-        told = {"lowering": host.lowering, "dtype": host.dtype, "bytes": numbers, "bucket": host.bucket}
-        listed = [replace(edge, **told) if edge.to == SIZES else edge for edge in listed]
+        listed = [
+            replace(edge, lowering=host.lowering, dtype=host.dtype, bytes=numbers, bucket=host.bucket)
+            if edge.to == SIZES
+            else edge
+            for edge in listed
+        ]
     return [
         replace(edge, bucket=host.bucket) if edge.value in riding and edge.to == host.to else edge for edge in listed
     ]

@@ -110,7 +110,12 @@ class ServerBuilder:
 
     def wrapped(self, value: Value, what: str) -> Value:
         """Return a value, of one dimension or more, as a variant, which is a scalar."""
-        attrs = {"RAGGED_RANK": 0, "Tvalues": value.dtype, "Tsplits": dtypes.INT64, "batched_input": False}
+        attrs: dict[str, Any] = {
+            "RAGGED_RANK": 0,
+            "Tvalues": value.dtype,
+            "Tsplits": dtypes.INT64,
+            "batched_input": False,
+        }
         return self.add("RaggedTensorToVariant", (value,), what, **attrs).output()
 
     def unwrapped(self, variants: Value, dtype: int, what: str, *, rank: int = 0, on_server: bool = False) -> Value:
@@ -123,7 +128,8 @@ class ServerBuilder:
             rank: 1 of a vector, else 0.
             on_server: whether worker 0 alone runs it, for all.
         """
-        attrs = {"input_ragged_rank": 0, "output_ragged_rank": rank, "Tvalues": dtype, "Tsplits": dtypes.INT64}
+        ranks = {"input_ragged_rank": 0, "output_ragged_rank": rank}
+        attrs: dict[str, Any] = {**ranks, "Tvalues": dtype, "Tsplits": dtypes.INT64}
         return self.add("RaggedTensorFromVariant", (variants,), what, on_server=on_server, **attrs).output(rank)
 
 

@@ -9,7 +9,7 @@ own need none: their members find each other by their keys.
 
 from __future__ import annotations
 
-from itertools import pairwise, takewhile
+from itertools import pairwise
 
 from autograph_rewrite.ir.control_flow import frames_of, guards_of
 from autograph_rewrite.ir.graph import Graph, Span
@@ -43,9 +43,9 @@ def order_collectives(graph: Graph) -> None:
         node.add_control(before)
     for guarded in [node for node in asking if node not in frames and guards.get(node)]:
         later = descendants([guarded])
-        independent = list(takewhile(lambda node, later=later: node not in later, free))
-        if independent:
-            guarded.add_control(independent[-1])
+        reached = next((i for i, node in enumerate(free) if node in later), len(free))
+        if reached:
+            guarded.add_control(free[reached - 1])
         beside = [node for node in asking if guards.get(node) == guards[guarded] and node not in frames]
         for before, node in pairwise(beside):
             node.add_control(before)

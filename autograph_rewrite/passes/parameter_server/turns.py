@@ -13,6 +13,7 @@ initialiser; `runtime.session.drain_stores` begins anew behind a run that has fa
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.types import dtypes
@@ -51,7 +52,7 @@ class Turns:
             self.all_began = home.add("QueueEnqueueV2", (ready, true), "say", controls=[begun], timeout_ms=-1)
         else:
             needed = home.const(self.others, dtypes.INT32, "others")
-            attrs = {"component_types": [dtypes.BOOL], "timeout_ms": -1}
+            attrs: dict[str, Any] = {"component_types": [dtypes.BOOL], "timeout_ms": -1}
             self.all_began = home.add("QueueDequeueManyV2", (ready, needed), "wait", controls=[begun], **attrs)
 
     def _queue(self, home: ServerBuilder, dtype: int) -> Value:
@@ -84,5 +85,5 @@ class Turns:
             needed: what worker 0 waits for before it sends.
         """
         queue, controls = self._queue(home, dtype), [*needed, self.all_began]
-        attrs = {"component_types": [dtype], "timeout_ms": -1}
+        attrs: dict[str, Any] = {"component_types": [dtype], "timeout_ms": -1}
         return home.add("QueueDequeueV2", (queue,), "receive", controls=controls, **attrs)
