@@ -117,20 +117,17 @@ def cnn(tiny: bool) -> tuple[Any, Any, Any]:
 
 def deep(tiny: bool) -> tuple[Any, Any, Any]:
     """Many thin layers: what takes long is not the work but the graph."""
-    import keras
-
-    depth, batch = (5, 8) if tiny else (100, 32)
-    layers = [keras.layers.Dense(32, "relu") for _ in range(depth - 1)]
-    model = keras.Sequential([keras.Input((32,)), *layers, keras.layers.Dense(10)])
-    rng = np.random.RandomState(0)
-    return model, rng.standard_normal((batch, 32)).astype(np.float32), _labels(rng, batch, 10)
+    return _thin_layers(*(5, 8) if tiny else (100, 32))
 
 
 def sixty(tiny: bool) -> tuple[Any, Any, Any]:
     """Sixty small variables: what takes long between processes is how often they speak."""
+    return _thin_layers(*(3, 8) if tiny else (30, 64))
+
+
+def _thin_layers(depth: int, batch: int) -> tuple[Any, Any, Any]:
     import keras
 
-    depth, batch = (3, 8) if tiny else (30, 64)
     layers = [keras.layers.Dense(32, "relu") for _ in range(depth - 1)]
     model = keras.Sequential([keras.Input((32,)), *layers, keras.layers.Dense(10)])
     rng = np.random.RandomState(0)
