@@ -24,6 +24,7 @@ from autograph_rewrite.analysis.facts.symbolic_dims import (
 )
 from autograph_rewrite.analysis.rule_table import TABLE
 from autograph_rewrite.analysis.rules.base import (
+    BLOCK_MARKS,
     OF_BLOCK,
     OF_ONE,
     OWN,
@@ -42,7 +43,7 @@ from autograph_rewrite.analysis.rules.base import (
 from autograph_rewrite.analysis.rules.marked.blockwise import BLOCKWISE, place_blockwise
 from autograph_rewrite.analysis.rules.marked.dynamic_partition import ROWS_APART, place_rows_apart
 from autograph_rewrite.analysis.rules.marked.local_indices import LOCAL_INDICES, place_local_indices
-from autograph_rewrite.analysis.rules.marked.varying import place_of_one, place_varying
+from autograph_rewrite.analysis.rules.marked.varying import let_out_as, place_of_one, place_varying
 from autograph_rewrite.analysis.rules.shapes.sizes import MEASURES
 from autograph_rewrite.analysis.segments import are_lost, read_whole
 from autograph_rewrite.errors import PassError
@@ -157,6 +158,8 @@ def _of_block(node: Node, n: Op, rule: Rule | None) -> NodeTransfer:
     """Answer for a node that takes its block for the whole batch: a block's own values are all there is of them."""
     seen = n._replace(inputs=tuple(_as_all_there_is(fact, n.op) for fact in n.inputs))
     mark = n.attr(OF_BLOCK).decode()
+    if mark not in BLOCK_MARKS:
+        return NodeTransfer((let_out_as(mark, n.inputs[0]),), inputs=n.inputs)
     placed = (place_of_one(seen), "") if mark == OF_ONE else _place(seen, rule)
     found = _conclude(node, seen, rule, *placed)
     differs = any(fact.placement.differs for fact in n.inputs)

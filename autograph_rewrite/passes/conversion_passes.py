@@ -156,6 +156,10 @@ def _is_in_a_job(rewrite: Rewrite) -> bool:
     return len(rewrite.plan.processes) > 1 and (rewrite.get(Blocks).source.name, SIZES) in edges
 
 
+def _is_alone(rewrite: Rewrite) -> bool:
+    return rewrite.has(Alone)
+
+
 def _count_steps(rewrite: Rewrite) -> None:
     """Count the steps between averages, and give each replica examples (`local_sgd`)."""
     keep_counts(rewrite.get(Context), rewrite.get(Blocks), rewrite.get(Alone))
@@ -285,7 +289,7 @@ CONVERSION = (
     Pass("decorrelate-randomness", _decorrelate, needs=(Context,)),
     Pass("localize-shapes", _state_block_shapes, needs=(Context,)),
     Pass("keep-components", _keep_components, _has_components, (Context,)),
-    Pass("count-steps", _count_steps, trains_alone, (Context, Blocks, Alone)),
+    Pass("count-steps", _count_steps, _is_alone, (Context, Blocks)),
     Pass("declare-state", _attach_state, needs=(Context,)),
     Pass("pad-empty-blocks", _guard, _may_be_empty, (Context, Blocks, ReshardInserter)),
     Pass("sequential-averages", _update_averages, needs=(Context, ReshardInserter, Averages), gives=(Repeated,)),

@@ -120,7 +120,7 @@ def test_all_passes_are_listed_with_what_they_do(call: Call) -> None:
         ("--passes propagat", "there is no pass 'propagat'\n  hint did you mean 'propagate'?"),
         ("--passes decompose", "the pass 'decompose' needs the Propagation that 'propagate' finds"),
         ("--passes propagate --stop-after expand", "'expand' is not among the passes to run"),
-        ("--skip propagate", "the pass 'variable-policies' needs the Propagation that 'propagate' finds"),
+        ("--skip propagate", "the pass 'train-alone' needs the Propagation that 'propagate' finds"),
         ("--print-after nothing", "there is no pass 'nothing'"),
     ],
 )

@@ -34,6 +34,12 @@ class Sym(NamedTuple):
         return product if self.coef == 1 else f"{self.coef}*{product}"
 
 
+def read_symbol(text: str) -> Sym:
+    """Return the size that is printed so, `2*b`."""
+    first, *others = text.split("*")
+    return Sym(int(first), tuple(others)) if first.isdigit() else Sym(1, (first, *others))
+
+
 Dim = int | Sym | None
 """A size; None when nothing is known about it."""
 

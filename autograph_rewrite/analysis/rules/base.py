@@ -22,8 +22,9 @@ OF_BLOCK = "_of_block"
 """Attribute of a node that computes for its own block as if that were the whole batch
 (`passes.canonicalize.local_batch_norm`): `OWN`, or, of a copy that works on its block alone, whatever its rule says of
 the batch, `OF_ONE`. Or it lets a value out: `SUM`, `MEAN` and `AVERAGE` count the blocks that have examples (averages
-of micro-batches may update in turn), `TOTAL` counts every replica."""
-OWN, OF_ONE, SUM, MEAN, AVERAGE, TOTAL = "own", "one", "sum", "mean", "average", "total"
+of micro-batches may update in turn), `TOTAL` counts every replica. Anything else is a placement, as which
+each replica's own value is let out, with the rows of its block (`split(0) 2*b`): `let_out_as`."""
+OWN, OF_ONE, SUM, MEAN, AVERAGE, TOTAL = BLOCK_MARKS = ("own", "one", "sum", "mean", "average", "total")
 OWN_VALUE = Placement("partial", op=OWN)
 """The placement of a value that each block has of its own, and that nobody adds up."""
 

@@ -108,6 +108,19 @@ def read_annotation(text: str, at: int = 0) -> tuple[Annotation, int]:
     return Annotation(placement, readers, span), at
 
 
+@cache
+def placement_of(text: str) -> Placement:
+    """Return the placement that a text is.
+
+    Args:
+        text: as the printed form has it, `split(0)`.
+
+    Raises:
+        MisreadError: it is none.
+    """
+    return _placement(text, 0)[0]
+
+
 def _placement(text: str, at: int) -> tuple[Placement, int]:
     found = _PLACEMENT.match(text, at)
     if found is None:

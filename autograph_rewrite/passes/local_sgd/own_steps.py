@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autograph_rewrite.analysis.facts.placement import Fact
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.rules.base import OF_BLOCK, OF_ONE, TOTAL
+from autograph_rewrite.analysis.rules.marked.varying import let_out_mark
 from autograph_rewrite.analysis.transfer import CELL_MAKERS
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.graph import Graph, Node, Value
@@ -114,8 +114,8 @@ def _require_alone(node: Node, own: Collection[Node]) -> None:
         )
 
 
-def let_out(state: Propagation, outputs: Collection[Value], own: OwnSteps, replicas: int) -> dict[Value, Fact]:
-    """Merge what outputs are on each replica; return the facts that hold for what is merged.
+def let_out(state: Propagation, outputs: Collection[Value], own: OwnSteps, replicas: int) -> None:
+    """Merge what outputs are on each replica.
 
     Args:
         state: placements, as they are without local steps; the graph is edited.
@@ -126,23 +126,20 @@ def let_out(state: Propagation, outputs: Collection[Value], own: OwnSteps, repli
     Raises:
         GraphError: nothing makes one value of an output.
     """
-    graph, stated = state.graph, dict[Value, Fact]()
+    graph = state.graph
     merged: dict[Value, Value] = {}
     for anchor, value in list(graph.anchors.items()):
         if value not in outputs or value.node not in own.nodes:
             continue
         if value not in merged:
-            merged[value] = _exit(state, value, replicas, stated)
+            merged[value] = _exit(state, value, replicas)
         graph.set_anchor(anchor, merged[value])
-    return stated
 
 
-def _exit(state: Propagation, value: Value, replicas: int, stated: dict[Value, Fact]) -> Value:
+def _exit(state: Propagation, value: Value, replicas: int) -> Value:
     graph, fact, node = state.graph, state.source(value), value.node
-    mark = OF_ONE
     if fact.placement.is_split or (fact.placement.is_partial and not _is_mean(state, value)):
-        exit_ = graph.add("Identity", [value], name=f"{node.name}/merged", origin=node)
-        stated[exit_.output()] = fact
+        exit_, mark = graph.add("Identity", [value], name=f"{node.name}/merged", origin=node), let_out_mark(fact)
     elif dtypes.base(value.dtype) in dtypes.INEXACT:
         exit_, mark = share_of(graph, value, replicas, f"{node.name}/merged"), TOTAL
     elif fact.is_local:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from autograph_rewrite.analysis.propagate import Propagation, restate
+from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.analysis.variables.uses import variable_uses
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.traversal import ancestors
@@ -41,7 +41,7 @@ def train_alone(rewrite: Rewrite) -> None:
     graph, outputs = rewrite.graph, rewrite.outputs
     slots = set() if plan.local_sgd.average_slots else _slots(state, rewrite)
     own = find_own_steps(state, variables)
-    stated = let_out(state, set(outputs), own, plan.replicas)
+    let_out(state, set(outputs), own, plan.replicas)
     averaged = {name: variables[name] for name in own.variables if _has_mean(variables[name]) and name not in slots}
     targets = rewrite.targets
     together = rewrite.item.binding is not None
@@ -52,8 +52,7 @@ def train_alone(rewrite: Rewrite) -> None:
             rewrite.item = rewrite.item.with_(targets=[*rewrite.item.targets, done.name])
         else:
             wait_for(graph, waiting, done)
-    given = {**state.given, **stated}
-    rewrite.put(restate(state, state.whole_inputs, given=given, reduced=state.reduced))
+    rewrite.put(revise(state))
     rewrite.put(access_order(graph, rewrite.targets))
     rewrite.put(Alone(own, averages, plan.local_sgd))
 

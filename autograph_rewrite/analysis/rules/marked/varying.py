@@ -12,9 +12,10 @@ table, printing) cannot take it: that is refused when all is placed (`passes.can
 
 from __future__ import annotations
 
-from autograph_rewrite.analysis.facts.placement import LOCAL, REPLICATED, split
-from autograph_rewrite.analysis.facts.symbolic_dims import is_local
+from autograph_rewrite.analysis.facts.placement import LOCAL, REPLICATED, Fact, split
+from autograph_rewrite.analysis.facts.symbolic_dims import is_local, read_symbol
 from autograph_rewrite.analysis.rules.base import OWN_VALUE, Op, Placed, Rule, whole
+from autograph_rewrite.ir.format.annotations import placement_of
 from autograph_rewrite.ir.op_traits import SWITCHES, is_pure, routes
 from autograph_rewrite.ir.types import dtypes
 
@@ -48,6 +49,28 @@ def _place_draw(n: Op) -> Placed:
 def place_of_one(n: Op) -> Placed:
     """Let a copy take its block for all there is: what it makes is the replica's own."""
     return Placed((OWN_VALUE,) * len(n.output_dtypes))
+
+
+def let_out_mark(fact: Fact) -> str:
+    """Return the mark of a node that lets out what each replica has of its own as what a fact says: `split(0) 2*b`."""
+    if not fact.placement.is_split or fact.shape is None:
+        return repr(fact.placement)
+    return f"{fact.placement!r} {fact.shape[fact.placement.dim]!r}"
+
+
+def let_out_as(mark: str, own: Fact) -> Fact:
+    """Return the fact of a value that is let out.
+
+    Args:
+        mark: from `let_out_mark`.
+        own: the fact of what each replica has.
+    """
+    text, _, rows = mark.partition(" ")
+    placement = placement_of(text)
+    shape = own.shape
+    if placement.is_split and shape is not None and rows:
+        shape = (*shape[: placement.dim], read_symbol(rows), *shape[placement.dim + 1 :])
+    return Fact(placement, own.dtype, shape)
 
 
 def _acts_for_all(n: Op, rule: Rule, own: list[int]) -> bool:
