@@ -103,6 +103,21 @@ def test_replicas_do_what_models_do_that_are_trained_apart_and_averaged(
     assert np.abs(variables[0].numpy() - other.variables()[0]).max() > 1e-4  # another period is another result
 
 
+def test_rows_of_outputs_come_in_the_order_of_one_device() -> None:
+    """Also where a replica's rows are in several segments, of several rows for each example."""
+    w = tf.Variable(np.ones((4, 3)))
+
+    def step(x: Any, y: Any) -> dict[str, Any]:
+        w.assign_sub(0.0 * (tf.transpose(x) @ y))
+        h = x @ w
+        return {"segments": tf.concat([h, tf.repeat(y, 2, axis=0)], 0), "columns": tf.transpose(h)}
+
+    distributed = ar.distribute(step, config(), *SPECS)
+    x, y = batches(1, 5)[0]
+    outputs, expected = distributed(x, y), step(x, y)
+    assert_alike(list(outputs.values()), [expected[name] for name in outputs])
+
+
 def test_with_sgd_and_a_period_of_1_it_is_what_one_device_does() -> None:
     variables, step = momentum()
     alone, one = momentum()
