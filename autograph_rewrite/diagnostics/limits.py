@@ -1,4 +1,4 @@
-"""Limits: how large what is read may be, with defaults that the environment changes.
+"""Limits: how large what is read may be, and how long reading takes, with defaults that the environment changes.
 
 AUTOGRAPH_REWRITE_LIMITS="bytes=100000000,nodes=50000" autograph-rewrite inspect uploaded.pb
 """
@@ -19,6 +19,7 @@ DEFAULTS: Mapping[str, int] = MappingProxyType(
         "expanded": 1_000_000,  # copies of the nodes of functions, of one call
         "text": 2**25,  # bytes of a configuration, or of a plan as text
         "depth": 100,  # of collections in each other there
+        "seconds": 300,  # that reading a file takes
     }
 )
 

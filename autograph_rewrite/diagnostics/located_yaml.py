@@ -16,6 +16,7 @@ import yaml
 from autograph_rewrite.diagnostics.faults import Fault, failure
 from autograph_rewrite.diagnostics.files import read_whole
 from autograph_rewrite.diagnostics.limits import limit
+from autograph_rewrite.diagnostics.time_limit import in_time
 from autograph_rewrite.errors import RewriteError
 
 KeyPath = tuple[str | int, ...]
@@ -97,9 +98,13 @@ def load_yaml(path: str | os.PathLike[str], *, error: type[RewriteError]) -> Loc
     """Read a YAML (or JSON) file.
 
     Raises:
-        RewriteError: of type `error`, when there is no such file or it is no YAML.
+        RewriteError: of type `error`, when there is no such file, it is no YAML, or it takes too long to read.
     """
     shown = os.fspath(path)
+    return in_time(lambda: _load(path, shown, error), name=shown, error=error)
+
+
+def _load(path: str | os.PathLike[str], shown: str, error: type[RewriteError]) -> Located:
     try:
         data = read_whole(path, "text")
     except FileNotFoundError:

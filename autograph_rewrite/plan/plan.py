@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 from autograph_rewrite.diagnostics.faults import either, failure
 from autograph_rewrite.diagnostics.files import read_whole, write_whole
 from autograph_rewrite.diagnostics.located_yaml import Located, Source, load_yaml, parse_yaml
+from autograph_rewrite.diagnostics.time_limit import in_time
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.types.device_names import parse, process_of
 from autograph_rewrite.ir.types.replica_marks import AVERAGES
@@ -350,7 +351,7 @@ class Plan(PlanView):
             data = read_whole(path)
         except OSError as error:
             raise PlanError(f"cannot read '{os.fspath(path)}': {error.strerror}", hint="check the path") from None
-        return cls.from_bytes(data, name=os.fspath(path))
+        return in_time(lambda: cls.from_bytes(data, name=os.fspath(path)), name=os.fspath(path), error=PlanError)
 
     @classmethod
     def from_bytes(cls, data: bytes, *, name: str = "plan") -> Plan:

@@ -131,6 +131,27 @@ def test_a_constant_of_one_repeated_value_takes_no_memory() -> None:
     assert found[-1] == np.float32(0.5)
 
 
+def test_a_constant_of_two_values_is_not_written_out_without_measure() -> None:
+    graph = graph_def()
+    constant(graph, "big", FLOAT, [2**31], float_val=0.5)
+    graph.node[-1].attr["value"].tensor.float_val.append(1.5)
+    next(node for node in graph.node if node.name == "train").input.append("^big")
+    with pytest.raises(GraphError, match="a tensor of 2,147,483,648 elements states 2 of them"):
+        rewritten(graph)
+
+
+def test_large_arrays_that_few_bytes_stand_for_are_not_kept() -> None:
+    def peak(count: int) -> int:
+        graphs = [graph_def() for _ in range(count)]
+        for number, graph in enumerate(graphs):
+            constant(graph, "big", FLOAT, [2**22], float_val=number)
+            graph.node[-1].attr["value"].tensor.float_val.append(1.5)
+        raws = [graph.node[-1].attr["value"].SerializeToString() for graph in graphs]
+        return peak_of(lambda: [decode(raw).shape for raw in raws])
+
+    assert peak(8) < 2 * peak(1)
+
+
 @pytest.mark.parametrize(
     ("op", "inputs", "numbers"), [("Split", ["last", "x"], {"num_split": 2**31}), ("AddN", ["x"] * 3, {"N": 2**31})]
 )

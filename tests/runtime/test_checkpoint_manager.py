@@ -19,7 +19,7 @@ import autograph_rewrite as ar
 from autograph_rewrite.runtime.checkpoints import joint_save
 from autograph_rewrite.runtime.checkpoints.bundle import read
 from autograph_rewrite.runtime.checkpoints.deal import WHOLE_BELOW, Extent, Piece, deal
-from autograph_rewrite.runtime.checkpoints.folder import CheckpointFolder
+from autograph_rewrite.runtime.checkpoints.folder import CheckpointFolder, Label
 from autograph_rewrite.runtime.checkpoints.joint_save import JointSave
 
 ROWS = 40_000
@@ -127,12 +127,18 @@ def flip(file: Path) -> None:
     file.write_bytes(data)
 
 
+def another(file: Path) -> None:
+    """Write JSON of another form."""
+    file.write_text('{"step": [], "bytes": 0, "index": "", "sizes": {}}')
+
+
 DAMAGE: dict[str, tuple[str, Callable[[Path], None]]] = {
     "values are cut off": ("variables.data-00000-of-00001", cut_off),
     "a bit of a value": ("variables.data-00000-of-00001", flip),
     "values are gone": ("variables.data-00000-of-00001", Path.unlink),
     "a bit of the index": ("variables.index", flip),
     "the manifest is cut off": ("checkpoint.json", cut_off),
+    "the manifest is another": ("checkpoint.json", another),
 }
 
 
@@ -209,9 +215,9 @@ def of_workers(folder: Path, tasks: list[int], count: int, seconds: float = 30.0
     errors: list[Exception | None] = [None] * len(tasks)
 
     def work(at: int) -> None:
-        one = JointSave(home, home.partial(5, "test-1"), 5, tasks[at], names, seconds)
+        one = JointSave(home, home.partial(5, "test-1"), Label(5), tasks[at], names, seconds)
         try:
-            one.run(deal(EXTENTS, count)[tasks[at]], VALUES, {})
+            one.run(deal(EXTENTS, count)[tasks[at]], VALUES)
         except Exception as error:
             errors[at] = error
 

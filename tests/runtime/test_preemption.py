@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from autograph_rewrite.errors import ConfigError, Preempted
+from autograph_rewrite.runtime.checkpoints.folder import Manifest
+from autograph_rewrite.runtime.checkpoints.pace import Pace
 from autograph_rewrite.runtime.elastic.job_memory import Snapshot
-from autograph_rewrite.runtime.preemption.pace import Pace
 from autograph_rewrite.runtime.preemption.signals import DEFAULT_GRACE, GRACE, grace
 from autograph_rewrite.runtime.preemption.stop import Stop, is_wanted
 
@@ -166,7 +167,7 @@ def test_the_pace_of_checkpoints_tells_the_step_only_where_the_program_counts_st
     assert counts.step(7) is None
     counts.saved(100, 100, None)
     assert [counts.step(calls) for calls in (100, 123)] == [100, 123]
-    counts.restored(200, 150)
+    counts.restored(manifest(200), 150)
     assert counts.step(151) == 201
     epochs.saved(1, 50, None)
     assert [epochs.step(calls) for calls in (50, 70)] == [1, None]
@@ -174,6 +175,22 @@ def test_the_pace_of_checkpoints_tells_the_step_only_where_the_program_counts_st
     assert [adds.step(calls) for calls in (10, 11)] == [10, None]
     loops.saved(80, 10, None)
     assert loops.step(12) == 96
+
+
+def manifest(step: int, steps_per_call: int = 0, **extra: float) -> Manifest:
+    return Manifest(step, 0, "", {}, extra, steps_per_call)
+
+
+def test_after_a_restore_the_pace_is_that_of_the_checkpoint_until_the_program_shows_another() -> None:
+    counts, adds, unknown = Pace(), Pace(), Pace()
+    counts.restored(manifest(80, 8), 0)
+    assert [counts.step(calls) for calls in (0, 3)] == [80, 104]
+    counts.saved(82, 2, None)
+    assert counts.step(5) == 85
+    adds.restored(manifest(80, 8, rate=0.1), 0)
+    assert [adds.step(calls) for calls in (0, 3)] == [80, None]
+    unknown.restored(manifest(80), 0)
+    assert [unknown.step(calls) for calls in (0, 3)] == [80, None]
 
 
 def test_the_snapshot_of_a_fit_comes_back_and_a_damaged_one_is_left_out(tmp_path: Path) -> None:

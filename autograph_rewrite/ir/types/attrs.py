@@ -33,6 +33,10 @@ class FunctionName:
 
 
 _NEGATIVE = 1 << 64
+_MOST_KEPT = 2**16
+"""Bytes of an array that is decoded once for all nodes that have it."""
+_MOST_FILLED = 2**29
+"""Bytes of an array of which the file states only the beginning, and the rest is its last element again and again."""
 
 
 def decode(raw: bytes) -> Any:  # the value's type depends on the attribute's kind
@@ -41,7 +45,16 @@ def decode(raw: bytes) -> Any:  # the value's type depends on the attribute's ki
     type, int -> int; string -> bytes; shape -> tuple of int or None (None when the rank is unknown);
     tensor -> numpy array, or the TensorProto where numpy has no such element type; list -> tuple.
     """
-    return _decode_small(raw) if len(raw) <= 256 else _decode(raw)
+    if len(raw) > 256:
+        return _decode(raw)
+    try:
+        return _decode_small(raw)
+    except _LargeError:
+        return _decode(raw)
+
+
+class _LargeError(Exception):
+    """A few bytes stand for an array that is too large to be kept."""
 
 
 def _decode(raw: bytes) -> Any:
@@ -57,6 +70,8 @@ def _decode(raw: bytes) -> Any:
 def _decode_small(raw: bytes) -> Any:
     value = _decode(raw)
     if isinstance(value, np.ndarray):
+        if value.nbytes > _MOST_KEPT and any(value.strides):
+            raise _LargeError
         value.setflags(write=False)  # shared by every node with the same bytes
     return value
 
@@ -122,6 +137,8 @@ def decode_tensor(tensor: Any) -> Any:
     fill = values[-1] if values.size else dtype.type(0)
     if values.size <= 1:
         return np.broadcast_to(fill, shape)  # a gigabyte of zeros takes a few bytes, here as in the file
+    if size * dtype.itemsize > _MOST_FILLED:
+        raise ValueError(f"a tensor of {size:,} elements states {values.size:,} of them")
     whole = np.full(size, fill, dtype=dtype)
     whole[: values.size] = values
     return whole.reshape(shape)

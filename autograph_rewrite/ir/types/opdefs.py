@@ -123,7 +123,18 @@ MOST = 2**20
 """Inputs or outputs of one node; what says more is no graph of TensorFlow's, and would take memory without end."""
 
 
-def _dtypes(args: tuple[Arg, ...], attrs: Mapping[str, bytes]) -> tuple[int, ...]:
+def dtypes_of(args: tuple[Arg, ...], attrs: Mapping[str, bytes]) -> tuple[int, ...]:
+    """Return the element types of declared inputs or outputs.
+
+    Args:
+        args: as they are declared.
+        attrs: encoded, those that decide them.
+
+    Raises:
+        KeyError: one of these is missing.
+        TypeError: one is of another kind than the declaration needs.
+        GraphError: there would be too many.
+    """
     result: list[int] = []
     for arg in args:
         if arg.type_list_attr:
@@ -151,7 +162,7 @@ def _signature(name: str, deciding: tuple[bytes | None, ...]) -> tuple[tuple[int
             raise GraphError(f"a {name} node lacks its attribute '{key}'")
         attrs[key] = value
     try:
-        return _dtypes(op.inputs, attrs), _dtypes(op.outputs, attrs)
+        return dtypes_of(op.inputs, attrs), dtypes_of(op.outputs, attrs)
     except TypeError:  # an attribute of another kind than the op declares
         raise GraphError(f"a {name} node has a malformed attribute among {', '.join(op.type_attrs)}") from None
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,9 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from autograph_rewrite.diagnostics.files import UnfitFileError, read_whole
+from autograph_rewrite.diagnostics.time_limit import in_time
 from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.format.serde import from_bytes
 from autograph_rewrite.ir.types.protos import Message, proto
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.signature.collections import Collected
@@ -28,45 +30,31 @@ _ZIPPED = b"PK\x03\x04"
 _KINDS = ".pb, .pbtxt, .meta, .ar, .txt (as `dump --full` prints it), or a SavedModel directory"
 
 
-def load(
-    path: Path,
-    *,
-    train_op: str | Sequence[str] | None = None,
-    outputs: Sequence[str] | None = None,
-    init_op: str | None = None,
-    batch_inputs: Mapping[str, int | None] | None = None,
-    signature: str | None = None,
-) -> GraphItem:
+def load(path: Path, *, signature: str | None = None, **named: Any) -> GraphItem:
     """Read a graph from disk. See `GraphItem.load`.
 
     Args:
         path: file or directory.
-        train_op: names of what one step runs.
-        outputs: names of tensors to report.
-        init_op: name of the initialiser.
-        batch_inputs: axis of the examples by input; None: an input has none.
         signature: which one of a SavedModel.
+        named: train_op, outputs, init_op, batch_inputs; None: not given.
 
     Raises:
-        GraphError: no such file, not a graph, corrupt or truncated, or a name that it does not have.
+        GraphError: no such file, not a graph, corrupt or truncated, a name that it does not have, or it takes too long.
     """
-    named: dict[str, Any] = {
-        "train_op": train_op, "outputs": outputs, "init_op": init_op, "batch_inputs": batch_inputs,
-    }  # fmt: skip
+    return in_time(lambda: _load(path, signature, named), name=str(path), error=GraphError)
+
+
+def _load(path: Path, signature: str | None, named: dict[str, Any]) -> GraphItem:
     try:
         if path.is_dir():
-            item = load_directory(path, _saved_model(path), signature, Declared(**named))
-            validate.check_file(item.graph)
-            return item
+            return load_directory(path, _saved_model(path), signature, Declared(**named))
         if path.name in ("saved_model.pb", "saved_model.pbtxt"):
-            return load(path.parent, signature=signature, **named)
+            return _load(path.parent, signature, named)
         data = _content(path)
         if signature is not None:
             raise GraphError("only a SavedModel has signatures", hint="leave out `signature` for this file")
         is_archive = zipfile.is_zipfile(path) or path.suffix == ".ar"
-        item = archive.load(path, **named) if is_archive else _reader(path)(data, named)
-        validate.check_file(item.graph)
-        return item
+        return archive.load(path, **named) if is_archive else _reader(path)(data, named)
     except (DecodeError, ValueError, IndexError, KeyError, TypeError) as error:
         raise GraphError(f"the file is corrupt ({error})", where=str(path)) from error
     except GraphError as error:
@@ -102,7 +90,7 @@ def suffix_of(data: bytes) -> str:
 
 def _is_graph(data: bytes) -> bool:
     try:
-        read(data)
+        validate.check(from_bytes(data))
     except GraphError:
         return False
     return True

@@ -72,6 +72,8 @@ def read(graph: Any) -> Graph:
     data = graph if isinstance(graph, bytes) else _encode(graph)
     result = serde.from_bytes(data)
     validate.check(result)
+    if not hasattr(graph, "as_graph_def"):  # of those TensorFlow has seen every node
+        validate.check_file(result)
     return result
 
 

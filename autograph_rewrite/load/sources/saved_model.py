@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.format.serde import from_bytes
 from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.ir.replace_op import become
 from autograph_rewrite.ir.types.protos import proto
@@ -20,6 +21,7 @@ from autograph_rewrite.load.signature.inputs import BatchInputs, describe
 from autograph_rewrite.load.signature.references import find_value
 from autograph_rewrite.load.sources.graphs import Declared, build_item, read
 from autograph_rewrite.load.sources.metagraph import collected
+from autograph_rewrite.load.sources.validate import check_file
 
 _INTERNAL = frozenset(("__saved_model_init_op", "__saved_model_train_op"))
 _MAIN_OPS = ("saved_model_main_op", "legacy_init_op")
@@ -41,6 +43,8 @@ def load_directory(directory: Path, message: Any, signature: str | None, declare
     _require_assets_inside(directory, message)
     batch_inputs, outputs = declared.batch_inputs, declared.outputs
     if any(meta.object_graph_def.nodes for meta in message.meta_graphs):
+        for meta in message.meta_graphs:
+            check_file(from_bytes(meta.graph_def.SerializeToString(deterministic=True)))
         _tell_of_initialisers(directory, message)
         return _from_objects(directory, signature, batch_inputs)
     meta = _choose_meta_graph(message, signature)

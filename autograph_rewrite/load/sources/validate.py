@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Sequence
 
 from google.protobuf.message import DecodeError
 
 from autograph_rewrite.diagnostics.limits import VARIABLE, limit
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.attr_inference import OWN_FUNCTIONS
-from autograph_rewrite.ir.format.function_library import Library, called
-from autograph_rewrite.ir.graph import Graph, Node, Span
-from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.ir.types.opdefs import find_op, get_op
+from autograph_rewrite.ir.format.function_library import Function, Library, called
+from autograph_rewrite.ir.graph import Graph, Node, Span, Value
+from autograph_rewrite.ir.types.opdefs import get_op
 from autograph_rewrite.ir.types.protos import proto
-
-_FIELDS = {"string": "s", "int": "i", "float": "f", "bool": "b"}
-_KNOWN_EVERYWHERE = {"_output_shapes": "list(shape)", "_class": "list(string)"}
+from autograph_rewrite.load.sources.body_check import check_body
+from autograph_rewrite.load.sources.node_check import NodeCheck, Stated
 
 
 def check(graph: Graph) -> None:
@@ -51,95 +48,46 @@ def check_file(graph: Graph) -> None:
     """Check what TensorFlow would check of a graph that nobody has imported yet.
 
     Raises:
-        GraphError: it has too many nodes, a part of it is no protobuf, or operands do not fit their op.
+        GraphError: it has too many nodes, a part of it is no protobuf, or a node does not fit its op.
     """
-    functions = _functions(graph)
-    count = len(graph) + sum(len(function.node_def) for function in functions)
+    library, functions = _functions(graph)
+    count = len(graph) + sum(len(function.nodes) for function in functions)
     if count > limit("nodes"):
         raise GraphError(f"the graph has {count:,} nodes, more than {limit('nodes'):,} ({VARIABLE}: nodes)")
+    node_check = NodeCheck(library)
     for function in functions:
-        missing = [arg.name for arg in function.signature.output_arg if arg.name not in function.ret]
-        if missing:
-            raise GraphError(f"the function '{function.signature.name}' does not say what its result '{missing[0]}' is")
-    called_names = {function.signature.name for function in functions}
-    for function in functions:
-        _check_body(function, called_names)
+        check_body(function, library, node_check)
     is_folded = any(node.span is not Span.ONCE for node in graph)  # printed: an operand may stand for many
-    kinds: dict[bytes, str] = {}
     for node in graph:
-        for key, raw in node.attrs.items():
-            if isinstance(raw, bytes) and raw not in kinds:
-                kinds[raw] = _kind(node, key, raw)
-        if node.op not in called_names:
-            _check_attrs(node, kinds)
-            if not is_folded:
-                _check_operands(node)
+        operands = None if is_folded else [(value.name, _type(value, node, node_check)) for value in node.inputs]
+        node_check.check(_stated(node, operands))
 
 
-def _functions(graph: Graph) -> list[Any]:
+def _functions(graph: Graph) -> tuple[Library, list[Function]]:
     try:
+        proto("FunctionDefLibrary").FromString(graph.library)  # all of it, also what only TensorFlow reads
         library = Library(graph.library)
-        for name in library:
-            library.get(name)
-        return list(proto("FunctionDefLibrary").FromString(graph.library).function)
+        return library, [library.get(name) for name in library]
     except (DecodeError, ValueError, IndexError) as error:
         raise GraphError(f"the function library is corrupt ({error})") from None
 
 
-def _check_body(function: Any, called_names: Collection[str]) -> None:
-    """Check the attributes of a function's nodes, which TensorFlow itself looks at only when the function is called."""
-    for node in function.node_def:
-        op = find_op(node.op) if node.op not in called_names else None
-        if op is None:
-            continue
-        where = f"'{node.name}' of the function '{function.signature.name}'"
-        for key, one in op.attrs.items():
-            if key not in node.attr:
-                if one.default is None:
-                    raise GraphError(f"{where} has no attribute '{key}', which a {node.op} needs")
-                continue
-            found = node.attr[key].WhichOneof("value")
-            if found not in (_field(one.kind), "placeholder"):  # the function's caller says what that is
-                raise GraphError(f"attribute '{key}' of {where} is no {one.kind}")
+def _stated(node: Node, operands: Sequence[tuple[str, int | None]] | None = None) -> Stated:
+    return Stated(f"'{node.name}'", node.op, node.attrs, operands, node)
 
 
-def _kind(node: Node, key: str, raw: bytes) -> str:
-    """Return which field of AttrValue an attribute has."""
-    try:
-        return str(proto("AttrValue").FromString(raw).WhichOneof("value"))
-    except DecodeError as error:
-        raise GraphError(f"attribute '{key}' of '{node.name}' is corrupt ({error})", node=node) from None
+def _type(value: Value, reader: Node, node_check: NodeCheck) -> int | None:
+    """Return the element type of a value.
 
-
-def _check_attrs(node: Node, kinds: Mapping[bytes, str]) -> None:
-    declared = {name: one.kind for name, one in get_op(node.op).attrs.items()} | _KNOWN_EVERYWHERE
-    for key, raw in node.attrs.items():
-        kind = declared.get(key, "")
-        field = _field(kind)
-        if field and isinstance(raw, bytes) and kinds[raw] != field:
-            raise GraphError(f"attribute '{key}' of '{node.name}' is no {kind}", node=node)
-    missing = [name for name, one in get_op(node.op).attrs.items() if one.default is None and name not in node.attrs]
-    if missing:
-        raise GraphError(f"'{node.name}' has no attribute '{missing[0]}', which a {node.op} needs", node=node)
-
-
-def _field(kind: str) -> str:
-    """Return the field of AttrValue that holds a kind of attribute."""
-    return "list" if kind.startswith("list") else _FIELDS.get(kind, kind)
-
-
-def _check_operands(node: Node) -> None:
-    wanted = node.input_dtypes
-    if len(wanted) != len(node.inputs):
-        raise GraphError(f"'{node.name}' reads {len(node.inputs)} values, a {node.op} takes {len(wanted)}", node=node)
-    for index, (value, dtype) in enumerate(zip(node.inputs, wanted, strict=True)):
-        given = value.node.output_dtypes
-        if value.index >= len(given):
-            raise GraphError(f"'{node.name}' reads '{value.name}', which there is not", node=node)
-        if given[value.index] % dtypes.REF_OFFSET != dtype % dtypes.REF_OFFSET:
-            names = dtypes.dtype_name(given[value.index]), dtypes.dtype_name(dtype)
-            problem = f"operand {index} of '{node.name}', '{value.name}', is {names[0]} instead of {names[1]}"
-            raise GraphError(problem, node=node)
+    Raises:
+        GraphError: its node does not give it.
+    """
+    given = node_check.types(_stated(value.node))[1]
+    if given is None:
+        return None
+    if value.index >= len(given):
+        raise GraphError(f"'{reader.name}' reads '{value.name}', which there is not", node=reader)
+    return given[value.index]
 
 
 def _check_op(node: Node) -> None:

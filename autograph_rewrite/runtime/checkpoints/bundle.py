@@ -16,6 +16,7 @@ import numpy as np
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.checkpoints.deal import Piece
 from autograph_rewrite.runtime.checkpoints.folder import Damaged
+from autograph_rewrite.runtime.checkpoints.page_cache import kept_small
 
 
 def write_part(prefix: Path, pieces: Sequence[Piece], values: Mapping[str, Any]) -> None:
@@ -27,7 +28,7 @@ def write_part(prefix: Path, pieces: Sequence[Piece], values: Mapping[str, Any])
         values: whole values by name.
     """
     tf = tensorflow()
-    with tf.device("CPU:0"):
+    with tf.device("CPU:0"), kept_small(prefix):
         cut = [values[p.name] if p.rows is None else values[p.name][p.rows[0] : p.rows[1]] for p in pieces]
         tf.raw_ops.SaveV2(
             prefix=str(prefix),

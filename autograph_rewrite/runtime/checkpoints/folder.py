@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from autograph_rewrite.diagnostics.files import read_whole
 from autograph_rewrite.errors import CheckpointError
 
 MANIFEST = "checkpoint.json"
@@ -31,6 +32,17 @@ _NAME = re.compile(r"step-(\d{8,})")
 
 class Damaged(CheckpointError):
     """A checkpoint whose files are not what was written."""
+
+
+@dataclass(frozen=True)
+class Label:
+    """What a program says of a checkpoint."""
+
+    step: int
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """What it adds, as JSON."""
+    steps_per_call: int = 0
+    """How many of its steps one call makes, as far as its checkpoints have told; 0: they have not."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +56,11 @@ class Manifest:
     sizes: Mapping[str, int]
     """Bytes of each file."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """What the program adds, as JSON."""
+    steps_per_call: int = 0
     format: int = 1
+
+
+_KINDS = {name: type(value) for name, value in vars(Manifest(0, 0, "", {})).items()}
 
 
 @dataclass(frozen=True)
@@ -69,29 +84,29 @@ class CheckpointFolder:
         found = (_NAME.fullmatch(entry.name) for entry in self.path.iterdir() if (entry / MANIFEST).is_file())
         return sorted((int(match[1]) for match in found if match is not None), reverse=True)
 
-    def commit(self, partial: Path, step: int, extra: Mapping[str, Any]) -> None:
+    def commit(self, partial: Path, label: Label) -> None:
         """Make a checkpoint whose files are all there a whole one; one of the same step is replaced.
 
         Args:
             partial: where it was written.
-            step: of the training.
-            extra: what the program adds.
+            label: what the program says of it.
         """
         files = sorted(file for file in partial.iterdir() if file.name.startswith(f"{PREFIX}."))
         sizes = {file.name: file.stat().st_size for file in files}
-        manifest = Manifest(step, sum(sizes.values()), _digest(partial / f"{PREFIX}.index"), sizes, extra)
+        manifest = Manifest(
+            bytes=sum(sizes.values()), index=_digest(partial / f"{PREFIX}.index"), sizes=sizes, **vars(label)
+        )
         written = partial / MANIFEST
         written.write_text(json.dumps(vars(manifest), indent=1, sort_keys=True) + "\n", encoding="utf-8")
         for file in (*files, written, partial):
             _sync(file)
-        target = self.whole(step)
+        target, old = self.whole(label.step), self.partial(label.step, "replaced")
         if target.exists():
-            old = self.partial(step, "replaced")
             shutil.rmtree(old, ignore_errors=True)
             os.replace(target, old)
         os.replace(partial, target)
         _sync(self.path)
-        shutil.rmtree(self.partial(step, "replaced"), ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
 
     def manifest(self, step: int) -> Manifest:
         """Return what a checkpoint says of itself, once its files have been looked at.
@@ -101,9 +116,12 @@ class CheckpointFolder:
         """
         folder = self.whole(step)
         try:
-            manifest = Manifest(**json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
+            manifest = Manifest(**json.loads(read_whole(folder / MANIFEST, "text")))
             sizes = {name: (folder / name).stat().st_size for name in manifest.sizes}
-        except (OSError, ValueError, TypeError) as error:
+            kinds = {name: type(value) for name, value in vars(manifest).items()}
+            if kinds != _KINDS:
+                raise TypeError(f"{MANIFEST} has other fields")
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             raise Damaged(f"the checkpoint {folder} is damaged: {error}") from None
         changed = [name for name, size in manifest.sizes.items() if sizes[name] != size]
         if not changed and _digest(folder / f"{PREFIX}.index") != manifest.index:
@@ -135,7 +153,7 @@ def _name(step: int) -> str:
 
 
 def _digest(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    return hashlib.sha256(read_whole(file)).hexdigest()
 
 
 def _sync(path: Path) -> None:

@@ -17,7 +17,7 @@ from autograph_rewrite.diagnostics.files import write_whole
 from autograph_rewrite.errors import CheckpointError, ClusterError
 from autograph_rewrite.runtime.checkpoints.bundle import merge_parts, write_part
 from autograph_rewrite.runtime.checkpoints.deal import Piece
-from autograph_rewrite.runtime.checkpoints.folder import PREFIX, CheckpointFolder
+from autograph_rewrite.runtime.checkpoints.folder import PREFIX, CheckpointFolder, Label
 from autograph_rewrite.runtime.failures.liveness import listed
 
 _LOOK = 0.02
@@ -32,7 +32,7 @@ class JointSave:
     Args:
         folder: where the checkpoints are.
         partial: where this one is while it is being written: of all workers the same, and of no other save.
-        step: of the training.
+        label: what the program says of it; that of worker 0 counts.
         task: which worker this is.
         workers: their names, for messages.
         seconds: how long to wait for the others.
@@ -40,18 +40,17 @@ class JointSave:
 
     folder: CheckpointFolder
     partial: Path
-    step: int
+    label: Label
     task: int
     workers: Sequence[str]
     seconds: float
 
-    def run(self, pieces: Sequence[Piece], values: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
+    def run(self, pieces: Sequence[Piece], values: Mapping[str, Any]) -> None:
         """Write this worker's part, and come back when the checkpoint is whole.
 
         Args:
             pieces: what this worker writes.
             values: whole values of the variables that these are of, by name.
-            extra: what the program adds; that of worker 0 counts.
 
         Raises:
             CheckpointError: somebody could not write.
@@ -63,14 +62,14 @@ class JointSave:
                 write_part(self.partial / f"part-{self.task}", pieces, values)
             self._say(f"part-{self.task}.done", "part" if pieces else "")
             if self.task == 0:
-                self._join(extra)
+                self._join()
         except (OSError, CheckpointError, ClusterError) as error:
             self._say(_FAILED, f"{self.workers[self.task]}: {error}")
             raise
         if self.task != 0:
             self._until(lambda: not self.partial.exists(), lambda: [self.workers[0]])
 
-    def _join(self, extra: Mapping[str, Any]) -> None:
+    def _join(self) -> None:
         done = [self.partial / f"part-{task}.done" for task in range(len(self.workers))]
         self._until(
             lambda: all(file.exists() for file in done),
@@ -80,7 +79,7 @@ class JointSave:
         merge_parts(parts, self.partial / PREFIX)
         for file in done:
             file.unlink()
-        self.folder.commit(self.partial, self.step, extra)
+        self.folder.commit(self.partial, self.label)
 
     def _until(self, is_done: Callable[[], bool], missing: Callable[[], list[str]]) -> None:
         """Wait for the others.
@@ -93,10 +92,10 @@ class JointSave:
         while not is_done():
             failed = self.partial / _FAILED
             if failed.exists():
-                raise CheckpointError(f"step {self.step} was not saved: {failed.read_text(encoding='utf-8')}")
+                raise CheckpointError(f"step {self.label.step} was not saved: {failed.read_text(encoding='utf-8')}")
             if time.monotonic() > deadline:
                 raise ClusterError(
-                    f"{listed(missing())} has not written its part of the checkpoint of step {self.step} "
+                    f"{listed(missing())} has not written its part of the checkpoint of step {self.label.step} "
                     f"within {self.seconds:g} s",
                     hint=f"is {self.folder.path} on a file system that all workers share, and do all of them save "
                     "after the same steps?",

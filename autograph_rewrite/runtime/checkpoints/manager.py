@@ -22,14 +22,15 @@ from autograph_rewrite.errors import CheckpointError, ConfigError, GraphError
 from autograph_rewrite.plan.selected import chosen_config
 from autograph_rewrite.runtime.checkpoints.bundle import read
 from autograph_rewrite.runtime.checkpoints.deal import Piece, deal
-from autograph_rewrite.runtime.checkpoints.folder import PREFIX, CheckpointFolder, Manifest
+from autograph_rewrite.runtime.checkpoints.folder import PREFIX, CheckpointFolder, Label, Manifest
 from autograph_rewrite.runtime.checkpoints.joint_save import JointSave
+from autograph_rewrite.runtime.checkpoints.pace import Pace
+from autograph_rewrite.runtime.checkpoints.page_cache import be_patient
 from autograph_rewrite.runtime.checkpoints.targets import Target, average_variables, target_of
 from autograph_rewrite.runtime.consensus.agreement import common_name
 from autograph_rewrite.runtime.consensus.rendezvous import Rendezvous
 from autograph_rewrite.runtime.failures.liveness import listed, name_of
 from autograph_rewrite.runtime.job.tf_server import join
-from autograph_rewrite.runtime.preemption.pace import Pace
 from autograph_rewrite.runtime.preemption.stop import Stop
 
 _NONE = -1
@@ -75,7 +76,7 @@ class CheckpointManager:
         self._given, self._keep, self._asynchronous = target, max_to_keep, asynchronous
         self.folder = CheckpointFolder(Path(folder))
         self._token, self._saves = self._agreed(), 0
-        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._thread = ThreadPoolExecutor(1, "checkpoint", be_patient)
         self._running: Future[None] | None = None
         self._pace = Pace()
         Stop.here().add(self._save_before_the_end)
@@ -127,6 +128,9 @@ class CheckpointManager:
             CheckpointError: this save, or the one before, could not be written.
             ClusterError: a worker did not write its part.
         """
+        self._save(step, extra, beside=self._asynchronous)
+
+    def _save(self, step: int, extra: Mapping[str, Any] | None, *, beside: bool) -> None:
         self.wait()
         self._pace.saved(step, Stop.here().steps, extra)
         average_variables(self._given)
@@ -136,18 +140,23 @@ class CheckpointManager:
         values = target.snapshot(dict.fromkeys(piece.name for piece in pieces))
         self._saves += 1
         partial = self.folder.partial(step, f"{self._token}-{self._saves}")
-        one = JointSave(self.folder, partial, step, self._task, self._names, self._seconds)
-        self._running = self._thread.submit(self._write, one, pieces, values, dict(extra or {}))
-        if not self._asynchronous:
-            self.wait()
-
-    def _write(self, save: JointSave, pieces: list[Piece], values: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
+        label = Label(step, dict(extra or {}), self._pace.steps_per_call)
+        one = JointSave(self.folder, partial, label, self._task, self._names, self._seconds)
+        if beside:
+            self._running = self._thread.submit(self._write, one, pieces, values)
+            return
         try:
-            save.run(pieces, values, extra)
+            self._write(one, pieces, values)
+        except OSError as error:
+            raise _not_written(error) from error
+
+    def _write(self, save: JointSave, pieces: list[Piece], values: Mapping[str, Any]) -> None:
+        try:
+            save.run(pieces, values)
             if self._is_first:
                 self.folder.prune(self._keep)
         except Exception as error:  # the program may never ask again
-            warn_user(f"step {save.step} was not saved: {error}")
+            warn_user(f"step {save.label.step} was not saved: {error}")
             raise
 
     def wait(self) -> None:
@@ -163,7 +172,7 @@ class CheckpointManager:
         try:
             running.result()
         except OSError as error:
-            raise CheckpointError(f"a checkpoint could not be written: {error}") from error
+            raise _not_written(error) from error
 
     def restore(self, step: int | None = None) -> Restored | None:
         """Give the variables the values of a checkpoint: the newest that is whole and undamaged, or that of a step.
@@ -191,7 +200,7 @@ class CheckpointManager:
             if manifest is not None and not bad:
                 target.write(values)
                 self._all([0])  # nobody begins before all have written
-                self._pace.restored(manifest.step, Stop.here().steps)
+                self._pace.restored(manifest, Stop.here().steps)
                 return Restored(manifest.step, manifest.extra)
             tried = CheckpointError(problem or f"{listed(bad)} cannot read {self.folder.whole(candidate)}")
         if tried is not None or step is not None:
@@ -204,8 +213,7 @@ class CheckpointManager:
         self.wait()
         step = self._pace.step(Stop.here().steps)
         if step is not None and step != self._pace.last:
-            self.save(step)
-            self.wait()
+            self._save(step, None, beside=False)
         return str(self.folder.whole(self._pace.last)) if self._pace.last is not None else None
 
     def _target(self) -> Target:
@@ -252,6 +260,10 @@ class CheckpointManager:
             return [numbers]
         rows = Rendezvous(self._member, self._seconds).rows(np.array(numbers, np.int64), "restore a checkpoint")
         return [[int(number) for number in row] for row in rows]
+
+
+def _not_written(error: OSError) -> CheckpointError:
+    return CheckpointError(f"a checkpoint could not be written: {error}")
 
 
 def _require_fitting(folder: Path, target: Target, values: Mapping[str, np.ndarray[Any, Any]]) -> None:

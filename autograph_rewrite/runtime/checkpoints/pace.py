@@ -2,6 +2,7 @@
 
 save(100) behind 100 calls, save(200) behind 200     1: behind 250 calls its step is 250
 save(1) behind 500 calls                             none: it counts epochs, and only the program can save in between
+restore() of step 200, saved at a pace of 1          1: behind 30 calls more its step is 230
 """
 
 from __future__ import annotations
@@ -9,28 +10,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from autograph_rewrite.runtime.checkpoints.folder import Manifest
+
 
 class Pace:
     """The pace of the checkpoints of one manager.
 
     Attributes:
         last: the step of the last checkpoint; None: there is none.
+        steps_per_call: the pace; 0: it is not known.
     """
 
     def __init__(self) -> None:
         self.last: int | None = None
         self._from = 0, 0
-        self._per_call = 0
+        self.steps_per_call = 0
         self._has_extra = False
 
-    def restored(self, step: int, calls: int) -> None:
-        """Note that a checkpoint was read.
+    def restored(self, checkpoint: Manifest, calls: int) -> None:
+        """Note that a checkpoint was read: its pace holds until this program's own is known.
 
         Args:
-            step: of it.
+            checkpoint: what it says of itself.
             calls: that this process has made.
         """
-        self.last, self._from = step, (step, calls)
+        self.last, self._from, self._has_extra = checkpoint.step, (checkpoint.step, calls), bool(checkpoint.extra)
+        self.steps_per_call = self.steps_per_call or checkpoint.steps_per_call
 
     def saved(self, step: int, calls: int, extra: Mapping[str, Any] | None) -> None:
         """Note that a checkpoint is written.
@@ -43,7 +48,7 @@ class Pace:
         step_before, calls_before = self._from
         steps, made = step - step_before, calls - calls_before
         if made:
-            self._per_call = steps // made if steps > 0 and steps % made == 0 else 0
+            self.steps_per_call = steps // made if steps > 0 and steps % made == 0 else 0
         self.last, self._from, self._has_extra = step, (step, calls), bool(extra)
 
     def step(self, calls: int) -> int | None:
@@ -55,4 +60,4 @@ class Pace:
         step, before = self._from
         if calls == before:
             return self.last
-        return step + self._per_call * (calls - before) if self._per_call and not self._has_extra else None
+        return step + self.steps_per_call * (calls - before) if self.steps_per_call and not self._has_extra else None
