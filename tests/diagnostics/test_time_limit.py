@@ -46,7 +46,7 @@ def test_what_is_in_time_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv(VARIABLE, "seconds=1")
     assert in_time(lambda: 7, name="x", error=ConfigError) == 7
     with pytest.raises(KeyError):
-        in_time(lambda: {}["a"], name="x", error=ConfigError)
+        in_time(lambda: {"b": 1}["a"], name="x", error=ConfigError)
     for thread in waiting():
         thread.join(10)
     assert not waiting()
@@ -55,7 +55,7 @@ def test_what_is_in_time_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) 
 
 def test_an_interruption_that_is_lost_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "seconds=1")
-    lost = []
+    lost: list[int] = []
 
     def swallows() -> None:
         while True:

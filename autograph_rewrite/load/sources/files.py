@@ -153,7 +153,9 @@ def _is_meta_graph(data: bytes) -> bool:
 def _from_text(data: bytes, named: dict[str, Any], name: str) -> GraphItem:
     text = data.decode("utf-8", errors="replace")
     if is_printed(text):
-        return from_printed(text, named, name)
+        item = from_printed(text, named, name)
+        validate.check_file(item.graph)
+        return item
     return build_item(read(_parse_text(data, "GraphDef").SerializeToString(deterministic=True)), Collected(), **named)
 
 

@@ -18,7 +18,6 @@ from autograph_rewrite.ir.format.parser import read
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.signature.collections import Collected
 from autograph_rewrite.load.sources.graphs import build_item
-from autograph_rewrite.load.sources.validate import check_file
 
 _NODE = re.compile(r"\s*(%|anchor\s)")
 _SIGNATURE = re.compile(
@@ -54,7 +53,6 @@ def from_printed(text: str, named: Mapping[str, Any], name: str = "text") -> Gra
     }
     given = {key: value for key, value in named.items() if value is not None}
     graph, placements = read(text, name=name)
-    check_file(graph)
     item = build_item(graph, Collected(), **{**said, "batch_inputs": said["batch_inputs"] or None, **given})
     public = {_tensor(one["tensor"]): one["name"] for one in of["output"] if one["name"]}
     outputs = {public.get(info.tensor, key): info for key, info in item.outputs.items()}
