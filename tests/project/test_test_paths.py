@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 from tests.support.paths import ROOT
@@ -24,6 +25,7 @@ def test_modules_and_files_of_tests_that_a_text_names_exist() -> None:
     assert not missing
 
 
+@cache
 def names_in(path: Path) -> set[str]:
     """Return the names that a module has when it is imported: what it defines, assigns or imports."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -33,6 +35,7 @@ def names_in(path: Path) -> set[str]:
     return names | {(alias.asname or alias.name).split(".")[0] for node in imports for alias in node.names}
 
 
+@cache
 def file_of(module: str) -> Path | None:
     """Return the file of a module of this repository."""
     parts = module.split(".")
