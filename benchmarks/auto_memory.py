@@ -126,8 +126,7 @@ def measured_peak(item: Any, given: Any, feeds: Mapping[str, Any]) -> float:
         held |= {short(one): held.get(short(one), 0.0) for one in new.report.plan.pipeline.devices}
     held["CPU:0"] += sum(value.nbytes for value in feeds.values())
     made = dict.fromkeys(held, 0.0)
-    for _ in range(PEAKS):
-        stats = traced(new, Built(item), feeds)
+    for stats in traced(new, Built(item), feeds, PEAKS):
         made = {device: max(made[device], allocated(stats, new, device)) for device in held}
     return max(held[device] + made[device] for device in held)
 

@@ -144,8 +144,8 @@ def measure(model: str, size: str, batch: int, rounds: int, seconds: float, few:
             "predicted_seconds": predicted.step_seconds,
             "predicted_bytes": predicted.moved_bytes,
             "predicted_peak": predicted.devices[0].peak_bytes,
-            "bytes": exchanged(traced(new, built, feeds, optimised=False), new),
-            "peak": median(allocated(traced(new, built, feeds), new) for _ in range(PEAKS)) + variable_bytes(new),
+            "bytes": exchanged(traced(new, built, feeds, optimised=False)[0], new),
+            "peak": median(allocated(stats, new) for stats in traced(new, built, feeds, PEAKS)) + variable_bytes(new),
         }
     times = interleaved(steps, rounds=rounds, seconds=seconds, warm_up=2)
     for name, one in found.items():
@@ -153,13 +153,14 @@ def measure(model: str, size: str, batch: int, rounds: int, seconds: float, few:
     return found
 
 
-def traced(new: Any, built: Any, feeds: Mapping[str, Any], *, optimised: bool = True) -> Any:
-    """Run one step, and return what TensorFlow noted about every node.
+def traced(new: Any, built: Any, feeds: Mapping[str, Any], steps: int = 1, *, optimised: bool = True) -> list[Any]:
+    """Run steps of one session, and return what TensorFlow noted about every node in each.
 
     Args:
         new: the rewritten item.
         built: the zoo's graph.
-        feeds: of one step.
+        feeds: of every step.
+        steps: how many.
         optimised: whether TensorFlow may fuse and rename nodes.
     """
     import tensorflow as tf
@@ -170,14 +171,15 @@ def traced(new: Any, built: Any, feeds: Mapping[str, Any], *, optimised: bool = 
     config = v1.ConfigProto()
     config.graph_options.rewrite_options.disable_meta_optimizer = not optimised
     options = v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE)
-    metadata = v1.RunMetadata()
     given = {f"{getattr(key, 'name', key).partition(':')[0]}:0": value for key, value in feeds.items()}
     with open_session(new, config=config) as session:
         session.run(built.init_op)
         fetches = [f"{name.partition(':')[0]}:0" for name in built.outputs]
         session.tf_session.run([*fetches, built.train_op], given)  # the first step copies what initialisers share
-        session.tf_session.run([*fetches, built.train_op], given, options=options, run_metadata=metadata)
-    return metadata.step_stats
+        found = [v1.RunMetadata() for _ in range(steps)]
+        for metadata in found:
+            session.tf_session.run([*fetches, built.train_op], given, options=options, run_metadata=metadata)
+    return [metadata.step_stats for metadata in found]
 
 
 def exchanged(stats: Any, new: Any) -> float:

@@ -110,5 +110,5 @@ def _measured(new: Any, item: Any, feeds: Mapping[str, Any], devices: Any = ("CP
         if node.op == "VarHandleOp":
             held[short(node.device) if node.device else devices[0]] += handle_bytes(node)
     held[devices[0]] += sum(value.nbytes for value in feeds.values())
-    stats = [traced(new, Built(item), feeds) for _ in range(PEAKS)]
+    stats = traced(new, Built(item), feeds, PEAKS)
     return {device: held[device] + min(allocated(one, new, device) for one in stats) for device in devices}

@@ -103,7 +103,7 @@ def beside(found: Any, new: Any, feeds: Any, item: Any) -> Iterator[Measured]:
         if node.op == "VarHandleOp":
             device = short(node.device) if node.device else "CPU:0"
             kept[device] = kept.get(device, 0) + handle_bytes(node)
-    steps = [traced(new, Built(item), feeds) for _ in range(PEAKS)]
+    steps = traced(new, Built(item), feeds, PEAKS)
     for use in found.devices:
         fed = sum(value.nbytes for value in feeds.values()) if use.name == "CPU:0" else 0
         own = kept.get(use.name, 0)

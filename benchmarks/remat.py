@@ -104,7 +104,7 @@ def measure(model: str, tiny: bool, rounds: int, seconds: float) -> dict[str, di
         session.run("init")
         steps[way] = lambda session=session: session.run(["loss", "train"], feeds)  # type: ignore[misc]
         steps[way]()
-        found[way] = {"peak": median(allocated(traced(new, built, feeds), new) for _ in range(PEAKS))}
+        found[way] = {"peak": median(allocated(stats, new) for stats in traced(new, built, feeds, PEAKS))}
         if way in WAYS:  # beside variables and what is fed, of which the step has no record
             examples = next(iter(feeds.values())).shape[0]
             machine = replace(Machine(), cores=os.cpu_count() or 1)

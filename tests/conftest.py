@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -25,6 +26,10 @@ pytest_plugins = ("tests.matrix.summary", "tests.jobs.programs.fixtures")
 VIRTUAL_DEVICES = 4
 CERTIFIED = frozenset(("test_matrix", "test_fuzz", "test_verify"))
 """Test modules whose rewrites are certified in every run; with AUTOGRAPH_CERTIFY=all, those of all modules are."""
+
+# Some 400,000 objects of modules live as long as a test process, and graphs make many more: to walk through all of them
+# as often as Python does by itself took a tenth of the time of tests.
+GARBAGE = (1000, 10, 100)
 
 # One thread per operation: xdist's workers share the machine's cores, and tiny shapes gain nothing from more.
 os.environ.update(
@@ -77,6 +82,7 @@ class TensorFlowHook(importlib.abc.MetaPathFinder):
 
 def pytest_configure(config: pytest.Config) -> None:
     """Install the hook before any test module is imported, and let child processes get signals as they expect."""
+    gc.set_threshold(*GARBAGE)
     if hasattr(config, "workerinput") or not getattr(config.option, "numprocesses", None):
         handle_ignored_signals()
     if "tensorflow" in sys.modules:

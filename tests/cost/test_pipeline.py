@@ -229,7 +229,7 @@ def test_the_bytes_are_those_that_tensorflow_allocates() -> None:
     x = np.random.default_rng(0).normal(size=(rows * micro, width)).astype(np.float32)
     pipeline = {"stages": 2, "microbatches": micro, "schedule": "gpipe", "boundaries": cuts[1:2]}
     new = ar.rewrite(item, {"devices": ["CPU:0"], "pipeline": pipeline})
-    stats = traced(new, _Built, {"x": x})
+    (stats,) = traced(new, _Built, {"x": x})
     step = played(item, new.report.plan, rows * micro, copies=False)  # CPU devices of one process share its memory
     predicted = most(one for one in step.alive if one.device.endswith("CPU:0"))
     assert predicted > micro * 2 * rows * width * 4  # the outputs of two layers, for each micro-batch

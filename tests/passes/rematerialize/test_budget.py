@@ -164,7 +164,7 @@ def test_the_peak_is_near_what_the_runtime_records() -> None:
     feed, measured = feeds((16,), (16,), (4096,))[0], []
     for config in (ONE, asked):
         new = ar.rewrite(item, config, batch=4096)
-        measured.append(min(allocated(traced(new, Built(item, ("out_loss:0",)), feed), new) for _ in range(5)))
+        measured.append(min(allocated(stats, new) for stats in traced(new, Built(item, ("out_loss:0",)), feed, 5)))
     peaks, variables = new.report.recomputed.peaks, sum(one.nbytes for one in item.variables.values())
     assert peaks.after < 0.6 * peaks.before
     assert measured[0] == pytest.approx(peaks.before - variables, rel=0.15)

@@ -215,7 +215,7 @@ def peaks(item: ar.GraphItem, policy: str) -> list[float]:
     """Return the most bytes that are alive at a time, in each of some steps, by the runtime's records."""
     new = ar.rewrite(item, {**ONE, "remat": {"policy": policy}})
     feed = feeds((16,), (16,), (512,))[0]
-    return [allocated(traced(new, Built(item, ("out_loss:0",)), feed), new) for _ in range(6)]
+    return [allocated(stats, new) for stats in traced(new, Built(item, ("out_loss:0",)), feed, 6)]
 
 
 def peak_bytes(item: ar.GraphItem, policy: str) -> float:

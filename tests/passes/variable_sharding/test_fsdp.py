@@ -178,7 +178,7 @@ def test_each_micro_batch_gathers_for_itself_so_that_one_after_another_is_given_
 
     def most(config: dict[str, Any]) -> float:
         new = ar.rewrite(item, config)
-        return min(allocated(traced(new, Built(item), feeds), new) for _ in range(3))
+        return min(allocated(stats, new) for stats in traced(new, Built(item), feeds, 3))
 
     whole, after_another = most(over_data(3)), most(micro)
     assert after_another < 0.5 * whole
