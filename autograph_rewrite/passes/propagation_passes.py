@@ -43,13 +43,13 @@ from autograph_rewrite.plan.parts.messages import Policy
 from autograph_rewrite.plan.parts.notes import Note
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.replica_devices import run_devices, within_reach
-from autograph_rewrite.resolve import reshard_edges
 from autograph_rewrite.resolve.batch.batch_inputs import batch_values, shared_by_size
 from autograph_rewrite.resolve.batch.ragged_dims import ragged_dims
 from autograph_rewrite.resolve.compression import skipped
 from autograph_rewrite.resolve.coverage import Coverage, with_coverage
 from autograph_rewrite.resolve.divided_work import coverage_of
-from autograph_rewrite.resolve.exchanged_bytes import with_bytes
+from autograph_rewrite.resolve.edges import reshard_edges
+from autograph_rewrite.resolve.edges.exchanged_bytes import with_bytes
 from autograph_rewrite.resolve.given_plan import accept_user_edges
 from autograph_rewrite.resolve.remat.decision import Decision
 from autograph_rewrite.resolve.segmentable import propagate_parts

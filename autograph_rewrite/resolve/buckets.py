@@ -103,7 +103,7 @@ def assign_buckets(
 def _is_summed(edge: EdgePlan) -> bool:
     """Return whether a collective adds the value up, element by element."""
     if edge.compressor == NONE:
-        return edge.lowered.is_everywhere and edge.lowered.does(Operation.REDUCE)
+        return edge.is_collective and edge.lowered.is_bucketed and edge.lowered.does(Operation.REDUCE)
     return codec_of(edge.compressor).elementwise and edge.is_collective and edge.lowered.is_everywhere
 
 

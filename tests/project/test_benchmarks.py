@@ -80,6 +80,14 @@ def test_jobs_take_turns_with_multi_worker_mirrored_strategy(tmp_path: Path) -> 
 
 
 @pytest.mark.full
+def test_sums_in_processes_first_are_measured_beside_one_ring(tmp_path: Path) -> None:
+    printed = io.StringIO()
+    code = command.run(["hierarchy"], Effort(tiny=True), tmp_path / "bench.json", Console(file=printed, width=200))
+    assert code == 0, printed.getvalue()
+    assert "added up there first / one ring" in printed.getvalue()
+
+
+@pytest.mark.full
 def test_two_stages_are_measured_in_two_processes(tmp_path: Path) -> None:
     printed = io.StringIO()
     code = command.run(["pipeline"], Effort(tiny=True), tmp_path / "bench.json", Console(file=printed, width=200))

@@ -34,7 +34,7 @@ from autograph_rewrite.passes.variable_sharding.pieces import pieces_of, shard_v
 from autograph_rewrite.plan.parts.messages import STEP, EdgePlan, Options, VariableRequest
 from autograph_rewrite.plan.parts.residence import OnServer, Residence, Sharded, placed, residence_of
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.resolve import reshard_edges as edge_list
+from autograph_rewrite.resolve.edges import reshard_edges as edge_list
 from autograph_rewrite.resolve.model_axis.logical_devices import logical_devices
 from autograph_rewrite.resolve.wire_types import sizes_of
 

@@ -21,7 +21,7 @@ from autograph_rewrite.passes.rematerialize.rewrite import rematerialize
 from autograph_rewrite.passes.rematerialize.within_budget import recompute_within
 from autograph_rewrite.plan.parts.messages import Remat
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.resolve import reshard_edges
+from autograph_rewrite.resolve.edges import reshard_edges
 from autograph_rewrite.resolve.remat.activations import Activations, find_activations
 from autograph_rewrite.resolve.remat.decide import nested_segments, segments_of
 from autograph_rewrite.resolve.remat.decision import Decision, Left, first_of_each

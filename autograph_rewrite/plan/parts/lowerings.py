@@ -168,6 +168,7 @@ LOWERINGS = _table(
             "host_reduce",
             "combined on each process's first device, then by one CollectiveReduceV2 among the processes",
             (_REDUCE_IN_PROCESS, Hop(Operation.REDUCE, ACROSS, Medium.COLLECTIVE)),
+            is_bucketed=True,
         ),
         Lowering(
             "host_gather",

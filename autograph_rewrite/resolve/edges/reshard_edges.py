@@ -6,8 +6,6 @@ norms, batch statistics) belongs to the step.
 
 from __future__ import annotations
 
-import math
-from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,38 +13,29 @@ from types import MappingProxyType
 
 from autograph_rewrite.analysis.barriers import late_nodes
 from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
-from autograph_rewrite.analysis.facts.placement import PARTIAL, REPLICATED, Fact, Shape
-from autograph_rewrite.analysis.facts.symbolic_dims import is_local, rows_per_example
+from autograph_rewrite.analysis.facts.placement import PARTIAL, REPLICATED
+from autograph_rewrite.analysis.facts.symbolic_dims import rows_per_example
 from autograph_rewrite.analysis.propagate import Propagation, is_pinned
-from autograph_rewrite.analysis.rule_table import TABLE, families
 from autograph_rewrite.analysis.rules.arrays import random
 from autograph_rewrite.analysis.rules.base import LocalEntry, Slice
-from autograph_rewrite.analysis.variables.readers import declared_trained
 from autograph_rewrite.ir.control_flow import before_loops
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.op_traits import ENTERS
 from autograph_rewrite.ir.traversal import descendants
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_update
 from autograph_rewrite.item import Variable
 from autograph_rewrite.plan.parts import collective_keys
 from autograph_rewrite.plan.parts.batch_split import DIGEST
 from autograph_rewrite.plan.parts.lowerings import Operation
 from autograph_rewrite.plan.parts.messages import OUTPUT, SIZES, STEP, EdgePlan
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.resolve import compression, wire_types
+from autograph_rewrite.resolve import compression
 from autograph_rewrite.resolve.batch.batch_inputs import measured_input
 from autograph_rewrite.resolve.buckets import assign_buckets
+from autograph_rewrite.resolve.edges.lowering_choice import by_hosts, homed, lowering_of
+from autograph_rewrite.resolve.edges.owners import Owners
 from autograph_rewrite.resolve.model_axis.logical_devices import logical_devices
-from autograph_rewrite.resolve.wire_types import as_sent, can_gather_collectively, sent_bytes
-
-MEASURES = frozenset(("Shape", "ShapeN", "Size", "Rank"))  # how many rows there are is not the rows
-MIXES_ROWS = families("contraction", "convolutions", "layers", "normalization", "pooling", "recurrent", "reduce")
-"""Families of rules that the rows of a sparse gradient never pass: what does was gathered in the forward pass."""
-ACCUMULATED = frozenset((dtypes.HALF, dtypes.FLOAT, dtypes.DOUBLE))
-"""The types of conditional accumulators: TensorFlow has no kernel of one for others."""
-MAX_REACH = 400
-"""How many nodes to look at for the owner of an edge."""
+from autograph_rewrite.resolve.wire_types import sent_bytes
 
 
 def resolve_edges(
@@ -79,7 +68,7 @@ def resolve_edges(
     edges.pad(padded)
     if plan.local_sgd is not None and any(variable.captured for variable in variables.values()):
         edges.drop_unread_sizes()
-    found = _homed(plan, state, _without_statistics(state, edges.found))
+    found = homed(plan, state, _without_statistics(state, edges.found))
     found = compression.choose(plan, state, found, variables)
     found = _on_logical_devices(plan, state, found)
     bucketed = assign_buckets(plan, state, found, variables)
@@ -124,7 +113,7 @@ class _Edges:
             self.add(value, "replicated", reason)
         edge = self._edge(value, target, reason)
         if edge.lowering == "micro_reduce" and value.node not in self.late:
-            edge = replace(edge, lowering=_by_hosts(self.plan, state.source(value)))
+            edge = replace(edge, lowering=by_hosts(self.plan, state.source(value)))
         if edge.lowering == "host_gather" and not self.plan.homes and not _knows_rows(state, value):
             self.found[value.name, SIZES] = _sizes_edge(value, "the rows of each process are counted")
         self.found[value.name, target] = edge
@@ -183,7 +172,7 @@ class _Edges:
         fact = state.source(value)
         owner = self.owners.of(value) if target == "replicated" and not fact.is_local else STEP
         placement = "replicated" if value in state.whole_inputs else repr(fact.placement)
-        lowering = _lowering(plan, fact, target)
+        lowering = lowering_of(plan, fact, target, plan.options_of(owner))
         if value in state.whole_inputs and len(plan.processes) > 1:
             placement = f"split({state.whole_inputs[value]})"
             lowering = "host_gather" if target == "replicated" else lowering
@@ -251,145 +240,3 @@ def _without_statistics(state: Propagation, found: dict[tuple[str, str], EdgePla
             if any(nodes[other] in made for other in several if other != key):
                 result[key] = replace(found[key], owner=STEP)
     return result
-
-
-def _homed(
-    plan: Plan, state: Propagation, found: Mapping[tuple[str, str], EdgePlan]
-) -> dict[tuple[str, str], EdgePlan]:
-    """Return the edges as they are lowered where variables live on single devices."""
-    if not plan.homes:
-        return dict(found)
-    lower = _at_home if len(plan.processes) == 1 else _through_servers
-    return {key: replace(edge, lowering=lower(plan, state, edge)) for key, edge in found.items()}
-
-
-def _at_home(plan: Plan, state: Propagation, edge: EdgePlan) -> str:
-    """Return how values meet on the device of their owner, where one process has all replicas."""
-    placement = state.source(state.graph.value(edge.value)).placement
-    if edge.owner not in plan.homes or edge.to != repr(REPLICATED):
-        return edge.lowering
-    if placement.is_split:
-        return "concat"
-    return ("add_n" if placement == PARTIAL else "fold") if placement.is_partial else edge.lowering
-
-
-def _through_servers(plan: Plan, state: Propagation, edge: EdgePlan) -> str:
-    """Return how a value crosses between the processes of a job with servers: none of them by a collective."""
-    fact = state.source(state.graph.value(edge.value))
-    if edge.lowering in ("collective_gather", "host_gather"):
-        return "server_gather"
-    if edge.lowering not in ("collective_reduce", "micro_reduce", "host_reduce"):
-        return edge.lowering
-    return "accumulator" if fact.placement == PARTIAL and as_sent(fact).dtype in ACCUMULATED else "server_reduce"
-
-
-def _lowering(plan: Plan, fact: Fact, target: str) -> str:
-    if target.startswith("split"):
-        return "slice"
-    if target.startswith("partial"):
-        return "zeros"
-    if target == "local":
-        return "local_size"
-    crosses = len(plan.processes) > 1
-    if fact.is_local:
-        counted = any(rows_per_example(entry) is None for entry in fact.value or () if is_local(entry))
-        return "host_reduce" if crosses and counted else "global_size"
-    mirrored = plan.mode == "mirrored" and plan.replicas > 1
-    if fact.placement.is_partial:
-        wire = wire_types.wire_type(fact.dtype, fact.placement.op)
-        if mirrored and wire in wire_types.COLLECTIVE_TYPES:
-            return "micro_reduce" if plan.microbatches > 1 else "collective_reduce"
-        return _by_hosts(plan, fact)
-    if (
-        mirrored
-        and plan.microbatches == 1
-        and can_gather_collectively(fact, rows_per_example(fact.split_size), plan.devices)
-    ):
-        return "collective_gather"
-    return "host_gather" if crosses else "concat"
-
-
-def _by_hosts(plan: Plan, fact: Fact) -> str:
-    """Return how the parts of a value are combined on the first device of each process."""
-    if len(plan.processes) > 1:
-        return "host_reduce"
-    return "add_n" if fact.placement == PARTIAL else "fold"
-
-
-class Owners:
-    """Finds the variable that an edge serves."""
-
-    def __init__(self, state: Propagation, variables: Mapping[str, Variable]) -> None:
-        self._state = state
-        self._by_handle = {variable.handle: variable for variable in variables.values()}
-        self._trained = declared_trained(variables)
-
-    def of(self, value: Value) -> str:
-        """Return the owner of the reduction or gather of `value`."""
-        fact = self._state.source(value)
-        sparse = fact.placement.is_split
-        if not sparse and not fact.shape:
-            return STEP if fact.shape == () and not self._scalar_variables() else self._search(value, fact.shape, False)
-        return self._search(value, fact.shape, sparse)
-
-    def _scalar_variables(self) -> bool:
-        return any(variable.shape == () and variable.trainable is not False for variable in self._by_handle.values())
-
-    def _search(self, value: Value, shape: Shape | None, sparse: bool) -> str:
-        reached: list[Variable] = []
-        seen = {value}
-        pending = deque([value])
-        visited = 0
-        while pending and visited < MAX_REACH:
-            current = pending.popleft()
-            for node, index in current._uses:
-                visited += 1
-                variable = self._updated_by(node)
-                if variable is not None:
-                    reached.append(variable)
-                    # A slot is written first, then read again for the update of its variable.
-                    pending.extend(read for read in self._reads(node.inputs[0]) if read not in seen)
-                    seen.update(self._reads(node.inputs[0]))
-                    continue
-                if sparse and (_mixes_rows(node) or node.op in MEASURES):
-                    continue
-                for other in [node.output(index)] if node.op == "IdentityN" else self._made(node):
-                    if other not in seen and self._follows(other, shape, sparse):
-                        seen.add(other)
-                        pending.append(other)
-        alike = [v for v in reached if v.shape == shape] or reached
-        owners = [v for v in alike if v.name in self._trained] if self._trained else alike
-        return next((v.name for v in owners), STEP)
-
-    def _updated_by(self, node: Node) -> Variable | None:
-        if not is_update(node):
-            return None
-        return self._by_handle.get(handle_node(node.inputs[0]).name)
-
-    def _reads(self, handle: Value) -> list[Value]:
-        """Return what is read from a variable, also inside branches and loops."""
-        uses = handle_uses(handle_node(handle))
-        return [node.output() for node, _ in uses if node.op == "ReadVariableOp"]
-
-    def _made(self, node: Node) -> list[Value]:
-        transferred = self._state.transfers.get(node)
-        return [] if transferred is None else [node.output(i) for i in range(len(transferred.outputs))]
-
-    def _follows(self, value: Value, shape: Shape | None, sparse: bool) -> bool:
-        fact = self._state.facts[value]
-        if sparse:  # rows: their number changes when duplicates are merged
-            return fact.shape is None or len(fact.shape) >= 1
-        if fact.shape is None or shape is None:
-            return True
-        return fact.shape == shape or _elements(fact.shape) == _elements(shape)
-
-
-def _mixes_rows(node: Node) -> bool:
-    rule = TABLE.get(node.op)
-    return rule is not None and rule.family in MIXES_ROWS
-
-
-def _elements(shape: Shape) -> int | None:
-    if any(not isinstance(dim, int) or is_local(dim) for dim in shape):
-        return None
-    return math.prod(dim for dim in shape if isinstance(dim, int))
