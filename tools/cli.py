@@ -24,7 +24,7 @@ import autograph_rewrite
 from autograph_rewrite.errors import RewriteError
 from autograph_rewrite.requires import missing_tensorflow
 from autograph_rewrite.tools.terminal.output_pipes import drop_the_rest, escaped, patient_output
-from autograph_rewrite.tools.terminal.usage import require_known_options, require_known_verb
+from autograph_rewrite.tools.terminal.usage import Parser, require_known_options, require_known_verb
 from autograph_rewrite.tools.unforeseen import of_the_graph
 
 GOOD, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
@@ -105,9 +105,7 @@ def _outcome(args: argparse.Namespace) -> int:
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Parse a command line; only the verb that stands in it is loaded."""
-    parser = argparse.ArgumentParser(
-        prog="autograph-rewrite", description=autograph_rewrite.__doc__.partition("\n")[0], epilog=EPILOG
-    )
+    parser = Parser(prog="autograph-rewrite", description=autograph_rewrite.__doc__.partition("\n")[0], epilog=EPILOG)
     parser.add_argument("--version", action="version", version=f"%(prog)s {autograph_rewrite.__version__}")
     subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     verbs = available_verbs()

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from autograph_rewrite.resolve.coverage import Coverage
 
 GRAPH_FORMS = (".ar", ".pb", ".pbtxt")
+_DIGITS = 15
+"""Of a number on the command line: what has more is no size of anything."""
 PLAN_FORMS = (".yaml", ".yml", ".json", ".pb", ".binpb")
 CONFIG_HELP = "a YAML configuration, or the name of a shipped one (all_reduce, fsdp, ...)"
 GRAPH_HELP = "a .pb, .pbtxt, .meta, .ar or .txt (`dump --full`) file, a SavedModel directory, or - for standard input"
@@ -153,7 +155,7 @@ def number_of(what: str) -> Callable[[str], int]:
     """Return a function that reads how many of something there are: at least one."""
 
     def read(text: str) -> int:
-        if not text.isdigit() or not int(text):
+        if not text.isdigit() or len(text) > _DIGITS or not int(text):
             raise argparse.ArgumentTypeError(f"'{text}' is no number of {what}")
         return int(text)
 

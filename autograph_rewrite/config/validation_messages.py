@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from autograph_rewrite.diagnostics.faults import Fault, did_you_mean, either
+from autograph_rewrite.diagnostics.faults import SHOWN, Fault, did_you_mean, either
 from autograph_rewrite.diagnostics.located_yaml import KeyPath, Source, dotted
 from autograph_rewrite.errors import RewriteError
 
@@ -35,8 +35,10 @@ def faults_of(error: ValidationError, model: type[BaseModel], source: Source) ->
     """
     known: dict[tuple[str, ...], str] = {}
 
-    def meant(path: KeyPath) -> str:
+    def meant(path: KeyPath) -> str | None:
         keys = tuple(key for key in path if isinstance(key, str))  # a mistake in one item of a list is one in all
+        if keys not in known and len(known) > SHOWN:
+            return None  # nobody will see it, and looking takes time
         if keys not in known:
             known[keys] = _meant(path, model)
         return known[keys]
@@ -44,7 +46,7 @@ def faults_of(error: ValidationError, model: type[BaseModel], source: Source) ->
     return [_fault(dict(finding), meant, source) for finding in error.errors()]
 
 
-def _fault(finding: dict[str, Any], meant: Callable[[KeyPath], str], source: Source) -> Fault:
+def _fault(finding: dict[str, Any], meant: Callable[[KeyPath], str | None], source: Source) -> Fault:
     """Translate a finding; pydantic's are dicts of many shapes, hence Any."""
     path: KeyPath = tuple(finding["loc"])
     kind, context, given = finding["type"], finding.get("ctx", {}), _quoted(finding["input"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any, cast
 
 import yaml
@@ -22,6 +23,7 @@ _INTEGERS = {
 }
 _FLOW_KEYS = 4  # mappings of so few scalars are written on one line
 _WIDTH = 110
+_MOST_FAULTS = 1000
 
 
 def parse(located: Located, message: Message) -> None:
@@ -30,7 +32,7 @@ def parse(located: Located, message: Message) -> None:
     Raises:
         PlanError: with every unknown key and wrong type, each at its line.
     """
-    found = _faults(located.data, descriptor_of(message), located.source, ())
+    found = islice(_faults(located.data, descriptor_of(message), located.source, ()), _MOST_FAULTS)
     raise_if_any([*located.faults, *found], error=PlanError, title=located.source.name)
     try:
         json_format.ParseDict(cast(dict[str, object], located.data), message)

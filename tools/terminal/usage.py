@@ -8,6 +8,17 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
+from typing import NoReturn
+
+from autograph_rewrite.tools.terminal.output_pipes import escaped
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose complaints show the control characters of what was typed, or came from a list of files."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong, and end the program."""
+        super().error(escaped(message))
 
 
 def options_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:

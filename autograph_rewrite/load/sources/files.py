@@ -26,6 +26,8 @@ from autograph_rewrite.load.sources.graphs import Declared, build_item, read
 from autograph_rewrite.load.sources.printed import from_printed, is_printed
 from autograph_rewrite.load.sources.saved_model import load_directory
 
+_SAID = 300
+"""Characters of what a parser says: it may quote all of a line."""
 _ZIPPED = b"PK\x03\x04"
 _KINDS = ".pb, .pbtxt, .meta, .ar, .txt (as `dump --full` prints it), or a SavedModel directory"
 
@@ -56,7 +58,9 @@ def _load(path: Path, signature: str | None, named: dict[str, Any]) -> GraphItem
         is_archive = zipfile.is_zipfile(path) or path.suffix == ".ar"
         return archive.load(path, **named) if is_archive else _reader(path)(data, named)
     except (DecodeError, ValueError, IndexError, KeyError, TypeError) as error:
-        raise GraphError(f"the file is corrupt ({error})", where=str(path)) from error
+        raise GraphError(f"the file is corrupt ({str(error)[:_SAID]})", where=str(path)) from error
+    except MemoryError:
+        raise GraphError("reading it takes more memory than there is", where=str(path)) from None
     except GraphError as error:
         if error.where is not None and str(path) in error.where:
             raise
@@ -151,7 +155,7 @@ def _is_meta_graph(data: bytes) -> bool:
 
 
 def _from_text(data: bytes, named: dict[str, Any], name: str) -> GraphItem:
-    text = data.decode("utf-8", errors="replace")
+    text = "" if b"\0" in data else data.decode("utf-8", errors="replace")
     if is_printed(text):
         item = from_printed(text, named, name)
         validate.check_file(item.graph)
@@ -175,9 +179,13 @@ def _parse_text(data: bytes, kind: str) -> Message:
 
     message: Message = proto(kind)()
     try:
+        if b"\0" in data:
+            raise GraphError(f"this is not the text form of a {kind}: no text has zero bytes")
         text_format.Parse(data.decode("utf-8"), message)
     except (text_format.ParseError, UnicodeDecodeError) as error:
-        raise GraphError(f"this is not the text form of a {kind}: {error}") from None
+        raise GraphError(f"this is not the text form of a {kind}: {str(error)[:_SAID]}") from None
+    except RecursionError:
+        raise GraphError(f"this is not the text form of a {kind}: it is nested too deeply") from None
     return message
 
 
