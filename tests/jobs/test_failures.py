@@ -55,7 +55,12 @@ def test_a_worker_that_is_killed_is_named_by_the_other(jobs: Jobs, mode: str) ->
 def test_a_worker_that_is_stopped_is_named_by_the_other(jobs: Jobs, mode: str) -> None:
     first, second = run(jobs, "stopped", mode)
     assert second.code is None
-    assert re.search(r"stood still for \d+ s: worker 1 \(127\.0\.0\.1:\d+\) has not answered", first.output)
+    told = re.search(
+        r"(step|run) \d+ of .* has stood still for \d+ s: worker 1 \(127\.0\.0\.1:\d+\) has not answered .*"
+        r"; it exchanges .*\(key \d+\).*; after \d+ s \(timeout_seconds\) it is ended",
+        first.output,
+    )
+    assert told, first.output[-3000:]
     assert_named(first, mode)
 
 

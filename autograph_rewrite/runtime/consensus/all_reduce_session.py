@@ -30,13 +30,16 @@ class Exchange:
         like: an array of the shape and type of what is added up; int32, int64, float32 or float64.
         group: the group key.
         key: the instance key, which no other exchange of the group has.
+        tells: whether to say that it stands still.
     """
 
-    def __init__(self, member: Membership, seconds: float, like: Array, group: int, key: int) -> None:
+    def __init__(
+        self, member: Membership, seconds: float, like: Array, group: int, key: int, *, tells: bool = True
+    ) -> None:
         tf = self._tf = tensorflow()
         self._member = member
         self._seconds = seconds
-        self._group = group
+        self._group, self._key = group, key
         graph = tf.Graph()
         with graph.as_default(), tf.device(f"/job:worker/replica:0/task:{member.task}/device:CPU:0"):
             self._given = tf.compat.v1.placeholder(like.dtype, like.shape)
@@ -58,6 +61,7 @@ class Exchange:
         lookout = functools.partial(PeerMonitor, member, seconds)
         closing = functools.partial(Closing, self._session)
         self._watchdog = Watchdog(seconds, lookout, closing, may_idle=True)
+        self._watchdog.tells = tells
         self._has_met = False
 
     def __enter__(self) -> Exchange:
@@ -86,6 +90,7 @@ class Exchange:
         options = self._tf.compat.v1.RunOptions(timeout_in_ms=int(self._seconds * 1e3))
         options.experimental.collective_graph_key = self._group
         session, feeds = self._session, {self._given: value}
+        self._watchdog.doing = f"an exchange to {what} (key {self._key})"
         try:
             result: Array = self._watchdog.run(lambda: session.run(self._total, feeds, options=options))
         except self._tf.errors.OpError as error:

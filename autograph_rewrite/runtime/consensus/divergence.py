@@ -113,7 +113,7 @@ def _texts(member: Membership, text: str, seconds: float) -> list[str]:
 def _rows(member: Membership, mine: Array, seconds: float) -> Array:
     table = np.zeros((len(member.workers), mine.size), np.int32)
     table[member.task] = mine
-    with Exchange(member, seconds, table, GROUP, tf_server.next_account()) as exchange:
+    with Exchange(member, seconds, table, GROUP, tf_server.next_account(), tells=False) as exchange:
         return exchange.add_up(table, "tell what they do")
 
 

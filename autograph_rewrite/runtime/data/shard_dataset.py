@@ -54,11 +54,13 @@ def shard_dataset(
     loop = OwnLoop.here()
     if loop is not None and tensorflow().executing_eagerly():
         _require_the_same_batches(chosen)
-        part = dataset
+        part, sharding = dataset, None
         if member is not None and not given.is_driven:
             join(member)
-            part = _Sharding(member, given.timeout_seconds, dataset).by("DATA")
-        return loop.batches(part, ends=int(dataset.cardinality()) != tensorflow().data.INFINITE_CARDINALITY)
+            sharding = _Sharding(member, given.timeout_seconds, dataset, is_told=config is not None)
+            part = sharding.by("DATA")
+        ends = int(dataset.cardinality()) != tensorflow().data.INFINITE_CARDINALITY
+        return loop.batches(part, ends=ends, failed=sharding.failed if sharding is not None else None)
     if member is None or given.is_driven:
         return dataset
     if not is_batched(dataset):
@@ -69,7 +71,7 @@ def shard_dataset(
     if not tensorflow().executing_eagerly():
         return _in_graph(dataset, chosen)
     join(member)
-    return _Sharding(member, given.timeout_seconds, dataset).by(chosen)
+    return _Sharding(member, given.timeout_seconds, dataset, is_told=config is not None).by(chosen)
 
 
 def _require_the_same_batches(policy: str) -> None:
@@ -113,15 +115,25 @@ class _Sharding:
         member: this process.
         seconds: how long to wait for the others.
         dataset: batched.
+        is_told: the program says so here; else as long as what it distributes waits, once it does.
     """
 
-    def __init__(self, member: Membership, seconds: float, dataset: Any) -> None:
+    def __init__(self, member: Membership, seconds: float, dataset: Any, *, is_told: bool) -> None:
         self._tf = tensorflow()
         self._member = member
-        self._seconds = seconds
+        self._default, self._is_told = seconds, is_told
+        self._problem: ClusterError | None = None
         self._dataset = dataset
         self._workers = len(member.workers)
         self._channel = tf_server.next_channel()
+
+    @property
+    def _seconds(self) -> float:
+        return self._default if self._is_told else tf_server.patience(self._default)
+
+    def failed(self) -> ClusterError | None:
+        """Return why the first batches could not be compared: TensorFlow tells no more than its text."""
+        return self._problem
 
     def by(self, policy: str) -> Any:
         """Return this worker's part.
@@ -202,10 +214,14 @@ class _Sharding:
         tf, task, workers = self._tf, self._member.task, self._workers
 
         def compare(*numbers: Any) -> bool:
-            with self._exchange(np.zeros(workers, np.int64)) as exchange:
-                mine = np.zeros(workers, np.int64)
-                mine[task] = checksum(numbers)
-                all_of_them = exchange.add_up(mine, "compare the first batch of a dataset")
+            mine = np.zeros(workers, np.int64)
+            mine[task] = checksum(numbers)
+            try:
+                with self._exchange(mine) as exchange:
+                    all_of_them = exchange.add_up(mine, "compare the first batch of a dataset")
+            except ClusterError as error:
+                self._problem = error
+                raise
             if (all_of_them != all_of_them[0]).any():
                 raise ClusterError(
                     "the workers' datasets do not begin with the same batch, of which each is to take its part",

@@ -77,8 +77,11 @@ class Watchdog:
         canceller: makes what ends a step; one that has ended is not used again.
         may_idle: whether the step may wait for something else than replicas, as for input.
         ahead: tells which workers wait for this one to carry on after a step that has failed; None: nobody does that.
+        exchanges: names what a step exchanges with others, for who wonders where it stands still.
 
     Attributes:
+        doing: what the step is, for messages.
+        tells: whether to say that it stands still; not of one that may wait for something else.
         expired: whether the last step was cancelled.
         lost: the workers that were not there any more.
         left: the workers whose part of the step has failed while it stood still here.
@@ -92,8 +95,11 @@ class Watchdog:
         *,
         may_idle: bool = False,
         ahead: Callable[[], list[str]] | None = None,
+        exchanges: Callable[[], str] | None = None,
     ) -> None:
         self.seconds = seconds
+        self.doing, self.tells = "a step", not may_idle
+        self._exchanges = exchanges
         self.expired = False
         self.lost: list[str] = []
         self.left: list[str] = []
@@ -185,19 +191,22 @@ class Watchdog:
             lost = self._lookout.lost()
             if not lost and self._asks_ahead is not None and self._idle >= _ASK and not self.left:
                 self._leave_with(step, self._lookout, self._asks_ahead.answer() or [])
-        if self._idle >= self.seconds * _TELL and not self._may_idle and not self._told:
+        stood = self._waited if self._may_idle else self._idle
+        if stood >= self.seconds * _TELL and self.tells and not self._told:
             self._told = True
-            self._tell()
+            self._tell(stood)
         stands_still = self._idle >= self.seconds and not self._may_idle
         if (lost or stands_still) and self._running == step and not self.expired and self._canceller is not None:
             self.lost, self.expired = lost, True
             self._end(step, self._canceller)
 
-    def _tell(self) -> None:
-        """Say that a step stands still, and what is known of those that it may wait for."""
+    def _tell(self, stood: float) -> None:
+        """Say for how long a step has stood still, and what is known of those that it may wait for."""
         others = self._lookout.account() if self._lookout is not None else "a replica waits for another"
+        named = self._exchanges() if self._exchanges is not None else ""
+        where = f"; it exchanges {named}" if named else ""
         print(
-            f"autograph_rewrite: a step has stood still for {self._idle:.0f} s: {others}; "
+            f"autograph_rewrite: {self.doing} has stood still for {stood:.0f} s: {others}{where}; "
             f"after {self.seconds:g} s (timeout_seconds) it is ended",
             file=sys.stderr,
             flush=True,

@@ -17,6 +17,7 @@ from autograph_rewrite.ir.types.dtypes import NUMBERS
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.signature.captures import FunctionBinding
 from autograph_rewrite.plan.parts.batch_split import DIGEST
+from autograph_rewrite.plan.parts.exchange_names import named_exchanges
 from autograph_rewrite.plan.replica_devices import first_devices, run_devices
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.consensus import failed_steps
@@ -156,7 +157,9 @@ class Step:
         if self._member is not None:
             lookout = functools.partial(PeerMonitor, self._member, seconds)
             ahead = functools.partial(failed_steps.ahead, self._member)
-            return Workers(self._member, Watchdog(seconds, lookout, may_idle=waits, ahead=ahead), self._carry_on)
+            exchanges = functools.partial(named_exchanges, self._plan.edges)
+            watchdog = Watchdog(seconds, lookout, may_idle=waits, ahead=ahead, exchanges=exchanges)
+            return Workers(self._member, watchdog, self._carry_on)
         if waits or len(set(self._plan.devices)) == 1 or self._plan.mode != "mirrored":
             return Coordinator()
         return SingleProcess(Watchdog(seconds))
@@ -271,7 +274,7 @@ class Step:
         watchdog = self._coordinator.watchdog
         if watchdog is None or not self._tf.executing_eagerly():
             return self._called(args, stacked)
-        failed = True
+        failed, watchdog.doing = True, f"step {self._number} of {self._what}"
         try:
             results = self._called(args, stacked, watchdog.start())
             failed = False

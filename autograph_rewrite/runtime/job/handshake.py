@@ -9,8 +9,9 @@ TensorFlow itself waits without end: for the worker that numbers the steps of al
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from autograph_rewrite.cluster.membership import Membership
 from autograph_rewrite.errors import ClusterError
@@ -18,6 +19,8 @@ from autograph_rewrite.ir.types.device_names import process_of
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.runtime.failures import liveness
 
+_TELL = 0.5
+"""Share of the time to wait that is left when that is said."""
 _ASK = 0.2
 """Seconds between two looks for somebody who is still starting."""
 _SAID = {
@@ -52,7 +55,7 @@ class Meetings:
         Raises:
             ClusterError: somebody is not there in time.
         """
-        deadline = time.monotonic() + seconds
+        deadline, is_told = time.monotonic() + seconds, False
         absent, gone = dict(others), set[str]()
         while absent:
             left = deadline - time.monotonic()
@@ -61,11 +64,35 @@ class Meetings:
             before, gone = gone, {n for n in absent if n in self._met and statuses[n] == "UNAVAILABLE"}
             if absent and (time.monotonic() >= deadline or gone & before):  # a connection may break once
                 self._met -= gone
-                names = liveness.listed(f"{name}{_SAID.get(statuses[name], _STRANGER)}" for name in sorted(absent))
-                raise ClusterError(f"{self._member.name} waited for {names} to {what}: no answer", hint=hint)
+                problem = f"{self._member.name} waited for {listed(absent, statuses)} to {what}: no answer"
+                found = ClusterError(problem, hint=hint)
+                found.lost = liveness.workers_in(sorted(absent))
+                raise found
             if absent:
+                if deadline - time.monotonic() < seconds * _TELL and not is_told:
+                    is_told = True
+                    self._tell(listed(absent, statuses), what, seconds)
                 time.sleep(_ASK)
         self._met |= others.keys()
+
+    def _tell(self, names: str, what: str, seconds: float) -> None:
+        """Say for whom this process waits."""
+        waited = f"{self._member.name} has waited {seconds * (1 - _TELL):.0f} s for {names} to {what}"
+        print(
+            f"autograph_rewrite: {waited}; after {seconds:g} s (timeout_seconds) it ends",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def listed(absent: Iterable[str], statuses: Mapping[str, str]) -> str:
+    """Return who is not there, with what is known of each.
+
+    Args:
+        absent: their names.
+        statuses: gRPC's name of what became of asking, by name.
+    """
+    return liveness.listed(f"{name}{_SAID.get(statuses[name], _STRANGER)}" for name in sorted(absent))
 
 
 def homes_of(member: Membership, plan: Plan) -> dict[str, str]:

@@ -97,7 +97,7 @@ def configure(config: Any, member: Membership, servers: Iterable[str] = ()) -> N
     """
     config.experimental.collective_group_leader = LEADER
     if not config.device_filters:
-        own = f"/job:worker/replica:0/task:{member.task}"
+        own = f"/job:{member.job}/replica:0/task:{member.task}"
         holders = (process_of(device) for device in servers)
         config.device_filters.extend(dict.fromkeys((own, *holders)))
 
@@ -139,6 +139,28 @@ def next_account() -> int:
     """Return the number of the next exchange of accounts; workers that tell each other what they do count alike."""
     known: ServerDef = _context()._collective_ops_server_def
     return next(known.accounts)
+
+
+def be_patient(member: Membership, seconds: float) -> None:
+    """Note how long the program's configuration lets this process wait for others, for what is not given one.
+
+    Args:
+        member: this process.
+        seconds: as long.
+    """
+    known = getattr(_context(), "_collective_ops_server_def", None)
+    if isinstance(known, ServerDef) and known.member == member:
+        known.patience = seconds
+
+
+def patience(default: float) -> float:
+    """Return how long the program's configuration lets this process wait for others.
+
+    Args:
+        default: in seconds, before the program has given one.
+    """
+    known = getattr(_context(), "_collective_ops_server_def", None)
+    return known.patience if isinstance(known, ServerDef) and known.patience is not None else default
 
 
 def count_failure() -> None:
@@ -185,6 +207,7 @@ class ServerDef:
         self.channels = count(1)
         self.accounts = count(1)
         self.failures = 0
+        self.patience: float | None = None
         self.is_guarded = False
         self.is_confined = False
         self.is_told = False

@@ -10,6 +10,7 @@ from autograph_rewrite.errors import ClusterError, GraphError, VerifyError
 from autograph_rewrite.ir.types.device_names import parse
 from autograph_rewrite.ir.types.device_specs import parse as specification
 from autograph_rewrite.item import GraphItem
+from autograph_rewrite.plan.parts.exchange_names import named_exchanges
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.replica_devices import needed_devices
 from autograph_rewrite.runtime.consensus import failed_steps
@@ -19,7 +20,7 @@ from autograph_rewrite.runtime.failures.liveness import PeerMonitor
 from autograph_rewrite.runtime.failures.watchdog import Closing, Watchdog, may_wait, users_may_wait
 from autograph_rewrite.runtime.job.handshake import homes_of
 from autograph_rewrite.runtime.job.logical_devices import ensure_devices
-from autograph_rewrite.runtime.job.tf_server import configure, join, meetings, target
+from autograph_rewrite.runtime.job.tf_server import be_patient, configure, join, meetings, target
 from autograph_rewrite.runtime.session.chief_driven import ChiefDrivenSession
 
 
@@ -38,6 +39,7 @@ def joined(item: GraphItem) -> Membership | None:
             hint="start it with `autograph-rewrite launch`, or set TF_CONFIG, and rewrite without `task`",
         )
     join(report.member)
+    be_patient(report.member, report.plan.timeout_seconds)
     ensure_devices([parse(device).short for device in needed_devices(report.plan, report.task)])
     member: Membership = report.member
     return member
@@ -183,4 +185,5 @@ def watchdog_of(member: Membership, item: GraphItem, session: Any, seconds: floa
     ends = (lambda: session) if isinstance(session, ChiefDrivenSession) else functools.partial(Closing, session)
     together = not plan.is_asynchronous and not plan.stage_hosts
     ahead = functools.partial(failed_steps.ahead, member) if together else None
-    return Watchdog(seconds, lookout, ends, may_idle=waits, ahead=ahead)
+    exchanges = functools.partial(named_exchanges, plan.edges)
+    return Watchdog(seconds, lookout, ends, may_idle=waits, ahead=ahead, exchanges=exchanges)

@@ -243,6 +243,7 @@ class DistributedSession:
         self._coordinator.check()
         session = self.tf_session if alone else self._session
         try:
+            watchdog.doing = f"run {self._steps} of the session"
             wanted = tuple(getattr(fetch, "name", "") for fetch in self._tf.nest.flatten(fetches))
             return watchdog.run(lambda: session.run(fetches, feeds, options=options), wanted)
         except ClusterError as error:  # of a run that worker 0 makes for all
