@@ -21,13 +21,15 @@ import pytest
 COMMAND = [sys.executable, "-m", "autograph_rewrite.tools.cli", "launch"]
 STEPS = """\
 import json, os, sys, time, types
-from autograph_rewrite.runtime.progress.report import requested
+from autograph_rewrite.runtime.progress.report import note_saved, requested
 task = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 observer = requested()
 trace = types.SimpleNamespace(rewritten=types.SimpleNamespace(report=types.SimpleNamespace(task=task)))
 for step in range([5, 2][task]):
     with observer.step(trace, 8):
         pass
+if task == 0:
+    note_saved("snapshot", 4)
 with observer.step(trace, 8):
     while not os.path.exists("end"):
         time.sleep(0.05)
@@ -80,10 +82,14 @@ def test_the_status_says_who_has_done_how_many_steps(folder: Path, start: Callab
     assert (found["pid"], found["script"]) == (job.pid, "s.py")
     assert [p["progress"]["examples"] for p in found["processes"]] == [40, 16]
     assert [p["progress"]["task"] for p in found["processes"]] == [0, 1]
+    assert [p["behind"] for p in found["processes"]] == [0, 3]
+    assert (found["saved"]["what"], found["saved"]["step"]) == ("snapshot", 4)
+    assert 0 <= found["saved"]["age"] < 60
     shown = status()
     assert "worker 0" in shown
     assert "in a step for" in shown
     assert "3 behind" in shown
+    assert "snapshot of step 4, " in shown
     home = folder / "autograph-rewrite"
     assert stat.S_IMODE((home / str(job.pid)).stat().st_mode) == 0o700
     (folder / "end").touch()
@@ -103,6 +109,9 @@ def test_metrics_are_read_on_loopback_only(folder: Path, start: Callable[..., An
     assert 'autograph_rewrite_steps_total{process="worker 0"} 5\n' in text
     assert 'autograph_rewrite_in_step{process="worker 1"} 1\n' in text
     assert "# TYPE autograph_rewrite_steps_total counter\n" in text
+    assert 'autograph_rewrite_steps_behind{process="worker 1"} 3\n' in text
+    assert 'autograph_rewrite_saved_step{what="snapshot"} 4\n' in text
+    assert "# TYPE autograph_rewrite_saved_time_seconds gauge\n" in text
     with pytest.raises(urllib.error.HTTPError, match="404"):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/etc/passwd", timeout=30)
     with pytest.raises(OSError, match="refused"):

@@ -29,6 +29,12 @@ _METRICS = (
 )
 
 
+_SAVED = (
+    ("saved_step", "step", "Step behind which the last snapshot or checkpoint was taken."),
+    ("saved_time_seconds", "at", "Unix time at which it was there: time() less this is its age."),
+)
+
+
 def text(job: JobStatus) -> str:
     """Return the metrics of a job."""
     lines = []
@@ -36,6 +42,13 @@ def text(job: JobStatus) -> str:
         full = f"autograph_rewrite_{name}"
         lines += [f"# HELP {full} {meaning}", f"# TYPE {full} {kind}"]
         lines += [f'{full}{{process="{p.name}"}} {value(p.progress)}' for p in job.processes if p.progress]
+    full = "autograph_rewrite_steps_behind"
+    lines += [f"# HELP {full} Steps that the first of all has done more.", f"# TYPE {full} gauge"]
+    lines += [f'{full}{{process="{p.name}"}} {p.behind(job.furthest)}' for p in job.processes if p.progress]
+    for name, key, meaning in _SAVED:
+        full = f"autograph_rewrite_{name}"
+        lines += [f"# HELP {full} {meaning}", f"# TYPE {full} gauge"]
+        lines += [f'{full}{{what="{job.saved["what"]}"}} {job.saved[key]}'] if job.saved else []
     return "\n".join(lines) + "\n"
 
 

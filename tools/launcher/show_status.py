@@ -59,6 +59,8 @@ def _table(job: JobStatus, now: float) -> Table:
 
     rows = [(p.name, *_numbers(p.progress), p.state(job.furthest, now)) for p in job.processes]
     title = f"{job.script}, launcher {job.pid}, for {_span(now - job.began)}"
+    if job.saved:
+        title += f"; {job.saved['what']} of step {job.saved['step']:,}, {now - job.saved['at']:.0f} s ago"
     return table(title, ("process", "#steps", "#examples", "#examples/s", "state"), rows)
 
 

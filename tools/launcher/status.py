@@ -3,6 +3,7 @@
     /run/user/1000/autograph-rewrite/4711/     of the launcher with this process id
       job.json                                 what it runs, since when
       worker-0/4715-1.json                     `runtime.progress.report`, written every second
+      worker-0/saved.json                      what it has saved last
 
 `launch --status` reads the folders of all that run; `launch --metrics PORT` hands out its own to Prometheus.
 """
@@ -15,13 +16,13 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autograph_rewrite.runtime.progress.report import VARIABLE
+from autograph_rewrite.runtime.progress.report import SAVED, VARIABLE
 
 STALE = 5.0
 """Seconds without a writing after which a process counts as silent; it writes every second."""
@@ -39,6 +40,14 @@ class ProcessStatus:
         """Steps that are done."""
         return int(self.progress.get("steps", 0))
 
+    def behind(self, furthest: int) -> int:
+        """Return how many steps less than the first of all it has done; 0 for one that has not trained.
+
+        Args:
+            furthest: the steps that the first of all has done.
+        """
+        return furthest - self.steps if self.progress else 0
+
     def state(self, furthest: int, now: float) -> str:
         """Return what it does, in words.
 
@@ -52,7 +61,7 @@ class ProcessStatus:
         if silent > STALE:
             return f"silent for {silent:.0f} s"
         said = f"in a step for {since:.1f} s" if self.progress["in_step"] else f"between steps for {since:.1f} s"
-        behind = furthest - self.steps
+        behind = self.behind(furthest)
         return f"{said}, {behind} behind" if behind > 1 else said
 
 
@@ -64,6 +73,8 @@ class JobStatus:
     script: str
     began: float
     processes: Sequence[ProcessStatus]
+    saved: Mapping[str, Any] = field(default_factory=dict)
+    """What was saved last: "snapshot" or "checkpoint", behind which step, when; nothing before the first."""
 
     @property
     def furthest(self) -> int:
@@ -72,8 +83,12 @@ class JobStatus:
 
     def data(self, now: float) -> dict[str, Any]:
         """Return it as plain data."""
-        processes = [{**asdict(p), "state": p.state(self.furthest, now)} for p in self.processes]
-        return {"pid": self.pid, "script": self.script, "began": self.began, "processes": processes}
+        processes = [
+            {**asdict(p), "state": p.state(self.furthest, now), "behind": p.behind(self.furthest)}
+            for p in self.processes
+        ]
+        saved = {**self.saved, "age": round(now - self.saved["at"], 3)} if self.saved else None
+        return {"pid": self.pid, "script": self.script, "began": self.began, "saved": saved, "processes": processes}
 
 
 class StatusFolder:
@@ -101,6 +116,17 @@ class StatusFolder:
         folder = self.path / process.replace(" ", "-")
         folder.mkdir(mode=0o700, exist_ok=True)
         return {VARIABLE: str(folder)}
+
+    def keep_only(self, processes: Iterable[str]) -> None:
+        """Forget processes that a start of the job does not have any more.
+
+        Args:
+            processes: those that it has.
+        """
+        known = {process.replace(" ", "-") for process in processes}
+        for entry in self.path.iterdir():
+            if entry.is_dir() and entry.name not in known:
+                shutil.rmtree(entry, ignore_errors=True)
 
     def steps(self, process: str) -> int | None:
         """Return how many steps a process has done; None: it does not say."""
@@ -137,7 +163,17 @@ def read_status(folder: Path) -> JobStatus:
         for entry in sorted(folder.iterdir(), key=lambda entry: (not entry.name.startswith("worker"), entry.name))
         if entry.is_dir()
     ]
-    return JobStatus(int(folder.name), str(said["script"]), float(said["began"]), processes)
+    saved = max((_json(entry / SAVED) for entry in folder.iterdir()), key=lambda said: said.get("at", 0.0), default={})
+    return JobStatus(int(folder.name), str(said["script"]), float(said["began"]), processes, saved)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """Return what a file says; nothing where there is none."""
+    with suppress(OSError, ValueError):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(found, dict):
+            return found
+    return {}
 
 
 def _written(folder: Path) -> Iterator[dict[str, Any]]:

@@ -32,6 +32,7 @@ from autograph_rewrite.runtime.consensus.rendezvous import Rendezvous
 from autograph_rewrite.runtime.failures.liveness import listed, name_of
 from autograph_rewrite.runtime.job.tf_server import join
 from autograph_rewrite.runtime.preemption.stop import Stop
+from autograph_rewrite.runtime.progress.report import note_saved
 
 _NONE = -1
 
@@ -154,6 +155,7 @@ class CheckpointManager:
         try:
             save.run(pieces, values)
             if self._is_first:
+                note_saved("checkpoint", save.step)
                 self.folder.prune(self._keep)
         except Exception as error:  # the program may never ask again
             warn_user(f"step {save.label.step} was not saved: {error}")

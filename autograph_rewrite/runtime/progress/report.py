@@ -4,6 +4,8 @@
 function, session and model that steps:
 
     {"task": 1, "steps": 120, "examples": 7680, "rate": 812.5, "in_step": true, "changed": 1768.2, "written": 1769.0}
+
+What was saved last, from which the job can go on, is in `saved.json`: {"what": "snapshot", "step": 120, "at": 1766.1}
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from autograph_rewrite.item import RewrittenTrace
 
 VARIABLE = "AUTOGRAPH_REWRITE_STATUS"
+SAVED = "saved.json"
 _PERIOD = 1.0
 """Seconds from one writing to the next."""
 _WINDOW = 10
@@ -94,6 +97,20 @@ class ProgressReport:
         with suppress(OSError):  # whoever looked is gone
             write_whole(self._path, json.dumps(asdict(self.now())).encode())
         return self._path.parent.is_dir()
+
+
+def note_saved(what: str, step: int, environ: Mapping[str, str] = os.environ) -> None:
+    """Tell whoever looks that something was saved, from which the job can go on.
+
+    Args:
+        what: "snapshot" or "checkpoint".
+        step: behind which it was taken.
+        environ: says where.
+    """
+    if environ.get(VARIABLE):
+        told = json.dumps({"what": what, "step": step, "at": time.time()}).encode()
+        with suppress(OSError):  # whoever looked is gone
+            write_whole(Path(environ[VARIABLE]) / SAVED, told)
 
 
 def requested(environ: Mapping[str, str] = os.environ) -> ProgressReport | None:
