@@ -79,7 +79,7 @@ def rewrite(
         PassError: an edge cannot be lowered, or less is divided than `semantics.min_coverage` asks for.
     """
     from autograph_rewrite.runtime.elastic.own_loop import keep_steps
-    from autograph_rewrite.runtime.job.parameter_server import serve
+    from autograph_rewrite.runtime.servers.serve import serve
 
     with no_garbage_collection():
         flat = normalise_original(item)
@@ -134,8 +134,8 @@ def join(config: ConfigLike | None = None) -> None:
         ConfigError: nothing says which process this is.
         ClusterError: TensorFlow has started already.
     """
-    from autograph_rewrite.runtime.job.parameter_server import serve
     from autograph_rewrite.runtime.job.tf_server import join as run
+    from autograph_rewrite.runtime.servers.serve import serve
 
     given, member = in_job(chosen_config(config))
     if member is not None and not member.is_worker:

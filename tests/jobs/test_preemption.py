@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -66,5 +67,30 @@ def test_a_worker_whose_peer_does_not_answer_ends_within_the_grace_time_by_force
     jobs: Jobs, tmp_path: Path
 ) -> None:
     workers = preempted(jobs, "function", tmp_path, stopped=True)
+    began = time.monotonic()
     assert workers[1].wait(8) == 143, workers[1].output
+    assert time.monotonic() - began < 5, "the grace time"
     assert re.search(r"worker 1 ends in step \d+, as SIGTERM asks for, by force: worker 0 \(", workers[1].output)
+
+
+def test_a_server_that_is_asked_to_end_lets_its_workers_end_together_first(jobs: Jobs, tmp_path: Path) -> None:
+    environ = {"AUTOGRAPH_GRACE": "20"}
+    workers, (server,) = jobs.job_with_servers(2, 1, PROGRAM, "function", tmp_path, LONG, environ=environ)
+    until(lambda: all("under way" in worker.output for worker in workers), LIMIT)
+    server.kill(signal.SIGTERM)
+    assert ended([*workers, server], LIMIT) == [143, 143, -signal.SIGTERM], [p.output for p in (*workers, server)]
+    assert "ps 0 is asked to end by SIGTERM, and tells its workers; it serves worker 0 (" in server.output
+    steps = {int(n) for worker in workers for n in re.findall(r"worker \d ends after step (\d+)", worker.output)}
+    assert len(steps) == 1, "both end behind the same step"
+    assert f"saved {tmp_path}/checkpoints/step-{steps.pop():08d}" in workers[0].output
+
+
+def test_a_server_whose_workers_do_not_end_does_so_by_itself_in_time_and_names_them(jobs: Jobs, tmp_path: Path) -> None:
+    environ = {"AUTOGRAPH_GRACE": "3"}
+    workers, (server,) = jobs.job_with_servers(2, 1, PROGRAM, "function", tmp_path, LONG, environ=environ)
+    until(lambda: all("under way" in worker.output for worker in workers), LIMIT)
+    for worker in workers:
+        worker.kill(signal.SIGSTOP)
+    server.kill(signal.SIGTERM)
+    assert server.wait(8) == -signal.SIGTERM, server.output
+    assert re.search(r"ps 0 ends, as SIGTERM asks for, by force: worker 0 \(.* has not ended before it", server.output)

@@ -26,9 +26,10 @@ class Flags:
         member: this process.
         name: what all workers call them, and no others.
         tasks: the workers on whose devices they are.
+        target: of the session, in a server; "": of this worker.
     """
 
-    def __init__(self, member: Membership, name: str, tasks: Sequence[int]) -> None:
+    def __init__(self, member: Membership, name: str, tasks: Sequence[int], target: str = "") -> None:
         tf = tensorflow()
         raw, graph = tf.raw_ops, tf.Graph()
         hosts = [f"/job:worker/replica:0/task:{task}/device:CPU:0" for task in tasks]
@@ -44,7 +45,7 @@ class Flags:
         config = tf.compat.v1.ConfigProto()
         tf_server.configure(config, member, hosts)
         self._options = tf.compat.v1.RunOptions(timeout_in_ms=_PATIENCE)
-        self._session = tf.compat.v1.Session(tf_server.target(member), graph=graph, config=config)
+        self._session = tf.compat.v1.Session(target or tf_server.target(member), graph=graph, config=config)
 
     def put(self) -> None:
         """Put one more into each.
@@ -76,18 +77,19 @@ class Flags:
             self._session.close()
 
 
-def put(member: Membership, name: str, tasks: Sequence[int]) -> None:
+def put(member: Membership, name: str, tasks: Sequence[int], target: str = "") -> None:
     """Put one more into the flags of a name on some workers.
 
     Args:
         member: this process.
         name: of the flags.
         tasks: of the workers.
+        target: of the session, in a server; "": of this worker.
 
     Raises:
         tf.errors.OpError: somebody does not answer.
     """
-    flags = Flags(member, name, tasks)
+    flags = Flags(member, name, tasks, target)
     flags.put()
     flags.close()
 

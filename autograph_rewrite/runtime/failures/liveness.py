@@ -89,9 +89,13 @@ class Presence:
         self._addresses = {address: address for address in addresses}
         self.answered = time.monotonic()
 
-    def there(self) -> set[str]:
-        """Return the addresses at which somebody listens."""
-        statuses = ask(self._addresses, PATIENCE)
+    def there(self, patience: float = PATIENCE) -> set[str]:
+        """Return the addresses at which somebody listens.
+
+        Args:
+            patience: seconds to wait for an answer.
+        """
+        statuses = ask(self._addresses, patience)
         there = {name for name, status in statuses.items() if status != "UNAVAILABLE"}
         if "OK" in statuses.values() or not there:
             self.answered = time.monotonic()

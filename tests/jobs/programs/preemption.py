@@ -5,6 +5,7 @@ python preemption.py MODE FOLDER STEPS     AUTOGRAPH_GRACE and TF_CONFIG are in 
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -15,7 +16,8 @@ import tensorflow as tf
 import autograph_rewrite as ar
 
 MODE, FOLDER, STEPS = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
-CONFIG = {"devices": ["CPU:0"], "strategy": {"name": "AllReduce"}, "timeout_seconds": 20}
+STRATEGY = os.environ.get("JOB_STRATEGY", "AllReduce")
+CONFIG = {"devices": ["CPU:0"], "strategy": {"name": STRATEGY}, "timeout_seconds": 20}
 UNDER_WAY = 8
 
 

@@ -1,6 +1,8 @@
 """A parameter-server process: TensorFlow's server, which serves workers until all of them have ended.
 
 ps 0   ar.distribute(...)      does not return: it serves, and then ends the program with exit code 0
+
+One that is asked to end lets its workers end first (`leaving`).
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.failures.liveness import Presence, listed, name_of
 from autograph_rewrite.runtime.job.bind_address import Guard
 from autograph_rewrite.runtime.job.tf_server import open_to_all, require_free
+from autograph_rewrite.runtime.servers.leaving import Leaving
 
 LOOK = 1.0
 """Seconds between two looks at the workers."""
@@ -40,17 +43,19 @@ def serve(member: Membership, seconds: float) -> NoReturn:
     require_free(member)
     guard = Guard(member.address)
     try:
-        tf.distribute.Server(member.cluster, job_name="ps", task_index=member.task)
+        server = tf.distribute.Server(member.cluster, job_name="ps", task_index=member.task)
     except tf.errors.OpError as error:
         problem = f"{member.name} cannot serve at {member.address}: {str(error).splitlines()[0]}"
         raise ClusterError(problem, hint="is it running already? Each process needs a port of its own") from None
     if not guard.release():
         warnings.warn(open_to_all(member), stacklevel=1)
     print(f"{member.name} serves {len(member.workers)} workers at {member.address}", file=sys.stderr, flush=True)
+    leaving = Leaving(member, server.target)
     began, presence, seen = time.monotonic(), Presence(member.workers), set[str]()
     while True:
-        there = presence.there()
+        there = presence.there(leaving.patience)
         seen |= there
+        leaving.look(there)
         if seen and not there and not presence.there():
             raise SystemExit(0)
         silent = time.monotonic() - presence.answered
@@ -61,4 +66,4 @@ def serve(member: Membership, seconds: float) -> NoReturn:
         if not seen and time.monotonic() - began > LATEST:
             problem = f"{member.name} has served for {LATEST:.0f} s, and no worker came: {listed(member.workers)}"
             raise ClusterError(problem, hint="look at what the workers printed last")
-        time.sleep(LOOK)
+        leaving.wait(LOOK)
