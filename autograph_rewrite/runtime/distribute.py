@@ -24,14 +24,15 @@ from autograph_rewrite.resolve import coverage
 from autograph_rewrite.runtime.elastic.function_steps import FunctionSteps
 from autograph_rewrite.runtime.elastic.job_memory import JobMemory, require_alike
 from autograph_rewrite.runtime.elastic.keras_fit import make_elastic, seed
-from autograph_rewrite.runtime.elastic.own_loop import OwnLoop, keep_steps
+from autograph_rewrite.runtime.elastic.own_loop import keep_steps
 from autograph_rewrite.runtime.function.function import DistributedFunction
 from autograph_rewrite.runtime.function.session_step import stand_alone, with_proxies, without_servers, without_shards
 from autograph_rewrite.runtime.job.logical_devices import ensure_devices
-from autograph_rewrite.runtime.job.parameter_server import serve
-from autograph_rewrite.runtime.job.tf_server import join
+from autograph_rewrite.runtime.job.tf_server import be_patient, join
 from autograph_rewrite.runtime.keras.multi_worker import KerasJob
-from autograph_rewrite.runtime.preemption.keras_fit import make_preemptible
+from autograph_rewrite.runtime.preemption.elastic_loop import kept_loop
+from autograph_rewrite.runtime.preemption.keras_fit import make_preemptible, saved_at_the_end
+from autograph_rewrite.runtime.servers.serve import serve
 
 
 def distribute(
@@ -66,7 +67,7 @@ def distribute(
     if isinstance(target, DistributedFunction):
         name = getattr(target, "__name__", "step")
         raise GraphError(f"the function '{name}' is already distributed", hint="distribute the original function")
-    loop = OwnLoop.here()
+    loop = kept_loop()
     name = getattr(target, "__name__", "step")
     return DistributedFunction(
         target,
@@ -92,7 +93,8 @@ def _distributed_model(model: Any, rewriter: Rewriter, batch_inputs: Mapping[str
     if rewriter.trains_alone:
         average_in_fit(model)
     if memory is not None:
-        make_elastic(model, memory, rewriter.snapshot_steps)
+        make_elastic(model, memory, rewriter.snapshot_steps, saved_at_the_end)
+        kept_loop()  # one around `train_on_batch`
     else:
         make_preemptible(model, rewriter.member, rewriter.timeout_seconds)
     return model
@@ -145,6 +147,7 @@ class Rewriter:
             serve(job.member, job.given.timeout_seconds)
         if job.member is not None:
             join(job.member)
+            be_patient(job.member, job.given.timeout_seconds)
         keep_steps(job.config)
         require_alike(trains_alone=self.trains_alone)
         if job.config is not None:

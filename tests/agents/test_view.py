@@ -14,6 +14,7 @@ from autograph_rewrite.tools.launcher.agents.view import (
     View,
     asked_for_more,
     can_join,
+    cut_off,
     following,
     losses,
     may_go_on,
@@ -102,6 +103,25 @@ def test_who_was_killed_is_lost_rather_than_who_failed_for_its_sake() -> None:
     assert losses([failed]).ranks == (0,)
     assert losses([failed]).words == "worker 0 did not answer"
     assert losses([Report(ended_well=True)]) == Losses()
+
+
+@pytest.mark.parametrize(
+    ("blames", "lost"),
+    [
+        ({0: [1], 2: [1], 1: [0, 2]}, (1,)),
+        ({1: [0, 2]}, (1,)),  # the one that is cut off is the first to say something
+        ({1: [0, 2], 0: [1]}, (1,)),
+        ({0: [1, 2, 3]}, (0,)),
+        ({1: [0]}, (0,)),
+        ({0: [1], 1: [0]}, (1,)),
+        ({0: [2], 1: [3]}, (2, 3)),
+        ({0: [], 1: []}, ()),
+    ],
+)
+def test_of_those_who_blame_each_other_the_fewest_are_lost(blames: dict[int, list[int]], lost: tuple[int, ...]) -> None:
+    assert cut_off(blames) == lost
+    failed = Report("worker 5 failed with exit code 1", "worker 5", blames={str(n): b for n, b in blames.items()})
+    assert losses([failed]).ranks == (lost or (5,))
 
 
 def test_a_server_that_never_served_is_not_replaced_for_ever() -> None:

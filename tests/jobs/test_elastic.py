@@ -18,6 +18,8 @@ from tests.jobs.programs.nursery import ROOT, Nursery
 PROGRAM = "tests/jobs/programs/elastic.py"
 LIMIT = 240
 EXACT = 1e-9
+HEARTBEAT, PATIENCE = 0.5, 8
+"""Seconds from one sign of life to the next, and until who is cut off is missed."""
 EVERY = 4
 """Steps from one snapshot to the next."""
 
@@ -49,10 +51,10 @@ STEPS = {"fit": range(6, 24), "function": range(21), "session": range(18)}
 
 def launched(nursery: Nursery, folder: Path, lost: Lost) -> tuple[dict[str, Any], str]:
     """Run an elastic job; return the launcher's summary, and all that was said."""
-    line = [*lost.options.split(), "--heartbeat", "0.5", "--json", "--timeout", str(LIMIT - 20)]
+    line = [*lost.options.split(), "--heartbeat", HEARTBEAT, "--json", "--timeout", str(LIMIT - 20)]
     environ = {"PLAN": lost.plan, "STRATEGY": lost.strategy, "PYTHONPATH": str(ROOT)}
     if "CUT" in lost.plan:
-        environ["PATIENCE"] = "8"  # who is cut off is missed after so long
+        environ["PATIENCE"] = str(PATIENCE)
     jobs = Jobs(nursery, folder)
     launcher = jobs.start("tests/jobs/programs/launch.py", *line, PROGRAM, lost.mode, folder, environ=environ)
     code = launcher.wait(LIMIT)
@@ -104,4 +106,4 @@ def test_a_job_that_loses_workers_trains_as_if_it_had_not(
     assert all(0 < count <= EVERY for count in repeated), repeated
     for generation in generations:
         if "is stopped" in generation["why"]:
-            assert 1.5 <= generation["silent"] < 3.0
+            assert 1.25 <= generation["silent"] <= 1.5, "three heartbeats are the most"

@@ -17,11 +17,25 @@ import pytest
 
 from tests.jobs.programs.fixtures import Once
 from tests.jobs.programs.nursery import Nursery
-from tests.jobs.test_elastic import EVERY, STEPS, Lost, assert_same, launched, steps_of, undisturbed
+from tests.jobs.test_elastic import (
+    EVERY,
+    HEARTBEAT,
+    PATIENCE,
+    STEPS,
+    Lost,
+    assert_same,
+    launched,
+    steps_of,
+    undisturbed,
+)
 
 FIRST = int(os.environ.get("ELASTIC_SEED", "0"))
+BUSY = float(os.environ.get("ELASTIC_BUSY", "1"))
+"""Seconds more that a machine takes on which others run; 0.2 alone."""
 COUNT = int(os.environ.get("ELASTIC_JOBS", "16"))
 STRATEGIES = (("AllReduce",), ("PSLoadBalancing", "Parallax", "PartitionedPS"), ("FSDP",), ("Pipeline",))
+AT_MOST = {"CUT": PATIENCE + 5, "SIGSTOP": 3 * HEARTBEAT + BUSY, "SIGKILL": BUSY}
+"""Seconds until a loss is known, and its generation ended."""
 HOW = ("SIGKILL", "SIGKILL", "SIGSTOP", "SIGSTOP", "CUT", "HEAL")
 
 
@@ -49,11 +63,13 @@ def drawn(seed: int) -> Lost:
 def times(said: str, generations: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return for each loss how long it took to end the generation, and from there to the next one's first step."""
     found = []
-    for how, at in re.findall(r"lost by (\w+) at ([\d.]+)", said):
+    for rank, how, at in re.findall(r"\[worker (\d)\] lost by (\w+) at ([\d.]+)", said):
         for before, after in pairwise(generations):
             if before["began"] <= float(at) <= before["ended"] and after["to_first_step"] is not None:
                 again = after["began"] + after["to_first_step"] - before["ended"]
-                found.append({"how": how, "detected": before["ended"] - float(at), "stepped": again})
+                named = f"worker {rank} " in before["why"]
+                told = {"how": how, "detected": before["ended"] - float(at), "stepped": again, "named": named}
+                found.append({**told, "silent": before["silent"]})
     return found
 
 
@@ -72,6 +88,10 @@ def test_a_job_in_which_anything_happens_trains_as_if_nothing_had(
     repeated = [first - second + 1 for first, second in pairwise(steps) if second != first + 1]
     assert all(0 <= count <= EVERY for count in repeated), repeated
     told = times(said, summary["generations"])
+    for one in told:
+        if one["how"] in AT_MOST:
+            assert one["named"], told
+            assert one["detected"] <= AT_MOST[one["how"]], told
     print(lost, repeated, told, [(g["workers"], g["to_first_step"], g["why"]) for g in summary["generations"]])
     if "ELASTIC_TIMES" in os.environ:
         with open(os.environ["ELASTIC_TIMES"], "a", encoding="utf-8") as file:

@@ -35,8 +35,10 @@ from autograph_rewrite.tools.launcher.job import (
 )
 from autograph_rewrite.tools.launcher.process import Task
 
-STOPPED, SILENT = 3, 10
-"""After how many heartbeats without a sign of life a worker is lost: one that is stopped; any other."""
+STOPPED, SILENT = 2.5, 10.0
+"""After how many heartbeats without a sign of life a worker is lost: one that is stopped; any other.
+
+With the half of a heartbeat that is left, who is stopped is known, and ended, within three."""
 
 
 @dataclass

@@ -22,8 +22,12 @@ import time
 import traceback
 from collections.abc import Callable
 
-from autograph_rewrite.errors import ClusterError
+from autograph_rewrite.cluster.membership import membership_of
+from autograph_rewrite.config.config import Config
+from autograph_rewrite.errors import ClusterError, RewriteError
 from autograph_rewrite.runtime.elastic.job_memory import JobMemory
+from autograph_rewrite.runtime.failures import liveness
+from autograph_rewrite.runtime.failures.failure_messages import is_of_the_job
 from autograph_rewrite.tools.launcher.process import Task, libc, prepare
 from autograph_rewrite.tools.launcher.run_script import execute
 
@@ -114,13 +118,34 @@ def run_script(task: Task, heartbeat: float, *, module: bool) -> int:
     importlib.import_module(PACKAGE)
     script, *arguments = task.command
     try:
-        return execute(script, arguments, module=module)
+        code = execute(script, arguments, module=module)
+        error = getattr(sys, "last_value", None)
+        if code and isinstance(error, Exception):
+            memory.blame(_missed(error))
+        return code
     except Exception as error:  # of ours: to be told without a traceback
         from autograph_rewrite.tools.cli import report
 
         if isinstance(error, ClusterError):
             memory.blame(error.lost)
         return report(error, as_json=False)
+
+
+def _missed(error: Exception) -> tuple[int, ...]:
+    """Return the workers that do not answer when a script has failed in a way that they may be the reason for.
+
+    Steps that a function of the program's own runs fail with TensorFlow's error, which names nobody.
+
+    Args:
+        error: of the script.
+    """
+    if not is_of_the_job(error):
+        return ()
+    with contextlib.suppress(RewriteError):
+        member = membership_of(Config())
+        if member is not None:
+            return liveness.workers_in(liveness.silent(member))
+    return ()
 
 
 def _leave_sockets() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from autograph_rewrite.cluster.membership import Membership, all_members
 from autograph_rewrite.runtime.elastic.job_memory import RANK, JobMemory, OwnedMemory
+from autograph_rewrite.runtime.elastic.kept_snapshots import KeptSnapshots
 from autograph_rewrite.tools.launcher.agents.alone import Alone
 from autograph_rewrite.tools.launcher.agents.arguments import TOKEN
 from autograph_rewrite.tools.launcher.agents.part import Group, Part, Ports
@@ -18,7 +19,7 @@ from autograph_rewrite.tools.launcher.agents.state import State, Way
 from autograph_rewrite.tools.launcher.agents.view import Bounds, Seat
 from autograph_rewrite.tools.launcher.elastic import Elastic
 from autograph_rewrite.tools.launcher.forked import import_once, run_script
-from autograph_rewrite.tools.launcher.job import Options
+from autograph_rewrite.tools.launcher.job import Options, say
 from autograph_rewrite.tools.launcher.process import Task
 from autograph_rewrite.tools.launcher.script import environment
 
@@ -47,12 +48,19 @@ def run_elastic(args: argparse.Namespace, made: Made, ports: Ports, options: Opt
             for member, task in zip(mine, processes, strict=True)
         ]
 
+    kept = KeptSnapshots(args.snapshot_dir) if args.snapshot_dir is not None else None
     import_once()
     with OwnedMemory() as owned:
+        if kept is not None and kept.restore(owned.folder):
+            say(options, f"goes on from the snapshot in {args.snapshot_dir}")
         group = _group(args, bounds, ports, owned)
         body = functools.partial(run_script, heartbeat=args.heartbeat, module=args.module)
         job = Elastic(tasks, body, options, bounds)
         summary = job.run(group, owned)
+        if kept is not None and not summary.exit_code:
+            kept.clear()
+        elif kept is not None and kept.keep(owned.folder):
+            say(options, f"the last snapshot is in {args.snapshot_dir}: the same command goes on from there")
     return {**summary.data(), "generations": [generation.data() for generation in job.generations]}
 
 

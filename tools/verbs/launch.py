@@ -74,6 +74,8 @@ def run(args: argparse.Namespace) -> int:
     config = require_script(args)
     if args.elastic is not None or args.rdzv_endpoint:
         return _run_elastic(args, config)
+    if args.snapshot_dir is not None:
+        raise ConfigError("only an elastic job has snapshots", hint="say --elastic MIN:MAX beside --snapshot-dir")
     workers, servers = _counts(args, config)
     with watched(args.script, args.metrics) as status:
 
@@ -111,6 +113,7 @@ def _tasks(
     """Return the processes of one start, given who they are, what they find, and what they run."""
     from autograph_rewrite.cluster.membership import TF_CONFIG  # --help is to be quick
 
+    status.keep_only(member.name for member in members)
     cores = sorted(os.sched_getaffinity(0)) if args.pin else []
     return [
         Task(

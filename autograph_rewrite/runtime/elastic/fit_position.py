@@ -39,8 +39,8 @@ class Memory(Protocol):
     def load(self, name: str) -> Snapshot | None:
         """Return the last snapshot of a name; None if there is none."""
 
-    def save(self, name: str, snapshot: Snapshot) -> None:
-        """Keep a snapshot in place of the last one of this name."""
+    def save(self, name: str, snapshot: Snapshot, step: int) -> None:
+        """Keep a snapshot, taken behind a step, in place of the last one of this name."""
 
     def did_step(self) -> None:
         """Note that a step is done."""
@@ -69,6 +69,8 @@ class FitPosition(keras.callbacks.Callback):  # type: ignore[misc]
         self._found = memory.load(name)
         self._first = self._epoch = self._steps = self._since = 0
         self._skips = self._has_stepped = False
+        self._done = 0
+        self._logs: Any = {}
         self._batch: Any = None
         self._end_skipping: Callable[[], None] = _nothing
         if self._found is not None:
@@ -96,6 +98,8 @@ class FitPosition(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Count, and take a snapshot if it is time to."""
         self._steps += 1
+        self._done += self.model.steps_per_execution
+        self._logs = logs or {}
         if self._skips:
             self._arrive_at(self._epoch, self._steps)
             return
@@ -104,7 +108,17 @@ class FitPosition(keras.callbacks.Callback):  # type: ignore[misc]
             self._memory.did_step()
         self._since += self.model.steps_per_execution
         if self._since >= self._every:
-            self._take(self._epoch, self._steps, logs or {})
+            self._take(self._epoch, self._steps, self._logs)
+
+    def save(self) -> str | None:
+        """Take a snapshot of where the fit is, as the job ends; return what is kept, on all workers.
+
+        None where the last one still holds.
+        """
+        if self._skips or not self._has_stepped:
+            return None
+        self._take(self._epoch, self._steps, self._logs)
+        return f"a snapshot of epoch {self._epoch + 1}, step {self._steps}"
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Take a snapshot; let others join if they want to."""
@@ -131,7 +145,7 @@ class FitPosition(keras.callbacks.Callback):  # type: ignore[misc]
             "variables": [variable.path for variable in self._variables()],
             "callbacks": callbacks,
         }
-        self._memory.save(self._name, Snapshot(position, arrays))
+        self._memory.save(self._name, Snapshot(position, arrays), self._done)
 
     def _variables(self) -> list[Any]:
         known = (*variables_of(self.model), *self.model.metrics_variables)

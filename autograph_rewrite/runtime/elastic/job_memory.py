@@ -20,6 +20,7 @@ import json
 import os
 import secrets
 import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -33,6 +34,7 @@ import numpy as np
 
 from autograph_rewrite.diagnostics.files import write_whole
 from autograph_rewrite.errors import ConfigError
+from autograph_rewrite.runtime.progress.report import note_saved
 
 Array = np.ndarray[Any, Any]
 
@@ -44,6 +46,8 @@ EXPELLED = 75
 """The exit code of a worker that finds that the others have gone on without it."""
 _SHARED_MEMORY = Path("/dev/shm")
 _POLL = 0.005
+_TELL = 5.0
+"""Seconds of a wait for a copy after which that is said."""
 
 
 @dataclass(frozen=True)
@@ -141,12 +145,13 @@ class JobMemory:
         self._waits_at_once = steps < 2
         return max(1, steps // 2)
 
-    def save(self, name: str, snapshot: Snapshot) -> None:
+    def save(self, name: str, snapshot: Snapshot, step: int = 0) -> None:
         """Keep a snapshot in place of the last one of this name, once that has been copied to another host.
 
         Args:
             name: such as `fit-1`.
             snapshot: what to keep.
+            step: behind which it was taken, for who looks from outside.
         """
         new = self._folder / f"new-{self.generation}-{name}.npz"
         with open(new, "wb") as file:
@@ -157,16 +162,26 @@ class JobMemory:
         stamp = f"{name} {new.stat().st_mtime_ns}"
         os.replace(new, self._folder / f"{name}.npz")
         self._uncopied = stamp if self._lease else ""
+        note_saved("snapshot", step)
         if self._waits_at_once:
             self._await_copy()
 
     def _await_copy(self) -> None:
-        """Wait until the last snapshot is on another host, too."""
-        copied = self._folder / "copied"
+        """Wait until the last snapshot is on another host, too; say so if it takes long."""
+        copied, began, is_told = self._folder / "copied", time.monotonic(), False
         while self._uncopied and self.is_current:
             with suppress(OSError):
                 if copied.read_text() == self._uncopied:
                     return
+            waited = time.monotonic() - began
+            if waited > _TELL and not is_told:
+                is_told = True
+                print(
+                    f"autograph_rewrite: worker {self.rank} has waited {waited:.0f} s for its last snapshot to be "
+                    "copied to a second host, and takes the next one then: the steps of all workers wait for it",
+                    file=sys.stderr,
+                    flush=True,
+                )
             time.sleep(_POLL)
 
     def load(self, name: str) -> Snapshot | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from itertools import count
 from typing import Any
 
@@ -32,15 +33,25 @@ def seed(memory: JobMemory) -> None:
         tensorflow().random.set_seed(memory.seed)
 
 
-def make_elastic(model: Any, memory: JobMemory, every: int) -> None:
+def _unattended(_: Callable[[], str | None]) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+def make_elastic(
+    model: Any,
+    memory: JobMemory,
+    every: int,
+    around: Callable[[Callable[[], str | None]], AbstractContextManager[None]] = _unattended,
+) -> None:
     """Let a model's `fit` take snapshots, and begin at the last one.
 
     Args:
         model: a distributed Keras model.
         memory: of the job.
         every: how many steps there are from one snapshot to the next.
+        around: given what takes a snapshot when the job ends, a context for each `fit`.
     """
-    object.__setattr__(model, "fit", _fitting(model.fit, memory, every))
+    object.__setattr__(model, "fit", _fitting(model.fit, memory, every, around))
     object.__setattr__(model, "train_on_batch", _stepping(model, model.train_on_batch))
 
 
@@ -84,7 +95,12 @@ def _numbered(model: Any) -> dict[str, Any]:
     return {str(number): variable for number, variable in enumerate(known.values())}
 
 
-def _fitting(fit: Callable[..., Any], memory: JobMemory, every: int) -> Callable[..., Any]:
+def _fitting(
+    fit: Callable[..., Any],
+    memory: JobMemory,
+    every: int,
+    around: Callable[[Callable[[], str | None]], AbstractContextManager[None]],
+) -> Callable[..., Any]:
     numbers = count(1)
 
     @functools.wraps(fit)
@@ -101,6 +117,7 @@ def _fitting(fit: Callable[..., Any], memory: JobMemory, every: int) -> Callable
         position = FitPosition(memory, f"fit-{next(numbers)}", memory.every(every), own)
         position.begin_at(call.arguments.get("initial_epoch", 0))
         call.arguments["callbacks"] = [*own, position]
-        return fit(*call.args, **call.kwargs)
+        with around(position.save):
+            return fit(*call.args, **call.kwargs)
 
     return fitted

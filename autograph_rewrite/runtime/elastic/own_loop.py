@@ -17,12 +17,14 @@ from typing import Any
 import numpy as np
 
 from autograph_rewrite.config.config import Config
-from autograph_rewrite.errors import ConfigError
+from autograph_rewrite.errors import ClusterError, ConfigError
+from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.elastic.callback_state import Array
 from autograph_rewrite.runtime.elastic.job_memory import JobMemory, Snapshot
 
 NAME = "loop"
 Read = Callable[[], Mapping[str, Any]]
+Failed = Callable[[], ClusterError | None]
 
 
 class OwnLoop:
@@ -81,16 +83,17 @@ class OwnLoop:
         if self._done:
             function(self._done)
 
-    def batches(self, dataset: Any, *, ends: bool) -> Batches:
+    def batches(self, dataset: Any, *, ends: bool, failed: Failed | None = None) -> Batches:
         """Return a dataset whose batches are given from where the last snapshot was taken.
 
         Args:
             dataset: this worker's part.
             ends: it does; around one that does not the program counts its steps by itself.
+            failed: tells why workers could not compare their batches, for TensorFlow gives no more than its text.
         """
         self._is_led = self._is_led or ends
         self._drawn.append([])
-        return Batches(dataset, self, len(self._drawn) - 1)
+        return Batches(dataset, self, len(self._drawn) - 1, failed)
 
     def iterate(self, dataset: Any, number: int) -> Iterator[Any]:
         """Yield the batches of one iteration.
@@ -171,7 +174,24 @@ class OwnLoop:
     def _is_first(self, who: str) -> bool:
         return who == next(iter(self._reads))
 
+    def save(self) -> str | None:
+        """Take a snapshot behind the last step, as the job ends; return what is kept, on all workers.
+
+        All of them call it behind the same step. None before the first one.
+        """
+        if not self._has_stepped:
+            return None
+        if self._done > self._last:
+            self._keep()
+        return f"a snapshot of step {self._done}"
+
     def _take(self) -> None:
+        """Take a snapshot; let others join if they want to."""
+        self._keep()
+        if self._memory.rank == 0 and self._memory.lets_join:
+            self._memory.wait_to_join()
+
+    def _keep(self) -> None:
         """Let worker 0 take a snapshot; all have the same values, and all read them."""
         self._last = self._done
         values = {who: read() for who, read in self._reads.items()}
@@ -183,9 +203,7 @@ class OwnLoop:
             numbers[who] = {name: len(arrays) + at for at, name in enumerate(found)}
             arrays += [np.asarray(value) for value in found.values()]
         position = {"done": self._done, "drawn": self._drawn_by_then, "variables": numbers}
-        self._memory.save(NAME, Snapshot(position, arrays))
-        if self._memory.lets_join:
-            self._memory.wait_to_join()
+        self._memory.save(NAME, Snapshot(position, arrays), self._done)
 
 
 class Batches:
@@ -195,13 +213,21 @@ class Batches:
         dataset: the part.
         loop: knows how many were drawn.
         number: which of the program's datasets it is.
+        failed: tells why workers could not compare their batches.
     """
 
-    def __init__(self, dataset: Any, loop: OwnLoop, number: int) -> None:
+    def __init__(self, dataset: Any, loop: OwnLoop, number: int, failed: Failed | None = None) -> None:
         self._dataset, self._loop, self._number = dataset, loop, number
+        self._failed = failed
 
     def __iter__(self) -> Iterator[Any]:
-        return self._loop.iterate(self._dataset, self._number)
+        try:
+            yield from self._loop.iterate(self._dataset, self._number)
+        except tensorflow().errors.OpError as error:
+            problem = self._failed() if self._failed is not None else None
+            if problem is None:
+                raise
+            raise problem from error  # whom it names is not to be lost: the job goes on without them
 
 
 def keep_steps(config: Config | None) -> None:

@@ -91,7 +91,7 @@ class SnapshotFile:
     def _read(self) -> bytes:
         return self.path.read_bytes() if self.path.is_file() else b""
 
-    def save(self, _: str, snapshot: Snapshot) -> None:
+    def save(self, _: str, snapshot: Snapshot, step: int = 0) -> None:
         """Write the snapshot in place of the last one."""
         written = io.BytesIO()
         snapshot.write(written)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from itertools import count
 from typing import Any
 
@@ -24,6 +24,23 @@ def make_preemptible(model: Any, member: Membership | None, seconds: float) -> N
         object.__setattr__(model, "fit", _fitting(model.fit, member, seconds))
 
 
+@contextmanager
+def saved_at_the_end(save: Callable[[], str | None]) -> Iterator[None]:
+    """Give a context in which a `fit` is saved if its process is asked to end.
+
+    Args:
+        save: saves it, and returns what was saved.
+    """
+    stop = Stop.here()
+    stop.begin_loop()
+    stop.add(save)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):
+            stop.remove(save)
+
+
 def _fitting(fit: Callable[..., Any], member: Membership | None, seconds: float) -> Callable[..., Any]:
     numbers, stop = count(1), Stop.here()
 
@@ -32,14 +49,10 @@ def _fitting(fit: Callable[..., Any], member: Membership | None, seconds: float)
         from autograph_rewrite.runtime.preemption.fit_snapshot import kept
 
         call, position = kept(fit, args, kwargs, next(numbers), member, seconds)
-        stop.begin_loop()
         if position is None:
+            stop.begin_loop()
             return fit(*call.args, **call.kwargs)
-        stop.add(position.save)
-        try:
+        with saved_at_the_end(position.save):
             return fit(*call.args, **call.kwargs)
-        finally:
-            with suppress(ValueError):
-                stop.remove(position.save)
 
     return fitted

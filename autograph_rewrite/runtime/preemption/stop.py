@@ -35,7 +35,9 @@ from autograph_rewrite.runtime.preemption.signals import GRACE, grace, listen, n
 
 BY_SIGNAL = 128
 """Exit codes are this and the signal's number, as shells have it."""
-_NAME, _KEY = "stop", 2**29 - 2
+FLAG = "stop"
+"""The flag on a worker's device that asks it to end together with all others."""
+_KEY = 2**29 - 2
 _LOOK = 0.5
 """Seconds from one look at whether another worker was asked to end to the next."""
 _GLANCE, _PATIENCE = 0.2, 1.0
@@ -184,7 +186,7 @@ class Stop:
         listen(self.notice)
         if self._tasks:
             assert self._member is not None
-            mine = flags.Flags(self._member, _NAME, [self._member.task])
+            mine = flags.Flags(self._member, FLAG, [self._member.task])
 
             def look() -> bool:
                 with suppress(Exception):
@@ -210,7 +212,7 @@ class Stop:
                     self._force("a second Ctrl-C")
                 return
             self._number, self._decides = number, True
-        ends = time.monotonic() + _of_grace(grace())
+        ends = time.monotonic() + of_grace(grace())
         threading.Thread(target=self._watch, args=(ends,), name="autograph_deadline", daemon=True).start()
         threading.Thread(target=self._decide, args=(ends, tells), name="autograph_stop", daemon=True).start()
 
@@ -221,7 +223,7 @@ class Stop:
             are_there = bool(self._tasks) and not self._silent()
             if tells and are_there:
                 assert self._member is not None
-                flags.put(self._member, _NAME, self._tasks)
+                flags.put(self._member, FLAG, self._tasks)
             if are_there or (self._together and self._tasks):
                 last = self._furthest(max(1.0, ends - time.monotonic()))
         except Exception as error:
@@ -242,9 +244,11 @@ class Stop:
     def _watch(self, ends: float) -> None:
         """End the process by force when time is up, or as soon as it waits for who has ended."""
         silent: list[str] = []
-        while time.monotonic() < ends:
-            time.sleep(_GLANCE)
-            silent = self._silent(min(_PATIENCE, ends - time.monotonic())) if self._waits else []
+        while (left := ends - time.monotonic()) > 0:
+            time.sleep(min(_GLANCE, left))
+            patience = min(_PATIENCE, left - 2 * _GLANCE)
+            if patience > 0:  # an answer that comes too late would delay the end
+                silent = self._silent(patience) if self._waits else []
         if self._is_ending:
             self._force("saving took too long")
         self._force(f"{listed(silent)} does not answer" if silent else "it did not come to its next step in time")
@@ -257,7 +261,7 @@ class Stop:
     def _silent(self, patience: float = _PATIENCE) -> list[str]:
         """Return the workers that do not answer; end by force if one has ended that this one waits for."""
         assert self._member is not None
-        statuses = ask(others(self._member, {"worker": self._member.workers}), max(patience, _GLANCE))
+        statuses = ask(others(self._member, {"worker": self._member.workers}), patience)
         gone = [name for name, status in statuses.items() if status == "UNAVAILABLE"]
         if gone and self._waits:
             self._force(f"{listed(gone)} has ended already")
@@ -279,9 +283,13 @@ def is_wanted(environ: Mapping[str, str] = os.environ) -> bool:
         return True
 
 
-def _of_grace(seconds: float) -> float:
-    """Return how long to try, of the seconds until the kill: the rest is for what the end itself takes."""
-    return seconds - min(2.0, seconds / 10)
+def of_grace(seconds: float) -> float:
+    """Return how long to try, of the seconds until the kill: the rest is for what the end itself takes.
+
+    Args:
+        seconds: from the signal to the kill.
+    """
+    return seconds - min(2.0, seconds / 5)
 
 
 def _say(text: str) -> None:

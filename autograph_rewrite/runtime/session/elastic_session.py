@@ -8,6 +8,7 @@ from typing import Any
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.runtime.elastic.job_memory import require_alike
 from autograph_rewrite.runtime.elastic.own_loop import OwnLoop
+from autograph_rewrite.runtime.preemption.elastic_loop import kept_loop
 from autograph_rewrite.runtime.session.session import DistributedSession
 
 
@@ -22,7 +23,7 @@ def elastic_session(item: GraphItem, config: Any, target: str) -> DistributedSes
     Raises:
         ConfigError: its workers train by themselves (`local_sgd`).
     """
-    loop = OwnLoop.here() if item.report is not None else None
+    loop = kept_loop() if item.report is not None else None
     require_alike(trains_alone=item.report is not None and bool(item.report.averaged))
     return _ElasticSession(item, config, target, loop) if loop is not None else None
 

@@ -185,6 +185,7 @@ MODES: Mapping[str, Callable[[], Values]] = {"fit": fit, "function": function, "
 
 def main(mode: str, out: Path) -> None:
     """Train, and write what it comes to."""
+    print("memory", os.environ.get("AUTOGRAPH_ELASTIC"), flush=True)
     values = MODES[mode]()
     np.savez(out / f"{'single' if RANK < 0 else f'worker{RANK}'}.npz", **values)
 

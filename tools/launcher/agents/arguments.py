@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autograph_rewrite.errors import ConfigError
@@ -21,6 +22,12 @@ def add_elastic_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--elastic", metavar="MIN:MAX", type=_range, help="go on without workers that are lost")
     add("--heartbeat", metavar="S", type=seconds, default=1.0, help="from one sign of life to the next (default 1)")
+    add(
+        "--snapshot-dir",
+        metavar="D",
+        type=Path,
+        help="an elastic job that is ended early keeps its last snapshot in D, and the next one goes on from there",
+    )
     add(
         "--rdzv-endpoint",
         metavar="HOST:PORT,...",
@@ -59,6 +66,11 @@ def check_elastic(args: argparse.Namespace, config: Config | None) -> None:
         if args.nproc_per_node is not None or args.address is not None:
             raise ConfigError("where do the hosts meet?", hint="say --rdzv-endpoint HOST:PORT, the same on all hosts")
         return
+    if args.snapshot_dir is not None:
+        raise ConfigError(
+            "--snapshot-dir is for the jobs of one host: of several, each would keep what it happens to have",
+            hint="leave it out, and let the program save by itself (ar.CheckpointManager, BackupAndRestore)",
+        )
     if args.nproc_per_node is None:
         raise ConfigError("how many workers does this host run?", hint="say --nproc-per-node K")
     if len(os.environ.get(TOKEN, "")) < _LEAST_TOKEN:

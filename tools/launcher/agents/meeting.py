@@ -163,7 +163,7 @@ class Meeting:
         if state.is_patient():
             await asyncio.sleep(state.heartbeat / 2)
         else:
-            state.over = f"nobody who leads answers at {', '.join(state.endpoints)}"
+            state.over = state.unanswered()
 
     async def _call(self, address: str) -> Answer:
         """Call another agent, and follow it if it leads."""

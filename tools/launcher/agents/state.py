@@ -124,6 +124,15 @@ class State:
         """Whether it is too early to give up."""
         return time.monotonic() - self.trouble_since < self.way.patience
 
+    def unanswered(self) -> str:
+        """Return why this agent gives up: nobody who leads answers."""
+        places = f"nobody who leads answers at {', '.join(self.endpoints)}"
+        limit = f"{self.way.patience:g} s (--rdzv-timeout)"
+        if not self.is_member:
+            return f"{places} within {limit}"
+        lost = ", ".join(self.lost.values()) or "hosts are lost"
+        return f"{lost}, and {places}: the others may have gone on without this host, which gives up after {limit}"
+
     # ------------------------------------------------------------------------------------------------ who is reached
 
     def hello(self) -> dict[str, Any]:

@@ -127,15 +127,33 @@ def losses(reports: Iterable[Report]) -> Losses:
     if first.joins:
         return Losses(first.words)
     if not first.was_killed:
-        blames = {int(rank): ranks for report in found for rank, ranks in report.blames.items()}
-        for rank in sorted(blames):
-            if blames[rank]:  # of two that blame each other, the first goes on
-                names = [f"{WORKER}{other}" for other in blames[rank]]
-                words = first.words if first.failed in names else f"{', '.join(names)} did not answer"
-                return Losses(words, tuple(blames[rank]))
+        cut = cut_off({int(rank): ranks for report in found for rank, ranks in report.blames.items()})
+        if cut:
+            names = [f"{WORKER}{rank}" for rank in cut]
+            words = first.words if first.failed in names else f"{', '.join(names)} did not answer"
+            return Losses(words, cut)
     if first.failed.startswith(WORKER):
         return Losses(first.words, (int(first.failed.removeprefix(WORKER)),))
     return Losses(first.words, servers=1)
+
+
+def cut_off(blames: Mapping[int, Sequence[int]]) -> tuple[int, ...]:
+    """Return the fewest workers without whom nobody has waited in vain for anybody.
+
+    Who is cut off misses all others, and says so, too: it is the one that has a part in most of what is said. Of two of
+    whom only one has said something it is the other; of two that blame each other, the first goes on.
+
+    Args:
+        blames: by the number of a worker, those for whom it waited in vain.
+    """
+    said = {(by, other) for by, others in blames.items() for other in others if other != by}
+    found: list[int] = []
+    while said:
+        parts = {rank: [pair for pair in said if rank in pair] for pair in said for rank in pair}
+        worst = max(parts, key=lambda rank: (len(parts[rank]), sum(o == rank for _, o in parts[rank]), rank))
+        found.append(worst)
+        said -= set(parts[worst])
+    return tuple(sorted(found))
 
 
 def may_go_on(view: View, present: Collection[str], ended: Collection[str] = ()) -> bool:
