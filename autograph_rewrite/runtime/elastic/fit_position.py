@@ -40,7 +40,13 @@ class Memory(Protocol):
         """Return the last snapshot of a name; None if there is none."""
 
     def save(self, name: str, snapshot: Snapshot, step: int) -> None:
-        """Keep a snapshot, taken behind a step, in place of the last one of this name."""
+        """Keep a snapshot in place of the last one of this name.
+
+        Args:
+            name: of the fit.
+            snapshot: what to keep.
+            step: behind which it was taken.
+        """
 
     def did_step(self) -> None:
         """Note that a step is done."""

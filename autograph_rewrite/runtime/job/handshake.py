@@ -64,8 +64,8 @@ class Meetings:
             before, gone = gone, {n for n in absent if n in self._met and statuses[n] == "UNAVAILABLE"}
             if absent and (time.monotonic() >= deadline or gone & before):  # a connection may break once
                 self._met -= gone
-                problem = f"{self._member.name} waited for {listed(absent, statuses)} to {what}: no answer"
-                found = ClusterError(problem, hint=hint)
+                names = listed(absent, statuses)
+                found = ClusterError(f"{self._member.name} waited for {names} to {what}: no answer", hint=hint)
                 found.lost = liveness.workers_in(sorted(absent))
                 raise found
             if absent:

@@ -92,7 +92,13 @@ class SnapshotFile:
         return self.path.read_bytes() if self.path.is_file() else b""
 
     def save(self, _: str, snapshot: Snapshot, step: int = 0) -> None:
-        """Write the snapshot in place of the last one."""
+        """Write the snapshot in place of the last one.
+
+        Args:
+            _: its name, which the path says already.
+            snapshot: what to write.
+            step: behind which it was taken.
+        """
         written = io.BytesIO()
         snapshot.write(written)
         self.path.parent.mkdir(parents=True, exist_ok=True)
