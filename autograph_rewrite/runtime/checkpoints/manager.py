@@ -155,7 +155,7 @@ class CheckpointManager:
         try:
             save.run(pieces, values)
             if self._is_first:
-                note_saved("checkpoint", save.step)
+                note_saved("checkpoint", save.label.step)
                 self.folder.prune(self._keep)
         except Exception as error:  # the program may never ask again
             warn_user(f"step {save.label.step} was not saved: {error}")
