@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.runtime.elastic.callback_state import Array, set_state, state_of
 from autograph_rewrite.runtime.elastic.job_memory import EXPELLED, JobMemory, OwnedMemory, Snapshot
+from autograph_rewrite.runtime.elastic.kept_snapshots import KeptSnapshots
 from autograph_rewrite.runtime.elastic.keras_fit import make_elastic
 from autograph_rewrite.runtime.elastic.own_loop import OwnLoop
 from tests.support.paths import ROOT
@@ -213,3 +215,46 @@ def test_a_program_is_told_how_many_steps_are_done(owned: OwnedMemory) -> None:
         first.after("step")
     loop(owned, 2).on_resize(told.append)
     assert told == [4]
+
+
+def test_a_snapshot_that_waits_to_be_copied_says_so(
+    owned: OwnedMemory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("autograph_rewrite.runtime.elastic.job_memory._TELL", 0.1)
+    memory = owned.begin(1, lease=60.0)
+    memory.save("loop", FIRST)
+    written = (owned.folder / "loop.npz").stat().st_mtime_ns
+    copied = threading.Timer(0.5, memory.note_copied, ("loop", written))
+    copied.start()
+    memory.save("loop", FIRST)
+    copied.join()
+    said = capsys.readouterr().err
+    assert said.count("worker 0 has waited 0 s for its last snapshot to be copied to a second host") == 1
+
+
+def test_what_a_job_leaves_is_whole_and_goes_with_one_that_comes_to_its_end(owned: OwnedMemory, tmp_path: Path) -> None:
+    kept = KeptSnapshots(tmp_path / "kept")
+    assert not kept.restore(owned.folder)
+    assert not kept.keep(owned.folder), "nothing was taken yet"
+    owned.begin(1).save("loop", FIRST)
+    (owned.folder / "new-1-loop.npz").write_bytes(b"half")
+    assert kept.keep(owned.folder)
+    owned.begin(2).save("fit-1", FIRST)
+    assert kept.keep(owned.folder)
+    (tmp_path / "kept" / "000007.coming").mkdir()  # of a launcher that was killed
+    with OwnedMemory() as other:
+        assert kept.restore(other.folder)
+        assert other.seed == owned.seed
+        assert sorted(path.name for path in other.folder.glob("*.npz")) == ["fit-1.npz", "loop.npz"]
+        found = other.begin(1).load("loop")
+    assert found is not None
+    np.testing.assert_array_equal(found.arrays[0], FIRST.arrays[0])
+    assert len(list((tmp_path / "kept").glob("*"))) == 2, "one that is whole, and one that never will be"
+    kept.clear()
+    assert not list((tmp_path / "kept").iterdir())
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot make the folder"):
+        KeptSnapshots(tmp_path / "file" / "kept")
