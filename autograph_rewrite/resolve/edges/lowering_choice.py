@@ -29,7 +29,13 @@ ACCUMULATED = frozenset((dtypes.HALF, dtypes.FLOAT, dtypes.DOUBLE))
 
 
 def homed(plan: Plan, state: Propagation, found: Mapping[tuple[str, str], EdgePlan]) -> dict[tuple[str, str], EdgePlan]:
-    """Return the edges as they are lowered where variables live on single devices."""
+    """Return the edges as they are lowered where variables live on single devices.
+
+    Args:
+        plan: says where.
+        state: the placements of all values.
+        found: the edges, by value and target.
+    """
     if not plan.homes:
         return dict(found)
     lower = _at_home if len(plan.processes) == 1 else _through_servers
