@@ -101,10 +101,12 @@ def _meant(path: KeyPath, model: type[BaseModel]) -> str:
     hint = did_you_mean(word, known)
     if hint.startswith("did you mean"):
         return hint
-    pinned_devices = [home for home, section in _sections(model) if word in section.model_fields]
-    if pinned_devices:
-        return f"did you mean '{'.'.join(filter(None, (pinned_devices[0], word)))}'?"
-    return hint
+    homes = [home for home, section in _sections(model) if word in section.model_fields]
+    if not homes:
+        return hint
+    if not homes[0]:
+        return f"'{word}' belongs at the top, outside of {dotted(path[:-1])}"
+    return f"did you mean '{homes[0]}.{word}'?"
 
 
 def _section(path: KeyPath, model: type[BaseModel]) -> type[BaseModel] | None:
