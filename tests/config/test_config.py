@@ -234,7 +234,7 @@ def test_one_mistake_is_one_line_and_its_place_is_there_for_programs(tmp_path: P
         ({"variables": [{"match": "w", "staleness": -1}]}, "variables[0].staleness must be at least 0"),
         ({"learning_rate": 3}, "unknown key 'learning_rate' (known keys: devices, cluster, strategy"),
         ({"cluster": {"workers": ["a:1"], "network": {"x": 1}}}, "unknown key 'x' in cluster.network"),
-        ({"cluster": {"workers": ["a:1"], "timeout_seconds": 9}}, "'timeout_seconds' belongs at the top, outside of cluster"),
+        ({"cluster": {"workers": ["a:1"], "timeout_seconds": 9}}, "'timeout_seconds' belongs at the top, outside of"),
     ],
 )
 def test_a_wrong_value_is_told_with_its_key_path(setting: dict[Any, Any], said: str) -> None:
