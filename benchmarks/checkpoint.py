@@ -31,12 +31,14 @@ def run(effort: Effort) -> tuple[list[Figure], dict[str, Any]]:
     found = call("benchmarks.checkpoint:measure", arguments, timeout=1500)
     times: Times = found["times"]
     alone, beside, waiting = (times["wall"][name] for name in ("alone", "beside", "waiting"))
+    work = [times["processor"][name] for name in ("alone", "beside")]
     lost = median((b - a) / a for a, b in zip(alone, beside, strict=True))
     window = median(alone)
     said = f"{found['bytes'] / 1e9:.2f} GB, {arguments['steps']} steps in {window:.1f} s"
     figures = [
         Figure("time lost to a save beside the steps", lost * 100, "%", at_most=5.0, how=said),
         Figure("  the same", median(b - a for a, b in zip(alone, beside, strict=True)), "s"),
+        Figure("  processor time of the save", median(b - a for a, b in zip(*work, strict=True)), "s"),
         Figure("  a save that the steps wait for", median(b - a for a, b in zip(alone, waiting, strict=True)), "s"),
         Figure("  the call of save()", median(found["called"]) * 1e3, "ms"),
         Figure("  restore", median(found["restored"]), "s"),
