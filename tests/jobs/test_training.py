@@ -107,6 +107,8 @@ PROGRAMS = (
     "several_shapes",
     "without_updates",
 )
+READS = ("read_between", "read_by_functions", "written_between", "original_between", "read_in_fit")
+MORE_READS = ("read_between", "written_between")
 MORE_PROGRAMS = ("clipped_proxies", "two_players", "accumulated", "looked_up_adam", "looped", "checked", "asynchronous")
 
 
@@ -143,6 +145,10 @@ JOBS = {
     "fsdp": Kind(2, ("mlp_adam_mirrored", "language_model_mirrored", "custom_loop", "fit"), 0, "FSDP"),
     "programs": Kind(2, PROGRAMS, 1, "PS"),
     "more_programs": Kind(3, MORE_PROGRAMS, 2, "PSLoadBalancing"),
+    "reads": Kind(2, READS, 1, "PS"),
+    "reads of three": Kind(3, MORE_READS, 2, "PSLoadBalancing"),
+    "reads in parallax": Kind(2, MORE_READS, 1, "Parallax"),
+    "reads without servers": Kind(2, MORE_READS, 0, "PS"),
     "program_models": Kind(2, ("two_models", "keras_adagrad"), 1, "PS"),
     "pipelines": Kind(2, PIPELINES),
     "steps": Kind(2, STEPS),
@@ -156,6 +162,7 @@ REFERENCES = {
     "models together": ("two_models", "keras_adagrad"),
     "more models": MORE_MODELS,
     "programs": PROGRAMS,
+    "reads": READS,
     "pipelines": PIPELINES,
     "steps": STEPS,
 }
@@ -312,6 +319,17 @@ def test_programs_that_do_more_than_fetch_the_loss_go_as_without_servers(load: L
 @pytest.mark.parametrize("case", MORE_PROGRAMS)
 def test_programs_of_three_workers_and_two_servers_go_as_without(load: Load, case: str) -> None:
     assert_trains_as_one(load("more_programs"), case, EXACT)
+
+
+@pytest.mark.parametrize("case", READS)
+def test_whatever_python_reads_or_writes_between_steps_is_what_one_process_has(load: Load, case: str) -> None:
+    assert_trains_as_one(load("reads"), case, SINGLE_PRECISION if case == "read_in_fit" else EXACT)
+
+
+@pytest.mark.parametrize("job", ["reads of three", "reads in parallax", "reads without servers"])
+@pytest.mark.parametrize("case", MORE_READS)
+def test_reads_and_writes_between_steps_go_as_alone_wherever_variables_live(load: Load, job: str, case: str) -> None:
+    assert_trains_as_one(load(job), case, EXACT)
 
 
 @pytest.mark.parametrize("case", JOBS["program_models"].cases)

@@ -44,6 +44,7 @@ class FunctionBinding:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     owner: Any = None  # keeps alive what the captured handles belong to
+    first: Any = None  # another ConcreteFunction of the program's own, traced before, with captures of its own
 
 
 @dataclass(frozen=True, eq=False)

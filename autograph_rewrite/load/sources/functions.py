@@ -37,16 +37,17 @@ def from_function(
         GraphError: it cannot be traced with these specs, or `batch_inputs` does not fit them.
     """
     concrete = trace(function, specs, named_specs)
-    return from_concrete(concrete, batch_inputs=batch_inputs, search=(function,))
+    return from_concrete(concrete, batch_inputs=batch_inputs, search=(function,), first=first_trace(function))
 
 
-def trace(function: Any, specs: Sequence[Any], named_specs: Mapping[str, Any]) -> Any:
+def trace(function: Any, specs: Sequence[Any], named_specs: Mapping[str, Any], *, is_own: bool = False) -> Any:
     """Return the ConcreteFunction of a function for specs (or arrays, whose shapes are then fixed).
 
     Args:
         function: a Python function, tf.function or ConcreteFunction.
         specs: of positional arguments.
         named_specs: of keyword arguments.
+        is_own: it is a tf.function that nobody else knows.
 
     Raises:
         GraphError: not callable, or tracing raised.
@@ -57,16 +58,35 @@ def trace(function: Any, specs: Sequence[Any], named_specs: Mapping[str, Any]) -
         return function
     if not callable(function):
         raise GraphError(f"expected a function to trace, not {type(function).__name__}")
+    is_own = is_own or not hasattr(function, "get_concrete_function")
     traceable = function if hasattr(function, "get_concrete_function") else tf.function(function)
     named = {name: as_spec(spec) for name, spec in named_specs.items()}
     try:
-        return traceable.get_concrete_function(*map(as_spec, specs), **named)
+        concrete = traceable.get_concrete_function(*map(as_spec, specs), **named)
     except Exception as error:  # whatever the user's code raises while it is traced
         name = getattr(function, "__name__", type(function).__name__)
         raise GraphError(
             f"'{name}' cannot be traced: {type(error).__name__}: {str(error).strip()[:4000]}",
             hint="give one spec per argument, as tf.TensorSpec, nested like the argument",
         ) from error
+    first = first_trace(traceable)
+    if is_own and first is not None and first is not concrete:
+        _let_go(first)
+    return concrete
+
+
+def first_trace(function: Any) -> Any:
+    """Return the trace in which a tf.function has made its variables; there is another one if it made any."""
+    return getattr(function, "_concrete_variable_creation_fn", None)
+
+
+def _let_go(concrete: Any) -> None:
+    """Let go of what a trace has captured that nobody calls: its graph is never freed."""
+    captures = getattr(concrete.graph, "_function_captures", None)
+    if hasattr(captures, "clear"):
+        concrete.set_external_captures([])
+        captures.clear()
+        _ = concrete.graph.captures  # kept as a list, until something has changed and somebody asks
 
 
 def from_concrete(
@@ -75,6 +95,7 @@ def from_concrete(
     batch_inputs: Mapping[str, int | None] | None = None,
     search: Sequence[Any] = (),
     owner: Any = None,
+    first: Any = None,
 ) -> GraphItem:
     """Wrap a ConcreteFunction.
 
@@ -83,6 +104,7 @@ def from_concrete(
         batch_inputs: axis by argument path.
         search: objects from which the Keras variables that it captures can be reached.
         owner: what must stay alive with the item.
+        first: another trace of the function, as `first_trace` returns it.
 
     Raises:
         GraphError: a deferred capture, or `batch_inputs` does not fit.
@@ -107,6 +129,7 @@ def from_concrete(
         inputs=tuple(arguments),
         outputs=tuple(results),
         owner=owner,
+        first=first if first is not concrete else None,
     )
     effects = {op.name for op in traced.control_outputs if op.type not in _NO_EFFECT}
     return GraphItem(

@@ -99,6 +99,8 @@ def delegate_to_chief(context: Context, item: GraphItem) -> None:
     unconditional = unconditional_nodes(order)
     for node in waiting:
         _wait(context, exchange, node, [control for control in node.controls if control in on_server], unconditional)
+    if isinstance(exchange, _ChiefSide) and exchange.turns is not None:
+        _begin_together(context, item, exchange.turns)
     if context.rank != 0:
         _forget(graph, on_server, item)
         _require_own_updates(context, item, own)
@@ -123,6 +125,29 @@ def _wait(
     token = exchange.token(node, awaited, [node])  # it runs whichever branch did
     for reader in readers:
         reader.add_control(token)
+
+
+def _begin_together(context: Context, item: GraphItem, turns: Turns) -> None:
+    """Let updates that need nothing of other workers wait until those have begun, and so read what was there before.
+
+    A counter of steps is such a variable. What waits for contributions of all waits for that already.
+    """
+    graph, region = context.graph, context.server_region
+    step = ancestors(graph.nodes[name] for name in item.targets if name in graph.nodes)
+    order = topological_order(graph)
+    unconditional = unconditional_nodes(order)
+    marked = {push: 1 for several in region.pushes.values() for push in several if push in step}
+    behind = marks_before(order, {**marked, turns.all_began: 1})
+    pending = [node for node in order if node in step and node in region.nodes and is_update(node) and not behind[node]]
+    seen = set(pending)
+    while pending:
+        node = pending.pop()
+        if node in unconditional:
+            node.add_control(turns.all_began)
+            continue
+        new = [one for one in dependencies(node) if one not in seen]  # in a branch or loop: what leads into it waits
+        seen.update(new)
+        pending.extend(new)
 
 
 def _own_updates(context: Context, item: GraphItem) -> set[str]:
@@ -152,16 +177,17 @@ class _ChiefSide:
 
     Attributes:
         senders: the nodes that read what is sent, as it is.
+        turns: whose turn it is; None where nothing is handed over.
     """
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._turns: Turns | None = None
+        self.turns: Turns | None = None
         self.senders: set[Node] = set()
 
     def _turn(self, node: Node) -> Turns:
-        self._turns = self._turns or Turns(self._context, node)
-        return self._turns
+        self.turns = self.turns or Turns(self._context, node)
+        return self.turns
 
     def value(self, value: Value) -> Value:
         """Return a value as worker 0 itself reads it: once it is sent."""

@@ -15,6 +15,7 @@ from autograph_rewrite.ir.types.dtypes import NUMBERS
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.signature.captures import FunctionBinding
 from autograph_rewrite.runtime.function.mirrored_variables import Guard, Mirrored, Mirrors
+from autograph_rewrite.runtime.function.served_variables import bring
 from autograph_rewrite.runtime.function.sharded_variables import Sharded
 from autograph_rewrite.runtime.session.variable_copies import copies_of
 
@@ -59,6 +60,11 @@ class BoundCaptures:
         self.nodes = [name for _, names in self._captured for name in names]
         self.nodes += [name for _, names in self._added for name in names]
         self.nodes += [name for _, copies in self._cut for names in copies for name in names]
+
+    def bring(self) -> None:
+        """Bring the values of variables that are on a server between the steps of another function."""
+        if self._mirrors.held.has_served:
+            bring(one.served for one in self.variables if one.served is not None)
 
     @property
     def variables(self) -> list[Mirrored]:

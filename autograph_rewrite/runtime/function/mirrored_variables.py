@@ -20,6 +20,7 @@ import numpy as np
 from autograph_rewrite.item import Shards, Variable
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.function.compressor_state import ExtraState
+from autograph_rewrite.runtime.function.served_variables import Held, Served
 from autograph_rewrite.runtime.function.sharded_variables import Sharded
 from autograph_rewrite.runtime.native import call_by_name, function_def
 
@@ -39,6 +40,7 @@ class Mirrored:
         self.dtype = self._tf.as_dtype(dtype)
         self.copies: dict[str, Any] = {}
         self.seen: Any = None
+        self.served: Served | None = None  # where its value may be on a server
         self.adopts = True  # in a job of several processes: what it holds is still this one's own
         self._shape = self._tf.TensorShape(shape)
         self.parts = 1  # tensors that tell its value after a step
@@ -56,10 +58,14 @@ class Mirrored:
 
     def value(self) -> Any:
         """Return what the user's variable holds."""
+        if self.served is not None:
+            self.served.here()
         return self._tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=self.dtype)
 
     def write(self, value: Any) -> None:
         """Give the user's variable a value."""
+        if self.served is not None:
+            self.served.source = None
         if self.dtype != self._tf.string:
             with self._tf.device(self.handle.device):
                 self._tf.raw_ops.AssignVariableOp(resource=self.handle, value=self._tf.constant(value, self.dtype))
@@ -89,12 +95,14 @@ class Mirrors:
 
     Attributes:
         extra: the variables that rewriting added to it.
+        held: what holds the handles of variables.
     """
 
     def __init__(self) -> None:
         self._known: dict[int, Mirrored] = {}
         self._cut: dict[tuple[int, Shards], Sharded] = {}
         self.extra = ExtraState()
+        self.held = Held()
 
     def of(self, handle: Any, dtype: str, shape: Sequence[int | None] | None) -> Mirrored:
         """Return what is known of the variable with this handle.
@@ -106,6 +114,7 @@ class Mirrors:
         """
         if id(handle) not in self._known:
             self._known[id(handle)] = Mirrored(handle, dtype, shape)
+            self.held.add(self._known[id(handle)])
         return self._known[id(handle)]
 
     def in_shards(self, handle: Any, variable: Variable, shards: Shards) -> Sharded:

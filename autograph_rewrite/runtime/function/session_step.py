@@ -11,31 +11,24 @@ callbacks and `model.save` see them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from autograph_rewrite.errors import GraphError, PlanError
-from autograph_rewrite.item import GraphItem, Variable
+from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.signature.captures import FunctionBinding
 from autograph_rewrite.plan.parts.messages import VariableRequest
-from autograph_rewrite.plan.parts.names import proxy_name
 from autograph_rewrite.plan.parts.residence import REPLICATED, placed
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.requires import tensorflow
-from autograph_rewrite.runtime.consensus.agreement import adopt_from_chief, common_name
-from autograph_rewrite.runtime.consensus.step_digest import described, written_between
 from autograph_rewrite.runtime.function.lift_captures import unbind
-from autograph_rewrite.runtime.function.mirrored_variables import Mirrored, Mirrors, is_equal, is_same
+from autograph_rewrite.runtime.function.mirrored_variables import Mirrors
+from autograph_rewrite.runtime.function.session_variables import SessionVariables
 from autograph_rewrite.runtime.function.step import batch_axes, most_examples
-from autograph_rewrite.runtime.native import call_by_name, function_def
 from autograph_rewrite.runtime.session.session import DistributedSession
-from autograph_rewrite.runtime.session.variable_copies import Copy, copies_of
 
 TARGET = "autograph_step"
-_READS = frozenset(("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"))
 
 
 def stand_alone(item: GraphItem) -> GraphItem:
@@ -97,112 +90,7 @@ class SessionStep:
         self._session = DistributedSession(item)
         self._session.first.done()
         self._batches = batch_axes(item, self.binding)
-        self._is_chief = item.report.member.is_chief
-        self._is_driven = bool(item.report.plan.stage_hosts)
-        self._variables = {
-            capture.name: mirrors.of(capture.value, item.variables[capture.name].dtype, None)
-            for capture in self.binding.captures
-            if capture.name is not None
-        }
-        self._seen: dict[str, Any] = {}
-        self._writes = {name: self._writer(item.variables[name]) for name in self._variables}
-        self._reads = self._readers()
-        self._values = _reader(list(self._variables.values()))
-        self._written = _reader([self._variables[name] for name in self._reads])
-        self._start()
-
-    def _start(self) -> None:
-        """Let all workers begin with what worker 0 has."""
-        report = self.item.report
-        seconds = report.plan.timeout_seconds
-        if len(report.member.workers) > 1:
-            new = [variable for variable in self._variables.values() if variable.adopts]
-            values = [np.asarray(variable.value()) for variable in new]
-            for variable, value in zip(new, adopt_from_chief(report.member, seconds, values), strict=True):
-                variable.write(value)
-                variable.adopts = False
-        self._write_changes()
-        common_name(report.member, seconds)  # nobody reads from a server before worker 0 has written
-
-    def _handles(self, variable: Variable) -> list[Any]:
-        """Return what has to be written when the user's variable was."""
-        graph, item = self._session.graph, self.item
-        names = list(item.layout.instances(variable.handle))
-        if variable.name in item.report.homes:
-            names = [*(names if self._is_chief else ()), proxy_name(variable)]
-        found = []
-        for name in names:
-            try:
-                found.append(graph.get_tensor_by_name(f"{name}:0"))
-            except KeyError:
-                continue  # this process does not read it
-        return found
-
-    def _writer(self, variable: Variable) -> tuple[Any, list[Any]]:
-        """Return a placeholder and the ops that write it."""
-        raw, v1 = self._tf.raw_ops, self._tf.compat.v1
-        with self._session.graph.as_default():
-            source = v1.placeholder(self._tf.as_dtype(variable.dtype))
-            writes = []
-            if variable.shards is not None:
-                writes += [
-                    Copy(self._session.graph, one, variable).write(source) for one in copies_of(self.item, variable)
-                ]
-                return source, writes
-            for handle in self._handles(variable):
-                with self._tf.device(handle.device):
-                    writes.append(raw.AssignVariableOp(resource=handle, value=source))
-        return source, writes
-
-    def _readers(self) -> dict[str, Any]:
-        """Return what reads each variable after the step: this worker's copy, where it has one."""
-        graph, item, raw = self._session.graph, self.item, self._tf.raw_ops
-        done = [graph.get_operation_by_name(name) for name in item.targets]
-        reads = {}
-        with graph.as_default(), self._tf.control_dependencies(done):
-            for name in self._variables:
-                variable = item.variables[name]
-                if variable.shards is not None:
-                    reads[name] = Copy(graph, copies_of(self.item, variable)[0], variable).read()
-                    continue
-                handles = {handle.op.name: handle for handle in self._handles(variable)}
-                if self._is_driven and self._is_only_read(name, handles.values()):
-                    continue
-                handle = handles.get(proxy_name(variable))
-                if handle is None:
-                    try:
-                        handle = graph.get_tensor_by_name(f"{item.layout.instances(variable.handle)[0]}:0")
-                    except (KeyError, IndexError):
-                        continue  # the step has nothing to do with it
-                with self._tf.device(handle.device):
-                    reads[name] = raw.ReadVariableOp(resource=handle, dtype=self._tf.as_dtype(variable.dtype))
-        return reads
-
-    def _is_only_read(self, name: str, handles: Iterable[Any]) -> bool:
-        """Return whether a step leaves a variable as it is: nobody has to send it back."""
-        own = set(self._writes[name][1])
-        users = {op for handle in handles for op in handle.consumers()} - own
-        return all(op.type in _READS for op in users)
-
-    def _write_changes(self) -> dict[str, str]:
-        """Hand over what somebody else has written since the last step; return what has changed, for the others."""
-        feeds: dict[Any, Any] = {}
-        writes: list[Any] = []
-        changed: dict[str, str] = {}
-        for (name, variable), now in zip(self._variables.items(), self._values(), strict=True):
-            seen = self._seen.get(name)
-            if seen is not None and _is_known(variable, seen, now):
-                continue
-            source, ops = self._writes[name]
-            if ops:
-                feeds[source] = now.numpy()
-                writes += ops
-            if seen is None or not is_equal(seen, now):
-                changed[written_between(name)] = described(now)
-            self._seen[name] = now
-        if writes and (self._is_chief or not self._is_driven):
-            self._session.run_ops(writes, feeds, alone=self._is_driven)
-        return changed
+        self._variables = SessionVariables(item, self.binding, mirrors, self._session)
 
     def examples(self, flat: Sequence[Any], _: Sequence[bool] = ()) -> int | None:
         """Return how many examples flat arguments hold, where that is known."""
@@ -226,24 +114,13 @@ class SessionStep:
                 "a step that uses variables in other processes cannot be part of another tf.function",
                 hint="call it from Python, or use strategy AllReduce without stages",
             )
-        changed = self._write_changes()
+        variables, results = self._variables, self.binding.outputs
         feeds = {f"{node}:0": value.numpy() for node, value in zip(self.binding.inputs, flat, strict=True)}
-        fetches = [list(self.binding.outputs), list(self._reads.values()), list(self.item.targets)]
-        outputs, values, _ = self._session.run(fetches, feeds, changed=changed)
-        for name, value in zip(self._reads, values, strict=True):
-            self._variables[name].write(value)
-        self._seen.update(zip(self._reads, self._written(), strict=True))
+        changed, reads = variables.before_step(), variables.fetches
+        fetches = [list(results), list(reads.values()), list(self.item.targets)]
+        try:
+            outputs, values, _ = self._session.run(fetches, feeds, changed=changed, besides=variables.began.feeds())
+        finally:
+            variables.ended()
+        variables.after_step(reads, values)
         return [self._tf.constant(value) for value in outputs]
-
-
-def _reader(variables: Sequence[Mirrored]) -> Callable[[], Sequence[Any]]:
-    """Return what reads the user's variables, all in one call: one by one they would cost as much as a small step."""
-    if not variables:
-        return list
-    types = [variable.dtype.as_datatype_enum for variable in variables]
-    call = call_by_name.Call(function_def.reader(call_by_name.new_name("read"), types))
-    return lambda: call([variable.handle for variable in variables])
-
-
-def _is_known(variable: Mirrored, seen: Any, now: Any) -> bool:
-    return variable.watchable and is_same(seen, now)

@@ -72,6 +72,8 @@ class Step:
         self._calls = [call_by_name.Call(function, on_cpu=self._on_cpu)]
         firsts = first_devices(self._plan, item.report.task) if self._plan is not None else ()
         self._fixed = self._captures.values(function.arguments, firsts)
+        mirrors.held.add_binding(self.binding)
+        mirrors.held.add(self._fixed, *([self._guard] if self._guard is not None else []))
         if self._digests is not None:
             self._digest_at = function.arguments.index(self._digests[0].partition(":")[0])
             self._fixed[self._digest_at] = self._tf.zeros([DIGEST], self._tf.int32)
@@ -181,6 +183,7 @@ class Step:
         first = self._first_of(flat, rows)
         if len(self._batches) > 1:
             self._check_batch(first)
+        self._captures.bring()
         args, stacked = self._fixed.copy(), self._stacked(rows)
         for at, index in self._inputs:
             args[at] = flat[index]

@@ -230,7 +230,7 @@ class _StepOnData:
 
         def traced(function: Any, *specs: Any, batch_inputs: Any = None) -> GraphItem:
             # As Keras does, without autograph; and without XLA, which compiles for one device.
-            concrete = trace(self._tf.function(function, autograph=False), specs, {})
+            concrete = trace(self._tf.function(function, autograph=False), specs, {}, is_own=True)
             return from_concrete(concrete, batch_inputs=batch_inputs, search=(self._model,), owner=self._model)
 
         return DistributedFunction(

@@ -134,6 +134,7 @@ class DistributedSession:
         *,
         timeout_ms: int | None = None,
         changed: Mapping[str, str] | None = None,
+        besides: Mapping[Any, Any] | None = None,
     ) -> Any:
         """Run one step.
 
@@ -143,6 +144,7 @@ class DistributedSession:
             timeout_ms: give up after this long; by default after `timeout_seconds` where replicas wait for each other:
                 of mirrored variables in any case, of several processes only if nothing is computed meanwhile.
             changed: what else has to be equal in all workers, by name.
+            besides: what else is fed, by tensor of `graph`.
 
         Raises:
             GraphError: a name is unknown or was pruned, or batch sizes differ.
@@ -157,7 +159,7 @@ class DistributedSession:
         self.first.of_run(self._check_batch({k: v[0] if k in rows else v for k, v in feeds.items()}), names)
         if rows:
             changed = {**(changed or {}), "the number of steps": str(len(feeds[rows[0]]))}
-        feeds |= self._gates.feeds(wanted)
+        feeds |= {**self._gates.feeds(wanted), **(besides or {})}
         limit = self._timeout_ms if timeout_ms is None else timeout_ms
         options = self._tf.compat.v1.RunOptions(timeout_in_ms=limit)
         known = self.read_variables(fetch.variable for fetch in found if fetch.variable and not fetch.late)

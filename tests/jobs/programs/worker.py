@@ -20,7 +20,7 @@ from tests.jobs.programs.job import Case, Job, Results
 
 def cases() -> dict[str, Case]:
     """Return all cases by name."""
-    from tests.jobs.programs import functions, graphs, models, pipelines, served, served_models, steps
+    from tests.jobs.programs import functions, graphs, models, pipelines, served, served_models, served_reads, steps
 
     return {
         **graphs.CASES,
@@ -30,6 +30,7 @@ def cases() -> dict[str, Case]:
         **served.CASES,
         **steps.CASES,
         **served_models.CASES,
+        **served_reads.CASES,
     }
 
 

@@ -1,0 +1,267 @@
+"""The user's variables in the session of a step: what it takes from them, and what they get back.
+
+    written from Python since the last step ──► copy on this worker, and on the server if this is worker 0
+    the step has run ──► not here any more: read from the session when Python asks    (`served_variables`)
+                     └─► or fetched with the step, where who asks cannot be seen
+
+What is on a server stays as it is from the end of a step here until this worker begins the next one: its update waits
+for all workers, and so does what worker 0 writes there. So each worker may read it when it likes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from autograph_rewrite.item import GraphItem, Variable
+from autograph_rewrite.load.signature.captures import FunctionBinding
+from autograph_rewrite.plan.parts.names import proxy_name
+from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime.consensus.agreement import adopt_from_chief, common_name
+from autograph_rewrite.runtime.consensus.step_digest import described, written_between
+from autograph_rewrite.runtime.function.mirrored_variables import Mirrored, Mirrors, is_equal, is_same
+from autograph_rewrite.runtime.function.others_began import OthersBegan
+from autograph_rewrite.runtime.function.served_variables import Served, bring, served
+from autograph_rewrite.runtime.native import call_by_name, function_def
+from autograph_rewrite.runtime.session.session import DistributedSession
+from autograph_rewrite.runtime.session.variable_copies import Copy, copies_of
+
+_READS = frozenset(("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"))
+
+
+class SessionVariables:
+    """The variables that a function has captured, in its session.
+
+    Args:
+        item: rewritten, stands alone.
+        binding: what the function has captured.
+        mirrors: what is known of the user's variables.
+        session: that of the item.
+
+    Attributes:
+        began: whether the other workers have begun the next step.
+    """
+
+    def __init__(
+        self, item: GraphItem, binding: FunctionBinding, mirrors: Mirrors, session: DistributedSession
+    ) -> None:
+        self._tf = tensorflow()
+        self._item, self._session = item, session
+        self._is_chief = item.report.member.is_chief
+        self._is_driven = bool(item.report.plan.stage_hosts)
+        named = {capture.name: capture for capture in binding.captures if capture.name is not None}
+        self._variables = {
+            name: mirrors.of(capture.value, item.variables[name].dtype, None) for name, capture in named.items()
+        }
+        self._seen: dict[str, Any] = {}
+        self._writes = {name: self._writer(item.variables[name]) for name in self._variables}
+        self._reads = self._readers([session.graph.get_operation_by_name(name) for name in item.targets])
+        self._asks = self._readers(())
+        mirrors.held.add_binding(binding)
+        self._served: dict[str, Served] = {}
+        for name, capture in named.items():
+            if self._can_wait(name) and (one := served(capture, mirrors.held)) is not None:
+                self._served[name] = self._variables[name].served = one
+        mirrors.held.add_served(self._served.values())
+        self._names = {id(one): name for name, one in self._served.items()}
+        self._holders = mirrors.held
+        self._held = self._holders.others(self._served)
+        self._fixed = [name for name in self._variables if name not in self._served]
+        self._values = _reader([self._variables[name] for name in self._fixed])
+        self._lock = threading.RLock()
+        self._runs, self._at_once = False, 1
+        self.began = OthersBegan(session)
+        self._start()
+
+    def _start(self) -> None:
+        """Let all workers begin with what worker 0 has."""
+        report = self._item.report
+        seconds = report.plan.timeout_seconds
+        if len(report.member.workers) > 1:
+            new = [variable for variable in self._variables.values() if variable.adopts]
+            values = [np.asarray(variable.value()) for variable in new]
+            for variable, value in zip(new, adopt_from_chief(report.member, seconds, values), strict=True):
+                variable.write(value)
+                variable.adopts = False
+        self._hand_over(self._changes({}))
+        common_name(report.member, seconds)  # nobody reads from a server before worker 0 has written
+
+    def _handles(self, variable: Variable) -> list[Any]:
+        """Return what has to be written when the user's variable was."""
+        graph, item = self._session.graph, self._item
+        names = list(item.layout.instances(variable.handle))
+        if variable.name in item.report.homes:
+            names = [*(names if self._is_chief else ()), proxy_name(variable)]
+        found = []
+        for name in names:
+            try:
+                found.append(graph.get_tensor_by_name(f"{name}:0"))
+            except KeyError:
+                continue  # this process does not read it
+        return found
+
+    def _writer(self, variable: Variable) -> tuple[Any, list[Any]]:
+        """Return a placeholder and the ops that write it."""
+        raw, v1 = self._tf.raw_ops, self._tf.compat.v1
+        with self._session.graph.as_default():
+            source = v1.placeholder(self._tf.as_dtype(variable.dtype))
+            writes = []
+            if variable.shards is not None:
+                writes += [
+                    Copy(self._session.graph, one, variable).write(source) for one in copies_of(self._item, variable)
+                ]
+                return source, writes
+            for handle in self._handles(variable):
+                with self._tf.device(handle.device):
+                    writes.append(raw.AssignVariableOp(resource=handle, value=source))
+        return source, writes
+
+    def _read_from(self, name: str) -> Any:
+        """Return the handle from which a variable is read: that of this worker's copy, where it has one."""
+        item, variable = self._item, self._item.variables[name]
+        handles = {handle.op.name: handle for handle in self._handles(variable)}
+        if self._is_driven and self._is_only_read(name, handles.values()):
+            return None
+        own = handles.get(proxy_name(variable))
+        if own is not None:
+            return own
+        try:
+            return self._session.graph.get_tensor_by_name(f"{item.layout.instances(variable.handle)[0]}:0")
+        except (KeyError, IndexError):
+            return None  # the step has nothing to do with it
+
+    def _readers(self, done: Iterable[Any]) -> dict[str, Any]:
+        """Return what reads each variable once operations are done."""
+        graph, item = self._session.graph, self._item
+        reads = {}
+        with graph.as_default(), self._tf.control_dependencies(list(done)):
+            for name in self._variables:
+                variable = item.variables[name]
+                if variable.shards is not None:
+                    reads[name] = Copy(graph, copies_of(item, variable)[0], variable).read()
+                elif (handle := self._read_from(name)) is not None:
+                    with self._tf.device(handle.device):
+                        dtype = self._tf.as_dtype(variable.dtype)
+                        reads[name] = self._tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+        return reads
+
+    def _is_only_read(self, name: str, handles: Iterable[Any]) -> bool:
+        """Return whether a step leaves a variable as it is: nobody has to send it back."""
+        own = set(self._writes[name][1])
+        users = {op for handle in handles for op in handle.consumers()} - own
+        return all(op.type in _READS for op in users)
+
+    def _can_wait(self, name: str) -> bool:
+        """Return whether a variable can be read later: from this process, or from a server, which stays to the end."""
+        if self._is_driven or name not in self._asks or self._item.variables[name].shards is not None:
+            return False
+        device = self._asks[name].op.inputs[0].device
+        own = f"/job:worker/replica:0/task:{self._item.report.member.task}/"
+        return self._variables[name].watchable and (not device or "/job:ps/" in device or own in f"{device}/")
+
+    def before_step(self) -> dict[str, str]:
+        """Hand over what somebody else has written since the last step; return what has changed, for the others."""
+        bring(one for one in self._served.values() if one.source is not self)  # another step's session has it
+        changed: dict[str, str] = {}
+        new = self._changes(changed)
+        if new:
+            self.began.wait()  # what is on the server they may still read
+            self._hand_over(new)
+        self._runs = True
+        for name, one in self._served.items():
+            one.source = self
+            self._seen.pop(name, None)
+        return changed
+
+    def _changes(self, changed: dict[str, str]) -> dict[str, Any]:
+        """Return the values that the session does not have, by name.
+
+        Args:
+            changed: is given a description of what is not equal to what the session has.
+        """
+        found = dict(zip(self._fixed, self._values(), strict=True))
+        found |= {name: self._variables[name].value() for name, one in self._served.items() if one.source is None}
+        new = {}
+        for name, now in found.items():
+            seen = self._seen.get(name)
+            if seen is not None and self._variables[name].watchable and is_same(seen, now):
+                continue
+            new[name] = now
+            if seen is None or not is_equal(seen, now):
+                changed[written_between(name)] = described(now)
+            self._seen[name] = now
+        return new
+
+    def _hand_over(self, new: dict[str, Any]) -> None:
+        feeds = {self._writes[name][0]: now.numpy() for name, now in new.items() if self._writes[name][1]}
+        writes = [op for name in new for op in self._writes[name][1]]
+        if writes and (self._is_chief or not self._is_driven):
+            self._session.run_ops(writes, feeds, alone=self._is_driven)
+
+    @property
+    def fetches(self) -> dict[str, Any]:
+        """What a step reads when it is done, by name."""
+        return {name: read for name, read in self._reads.items() if name not in self._served or name in self._held}
+
+    def after_step(self, names: Iterable[str], values: Sequence[Any]) -> None:
+        """Give the user's variables what a step has left.
+
+        Args:
+            names: of those that the step has fetched.
+            values: of these.
+        """
+        self.ended()
+        self._give(list(names), values)
+        held = self._holders.others(self._served)
+        late = [name for name in held - self._held if self._served[name].source is self]
+        self._held = held
+        if late:
+            self._bring(late)
+
+    def ended(self) -> None:
+        """Take note that no step runs any more."""
+        self._runs, self._at_once = False, 1
+
+    def _give(self, names: Sequence[str], values: Sequence[Any]) -> None:
+        for name, value in zip(names, values, strict=True):
+            variable = self._variables[name]
+            variable.write(value)
+            self._seen[name] = variable.value()
+
+    def bring(self, wanted: Sequence[Served]) -> None:
+        """Give variables their values; who reads several one by one gets more and more of them at once."""
+        with self._lock:
+            names = [self._names[id(one)] for one in wanted if one.source is self]
+            if not names:
+                return  # another thread has brought them
+            if len(names) == 1:
+                known = list(self._served)
+                at = known.index(names[0])
+                away = [name for name in (*known[at:], *known[:at]) if self._served[name].source is self]
+                names, self._at_once = away[: self._at_once], 2 * self._at_once
+            self._bring(names)
+
+    def _bring(self, names: Sequence[str]) -> None:
+        reads = [self._asks[name] for name in names]
+        # Another thread may ask while a step runs: what watches that one cannot watch two.
+        values = self._session.tf_session.run(reads) if self._runs else self._session.run_ops(reads)
+        with self._outside():
+            self._give(names, values)
+        if self._runs:  # it may be another value already
+            for name in names:
+                self._served[name].source = self
+
+    def _outside(self) -> Any:
+        return self._tf.__internal__.eager_context.eager_mode()
+
+
+def _reader(variables: Sequence[Mirrored]) -> Callable[[], Sequence[Any]]:
+    """Return what reads the user's variables, all in one call: one by one they would cost as much as a small step."""
+    if not variables:
+        return list
+    types = [variable.dtype.as_datatype_enum for variable in variables]
+    call = call_by_name.Call(function_def.reader(call_by_name.new_name("read"), types))
+    return lambda: call([variable.handle for variable in variables])
