@@ -25,7 +25,7 @@ help:
 	@echo "make mistakes    seed mistakes into rewrites, run them, and see what the certificate refuses (an hour)"
 	@echo "make bench       measure rewrite throughput, step time, start-up time and memory"
 	@echo "make bench-pipeline  measure two stages in two processes against one process"
-	@echo "make bench-dist  measure two processes: exchanges, buckets, compressors on a slow link, MultiWorkerMirroredStrategy"
+	@echo "make bench-dist  measure two processes: exchanges, buckets, compressors on a slow link, MultiWorkerMirroredStrategy, servers"
 	@echo "make bench-cost  compare the cost model's predictions with what this machine does"
 	@echo "make bench-remat measure the memory that rematerialisation saves, and the time that it takes"
 	@echo "make bench-steps overhead of a step in a loop of fifty beside that of a single one, and the speed of a fit"
@@ -80,7 +80,7 @@ bench-pipeline: $(VENV)/.ok
 	$(BIN)/python -m benchmarks pipeline $(ARGS)
 
 bench-dist: $(VENV)/.ok
-	$(BIN)/python -m benchmarks dist dist_dense $(ARGS)
+	$(BIN)/python -m benchmarks dist dist_dense dist_servers $(ARGS)
 
 bench-cost: $(VENV)/.ok
 	$(BIN)/python -m benchmarks cost $(ARGS)

@@ -25,6 +25,7 @@ OTHERS = (
     "dist",
     "dist_dense",
     "hierarchy",
+    "dist_servers",
     "pipeline",
     "cost",
     "remat",

@@ -88,6 +88,14 @@ def test_sums_in_processes_first_are_measured_beside_one_ring(tmp_path: Path) ->
 
 
 @pytest.mark.full
+def test_function_mode_takes_turns_with_a_session_on_servers(tmp_path: Path) -> None:
+    printed = io.StringIO()
+    code = command.run(["dist_servers"], Effort(tiny=True), tmp_path / "bench.json", Console(file=printed, width=200))
+    assert code == 0, printed.getvalue()
+    assert "a step: function / session" in printed.getvalue()
+
+
+@pytest.mark.full
 def test_two_stages_are_measured_in_two_processes(tmp_path: Path) -> None:
     printed = io.StringIO()
     code = command.run(["pipeline"], Effort(tiny=True), tmp_path / "bench.json", Console(file=printed, width=200))

@@ -82,7 +82,7 @@ def first_trace(function: Any) -> Any:
 
 def _let_go(concrete: Any) -> None:
     """Let go of what a trace has captured that nobody calls: its graph is never freed."""
-    captures = getattr(concrete.graph, "_function_captures", None)
+    captures: Any = getattr(concrete.graph, "_function_captures", None)
     if hasattr(captures, "clear"):
         concrete.set_external_captures([])
         captures.clear()

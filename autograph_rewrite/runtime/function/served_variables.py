@@ -154,7 +154,7 @@ class Held:
             if isinstance(one, graph_type):
                 graphs.append(one)
             elif isinstance(one, function_type):
-                run.add(id(one.graph))
+                run.add(id(getattr(one, "graph", None)))
         dead = [g for g in graphs if id(g) not in run and hasattr(g, _CAPTURES) and getattr(g, _OPEN, 0) is None]
         self._dead = [weakref.ref(graph) for graph in dead]
         self._counted = None
@@ -225,7 +225,7 @@ def _subclass(base: Any) -> type:
 
         @_handle.setter
         def _handle(self, handle: Any) -> None:
-            vars(self)[_HANDLE] = handle
+            self.__dict__[_HANDLE] = handle
 
     return ResourceVariable
 

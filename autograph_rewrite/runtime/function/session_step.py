@@ -2,11 +2,11 @@
 
     user's tf.Variable ──► copy on this worker, and on the server if this is worker 0      when somebody else wrote it
     arguments ──► session: forward, backward, push, update on the server ──► results
-    user's tf.Variable ◄── what server and worker hold                                     after every step
+    user's tf.Variable ◄── what server and worker hold                                     when it is read
 
 With stages on several hosts, worker 0 runs that session, and all are given what it holds (`driven`). TensorFlow's
-functions cannot reach another process's devices from every worker. The user's variables stay the truth: checkpoints,
-callbacks and `model.save` see them.
+functions cannot reach another process's devices from every worker. To the program its variables are as the step has
+left them: checkpoints, callbacks and `model.save` see that.
 """
 
 from __future__ import annotations
