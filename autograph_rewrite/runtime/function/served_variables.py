@@ -60,7 +60,8 @@ class Served:
         self.source: Source | None = None
         self.attributes, self.held = vars(variable), held
         self.attributes[_SERVED] = self
-        variable.__class__ = _subclass(type(variable))
+        kind: Any = type(variable)
+        variable.__class__ = _subclass(kind)
 
     @property
     def handle(self) -> Any:
@@ -113,7 +114,7 @@ class Held:
 
     def _ask_first(self, bindings: Iterable[FunctionBinding]) -> None:
         for concrete in (one for binding in bindings for one in _traces(binding)):
-            captured = getattr(concrete, _INPUTS, None)
+            captured: Any = getattr(concrete, _INPUTS, None)
             for index, value in enumerate(captured if isinstance(captured, list) else ()):
                 if (one := self._served.get(id(value))) is not None:
                     captured[index] = functools.partial(_current, one)
