@@ -80,7 +80,7 @@ bench-pipeline: $(VENV)/.ok
 	$(BIN)/python -m benchmarks pipeline $(ARGS)
 
 bench-dist: $(VENV)/.ok
-	$(BIN)/python -m benchmarks dist dist_dense dist_servers $(ARGS)
+	$(BIN)/python -m benchmarks dist dist_dense dist_servers dist_embedding $(ARGS)
 
 bench-cost: $(VENV)/.ok
 	$(BIN)/python -m benchmarks cost $(ARGS)

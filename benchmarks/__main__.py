@@ -26,6 +26,7 @@ OTHERS = (
     "dist_dense",
     "hierarchy",
     "dist_servers",
+    "dist_embedding",
     "pipeline",
     "cost",
     "remat",

@@ -24,7 +24,7 @@ from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Span
 from autograph_rewrite.ir.op_traits import writes_variable
 from autograph_rewrite.ir.traversal import topological_order
 
-BEHIND = frozenset(("delegate-to-chief", "expand"))
+BEHIND = frozenset(("delegate-to-chief", "update-rows", "expand"))
 """Passes behind which the graph is no longer compared: what they do is checked by `ir.verify.folded` and by
 execution."""
 

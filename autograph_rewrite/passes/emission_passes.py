@@ -1,6 +1,6 @@
 """The last passes: devices, one instance per replica, and the report.
 
-complete folded graph ──assign-devices──► Instances ──expand──► bytes of the finished graph
+complete folded graph ──assign-devices──► Instances ──update-rows, expand──► bytes of the finished graph
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass, replace
 
 from autograph_rewrite.analysis.propagate import Propagation
+from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes.base.anchors import digest_names
 from autograph_rewrite.passes.base.context import Context
@@ -21,6 +22,7 @@ from autograph_rewrite.passes.emit.instances import place_instances
 from autograph_rewrite.passes.emit.order_collectives import order_collectives
 from autograph_rewrite.passes.emit.replica_layout import ReplicaLayout
 from autograph_rewrite.passes.emit.tensor_map import Layout
+from autograph_rewrite.passes.emit.update_rows import OPERANDS, row_updates, update_by_rows
 from autograph_rewrite.passes.local_sgd.train_alone import Alone
 from autograph_rewrite.passes.propagation_passes import Resolved, Sharded
 from autograph_rewrite.passes.reshard.insert_reshards import ReshardInserter
@@ -51,6 +53,28 @@ def _place(rewrite: Rewrite) -> None:
     rewrite.put(place_instances(rewrite.get(Context), stages, fed))
 
 
+def _update_rows(rewrite: Rewrite) -> None:
+    """Update rows of large tables on CPUs by ops that fetch many rows at a time."""
+    layout = rewrite.get(ReplicaLayout)
+    homes, stages = rewrite.get(Context).server_region.devices, dict(layout.stages)
+
+    def beside(new: Node, update: Node) -> None:
+        if update in homes:
+            homes[new] = homes[update]
+        if update in stages:
+            stages[new] = stages[update]
+
+    nbytes = {variable.handle: variable.nbytes for variable in rewrite.item.variables.values()}
+    for node in row_updates(rewrite.graph, layout, nbytes):
+        update_by_rows(rewrite.graph, node, beside)
+    rewrite.put(replace(layout, stages=stages))
+
+
+def _updates_rows(rewrite: Rewrite) -> bool:
+    """Return whether there are such updates, and no other worker makes its own between a fetch and what is written."""
+    return not rewrite.plan.is_asynchronous and any(node.op in OPERANDS for node in rewrite.graph)
+
+
 def _expand(rewrite: Rewrite) -> None:
     """Write the GraphDef, one copy per replica of what every replica runs."""
     common = rewrite.get(Merged).common & set(rewrite.graph)
@@ -58,6 +82,7 @@ def _expand(rewrite: Rewrite) -> None:
 
 
 PLACE = Pass("assign-devices", _place, needs=(Context,), gives=(ReplicaLayout,))
+ROWS = Pass("update-rows", _update_rows, _updates_rows, needs=(Context, ReplicaLayout))
 EXPAND = Pass("expand", _expand, needs=(Merged, ReplicaLayout), gives=(Expanded,))
 
 

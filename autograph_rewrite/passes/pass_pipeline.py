@@ -1,7 +1,7 @@
 """All passes, in order, and the two ways through them: to a plan, and to a distributed graph.
 
     eliminate-dead-code ► shard-variables ► propagate ► decompose ► place-reductions ► rematerialize ► resolve-plan
-      ► insert-reshards ► pad-empty-blocks ► merge-instances ► order-accesses ► roll-loop ► assign-devices ► expand
+      ► insert-reshards ► pad-empty-blocks ► merge-instances ► order-accesses ► assign-devices ► update-rows ► expand
 
 Everything up to `expand` works on the folded graph, whose size does not depend on the number of replicas.
 """
@@ -21,14 +21,14 @@ from autograph_rewrite.passes.alternatives import add_alternatives
 from autograph_rewrite.passes.base.pass_manager import Observer, Pass, run_passes
 from autograph_rewrite.passes.base.rewriting import Request, Rewrite
 from autograph_rewrite.passes.conversion_passes import CONVERSION
-from autograph_rewrite.passes.emission_passes import EXPAND, PLACE, finished
+from autograph_rewrite.passes.emission_passes import EXPAND, PLACE, ROWS, finished
 from autograph_rewrite.passes.preconditions import require_no_servers
 from autograph_rewrite.passes.propagation_passes import ANALYSIS, PLANNING, PROPAGATION
 from autograph_rewrite.passes.user_passes import with_user_passes
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.replica_devices import run_devices
 
-PIPELINE: tuple[Pass, ...] = (*PROPAGATION, *CONVERSION, PLACE, EXPAND)
+PIPELINE: tuple[Pass, ...] = (*PROPAGATION, *CONVERSION, PLACE, ROWS, EXPAND)
 
 
 def rewrite(

@@ -42,7 +42,7 @@ GRAPH = """\
 %train = ResourceApplyGradientDescent(%w, %rate, %dw)
 %unused = Neg(%h)
 """
-NEEDED = ("eliminate-dead-code", "propagate", "resolve-plan", "insert-reshards")
+NEEDED = ("eliminate-dead-code", "propagate", "resolve-plan", "insert-reshards", "assign-devices")
 Call = Callable[[str], tuple[int, str, str]]
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from autograph_rewrite.passes.base.report import PassRecord
     from autograph_rewrite.passes.base.rewriting import Rewrite
 
-FOLDED = "assign-devices"
+FOLDED = "update-rows"
 """The last pass that leaves a folded graph to print."""
 ALONE = {"devices": ["CPU:0"]}
 

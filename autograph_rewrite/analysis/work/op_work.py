@@ -15,6 +15,8 @@ from autograph_rewrite.analysis.facts.concrete_sizes import Shape
 from autograph_rewrite.analysis.rule_table import TABLE, families
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.shapes.functions import constant
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.variable_ops import updates_rows
 
 _VIEWS = """
     Identity IdentityN Reshape ExpandDims Squeeze StopGradient PreventGradient Snapshot CheckNumerics Enter Exit
@@ -31,6 +33,8 @@ _TRANSCENDENTAL = """
     SparseSoftmaxCrossEntropyWithLogits ResourceApplyAdam ResourceApplyRMSProp ResourceApplyFtrl
     ResourceApplyAdagradV2 ResourceApplyAdagrad
 """
+ROW_BYTES = 512
+"""Fetching a row of a table that no cache holds takes as long as reading so many bytes in sequence: 0.1 us."""
 VIEWS = frozenset(_VIEWS.split())
 """Their output shares the memory of their first input."""
 FREE = VIEWS | frozenset(_FREE.split())
@@ -98,6 +102,8 @@ def work_of(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape], nbyte
             return Work(family, count(node, inputs, outputs), nbytes)
         except (IndexError, ValueError):
             pass  # of a shape that was not known, so it counts by elements
+    if updates_rows(node):
+        return _rows_updated(node, inputs)
     elements = max((math.prod(shape) for shape in (*inputs, *outputs)), default=0)
     if node.op in TRANSCENDENTAL:
         return Work("transcendental", elements * 2.0, nbytes)
@@ -106,7 +112,24 @@ def work_of(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape], nbyte
     if family == "gather":  # rows that are not looked up are not read
         elements = sum(math.prod(shape) for shape in outputs)
         nbytes = min(nbytes, 12.0 * elements)
+        if node.op == "ResourceGather" and outputs and math.prod(inputs[0]) > math.prod(outputs[0]):
+            nbytes += _row_bytes(outputs[0], math.prod(inputs[1]))
     return Work(family, float(elements), nbytes)
+
+
+def _rows_updated(node: Node, inputs: Sequence[Shape]) -> Work:
+    """Return the work of an update of some rows: of the table and of each slot, all are read and written."""
+    given = [(value, shape) for value, shape in zip(node.inputs, inputs, strict=True)]
+    rows = max((shape for value, shape in given if value.dtype != dtypes.RESOURCE), key=math.prod, default=())
+    tables = sum(value.dtype == dtypes.RESOURCE for value, _ in given)
+    count = rows[0] if rows else 1
+    nbytes = 2.0 * tables * (4.0 * math.prod(rows) + _row_bytes(rows, count))
+    return Work("elementwise", 2.0 * tables * math.prod(rows), nbytes)
+
+
+def _row_bytes(shape: Shape, count: int) -> float:
+    """Return the bytes that could be read in sequence while so many rows, in one shape together, are fetched."""
+    return float(count) * max(0.0, ROW_BYTES - 4.0 * math.prod(shape) / max(count, 1))
 
 
 def _matmul(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> float:

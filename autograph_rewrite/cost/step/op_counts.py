@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from autograph_rewrite.analysis.facts.concrete_sizes import Shape, Sizes
@@ -13,6 +13,8 @@ from autograph_rewrite.analysis.work.op_work import Work, work_of
 from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep, wanted
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.types import dtypes
+
+_UNIQUE = frozenset(("Unique", "UniqueV2"))
 
 
 class OpCounts(NamedTuple):
@@ -42,12 +44,14 @@ def count(folded: AnalyzedStep, sizes: Sizes) -> dict[Node, OpCounts]:
     state, frames, found = folded.state, folded.frames, {}
     trips = trips_of(folded.order, frames)
     buffers = buffers_of(state, folded.order, frames, sizes)
+    distinct: dict[Value, Shape] = {}
     for node in folded.order:
         nbytes, hands_on, reuses = buffers[node]
         values = [node.output(i) for i in range(len(nbytes))]
         facts = [state.facts[value] for value in node.inputs]
-        inputs = [sizes.shape(fact) for fact in facts]
-        outputs = [sizes.shape(state.source(value)) for value in values]
+        inputs = [distinct.get(value) or sizes.shape(fact) for value, fact in zip(node.inputs, facts, strict=True)]
+        distinct |= _distinct(node, _joined(folded, node, inputs[0], sizes) if inputs else (), distinct)
+        outputs = [distinct.get(value) or sizes.shape(state.source(value)) for value in values]
         work = work_of(node, inputs, outputs, float(sum(map(sizes.nbytes, facts)) + sum(nbytes)))
         copies = node.op == "ReadVariableOp" and not hands_on
         found[node] = OpCounts(
@@ -60,6 +64,27 @@ def count(folded: AnalyzedStep, sizes: Sizes) -> dict[Node, OpCounts]:
             _scratch(node, inputs),
         )
     return found
+
+
+def _distinct(node: Node, first: Shape, known: Mapping[Value, Shape]) -> dict[Value, Shape]:
+    """Return the shape of what is merged by id, as if all ids were distinct: a step tells how many are.
+
+    Args:
+        node: which may merge.
+        first: the shape of its first operand, as it reads it.
+        known: the shapes of what was merged before.
+    """
+    merges = node.op == "UnsortedSegmentSum" and node.inputs[1].node.op in _UNIQUE
+    hands_on = node.op == "Identity" and node.inputs[0] in known
+    return {node.output(0): first} if node.op in _UNIQUE or merges or hands_on else {}
+
+
+def _joined(folded: AnalyzedStep, node: Node, shape: Shape, sizes: Sizes) -> Shape:
+    """Return the shape of a node's first operand once the blocks of all replicas are joined for it, if they are."""
+    placement = folded.state.source(node.inputs[0]).placement
+    if not shape or not placement.is_split or placement.dim or wanted(folded.state, node, 0) != "replicated":
+        return shape
+    return (shape[0] * sizes.replicas * sizes.micro, *shape[1:])
 
 
 def _scratch(node: Node, inputs: Sequence[Shape]) -> int:

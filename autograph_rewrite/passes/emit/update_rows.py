@@ -1,0 +1,118 @@
+"""Update rows of a large table by ops that fetch many rows at a time, instead of one after another.
+
+    before   ResourceSparseApplyAdagrad(w, a, rate, rows, ids)
+    after    old = gather(a, ids)   new = old + rows^2                     scatter_update(a, ids, new)
+             now = gather(w, ids)   next = now - rate * rows * rsqrt(new)   scatter_update(w, ids, next)
+
+TensorFlow's kernel reads, computes and writes row by row, and waits for memory at each: a row of a table that no cache
+holds takes it about a microsecond. A gather fetches rows ahead, and a scatter does not wait for what it writes. The
+arithmetic is that of the kernel, in its order, so results have the same bits. The ids have to be distinct.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.replace_op import become
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.device_names import parse
+from autograph_rewrite.ir.variable_ops import handle_node
+from autograph_rewrite.passes.emit.replica_layout import ReplicaLayout
+
+LARGE = 1 << 20
+"""Bytes of a table from which on this is worth more ops."""
+_UNIQUE = frozenset(("Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2"))
+_TYPES = frozenset((dtypes.FLOAT, dtypes.DOUBLE))
+"""Of others, a kernel may compute in a wider type."""
+OPERANDS = {"ResourceSparseApplyAdagrad": (2, 3, 4), "ResourceSparseApplyAdagradV2": (2, 4, 5)}
+"""Positions of the rate, the rows and their indices, by the ops that can be replaced."""
+
+
+def row_updates(graph: Graph, layout: ReplicaLayout, nbytes: Mapping[str, int]) -> list[Node]:
+    """Return the updates that can be made so.
+
+    Args:
+        graph: the folded graph; devices are assigned.
+        layout: of the instances.
+        nbytes: the sizes of variables by the name of the node that gives their handle.
+    """
+    return [node for node in graph if node.op in OPERANDS and _is_fit(node, layout, nbytes)]
+
+
+def _is_fit(node: Node, layout: ReplicaLayout, nbytes: Mapping[str, int]) -> bool:
+    if node.attr("use_locking", False) or not node.attr("update_slots", True):
+        return False
+    if node in layout.order.roots or node in layout.order.sums:
+        return False  # it waits for another instance by name
+    _, rows, indices = (node.inputs[i] for i in OPERANDS[node.op])
+    handle = handle_node(node.inputs[0])
+    device = node.device or layout.device(node, 0)
+    on_cpu = bool(device) and parse(device).kind == "CPU"
+    large = nbytes.get(handle.name, _stated_bytes(handle)) >= LARGE
+    return on_cpu and large and rows.dtype in _TYPES and _are_distinct(indices)
+
+
+def _stated_bytes(handle: Node) -> int:
+    """Return the bytes of a variable as its own node states them; a shard has no other name."""
+    shape = handle.attr("shape", None) if handle.op == "VarHandleOp" else None
+    sizes = getattr(shape, "dims", shape)
+    if not isinstance(sizes, (list, tuple)) or any(size is None or size < 0 for size in sizes):
+        return 0
+    return math.prod(sizes) * dtypes.width(handle.attr("dtype"))
+
+
+def _are_distinct(indices: Value) -> bool:
+    while indices.node.op == "Identity":
+        indices = indices.node.inputs[0]
+    return indices.node.op in _UNIQUE and indices.index == 0
+
+
+def update_by_rows(graph: Graph, node: Node, place: Callable[[Node, Node], None]) -> None:
+    """Replace an update; its node becomes the last of the new ones, so whoever waits for it waits for all.
+
+    Args:
+        graph: the folded graph.
+        node: the update.
+        place: puts a new node where the update is.
+    """
+    rate, rows, indices = (node.inputs[i] for i in OPERANDS[node.op])
+    table, slot = node.inputs[:2]
+    waits = list(dict.fromkeys((*node.controls, *_makers(node))))
+    select = {node.inputs[at]: which for at, which in node.selects.items()}
+
+    def add(what: str, op: str, *inputs: Value, controls: Iterable[Node] = (), **attrs: object) -> Node:
+        selects = {i: select[one] for i, one in enumerate(inputs) if one in select}
+        name, made = f"{node.name}/{what}", {one.node for one in inputs}
+        controls = [control for control in controls if control not in made]
+        options: dict[str, Any] = {"device": node.device, "controls": controls, "span": node.span, "selects": selects}
+        new = graph.add(op, inputs, name=name, attrs=attrs, origin=node, **options)
+        place(new, node)
+        return new
+
+    def value(what: str, op: str, *inputs: Value, controls: Iterable[Node] = (), **attrs: object) -> Value:
+        return add(what, op, *inputs, controls=controls, **attrs).output()
+
+    old = value("old", "ResourceGather", slot, indices, controls=waits, dtype=rows.dtype)
+    now = value("now", "ResourceGather", table, indices, controls=waits, dtype=rows.dtype)
+    new = value("new", "AddV2", old, value("square", "Square", rows))
+    scaled = value("scaled", "Mul", rate, rows)
+    if node.op == "ResourceSparseApplyAdagrad":
+        change = value("change", "Mul", scaled, value("rsqrt", "Rsqrt", new))
+    else:
+        divisor = value("divisor", "AddV2", value("sqrt", "Sqrt", new), node.inputs[3])
+        change = value("change", "RealDiv", scaled, divisor)
+    inputs = (table, indices, value("next", "Sub", now, change))
+    kept = add("slot", "ResourceScatterUpdate", slot, indices, new)  # behind the fetches, by what they gave
+    become(node, "ResourceScatterUpdate", inputs, {"dtype": rows.dtype, "Tindices": indices.dtype})
+    node.selects = {i: select[one] for i, one in enumerate(inputs) if one in select}
+    node.add_control(kept)
+
+
+def _makers(node: Node) -> Iterator[Node]:
+    """Yield what makes the operands: rows are fetched no earlier, as a write may come before only one of them."""
+    for value in node.inputs:
+        if value.dtype != dtypes.RESOURCE and value.node.op != "Const":
+            yield value.node

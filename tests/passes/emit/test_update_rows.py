@@ -1,0 +1,113 @@
+"""Updates of rows by ops that fetch many rows at a time: the same bits, and only where they are the same."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import autograph_rewrite as ar
+from autograph_rewrite import GraphItem
+from tests.support.training import v1
+
+ROWS, WIDTH, STEPS = 4096, 64, 4
+KERNELS = ("ResourceSparseApplyAdagrad", "ResourceSparseApplyAdagradV2")
+
+
+def item_of(op: str, dtype: Any = tf.float32, *, distinct: bool = True, locked: bool = False) -> GraphItem:
+    """Return the training of a table of a mebibyte, and of a factor that is read in each step."""
+    graph = tf.Graph()
+    with graph.as_default():
+        ids = v1.placeholder(tf.int32, [None, 3], name="ids")
+        table, slot = (
+            v1.get_variable(name, initializer=value, use_resource=True)
+            for name, value in (
+                ("table", tf.random.stateless_normal([ROWS, WIDTH], [1, 2], dtype=dtype)),
+                ("slot", tf.fill([ROWS, WIDTH], tf.constant(0.1, dtype))),
+            )
+        )
+        loss = tf.reduce_mean(tf.square(tf.gather(table, ids) - 0.5), name="loss")
+        slices = v1.gradients(loss, [table])[0]
+        rows, which = tf.unique(slices.indices)
+        added = tf.math.unsorted_segment_sum(slices.values, which, tf.size(rows))
+        indices = rows if distinct else tf.reverse(tf.reverse(rows, [0]), [0])
+        given: dict[str, Any] = {"var": table.handle, "accum": slot.handle, "lr": tf.constant(0.3, dtype)}
+        given |= {"grad": added, "indices": indices, "use_locking": locked}
+        if op == KERNELS[1]:
+            given["epsilon"] = tf.constant(0.01, dtype)
+        update = getattr(tf.raw_ops, op)(**given)
+        with tf.control_dependencies([update]):
+            tf.reduce_sum(slot.read_value() + table.read_value(), name="after")
+        tf.group(update, name="train")
+        v1.global_variables_initializer()
+    outputs = ["loss", "after"]
+    return GraphItem.from_graph(graph, train_op="train", outputs=outputs, init_op="init", batch_inputs={"ids": 0})
+
+
+def rewritten(item: GraphItem, mode: str, *, large: bool = True, strategy: str = "AllReduce") -> GraphItem:
+    """Return the item over two devices, with the pass or without."""
+    config = {"devices": ["CPU:0", "CPU:1"], "strategy": {"name": strategy, "variables": mode}}
+    with mock.patch("autograph_rewrite.passes.emit.update_rows.LARGE", 1 << 20 if large else 1 << 40):
+        return ar.rewrite(item, config)
+
+
+def trained(item: GraphItem) -> dict[str, Any]:
+    """Return all that is fetched, and the variables."""
+    found: dict[str, Any] = {}
+    rng = np.random.default_rng(3)
+    with item.session() as session:
+        session.run("init")
+        for step in range(STEPS):
+            feeds = {"ids": rng.integers(0, 40 if step else ROWS, (7, 3))}
+            found |= dict(zip((f"loss {step}", f"after {step}"), session.run(["loss", "after"], feeds), strict=True))
+            session.run("train", feeds)
+        found |= session.read_variables()
+    return found
+
+
+def ops(item: GraphItem) -> list[str]:
+    return [node.op for node in item.graph_def.node]
+
+
+@pytest.mark.parametrize("mode", ["shared", "mirrored"])
+@pytest.mark.parametrize("op", KERNELS)
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
+def test_rows_that_are_fetched_together_are_updated_to_the_same_bits(op: str, dtype: Any, mode: str) -> None:
+    item = item_of(op, dtype)
+    new, kernel = rewritten(item, mode), rewritten(item, mode, large=False)
+    assert op not in ops(new)
+    assert op in ops(kernel)
+    found, expected = trained(new), trained(kernel)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert np.array_equal(found[name], value), name
+    assert not np.array_equal(found["table"], trained_once(kernel)), "it would not see a step that is missing"
+
+
+def trained_once(item: GraphItem) -> Any:
+    with item.session() as session:
+        session.run("init")
+        session.run("train", {"ids": np.arange(21).reshape(7, 3)})
+        return session.read_variable("table")
+
+
+@pytest.mark.parametrize("case", [{"distinct": False}, {"locked": True}, {"dtype": tf.half}])
+def test_the_kernel_stays_where_ids_may_repeat_or_others_write_or_types_are_narrow(case: dict[str, Any]) -> None:
+    assert KERNELS[0] in ops(rewritten(item_of(KERNELS[0], **case), "shared"))
+
+
+def test_the_kernel_stays_on_servers_that_do_not_wait_for_all_workers() -> None:
+    cluster = {"workers": ["a:1", "b:1"], "ps": ["c:1"]}
+    config = {"devices": ["CPU:0"], "cluster": cluster, "strategy": {"name": "PS"}}
+    item = item_of(KERNELS[0])
+    assert KERNELS[0] not in ops(ar.rewrite(item, config, task=0))
+    apart = [{"match": ".*", "synchronizer": "ps", "sync": False}]
+    assert KERNELS[0] in ops(ar.rewrite(item, {**config, "variables": apart}, task=1))
+
+
+def test_a_rewrite_with_it_verifies() -> None:
+    report = ar.verify(item_of(KERNELS[0]), {"devices": ["CPU:0", "CPU:1"]})
+    assert report.ok, str(report)
