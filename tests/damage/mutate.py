@@ -162,7 +162,12 @@ def _line(data: bytes, dice: random.Random) -> bytes:
     lines = data.split(b"\n")
     at = dice.randrange(len(lines))
     done: Callable[[list[bytes]], list[bytes]] = dice.choice(
-        (lambda one: [], lambda one: one * 2, lambda one: [b"  " + one[0]], lambda one: one * 3000)
+        (
+            lambda one: [],
+            lambda one: one * 2,
+            lambda one: [b"  " + one[0]],
+            lambda one: one * min(3000, MOST // (len(one[0]) + 1) + 1),
+        )
     )
     return b"\n".join([*lines[:at], *done(lines[at : at + 1]), *lines[at + 1 :]])
 
