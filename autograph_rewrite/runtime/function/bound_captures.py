@@ -14,9 +14,10 @@ from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.types.dtypes import NUMBERS
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.signature.captures import FunctionBinding
-from autograph_rewrite.runtime.function.mirrored_variables import Guard, Mirrored, Mirrors
+from autograph_rewrite.runtime.function.guard import Guard
+from autograph_rewrite.runtime.function.mirrored_variables import Mirrored, Mirrors
 from autograph_rewrite.runtime.function.served_variables import bring
-from autograph_rewrite.runtime.function.sharded_variables import Sharded
+from autograph_rewrite.runtime.native.function_def import ReadAfter, Stack
 from autograph_rewrite.runtime.session.variable_copies import copies_of
 
 
@@ -32,7 +33,7 @@ class BoundCaptures:
     Attributes:
         nodes: the placeholders that stand for captures and for what the rewrite added.
         guard: keeps the copies equal; None where there are none.
-        watched: handles whose values are read after each step, with their types.
+        watched: handles whose values are read after each step.
         names: of variables, by the id of their handles.
     """
 
@@ -52,10 +53,9 @@ class BoundCaptures:
             for capture, _ in self._captured
             if capture.name is not None and (variable := item.variables[capture.name]).shards is not None
         ]
-        kept: list[Mirrored | Sharded] = [*self._copied.values(), *(sharded for sharded, _ in self._cut)]
-        self.guard = Guard(kept) if kept else None
-        self.watched = {node: m.dtype.as_datatype_enum for node, m in self._copied.items() if m.watchable}
-        self.watched |= {node: sharded.dtype.as_datatype_enum for sharded, copies in self._cut for node in copies[0]}
+        cut = [sharded for sharded, _ in self._cut]
+        self.guard = Guard(self._copied.values(), cut, mirrors) if self._copied or cut else None
+        self.watched = self._watched()
         self._added = [(variable, instances_of(item, variable.handle)) for variable in item.state.values()]
         self.nodes = [name for _, names in self._captured for name in names]
         self.nodes += [name for _, names in self._added for name in names]
@@ -65,6 +65,19 @@ class BoundCaptures:
         """Bring the values of variables that are on a server between the steps of another function."""
         if self._mirrors.held.has_served:
             bring(one.served for one in self.variables if one.served is not None)
+
+    def _watched(self) -> ReadAfter:
+        """Return what the guard is told after a step."""
+        if self.guard is None:
+            return ReadAfter()
+        node_of = {id(mirrored): node for node, mirrored in self._copied.items()}
+        single = {node_of[id(mirrored)]: mirrored.dtype.as_datatype_enum for mirrored in self.guard.single}
+        single |= {node: sharded.dtype.as_datatype_enum for sharded, copies in self._cut for node in copies[0]}
+        stacks = [
+            [Stack(tuple(node_of[id(one)] for one in rows), rows[0].dtype.as_datatype_enum) for rows in device]
+            for device in self.guard.stacks
+        ]
+        return ReadAfter(single, stacks)
 
     @property
     def variables(self) -> list[Mirrored]:

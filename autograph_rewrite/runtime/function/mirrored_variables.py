@@ -1,19 +1,14 @@
-"""Mirrored copies of the user's variables on the other devices, kept in sync.
+"""Mirrored copies of the user's variables on the other devices, kept in sync (`guard`).
 
-    user's tf.Variable  @ device 0  ── the truth: checkpoints, callbacks and model.save see this one
-    mirror              @ device 1  ── updated by every step as well; refreshed when somebody else wrote the variable
-
-Who else wrote a variable is found without looking at its contents. TensorFlow's variables are copy-on-write: while we
-hold the tensor that a variable had after the last step, any other write has to give the variable another buffer, and
-ours cannot be reused. So a variable whose buffer is still ours is unchanged. Before a step our tensors are let go,
-so that updates happen in place.
+user's tf.Variable  @ device 0  ── the truth: checkpoints, callbacks and model.save see this one
+mirror              @ device 1  ── updated by every step as well; refreshed when somebody else wrote the variable
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -22,7 +17,8 @@ from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.function.compressor_state import ExtraState
 from autograph_rewrite.runtime.function.served_variables import Held, Served
 from autograph_rewrite.runtime.function.sharded_variables import Sharded
-from autograph_rewrite.runtime.native import call_by_name, function_def
+
+Array = np.ndarray[Any, Any]
 
 
 class Mirrored:
@@ -46,6 +42,11 @@ class Mirrored:
         self.parts = 1  # tensors that tell its value after a step
         # Scalars of any type can be compared, strings cannot be watched.
         self.watchable = self.dtype.is_numpy_compatible and self.dtype != self._tf.string and "CPU" in handle.device
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """The static shape; None where a dimension is open."""
+        return tuple(self._shape.as_list()) if self._shape.is_fully_defined() else None
 
     def copy_on(self, device: str) -> Any:
         """Return the handle of the copy on a device, making it if there is none."""
@@ -90,12 +91,20 @@ class Mirrored:
         """Do nothing: the step has updated the user's variable, and nothing can be kept."""
 
 
+class Holder(Protocol):
+    """What knows the values that variables had after the last step."""
+
+    def give(self) -> None:
+        """Let each variable know its value."""
+
+
 class Mirrors:
     """The mirrored variables of one distributed function or model, shared by all its traces.
 
     Attributes:
         extra: the variables that rewriting added to it.
         held: what holds the handles of variables.
+        holder: what has run the last step.
     """
 
     def __init__(self) -> None:
@@ -103,6 +112,7 @@ class Mirrors:
         self._cut: dict[tuple[int, Shards], Sharded] = {}
         self.extra = ExtraState()
         self.held = Held()
+        self.holder: Holder | None = None
 
     def of(self, handle: Any, dtype: str, shape: Sequence[int | None] | None) -> Mirrored:
         """Return what is known of the variable with this handle.
@@ -131,76 +141,11 @@ class Mirrors:
         return self._cut[key]
 
 
-class Guard:
-    """Refreshes the mirrors of the variables of one step when they were written outside it; tells which those are."""
-
-    def __init__(self, variables: Iterable[Mirrored | Sharded]) -> None:
-        self.variables = tuple(variables)
-        self._told = tuple(v for v in self.variables if v.watchable or isinstance(v, Sharded))
-        self.watched = tuple(v for v in self.variables if v.watchable)
-        self._unwatched = tuple(v for v in self.variables if not v.watchable)
-        self._handles = [v.handle for v in self.watched]
-        self._read: call_by_name.Call | None = None
-        if self.watched:
-            types = [v.dtype.as_datatype_enum for v in self.watched]
-            self._read = call_by_name.Call(function_def.reader(call_by_name.new_name("read"), types))
-
-    def before(self) -> list[tuple[Mirrored | Sharded, Any]]:
-        """Refresh what was written since the last step, and let go of its values; return what has changed."""
-        written: list[tuple[Mirrored | Sharded, Any]] = []
-        if self._read is not None:
-            held, values = [mirrored.seen for mirrored in self.watched], self._read(self._handles)
-            kept = are_same(held, values)
-            for mirrored in self.watched:
-                mirrored.seen = None
-            for index in (i for i, same in enumerate(kept) if not same):
-                mirrored, seen, now = self.watched[index], held[index], values[index]
-                mirrored.refresh(now)
-                if seen is None or not is_equal(seen, now):
-                    written.append((mirrored, now))
-        for mirrored in self._unwatched:
-            mirrored.refresh(mirrored.value())
-        return written
-
-    def after(self, values: Iterable[Any]) -> None:
-        """Take the values that the variables have after a step."""
-        rest, is_eager = iter(values), tensorflow().executing_eagerly()
-        for variable in self._told:
-            tensors = [next(rest) for _ in range(variable.parts)]
-            (variable.after if is_eager else variable.after_in_graph)(tensors)
-
-    def in_graph(self) -> list[Any]:
-        """Copy every variable to its mirrors, in the function that is being traced; return the ops."""
-        return [op for copied in self.variables if copied.copies for op in copied.refresh(copied.value())]
-
-
-def are_same(old: Sequence[Any], new: Sequence[Any]) -> list[bool]:
-    """Return of each pair of tensors whether they are one buffer; there are hundreds of them in every step.
-
-    Args:
-        old: tensors, or None for what is not known.
-        new: tensors.
-    """
-    pairs = [(np.asarray(a), np.asarray(b)) for a, b in zip(old, new, strict=True)]
-    # Two buffers of which both are held do not overlap: what shares memory is one. The rest is looked at closely.
-    return [np.may_share_memory(a, b) or (a.dtype != object and is_same(a, b)) for a, b in pairs]
-
-
-def is_same(old: Any, new: Any) -> bool:
-    """Return whether two tensors are one buffer; scalars, which numpy copies, are compared bit by bit."""
-    a, b = np.asarray(old), np.asarray(new)
-    if a.shape != b.shape:
-        return False
-    if a.ndim == 0 or a.size == 0:
-        return a.tobytes() == b.tobytes()
-    return bool(a.__array_interface__["data"][0] == b.__array_interface__["data"][0])
-
-
 def is_equal(old: Any, new: Any) -> bool:
     """Return whether two tensors have the same contents, bit by bit."""
     a, b = np.asarray(old), np.asarray(new)
     return a.shape == b.shape and np.array_equal(_bits(a), _bits(b))
 
 
-def _bits(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _bits(array: Array) -> Array:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

@@ -22,10 +22,11 @@ from autograph_rewrite.plan.parts.names import proxy_name
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.consensus.agreement import adopt_from_chief, common_name
 from autograph_rewrite.runtime.consensus.step_digest import described, written_between
-from autograph_rewrite.runtime.function.mirrored_variables import Mirrored, Mirrors, is_equal, is_same
+from autograph_rewrite.runtime.function.guard import is_same
+from autograph_rewrite.runtime.function.mirrored_variables import Mirrored, Mirrors, is_equal
 from autograph_rewrite.runtime.function.others_began import OthersBegan
 from autograph_rewrite.runtime.function.served_variables import Served, bring, served
-from autograph_rewrite.runtime.native import call_by_name, function_def
+from autograph_rewrite.runtime.native.variable_reader import Reader
 from autograph_rewrite.runtime.session.session import DistributedSession
 from autograph_rewrite.runtime.session.variable_copies import Copy, copies_of
 
@@ -262,6 +263,4 @@ def _reader(variables: Sequence[Mirrored]) -> Callable[[], Sequence[Any]]:
     """Return what reads the user's variables, all in one call: one by one they would cost as much as a small step."""
     if not variables:
         return list
-    types = [variable.dtype.as_datatype_enum for variable in variables]
-    call = call_by_name.Call(function_def.reader(call_by_name.new_name("read"), types))
-    return lambda: call([variable.handle for variable in variables])
+    return Reader([variable.handle for variable in variables], [v.dtype.as_datatype_enum for v in variables])

@@ -21,9 +21,9 @@ from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.gc_pause import no_garbage_collection
 from autograph_rewrite.ir.types import wire
 from autograph_rewrite.ir.types.attrs import decode, encode
-from autograph_rewrite.ir.types.dtypes import RESOURCE
 from autograph_rewrite.ir.types.opdefs import get_op, signature
 from autograph_rewrite.ir.types.wire import delimited, varint
+from autograph_rewrite.runtime.native.read_nodes import read_each, read_together, stack
 
 _SIGNATURE, _NODE_DEF, _RET, _ATTR, _CONTROL_RET = 1, 3, 4, 5, 6  # FunctionDef
 _NAME, _INPUT_ARG, _OUTPUT_ARG, _IS_STATEFUL, _CONTROL_OUTPUT = 1, 2, 3, 17, 20  # OpDef
@@ -68,6 +68,36 @@ class _Node(NamedTuple):
         return wire.read_node(self.rest).attrs
 
 
+class Stack(NamedTuple):
+    """Variables of one type and shape, whose values are the rows of one tensor.
+
+    Attributes:
+        handles: placeholders.
+        dtype: of the variables, as TensorFlow's enum.
+    """
+
+    handles: tuple[str, ...]
+    dtype: int
+
+
+@dataclass(frozen=True)
+class ReadAfter:
+    """Variables to read when all else has run.
+
+    Attributes:
+        single: types of those that are read one by one, by placeholder; what the graph lacks is dropped.
+        stacks: lists of what is read as rows; each list is on one device.
+    """
+
+    single: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    stacks: Sequence[Sequence[Stack]] = ()
+
+    @property
+    def handles(self) -> list[str]:
+        """All placeholders."""
+        return [*self.single, *(name for stacks in self.stacks for one in stacks for name in one.handles)]
+
+
 @dataclass(frozen=True)
 class FunctionSignature:
     """What a function takes, returns and runs.
@@ -76,14 +106,14 @@ class FunctionSignature:
         arguments: placeholders to turn into arguments; those that the graph lacks, or does not need, are dropped.
         outputs: tensors to return, as `node:index`.
         targets: nodes that have to run.
-        read_after: arguments that are handles of variables, with the variables' types: the values that these have
-            when all else has run are returned as well, after the outputs.
+        read_after: arguments that are handles of variables: the values that these have when all else has run are
+            returned as well, after the outputs.
     """
 
     arguments: Sequence[str] = ()
     outputs: Sequence[str] = ()
     targets: Sequence[str] = ()
-    read_after: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    read_after: ReadAfter = dataclasses.field(default_factory=ReadAfter)
 
 
 def build(data: bytes, name: str, signature: FunctionSignature, *, salt: bytes | None = None) -> Function:
@@ -113,16 +143,15 @@ def _build(data: bytes, name: str, signature: FunctionSignature, salt: bytes) ->
     for node in roots:
         if node not in nodes:
             raise GraphError(f"the graph has no node '{node}', which the function is to return or to run")
-    needed = _needed(nodes, [*roots, *(node for node in read_after if node in nodes)])
+    needed = _needed(nodes, [*roots, *(node for node in read_after.handles if node in nodes)])
     taken = {argument: f"a{i}" for i, argument in enumerate(a for a in signature.arguments if a in needed)}
     writer = _Writer(nodes, taken)
-    watched = {node: taken[node] for node in read_after if node in taken}
-    types = [writer.dtype(node, index) for node, index in returned] + [read_after[node] for node in watched]
-    rets = [writer.slot(node, index) for node, index in returned]
-    rets += [f"{_read_name(i)}:value:0" for i in range(len(watched))]
+    reads, read, read_types = _reads(read_after, taken, [node for node in roots if node not in taken])
+    types = [writer.dtype(node, index) for node, index in returned] + read_types
+    rets = [writer.slot(node, index) for node, index in returned] + read
     parts = [delimited(_SIGNATURE, _op_def(name, [writer.dtype(a, 0) for a in taken], types, targets))]
     parts += [writer.node(node) for node in nodes.values() if node.name in needed]
-    parts += _reads(watched, read_after, [node for node in roots if node not in taken])
+    parts += reads
     parts += [_entry(_RET, f"o{i}", ret.encode()) for i, ret in enumerate(rets)]
     parts += [_entry(_CONTROL_RET, target, target.encode()) for target in targets]
     # Inlined into its caller, the function would lose what runs only for its effect.
@@ -130,12 +159,21 @@ def _build(data: bytes, name: str, signature: FunctionSignature, salt: bytes) ->
     return Function(name, b"".join(parts), library, tuple(taken), tuple(types))
 
 
-def reader(name: str, dtypes: Sequence[int]) -> Function:
-    """Make a function that takes handles of variables and returns their values."""
-    parts = [delimited(_SIGNATURE, _op_def(name, [RESOURCE] * len(dtypes), dtypes, ()))]
-    parts += [_read_variable(f"read{i}", f"a{i}", dtype, ()) for i, dtype in enumerate(dtypes)]
-    parts += [_entry(_RET, f"o{i}", f"read{i}:value:0".encode()) for i in range(len(dtypes))]
-    return Function(name, b"".join(parts), (), tuple(f"a{i}" for i in range(len(dtypes))), tuple(dtypes))
+def of_nodes(
+    name: str, arguments: Sequence[int], nodes: Sequence[bytes], results: Sequence[str], types: Sequence[int]
+) -> Function:
+    """Make a function of nodes that are written as those of a function are.
+
+    Args:
+        name: of the function.
+        arguments: the types of `a0`, `a1` and so on.
+        nodes: encoded, as `node` fields of GraphDef.
+        results: references to what it returns.
+        types: of the results.
+    """
+    parts = [delimited(_SIGNATURE, _op_def(name, arguments, types, ())), *map(_as_node_def, nodes)]
+    parts += [_entry(_RET, f"o{i}", result.encode()) for i, result in enumerate(results)]
+    return Function(name, b"".join(parts), (), tuple(f"a{i}" for i in range(len(arguments))), tuple(types))
 
 
 def function_name(definition: bytes) -> str:
@@ -286,24 +324,29 @@ def _slots(node: _Node) -> list[str]:
     return found
 
 
-def _reads(variables: Mapping[str, str], dtypes: Mapping[str, int], last: Iterable[str]) -> list[bytes]:
-    """Return nodes that read variables (arguments by placeholder) when the nodes in `last` have run."""
+def _reads(reads: ReadAfter, taken: Mapping[str, str], last: Iterable[str]) -> tuple[list[bytes], list[str], list[int]]:
+    """Return nodes that read variables when the nodes in `last` have run; references to what they read, and its types.
+
+    Args:
+        reads: which variables.
+        taken: arguments by placeholder.
+        last: names of nodes.
+    """
     done = wire.write_node(_DONE.encode(), b"NoOp", [f"^{name}".encode() for name in dict.fromkeys(last)], b"", b"")
-    reads = [
-        _read_variable(_read_name(i), argument, dtypes[node], [f"^{_DONE}"])
-        for i, (node, argument) in enumerate(variables.items())
-    ]
-    return [_as_node_def(done), *reads]
-
-
-def _read_name(index: int) -> str:
-    return f"{_DONE}/{index}"
-
-
-def _read_variable(name: str, argument: str, dtype: int, controls: Iterable[str]) -> bytes:
-    inputs = [argument.encode(), *(control.encode() for control in controls)]
-    tail = wire.write_attrs({"dtype": encode("type", dtype)})
-    return _as_node_def(wire.write_node(name.encode(), b"ReadVariableOp", inputs, b"", tail))
+    single = [(taken[node], dtype) for node, dtype in reads.single.items() if node in taken]
+    nodes, results = read_each(f"{_DONE}/", single, [_DONE])
+    types = [dtype for _, dtype in single]
+    for device, stacks in enumerate(reads.stacks):
+        handles = [(taken[node], one.dtype) for one in stacks for node in one.handles]
+        node, found = read_together(f"{_DONE}/all{device}", handles, [_DONE])
+        nodes.append(node)
+        values = iter(found)
+        for number, one in enumerate(stacks):
+            node, result = stack(f"{_DONE}/all{device}/{number}", [next(values) for _ in one.handles], one.dtype)
+            nodes.append(node)
+            results.append(result)
+            types.append(one.dtype)
+    return [_as_node_def(node) for node in [done, *nodes]], results, types
 
 
 def _as_node_def(encoded: bytes) -> bytes:
