@@ -44,11 +44,13 @@ class SessionDigest:
         feed: the tensor to feed with the digest.
         fetch: the tensor with the digests of all.
         account: of the last run that has met others.
+        apart: operations that meet nobody, so that workers may differ in whether they fetch them.
     """
 
     def __init__(self, item: GraphItem, graph: Any) -> None:
         self.feed, self.fetch = item.report.digests
         self.account = Account("")
+        self.apart: set[Any] = set()
         self._graph = graph
         self._is_served = bool(item.report.plan.homes)
         self._inputs = Inputs(item, lambda tensor: tensor)
@@ -96,7 +98,8 @@ class SessionDigest:
             meets = frozenset(common_name(op.name) for op in step if _meets(op))
             writes = frozenset(common_name(op.name) for op in step if writes_variable(op.type))
             tells = bool(meets) and step >= self._needs and not step.isdisjoint(self._needs or self._batch)
-            self._kinds[roots] = _Kind(meets, writes, tells, ", ".join(sorted({common_name(op.name) for op in roots})))
+            names = sorted({common_name(op.name) for op in roots - self.apart})
+            self._kinds[roots] = _Kind(meets, writes, tells, ", ".join(names))
         return self._kinds[roots]
 
 

@@ -61,6 +61,7 @@ class SessionVariables:
         self._writes = {name: self._writer(item.variables[name]) for name in self._variables}
         self._reads = self._readers([session.graph.get_operation_by_name(name) for name in item.targets])
         self._asks = self._readers(())
+        session.fetch_apart(read.op for read in self._reads.values())
         mirrors.held.add_binding(binding)
         self._served: dict[str, Served] = {}
         for name, capture in named.items():

@@ -122,6 +122,11 @@ class DistributedSession:
         else:
             self.close()
 
+    def fetch_apart(self, operations: Iterable[Any]) -> None:
+        """Let workers differ in whether they fetch some operations, which meet nobody: each decides what it reads."""
+        if self._digest is not None:
+            self._digest.apart.update(operations)
+
     def close(self) -> None:
         """Release the session's resources."""
         self._coordinator.close()
