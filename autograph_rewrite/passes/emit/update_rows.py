@@ -48,7 +48,9 @@ def _is_fit(node: Node, layout: ReplicaLayout, nbytes: Mapping[str, int]) -> boo
     if node in layout.order.roots or node in layout.order.sums:
         return False  # it waits for another instance by name
     _, rows, indices = (node.inputs[i] for i in OPERANDS[node.op])
-    handle = handle_node(node.inputs[0])
+    handle, slot = (handle_node(value) for value in node.inputs[:2])
+    if not all(one.op == "VarHandleOp" or one.name in nbytes for one in (handle, slot)):
+        return False  # a resource that is no variable of the item has no copy for each replica: the kernel refuses it
     device = node.device or layout.device(node, 0)
     on_cpu = bool(device) and parse(device).kind == "CPU"
     large = nbytes.get(handle.name, _stated_bytes(handle)) >= LARGE

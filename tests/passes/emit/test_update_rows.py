@@ -111,3 +111,20 @@ def test_the_kernel_stays_on_servers_that_do_not_wait_for_all_workers() -> None:
 def test_a_rewrite_with_it_verifies() -> None:
     report = ar.verify(item_of(KERNELS[0]), {"devices": ["CPU:0", "CPU:1"]})
     assert report.ok, str(report)
+
+
+def test_the_kernel_stays_where_a_slot_is_no_variable_of_the_program() -> None:
+    """A function that captures nothing but a handle has one slot for all replicas: rows would be written by each."""
+    table = tf.Variable(np.ones((ROWS, WIDTH), np.float32))
+    slot, rate = tf.Variable(np.ones((ROWS, WIDTH), np.float32)), tf.constant(0.1)
+
+    def step(ids: Any, rows: Any) -> Any:
+        seen = tf.reduce_sum(tf.gather(table, ids))
+        unique, where = tf.unique(ids)
+        total = tf.math.unsorted_segment_sum(rows, where, tf.size(unique))
+        tf.raw_ops.ResourceSparseApplyAdagrad(var=table.handle, accum=slot.handle, lr=rate, grad=total, indices=unique)
+        return seen
+
+    specs = tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, WIDTH], tf.float32)
+    item = ar.GraphItem.from_function(step, *specs)
+    assert KERNELS[0] in ops(ar.rewrite(item, {"devices": ["CPU:0", "CPU:1"], "strategy": {"variables": "mirrored"}}))
