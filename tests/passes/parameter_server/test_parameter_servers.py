@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -203,11 +204,14 @@ def counted(call: Callable[[], GraphItem]) -> tuple[GraphItem, int]:
         calls += event in ("call", "c_call")
 
     call()  # caches
+    gc.collect()
+    gc.disable()  # finalizers of what other tests have left are calls, too
     sys.setprofile(hook)
     try:
         new = call()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return new, calls
 
 
