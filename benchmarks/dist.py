@@ -77,8 +77,7 @@ def _job(what: str, arguments: Mapping[str, Any], bits_per_second: float = 0.0) 
 
     def start(task: int) -> Any:
         seen = [port if task == other or not links else links[other].port for other, port in enumerate(ports)]
-        cluster = {"worker": [f"127.0.0.1:{port}" for port in seen]}
-        told = {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": task}})}
+        told = environments({"worker": [f"127.0.0.1:{port}" for port in seen]})[task]
         own = {**arguments, **meters, "core": task}
         return call(f"benchmarks.dist:{what}", own, timeout=400, environment=told)
 
@@ -96,6 +95,21 @@ def free_ports(count: int) -> list[int]:
     for listener in held:
         listener.close()
     return ports
+
+
+def free_addresses(count: int) -> list[str]:
+    """Return addresses of this machine at which nobody listens."""
+    return [f"127.0.0.1:{port}" for port in free_ports(count)]
+
+
+def environments(cluster: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
+    """Return what the environment tells each process of a job, job by job in the order of `cluster`.
+
+    Args:
+        cluster: addresses by job ("worker", "ps", "chief").
+    """
+    tasks = [{"type": job, "index": index} for job, addresses in cluster.items() for index in range(len(addresses))]
+    return [{"TF_CONFIG": json.dumps({"cluster": dict(cluster), "task": task})} for task in tasks]
 
 
 def gradients(counts: Sequence[int], rounds: int, core: int) -> dict[str, float]:

@@ -9,14 +9,13 @@ What the exchange adds to the computing is the step of two processes without tha
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from statistics import median
 from typing import Any
 
-from benchmarks.dist import free_ports, pin
+from benchmarks.dist import environments, free_addresses, pin
 from benchmarks.effort import Effort
 from benchmarks.figure import Figure, milliseconds
 from benchmarks.timing import ratio
@@ -73,9 +72,7 @@ def crew(how: str, count: int, arguments: Mapping[str, Any], addresses: Sequence
     """
     told: list[dict[str, str]] = [{} for _ in range(count)]
     if how != "alone":
-        cluster = {"worker": list(addresses) or [f"127.0.0.1:{port}" for port in free_ports(count)]}
-        task = {"type": "worker"}
-        told = [{"TF_CONFIG": json.dumps({"cluster": cluster, "task": {**task, "index": i}})} for i in range(count)]
+        told = environments({"worker": list(addresses) or free_addresses(count)})
     given = [{**arguments, "how": how, "worker": worker, "workers": count} for worker in range(count)]
     return Crew("benchmarks.dist_dense:step", given, told)
 

@@ -13,7 +13,6 @@ All start from the same weights and are given the same batch. A core has every s
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -21,7 +20,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.child import call
-from benchmarks.dist import free_ports, pin
+from benchmarks.dist import environments, free_addresses, pin
 from benchmarks.effort import Effort
 from benchmarks.figure import Figure, milliseconds
 from benchmarks.timing import ratio
@@ -69,11 +68,8 @@ def crew(how: str, workers: int, tiny: bool) -> Crew:
     elif how in OURS and OURS[how][1]:
         counts |= {"ps": OURS[how][1]}
     tasks = [(job, index) for job, count in counts.items() for index in range(count)]
-    ports = iter(free_ports(len(tasks)))
-    cluster = {job: [f"127.0.0.1:{next(ports)}" for _ in range(count)] for job, count in counts.items()}
-    told = [
-        {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})} for job, index in tasks
-    ]
+    free = iter(free_addresses(len(tasks)))
+    told = environments({job: [next(free) for _ in range(count)] for job, count in counts.items()})
     given = [
         {"how": how, "job": job, "worker": index, "workers": workers, "tiny": tiny, "core": core}
         for core, (job, index) in enumerate(tasks)

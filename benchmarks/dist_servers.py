@@ -9,7 +9,6 @@ there from the beginning, and take turns.
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.child import ROOT, environment_of
-from benchmarks.dist import free_ports, pin
+from benchmarks.dist import environments, free_addresses, pin
 from benchmarks.effort import Effort
 from benchmarks.figure import Figure, milliseconds
 from benchmarks.timing import ratio
@@ -54,23 +53,18 @@ def steps(name: str, effort: Effort) -> dict[str, list[float]]:
 @contextmanager
 def crew(how: str, name: str, *, tiny: bool) -> Iterator[Crew]:
     """Start the workers and the server of a contestant."""
-    first, second, server = (f"127.0.0.1:{port}" for port in free_ports(3))
-    cluster = {"worker": [first, second], "ps": [server]}
-    told = {
-        (job, at): {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": job, "index": at}})}
-        for job, addresses in cluster.items()
-        for at in range(len(addresses))
-    }
+    first, second, server = free_addresses(3)
+    *workers, of_server = environments({"worker": [first, second], "ps": [server]})
     given = [{"how": how, "name": name, "tiny": tiny, "worker": worker} for worker in range(2)]
     serving = subprocess.Popen(
         [sys.executable, "-c", _SERVER],
         cwd=ROOT,
-        env=environment_of(told["ps", 0]),
+        env=environment_of(of_server),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     try:
-        with Crew("benchmarks.dist_servers:step", given, [told["worker", at] for at in range(2)]) as started:
+        with Crew("benchmarks.dist_servers:step", given, workers) as started:
             yield started
     finally:
         serving.kill()

@@ -6,13 +6,13 @@ ring           ring of all replicas                               `hint: ring`
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from contextlib import ExitStack
 from statistics import median
 from typing import Any
 
-from benchmarks.dist import free_ports
+from benchmarks import contestants
+from benchmarks.dist import environments, free_addresses
 from benchmarks.effort import Effort
 from benchmarks.figure import Figure, milliseconds
 from benchmarks.timing import ratio
@@ -41,9 +41,7 @@ def _steps(name: str, replicas: int, effort: Effort) -> dict[str, list[float]]:
         crews = {}
         for who, hint in HINTS.items():
             given = {"hint": hint, "name": name, "replicas": replicas, "tiny": effort.tiny}
-            cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(PROCESSES)]}
-            tasks = [{"cluster": cluster, "task": {"type": "worker", "index": i}} for i in range(PROCESSES)]
-            told = [{"TF_CONFIG": json.dumps(task)} for task in tasks]
+            told = environments({"worker": free_addresses(PROCESSES)})
             crew = Crew("benchmarks.hierarchy:step", [{**given, "worker": i} for i in range(PROCESSES)], told)
             crews[who] = stack.enter_context(crew)
             crews[who].ready()
@@ -52,10 +50,9 @@ def _steps(name: str, replicas: int, effort: Effort) -> dict[str, list[float]]:
 
 def step(hint: str, name: str, replicas: int, tiny: bool, worker: int) -> Callable[[], Any]:
     """Return the training step of one worker on its part of the batch (in its process)."""
+    contestants.split_cpu(replicas)
     import tensorflow as tf
 
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * replicas)
     import autograph_rewrite as ar
     from benchmarks import programs
 

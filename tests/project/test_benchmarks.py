@@ -44,28 +44,32 @@ def several_strategies_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contestants, "prepare", separate)
 
 
+def printed_by(name: str, folder: Path) -> str:
+    """Run a benchmark on small models; return what it prints, and leave its figures in bench.json."""
+    printed = io.StringIO()
+    code = command.run([name], Effort(tiny=True), folder / "bench.json", Console(file=printed, width=200))
+    assert code == 0, printed.getvalue()
+    return printed.getvalue()
+
+
 @pytest.mark.parametrize("name", [*command.BENCHMARKS, "mesh", "checkpoint"])
 def test_a_benchmark_measures_and_prints_its_figures(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(f"benchmarks.{name}.call", call_here)
-    printed = io.StringIO()
-    code = command.run([name], Effort(tiny=True), tmp_path / "bench.json", Console(file=printed, width=200))
-    assert code == 0, printed.getvalue()
+    printed = printed_by(name, tmp_path)
     kept = json.loads((tmp_path / "bench.json").read_text())
     figures = kept["benchmarks"][name]["figures"]
     assert figures
     for figure in figures:
         assert math.isfinite(figure["value"]), figure["name"]
-        assert figure["name"].strip()[:40] in printed.getvalue()
+        assert figure["name"].strip()[:40] in printed
     assert kept["machine"]["python"]
 
 
 @pytest.mark.full
 def test_two_processes_are_measured_as_one_job(tmp_path: Path) -> None:
-    printed = io.StringIO()
-    code = command.run(["dist"], Effort(tiny=True), tmp_path / "bench.json", Console(file=printed, width=200))
-    assert code == 0, printed.getvalue()
+    printed_by("dist", tmp_path)
     slow = json.loads((tmp_path / "bench.json").read_text())["benchmarks"]["dist"]["details"]["slow"]
     for kind, found in slow.items():
         assert found["passed"] == pytest.approx(found["planned"], rel=0.1), kind
@@ -73,34 +77,26 @@ def test_two_processes_are_measured_as_one_job(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_jobs_take_turns_with_multi_worker_mirrored_strategy(tmp_path: Path) -> None:
-    printed = io.StringIO()
-    code = command.run(["dist_dense"], Effort(tiny=True), tmp_path / "bench.json", Console(file=printed, width=200))
-    assert code == 0, printed.getvalue()
-    assert "step of two processes: ours / theirs" in printed.getvalue()
+    printed = printed_by("dist_dense", tmp_path)
+    assert "step of two processes: ours / theirs" in printed
 
 
 @pytest.mark.full
 def test_sums_in_processes_first_are_measured_beside_one_ring(tmp_path: Path) -> None:
-    printed = io.StringIO()
-    code = command.run(["hierarchy"], Effort(tiny=True), tmp_path / "bench.json", Console(file=printed, width=200))
-    assert code == 0, printed.getvalue()
-    assert "added up there first / one ring" in printed.getvalue()
+    printed = printed_by("hierarchy", tmp_path)
+    assert "added up there first / one ring" in printed
 
 
 @pytest.mark.full
 def test_function_mode_takes_turns_with_a_session_on_servers(tmp_path: Path) -> None:
-    printed = io.StringIO()
-    code = command.run(["dist_servers"], Effort(tiny=True), tmp_path / "bench.json", Console(file=printed, width=200))
-    assert code == 0, printed.getvalue()
-    assert "a step: function / session" in printed.getvalue()
+    printed = printed_by("dist_servers", tmp_path)
+    assert "a step: function / session" in printed
 
 
 @pytest.mark.full
 def test_two_stages_are_measured_in_two_processes(tmp_path: Path) -> None:
-    printed = io.StringIO()
-    code = command.run(["pipeline"], Effort(tiny=True), tmp_path / "bench.json", Console(file=printed, width=200))
-    assert code == 0, printed.getvalue()
-    assert "2 micro-batches: one process / two stages" in printed.getvalue()
+    printed = printed_by("pipeline", tmp_path)
+    assert "2 micro-batches: one process / two stages" in printed
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "resnet", "transformer", "deep", "sixty", "large", "small"])
