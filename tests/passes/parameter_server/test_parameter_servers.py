@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import gc
-import sys
+import json
+import subprocess
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
@@ -181,38 +181,15 @@ def test_an_initialiser_that_is_run_by_itself_is_waited_for_by_all_workers(name:
 
 
 @pytest.mark.parametrize("task", [0, 1])
-def test_a_rewrite_for_a_thousand_workers_costs_about_what_one_for_two_costs(task: int) -> None:
-    item = item_of("transformer")
-    count, nodes = [], []
-    for workers in (2, 1024):
-        addresses = [f"10.0.{i // 250}.{i % 250 + 1}:2222" for i in range(workers)]
-        cluster = {"workers": addresses, "ps": ["10.1.0.1:2222", "10.1.0.2:2222"]}
-        config = {"devices": ["CPU:0"], "cluster": cluster, "strategy": {"name": "Parallax"}}
-        new, calls = counted(lambda config=config: ar.rewrite(item, config, task=task))
-        count.append(calls)
-        nodes.append(len(graph_of(new)))
-    assert nodes[0] == nodes[1] > 1300
-    assert count[1] < 1.3 * count[0], count
-
-
-def counted(call: Callable[[], GraphItem]) -> tuple[GraphItem, int]:
-    """Return a result, and how many calls of functions it took, which no other load of the machine changes."""
-    calls = 0
-
-    def hook(_: object, event: str, __: object) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call")
-
-    call()  # caches
-    gc.collect()
-    gc.disable()  # finalizers of what other tests have left are calls, too
-    sys.setprofile(hook)
-    try:
-        new = call()
-    finally:
-        sys.setprofile(None)
-        gc.enable()
-    return new, calls
+def test_a_rewrite_for_a_thousand_workers_costs_about_what_one_for_two_costs(
+    task: int, fresh_python: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    code = f"from tests.support.counted_calls import print_costs; print_costs('transformer', {task}, (2, 1024))"
+    done = fresh_python(code, timeout=150)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (few, few_nodes), (many, many_nodes) = json.loads(done.stdout)
+    assert few_nodes == many_nodes > 1300
+    assert many < 1.3 * few
 
 
 @pytest.mark.parametrize("model", [*ZOO, "draws"])
