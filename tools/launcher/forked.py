@@ -61,9 +61,11 @@ class ForkedChild:
         out, err = os.pipe(), os.pipe()
         self.pipes = (out[0], err[0])
         prepared = functools.partial(prepare, os.getpid(), task.core, libc())
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)  # until the child is no launcher any more
         self.pid = os.fork()
         if not self.pid:
-            _become(task, body, prepared, (out[1], err[1]))
+            _become(task, body, prepared, (out[1], err[1]), mask)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.close(out[1])
         os.close(err[1])
 
@@ -79,11 +81,13 @@ class ForkedChild:
 
     def send(self, number: int) -> None:
         """Send a signal to it and to whatever it started."""
-        if self.code is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
+        if self.code is not None:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            try:
                 os.killpg(self.pid, number)
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(self.pid, number)  # it may not lead its group yet
+            except ProcessLookupError:
+                os.kill(self.pid, number)  # it does not lead its group yet; never both: a second Ctrl-C is in a hurry
 
     def is_stopped(self) -> bool:
         """Whether somebody has stopped it (SIGSTOP, a debugger)."""
@@ -157,8 +161,22 @@ def _leave_sockets() -> None:
                     os.dup2(0, int(name))  # the number stays taken: an object that has it may close it
 
 
-def _become(task: Task, body: Callable[[Task], int], prepared: Callable[[], None], pipes: tuple[int, int]) -> None:
-    """Be a process of its own; never return."""
+def _become(
+    task: Task,
+    body: Callable[[Task], int],
+    prepared: Callable[[], None],
+    pipes: tuple[int, int],
+    mask: set[signal.Signals],
+) -> None:
+    """Be a process of its own; never return.
+
+    Args:
+        task: who it is.
+        body: what it does; returns its exit code.
+        prepared: is called first.
+        pipes: what it writes into.
+        mask: signals that stay blocked.
+    """
     code = 1
     try:
         os.setsid()
@@ -166,6 +184,7 @@ def _become(task: Task, body: Callable[[Task], int], prepared: Callable[[], None
         for number in HANDLED:
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         _leave_sockets()
         os.dup2(pipes[0], 1)

@@ -1,0 +1,42 @@
+"""A process that the launcher forks: what it is sent."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+COUNTS = """
+import os, signal, time
+from autograph_rewrite.tools.launcher.forked import ForkedChild
+from autograph_rewrite.tools.launcher.process import Task
+
+def count(task):
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    signal.set_wakeup_fd(write)
+    signal.signal(signal.SIGINT, lambda number, frame: None)
+    os.write(1, b"ready")
+    ends = time.monotonic() + 0.3
+    while time.monotonic() < ends:  # it is always ready to hear the next one
+        pass
+    return len(os.read(read, 100))
+
+child = ForkedChild(Task("worker 0", ()), count)
+if {is_ready}:
+    os.read(child.pipes[0], 5)
+child.send(signal.SIGINT)
+while not child.has_ended():
+    time.sleep(0.01)
+print(child.code)
+"""
+
+
+@pytest.mark.parametrize(("is_ready", "code"), [(True, 1), (False, 130)], ids=["it runs", "it has not begun"])
+def test_a_forked_process_hears_a_signal_once(
+    is_ready: bool, code: int, fresh_python: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    """A second Ctrl-C is in a hurry: a worker that hears one twice ends by force, with nothing saved."""
+    done = fresh_python(COUNTS.format(is_ready=is_ready))
+    assert done.stdout == f"{code}\n", done.stderr
