@@ -24,6 +24,7 @@ BENCHMARKS = ("throughput", "session_step", "function_step", "start_up", "memory
 OTHERS = (
     "dist",
     "dist_dense",
+    "dist_link",
     "hierarchy",
     "dist_servers",
     "dist_embedding",

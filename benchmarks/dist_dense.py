@@ -61,7 +61,13 @@ def starts(effort: Effort) -> dict[str, list[float]]:
     return found
 
 
-def crew(how: str, count: int, arguments: Mapping[str, Any], addresses: Sequence[str] = ()) -> Crew:
+def crew(
+    how: str,
+    count: int,
+    arguments: Mapping[str, Any],
+    addresses: Sequence[str] = (),
+    prefixes: Sequence[Sequence[str]] = (),
+) -> Crew:
     """Start the processes of a contestant; alone, none of them knows of another.
 
     Args:
@@ -69,12 +75,13 @@ def crew(how: str, count: int, arguments: Mapping[str, Any], addresses: Sequence
         count: of processes.
         arguments: of `step`.
         addresses: of the processes; left out: free ones of this machine.
+        prefixes: what starts each of them, as `ip netns exec NAME`.
     """
     told: list[dict[str, str]] = [{} for _ in range(count)]
     if how != "alone":
         told = environments({"worker": list(addresses) or free_addresses(count)})
     given = [{**arguments, "how": how, "worker": worker, "workers": count} for worker in range(count)]
-    return Crew("benchmarks.dist_dense:step", given, told)
+    return Crew("benchmarks.dist_dense:step", given, told, prefixes)
 
 
 def step(how: str, name: str, tiny: bool, worker: int, workers: int) -> Callable[[], Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Sequence
 
 from autograph_rewrite.cluster.membership import Membership
@@ -18,6 +19,10 @@ _SIGNS = (
     "Socket closed",
     "worker/replica",
 )
+_ENDED_BY_ANOTHER = ("InternalError", "UnavailableError", "AbortedError")
+_ENDS, _GLANCE = 3.0, 0.1
+"""Seconds that a worker may still answer while it ends, because its step has failed there; and between two looks."""
+
 _NODE = re.compile(r"\{\{node ([^}]+)\}\}")
 """How TensorFlow names the op that failed: of a step, the collective that was waited for."""
 
@@ -46,7 +51,7 @@ def missing(
         lost: who was missed already.
         differs: finds out what the workers do differently, if all of them are there.
     """
-    quiet = lost or liveness.silent(member)
+    quiet = lost or _silent(member, error)
     node = _NODE.search(str(getattr(error, "message", "")))
     where = node.group(1) if node is not None else None
     if quiet:
@@ -68,3 +73,11 @@ def missing(
         hint="do all workers run the same program, fetch the same values, and have equally many batches? If one of "
         "them is only slower, raise timeout_seconds",
     )
+
+
+def _silent(member: Membership, error: Exception | None) -> list[str]:
+    """Return who does not answer; if another has ended a collective, it is given time to end."""
+    ends = time.monotonic() + (_ENDS if type(error).__name__ in _ENDED_BY_ANOTHER else 0.0)
+    while not (quiet := liveness.silent(member)) and time.monotonic() < ends:
+        time.sleep(_GLANCE)
+    return quiet
