@@ -152,3 +152,55 @@ def test_of_many_variables_that_are_alike_only_those_are_told_that_were_written(
     step(tf.ones([4]))
     variables[3].scatter_nd_update([[1]], [7.0])
     assert [variable.handle is variables[3].handle for variable, _ in watching.before()] == [True]
+
+
+class Table:
+    """A table of which each step updates some rows, which lets TensorFlow copy all of it when somebody reads it."""
+
+    def __init__(self) -> None:
+        self.rows = tf.Variable(np.random.default_rng(0).normal(size=(40, 3)), name="table")
+        self.optimizer = tf.compat.v1.train.AdagradOptimizer(0.1, 0.1)
+
+    def step(self, ids: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(tf.gather(self.rows, ids) - y))
+        self.optimizer.apply_gradients([(tape.gradient(loss, self.rows), self.rows)])
+        return loss
+
+    @property
+    def variables(self) -> list[Any]:
+        return [self.rows, self.optimizer.get_slot(self.rows, "accumulator")]
+
+
+IDS, TARGETS = tf.constant([3, 1, 3, 7]), np.random.default_rng(1).normal(size=(4, 3))
+
+
+@pytest.mark.parametrize("mode", ["mirrored", "shared"])
+@pytest.mark.usefixtures("watched")
+def test_a_table_and_the_slot_of_an_optimizer_of_v1_are_updated_as_on_one_device(mode: str) -> None:
+    one, two = Table(), Table()
+    plain, step = tf.function(one.step), ar.distribute(two.step, config(mode))
+    for number in range(6):
+        np.testing.assert_allclose(plain(IDS, TARGETS), step(IDS, TARGETS), rtol=1e-12)
+        if number == 2:
+            for model in (one, two):
+                model.rows.scatter_update(tf.IndexedSlices(tf.ones([1, 3], tf.float64), [7]))
+        if number == 4:
+            for model in (one, two):
+                model.variables[1].assign(model.variables[1] * 2)
+    for a, b in zip(one.variables, two.variables, strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-12)
+
+
+def test_a_table_of_which_rows_are_updated_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "SMALL", -1)
+    model = Table()
+    step = ar.distribute(model.step, config("mirrored"))
+    for _ in range(2):
+        step(IDS, TARGETS)
+    watched = mirrors_of(step)
+    assert {id(variable.handle) for variable in watched} == {id(variable.handle) for variable in model.variables}
+    for _ in range(3):
+        before = [np.asarray(variable.seen).ctypes.data for variable in watched]
+        step(IDS, TARGETS)
+        assert [np.asarray(variable.seen).ctypes.data for variable in watched] == before

@@ -16,6 +16,7 @@ from autograph_rewrite.load.signature.collections import declared, from_tf_graph
 from autograph_rewrite.load.signature.inputs import ITERATORS, describe, named_batches
 from autograph_rewrite.load.signature.keras_names import keras_variables
 from autograph_rewrite.load.signature.nested_specs import as_spec, leaves, output_leaves
+from autograph_rewrite.load.signature.variable_owners import variables_of
 from autograph_rewrite.load.sources.graphs import read
 
 _NO_EFFECT = frozenset(("ReadVariableOp", "VariableShape", "VarIsInitializedOp"))
@@ -208,6 +209,7 @@ def _outputs(graph: Graph, concrete: Any, results: Sequence[str]) -> dict[str, T
 
 def _captures(traced: Any, keras: Mapping[int, Any], names: Mapping[str, str]) -> tuple[Capture, ...]:
     by_handle = {id(variable.handle): variable for variable in traced.variables}
+    by_handle |= variables_of(external for external, _ in traced.captures if id(external) not in by_handle)
     taken: set[str] = set()
     captures = []
     for external, internal in traced.captures:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from autograph_rewrite.ir.types import wire
 from autograph_rewrite.ir.types.attrs import decode, encode
 from autograph_rewrite.ir.types.opdefs import get_op, signature
 from autograph_rewrite.ir.types.wire import delimited, varint
-from autograph_rewrite.runtime.native.read_nodes import read_each, read_together, stack
+from autograph_rewrite.runtime.native.read_nodes import read_each, read_together, share_buffers, stack
 
 _SIGNATURE, _NODE_DEF, _RET, _ATTR, _CONTROL_RET = 1, 3, 4, 5, 6  # FunctionDef
 _NAME, _INPUT_ARG, _OUTPUT_ARG, _IS_STATEFUL, _CONTROL_OUTPUT = 1, 2, 3, 17, 20  # OpDef
@@ -32,6 +33,10 @@ _TRUE = b"\x28\x01"  # AttrValue{b: true}
 _DONE = "autograph_rewrite/done"
 _COLLECTIVES = frozenset(("CollectiveReduceV2", "CollectiveGatherV2"))
 _GROUP_KEY = 2  # its place among their inputs
+_KEEPS_SHARING = re.compile(
+    r"ReadVariableOp|VarIsInitializedOp|VariableShape|Assign.*VariableOp|ResourceApply.*|ResourceGather"
+)
+"""Ops behind which a variable's reads still share its buffer: not those that update rows."""
 _OWN_GROUP = "_autograph_own_group"  # marks a key that was changed already
 
 
@@ -146,7 +151,13 @@ def _build(data: bytes, name: str, signature: FunctionSignature, salt: bytes) ->
     needed = _needed(nodes, [*roots, *(node for node in read_after.handles if node in nodes)])
     taken = {argument: f"a{i}" for i, argument in enumerate(a for a in signature.arguments if a in needed)}
     writer = _Writer(nodes, taken)
-    reads, read, read_types = _reads(read_after, taken, [node for node in roots if node not in taken])
+    by_rows = {
+        text
+        for name in needed
+        for text in nodes[name].inputs
+        if text in read_after.single and not _KEEPS_SHARING.fullmatch(nodes[name].op)
+    }
+    reads, read, read_types = _reads(read_after, taken, [node for node in roots if node not in taken], by_rows)
     types = [writer.dtype(node, index) for node, index in returned] + read_types
     rets = [writer.slot(node, index) for node, index in returned] + read
     parts = [delimited(_SIGNATURE, _op_def(name, [writer.dtype(a, 0) for a in taken], types, targets))]
@@ -324,17 +335,22 @@ def _slots(node: _Node) -> list[str]:
     return found
 
 
-def _reads(reads: ReadAfter, taken: Mapping[str, str], last: Iterable[str]) -> tuple[list[bytes], list[str], list[int]]:
+def _reads(
+    reads: ReadAfter, taken: Mapping[str, str], last: Iterable[str], by_rows: Collection[str]
+) -> tuple[list[bytes], list[str], list[int]]:
     """Return nodes that read variables when the nodes in `last` have run; references to what they read, and its types.
 
     Args:
         reads: which variables.
         taken: arguments by placeholder.
         last: names of nodes.
+        by_rows: variables of which rows are updated: whoever reads them then copies all of it, if nobody forbids it.
     """
     done = wire.write_node(_DONE.encode(), b"NoOp", [f"^{name}".encode() for name in dict.fromkeys(last)], b"", b"")
     single = [(taken[node], dtype) for node, dtype in reads.single.items() if node in taken]
-    nodes, results = read_each(f"{_DONE}/", single, [_DONE])
+    shared = share_buffers(f"{_DONE}/share", [taken[node] for node in reads.single if node in by_rows], [_DONE])
+    nodes, results = read_each(f"{_DONE}/", single, [_DONE, *(name for name, _ in shared)])
+    nodes += [node for _, node in shared]
     types = [dtype for _, dtype in single]
     for device, stacks in enumerate(reads.stacks):
         handles = [(taken[node], one.dtype) for one in stacks for node in one.handles]

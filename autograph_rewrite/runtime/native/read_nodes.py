@@ -51,6 +51,24 @@ def read_together(
     return encoded(name, "_ReadVariablesOp", inputs, attrs, device), [f"{name}:values:{i}" for i in range(len(types))]
 
 
+def share_buffers(prefix: str, handles: Sequence[str], controls: Iterable[str] = ()) -> list[tuple[str, bytes]]:
+    """Return nodes behind which reads share a variable's buffer again, and their names.
+
+    An op that updates rows lets all later reads copy the whole variable, so that it need not look who has its buffer.
+
+    Args:
+        prefix: of their names.
+        handles: references to handles of variables.
+        controls: nodes that are to have run.
+    """
+    waits = [f"^{name}" for name in controls]
+    names = [f"{prefix}{i}" for i in range(len(handles))]
+    return [
+        (name, encoded(name, "DisableCopyOnRead", [handle, *waits], {}))
+        for name, handle in zip(names, handles, strict=True)
+    ]
+
+
 def stack(name: str, values: Sequence[str], dtype: int, device: str = "") -> tuple[bytes, str]:
     """Return a node that makes values of one type and shape the rows of a tensor, and a reference to it.
 
