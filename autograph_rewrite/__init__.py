@@ -141,7 +141,10 @@ if not TYPE_CHECKING:  # a type checker that saw this function would accept any 
         """Load a public name from its module, once (PEP 562)."""
         if name not in _LAZY:
             raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-        value = getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
+        from autograph_rewrite.ir.gc_pause import no_garbage_collection
+
+        with no_garbage_collection():  # behind TensorFlow's objects, which are very many
+            value = getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
         globals()[name] = value  # later reads find it without coming here
         return value
 

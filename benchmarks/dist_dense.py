@@ -84,7 +84,9 @@ def crew(
     return Crew("benchmarks.dist_dense:step", given, told, prefixes)
 
 
-def step(how: str, name: str, tiny: bool, worker: int, workers: int) -> Callable[[], Any]:
+def step(
+    how: str, name: str, tiny: bool, worker: int, workers: int, config: Mapping[str, Any] | None = None
+) -> Callable[[], Any]:
     """Return the training step of one worker on its part of the batch (in its process)."""
     if workers <= (os.cpu_count() or 1):
         pin(worker)
@@ -99,7 +101,7 @@ def step(how: str, name: str, tiny: bool, worker: int, workers: int) -> Callable
     part = _part(len(program.y), worker, workers)
     x, y = tf.constant(program.x[part]), tf.constant(program.y[part])
     train = programs.single_step(program)
-    function = tf.function(train) if how == "alone" else ar.distribute(train, {"devices": ["CPU:0"]})
+    function = tf.function(train) if how == "alone" else ar.distribute(train, {"devices": ["CPU:0"], **(config or {})})
     return lambda: function(x, y)
 
 

@@ -79,7 +79,8 @@ def steps(name: str, effort: Effort) -> dict[str, list[float]]:
         for how in HOW:
             addresses = [f"{host}:{port}" for host, port in zip(ADDRESSES, free_ports(2), strict=True)]
             prefixes = [("ip", "netns", "exec", host) for host in HOSTS]
-            given = {"name": name, "tiny": effort.tiny}
+            network = {"cluster": {"workers": addresses, "network": {"bandwidth_gbps": GIGABITS}}}
+            given = {"name": name, "tiny": effort.tiny, "config": network}
             crews[how] = stack.enter_context(crew(how, len(HOSTS), given, addresses, prefixes))
             crews[how].ready()
         return times(crews, rounds=effort.rounds(15), calls=2 if effort.tiny else 10)

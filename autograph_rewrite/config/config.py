@@ -16,6 +16,7 @@ from pydantic import PrivateAttr, ValidationError
 from autograph_rewrite.config import presets
 from autograph_rewrite.config.cross_field_checks import CHECKS, IN_JOB, one_thing_says_where_replicas_are
 from autograph_rewrite.config.device_assignment import mesh_of, of_process
+from autograph_rewrite.config.field_descriptions import add_descriptions
 from autograph_rewrite.config.fields import Count, DeviceName, Positive, Size
 from autograph_rewrite.config.sections import (
     Accumulation,
@@ -127,7 +128,7 @@ class Config(Section):
     @classmethod
     def json_schema(cls) -> dict[str, Any]:
         """The JSON schema of the file, for editors (it is published as docs/config.schema.json)."""
-        return cls.model_json_schema()
+        return add_descriptions(cls.model_json_schema(), cls)
 
     @property
     def workers(self) -> int:

@@ -36,7 +36,7 @@ Hint = Literal["auto", "ring", "nccl"]
 class Section(BaseModel):
     """A frozen mapping of known keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     @field_validator("*", mode="before")
     @classmethod
@@ -48,7 +48,7 @@ class Section(BaseModel):
 
 
 class Network(Section):
-    """The links between the machines, as the cost model sees them."""
+    """The links between the machines, for the cost model and the size of buckets."""
 
     bandwidth_gbps: Positive = 10.0
     """Gigabits per second of one link."""
@@ -76,7 +76,8 @@ class Strategy(Section):
     """One copy of each variable per process (shared) or per device (mirrored); left out: shared in one
     process and with micro-batches, mirrored across processes."""
     bucket_bytes: Size = 4 * 1024**2
-    """Gradients of one type are reduced together up to this size (4MiB, or a number); 0: each alone."""
+    """Gradients of one type are reduced together up to this size (4MiB, or a number); 0: each alone. Left out, where
+    `cluster.network` is given: at most what a link carries in a millisecond."""
     compressor: CompressorName = "none"
     """What makes dense gradients smaller on their way, so not exact (docs/compression.md): 16-bit types (fp16, bf16),
     the same and bytes with error feedback (fp16_ef, bf16_ef, int8_ef), the largest hundredth (topk) or two thin factors

@@ -23,6 +23,8 @@ from autograph_rewrite.plan.user_passes import own_passes
 from autograph_rewrite.plan.variable_policies import policies_of, unmatched
 
 UNUSED = "the sharding annotations of the graph place nothing: there is no model axis (mesh.model)"
+_GIGABIT, _BUCKET_SECONDS, _LEAST_BUCKET = 1e9 / 8, 1e-3, 64 * 1024
+
 _PADDINGS = {"auto": "longest", "power_of_two": "power_of_two", "none": "equal"}
 """By configurations' names, those of plans."""
 
@@ -203,7 +205,19 @@ def default_options(config: Config) -> messages.Options:
     """What the strategy section says of every reduction."""
     section = config.strategy
     compressor = plan_name(config, section.compressor, "strategy", "compressor")
-    return messages.Options("all_reduce", section.hint, compressor, section.bucket_bytes)
+    return messages.Options("all_reduce", section.hint, compressor, _bucket_bytes(config))
+
+
+def _bucket_bytes(config: Config) -> int:
+    """What the configuration says; else what the network that it tells of carries in a millisecond, up to the default.
+
+    A collective takes about as long to start: on a slow link, what is ready early is to be on its way early.
+    """
+    section, network = config.strategy, config.cluster.network if config.cluster is not None else None
+    if network is None or "bucket_bytes" in section.model_fields_set:
+        return section.bucket_bytes
+    carried = int(network.bandwidth_gbps * _GIGABIT * _BUCKET_SECONDS)
+    return min(max(carried, _LEAST_BUCKET), section.bucket_bytes)
 
 
 def override_of(variable: str, config: Config) -> Override | None:

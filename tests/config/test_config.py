@@ -359,3 +359,10 @@ def test_the_published_schema_is_current_and_describes_every_key() -> None:
     for section in (json.loads(published), *json.loads(published)["$defs"].values()):
         assert section["additionalProperties"] is False
         assert all("description" in described or "$ref" in described for described in section["properties"].values())
+
+
+def test_every_setting_says_what_it_means_and_the_schema_too() -> None:
+    schema = Config.json_schema()
+    for section in [schema, *schema["$defs"].values()]:
+        for name, found in section.get("properties", {}).items():
+            assert found.get("description"), f"{section['title']}.{name}"

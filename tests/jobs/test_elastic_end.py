@@ -45,7 +45,9 @@ def test_a_job_that_is_asked_to_end_goes_on_with_fewer_workers_where_it_was(
     until(lambda: "[worker 0] did 10\n" in first.output or first.code is not None, LIMIT)
     first.kill(number)
     assert first.wait(30) == 128 + number, first.output[-4000:]
-    assert re.search(r"worker 0 ends after step \d+, as SIG\w+ asks for; saved a snapshot of", first.output), first.output[-4000:]
+    assert re.search(r"worker 0 ends after step \d+, as SIG\w+ asks for; saved a snapshot of", first.output), (
+        first.output[-4000:]
+    )
     assert f"[launch] the last snapshot is in {tmp_path}/kept" in first.output
     second = launched(jobs, tmp_path, mode, 1)
     assert second.wait(LIMIT) == 0, second.output[-4000:]

@@ -11,10 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import autograph_rewrite as ar
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.plan import plan_pb2
 from autograph_rewrite.plan.parts import messages
 from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.plan.request import default_options
 from tests.support.plan_items import TWO_DEVICES, mirrored_plan, reduce_edge
 
 names = st.text(min_size=1, max_size=12)
@@ -236,3 +238,21 @@ def test_resolving_a_request_changes_a_copy() -> None:
     assert resolved.notes == ("reduced once",)
     with pytest.raises(dataclasses.FrozenInstanceError):
         resolved.mode = "shared"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("network", "stated", "size"),
+    [
+        (None, {}, 4 * 1024**2),
+        ({"bandwidth_gbps": 1}, {}, 125_000),
+        ({"bandwidth_gbps": 0.1}, {}, 64 * 1024),
+        ({"bandwidth_gbps": 100}, {}, 4 * 1024**2),
+        ({"bandwidth_gbps": 1}, {"bucket_bytes": "1MiB"}, 1024**2),
+    ],
+)
+def test_buckets_are_as_large_as_the_network_carries_in_a_millisecond(
+    network: dict[str, float] | None, stated: dict[str, str], size: int
+) -> None:
+    cluster = {"workers": ["a:1", "b:1"], **({"network": network} if network else {})}
+    config = ar.Config.of({"devices": ["CPU:0"], "cluster": cluster, "strategy": stated})
+    assert default_options(config).bucket_bytes == size

@@ -166,7 +166,7 @@ def _become(
     body: Callable[[Task], int],
     prepared: Callable[[], None],
     pipes: tuple[int, int],
-    mask: set[signal.Signals],
+    mask: set[int | signal.Signals],
 ) -> None:
     """Be a process of its own; never return.
 
