@@ -6,6 +6,8 @@ import importlib
 import io
 import json
 import math
+import os
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -91,6 +93,20 @@ def test_sums_in_processes_first_are_measured_beside_one_ring(tmp_path: Path) ->
 def test_function_mode_takes_turns_with_a_session_on_servers(tmp_path: Path) -> None:
     printed = printed_by("dist_servers", tmp_path)
     assert "a step: function / session" in printed
+
+
+@pytest.mark.full
+def test_a_large_embedding_takes_turns_with_two_strategies_of_tensorflow(tmp_path: Path) -> None:
+    printed = printed_by("dist_embedding", tmp_path)
+    assert "the better of all-reduce and parallax" in printed
+    assert "what Auto chose" in printed
+
+
+@pytest.mark.full
+@pytest.mark.skipif(bool(os.geteuid()) or not all(map(shutil.which, ("ip", "tc"))), reason="network namespaces")
+def test_two_processes_are_measured_over_a_slow_link(tmp_path: Path) -> None:
+    printed = printed_by("dist_link", tmp_path)
+    assert "step / max(computing, bytes / bandwidth)" in printed
 
 
 @pytest.mark.full
