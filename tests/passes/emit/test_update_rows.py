@@ -116,13 +116,14 @@ def test_a_rewrite_with_it_verifies() -> None:
 def test_the_kernel_stays_where_a_slot_is_no_variable_of_the_program() -> None:
     """A function that captures nothing but a handle has one slot for all replicas: rows would be written by each."""
     table = tf.Variable(np.ones((ROWS, WIDTH), np.float32))
-    slot, rate = tf.Variable(np.ones((ROWS, WIDTH), np.float32)), tf.constant(0.1)
+    slot, rate = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[ROWS, WIDTH], shared_name="nobody's"), tf.constant(0.1)
+    tf.raw_ops.AssignVariableOp(resource=slot, value=table)
 
     def step(ids: Any, rows: Any) -> Any:
         seen = tf.reduce_sum(tf.gather(table, ids))
         unique, where = tf.unique(ids)
         total = tf.math.unsorted_segment_sum(rows, where, tf.size(unique))
-        tf.raw_ops.ResourceSparseApplyAdagrad(var=table.handle, accum=slot.handle, lr=rate, grad=total, indices=unique)
+        tf.raw_ops.ResourceSparseApplyAdagrad(var=table.handle, accum=slot, lr=rate, grad=total, indices=unique)
         return seen
 
     specs = tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, WIDTH], tf.float32)
