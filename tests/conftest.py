@@ -31,6 +31,10 @@ CERTIFIED = frozenset(("test_matrix", "test_fuzz", "test_verify"))
 # as often as Python does by itself took a tenth of the time of tests.
 GARBAGE = (1000, 10, 100)
 
+GROWTH = 256 * 1024**2
+"""Bytes by which a test process grows before garbage is collected all the same: TensorFlow's sessions and graphs are
+large, and hang on few of Python's objects. Without it two processes came to 22 GB."""
+
 # One thread per operation: xdist's workers share the machine's cores, and tiny shapes gain nothing from more.
 os.environ.update(
     CUDA_VISIBLE_DEVICES="-1",
@@ -80,9 +84,32 @@ class TensorFlowHook(importlib.abc.MetaPathFinder):
         return spec
 
 
+class Collector:
+    """Collects garbage behind a test where the process has grown."""
+
+    def __init__(self) -> None:
+        self._kept = resident_bytes()
+
+    def pytest_runtest_teardown(self) -> None:
+        """Look how large the process is."""
+        if resident_bytes() > self._kept + GROWTH:
+            gc.collect()
+            self._kept = resident_bytes()
+
+
+def resident_bytes() -> int:
+    """Return how much memory this process has; 0 where the system does not tell."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Install the hook before any test module is imported, and let child processes get signals as they expect."""
     gc.set_threshold(*GARBAGE)
+    config.pluginmanager.register(Collector())
     if hasattr(config, "workerinput") or not getattr(config.option, "numprocesses", None):
         handle_ignored_signals()
     if "tensorflow" in sys.modules:
