@@ -45,6 +45,11 @@ def run(effort: Effort) -> tuple[list[Figure], dict[str, Any]]:
     return figures, details
 
 
+def has_hosts() -> bool:
+    """Return whether this process may make network namespaces, and has what makes them."""
+    return not os.geteuid() and all(map(shutil.which, ("ip", "tc")))
+
+
 @contextlib.contextmanager
 def hosts(gigabits: float) -> Iterator[None]:
     """Make two network namespaces that a link joins, and remove them in the end.
@@ -55,7 +60,7 @@ def hosts(gigabits: float) -> Iterator[None]:
     Raises:
         ChildFailed: this process may not, or cannot.
     """
-    if os.geteuid() or not all(map(shutil.which, ("ip", "tc"))):
+    if not has_hosts():
         raise ChildFailed("network namespaces need root, and `ip` and `tc` of iproute2")
     _remove()
     try:

@@ -6,8 +6,6 @@ import importlib
 import io
 import json
 import math
-import os
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks import __main__ as command
-from benchmarks import timing
+from benchmarks import dist_link, timing
 from benchmarks.child import ChildFailed, call, peak_bytes
 from benchmarks.effort import Effort
 from benchmarks.figure import Figure, number, show
@@ -78,41 +76,25 @@ def test_two_processes_are_measured_as_one_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_jobs_take_turns_with_multi_worker_mirrored_strategy(tmp_path: Path) -> None:
-    printed = printed_by("dist_dense", tmp_path)
-    assert "step of two processes: ours / theirs" in printed
-
-
-@pytest.mark.full
-def test_sums_in_processes_first_are_measured_beside_one_ring(tmp_path: Path) -> None:
-    printed = printed_by("hierarchy", tmp_path)
-    assert "added up there first / one ring" in printed
-
-
-@pytest.mark.full
-def test_function_mode_takes_turns_with_a_session_on_servers(tmp_path: Path) -> None:
-    printed = printed_by("dist_servers", tmp_path)
-    assert "a step: function / session" in printed
-
-
-@pytest.mark.full
-def test_a_large_embedding_takes_turns_with_two_strategies_of_tensorflow(tmp_path: Path) -> None:
-    printed = printed_by("dist_embedding", tmp_path)
-    assert "the better of all-reduce and parallax" in printed
-    assert "what Auto chose" in printed
-
-
-@pytest.mark.full
-@pytest.mark.skipif(bool(os.geteuid()) or not all(map(shutil.which, ("ip", "tc"))), reason="network namespaces")
-def test_two_processes_are_measured_over_a_slow_link(tmp_path: Path) -> None:
-    printed = printed_by("dist_link", tmp_path)
-    assert "step / max(computing, bytes / bandwidth)" in printed
-
-
-@pytest.mark.full
-def test_two_stages_are_measured_in_two_processes(tmp_path: Path) -> None:
-    printed = printed_by("pipeline", tmp_path)
-    assert "2 micro-batches: one process / two stages" in printed
+@pytest.mark.parametrize(
+    ("name", "figures"),
+    [
+        ("dist_dense", ["step of two processes: ours / theirs"]),
+        ("hierarchy", ["added up there first / one ring"]),
+        ("dist_servers", ["a step: function / session"]),
+        ("dist_embedding", ["the better of all-reduce and parallax", "what Auto chose"]),
+        pytest.param(
+            "dist_link",
+            ["step / max(computing, bytes / bandwidth)"],
+            marks=pytest.mark.skipif(not dist_link.has_hosts(), reason="network namespaces"),
+        ),
+        ("pipeline", ["2 micro-batches: one process / two stages"]),
+    ],
+)
+def test_jobs_take_turns_with_what_they_are_measured_beside(name: str, figures: list[str], tmp_path: Path) -> None:
+    printed = printed_by(name, tmp_path)
+    for figure in figures:
+        assert figure in printed
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "resnet", "transformer", "deep", "sixty", "large", "small"])

@@ -26,9 +26,7 @@ def variables_of(handles: Iterable[Any]) -> dict[int, Any]:
         return {}
     # An object may keep its attributes in a dictionary, which then refers to the handle in its stead.
     holders = gc.get_referrers(*wanted.values())
-    dictionaries = [
-        one for one in holders if isinstance(one, dict) and any(id(value) in wanted for value in one.values())
-    ]
+    dictionaries = [one for one in holders if isinstance(one, dict)]
     holders += gc.get_referrers(*dictionaries) if dictionaries else []
     found: dict[int, Any] = {}
     for one in holders:
