@@ -74,6 +74,16 @@ def all_answer(addresses: Iterable[str]) -> bool:
     return all(_status(address, PATIENCE) == "OK" for address in addresses)
 
 
+def silent_at_exit(member: Membership) -> list[str]:
+    """Return one other worker that does not answer, if there is one: Python has no threads while it ends.
+
+    Args:
+        member: this process.
+    """
+    workers = others(member, {"worker": member.workers})
+    return next(([name] for name, address in workers.items() if not all_answer([address])), [])
+
+
 class Presence:
     """Tells which of some processes are there: they accept connections, however busy they are.
 

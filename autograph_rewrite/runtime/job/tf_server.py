@@ -14,8 +14,10 @@ confines it to the configured one, and guards the port until it has.
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
+import sys
 import warnings
 from collections.abc import Iterable, Mapping
 from itertools import count
@@ -27,7 +29,7 @@ from autograph_rewrite.ir.types.device_names import process_of
 from autograph_rewrite.plan.selected import chosen_config
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.failures.background_thread import repeat
-from autograph_rewrite.runtime.failures.liveness import PeerMonitor, listed, others
+from autograph_rewrite.runtime.failures.liveness import PeerMonitor, listed, others, silent_at_exit
 from autograph_rewrite.runtime.job.bind_address import Guard
 from autograph_rewrite.runtime.job.handshake import Meetings
 
@@ -178,7 +180,8 @@ def failures() -> int:
 def abort_when_lost(member: Membership, seconds: float) -> None:
     """Let all collectives of functions fail, with the reason, once a worker is not there any more; from now on.
 
-    For steps that another function runs, so that there is nothing to cancel.
+    For steps that another function runs, so that there is nothing to cancel, and no error of theirs to replace: a
+    connection that breaks in the middle of an exchange ends the step with TensorFlow's words. Who is gone is printed.
     """
     context = _context()
     known: ServerDef = context._collective_ops_server_def
@@ -190,11 +193,24 @@ def abort_when_lost(member: Membership, seconds: float) -> None:
     def guard() -> bool:
         lost = lookout.lost()
         if lost:
-            problem = f"{member.name} waited for {listed(lost)}: no answer"
-            context.abort_collective_ops(tensorflow().errors.UNAVAILABLE, problem)
+            atexit.unregister(at_exit)
+            context.abort_collective_ops(tensorflow().errors.UNAVAILABLE, _say(member, lost))
         return not lost
 
+    def at_exit() -> None:
+        if isinstance(getattr(sys, "last_value", None), tensorflow().errors.OpError):  # sooner than the next look
+            lost = silent_at_exit(member)
+            if lost:
+                _say(member, lost)
+
     repeat(guard, _ASK)
+    atexit.register(at_exit)
+
+
+def _say(member: Membership, lost: list[str]) -> str:
+    problem = f"{member.name} waited for {listed(lost)}: no answer"
+    print(f"autograph_rewrite: {problem}", file=sys.stderr, flush=True)
+    return problem
 
 
 class ServerDef:
