@@ -1,6 +1,7 @@
 """Communication tasks: each reshard edge, or bucket of them, as a chain of tasks on links.
 
 collective_reduce   ring                    host_reduce   AddN in the process ─► ring among processes
+one_shot_reduce     all-gather, then AddN
 add_n, concat       an op on the first device             (accelerators: after moving there what the others made)
 to a server         AddN in the process ─► push to the server of each shard ─► AddN there
 over the replicas   reduce-scatter: half a ring           (stage 1: a whole one)
@@ -23,7 +24,7 @@ from autograph_rewrite.ir.graph import Value
 from autograph_rewrite.ir.replication import Axis
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.plan.codecs import codec_of
-from autograph_rewrite.plan.parts.lowerings import ACROSS, STORES, Hop, Medium, Operation
+from autograph_rewrite.plan.parts.lowerings import ACROSS, ONE_SHOT, STORES, Hop, Medium, Operation
 from autograph_rewrite.plan.parts.messages import SIZES, EdgePlan
 from autograph_rewrite.plan.parts.residence import Residence
 from autograph_rewrite.resolve import wire_types
@@ -194,6 +195,10 @@ def _hop(group: Group, hop: Hop, topology: Topology, nbytes: float) -> Iterator[
         first = topology.plan.hosts[0]
         yield exchange_task(group.name, group.kind, topology.push(nbytes, first))
         yield exchange_task(f"hand over {group.first.value}", "hand_over", topology.pull(group.handed_over, first))
+    elif hop.algorithm == ONE_SHOT:
+        yield exchange_task(group.name, group.kind, topology.ring_gather(nbytes, hosts=between))
+        members = topology.processes if between else topology.plan.replicas
+        yield _pass(group, topology, Work("elementwise", 0.0, (members + 1) * nbytes), topology.local, "AddN")
     elif hop.medium is Medium.COLLECTIVE and hop.operation is Operation.REDUCE:
         yield exchange_task(group.name, group.kind, topology.ring_reduce(nbytes, hosts=between))
     elif hop.medium is Medium.COLLECTIVE:

@@ -4,6 +4,7 @@
     mirrored             CollectiveReduceV2(%dw, keys)               runs on every device, same result on all
     shared, processes    CollectiveReduceV2(AddN(all(%dw)), keys)    runs once in every process
     micro-batches        CollectiveReduceV2(AddN(all(%dw)), keys)    mirrored: each replica adds up its own first
+    one-shot             AddN(Split(CollectiveGatherV2(%dw, keys)))  small, between processes: in half as many messages
 
 The hops are those of the edge's lowering, each done by its medium (`REDUCE`). Half-precision sums travel as float32.
 Logical reductions travel as int32, which collectives know.
@@ -20,9 +21,10 @@ from autograph_rewrite.passes.base.builder import Builder
 from autograph_rewrite.passes.collectives import local_ops
 from autograph_rewrite.passes.collectives.exchange import Exchange, between_processes, span_behind
 from autograph_rewrite.passes.collectives.key_operands import collective_attrs
+from autograph_rewrite.passes.collectives.padded_gather import gather_equal
 from autograph_rewrite.passes.collectives.server_stores import accumulate_at_server, reduce_at_server
 from autograph_rewrite.passes.collectives.wire_values import cast, decode, encode, flat
-from autograph_rewrite.plan.parts.lowerings import Hop, Medium
+from autograph_rewrite.plan.parts.lowerings import ONE_SHOT, Hop, Medium
 from autograph_rewrite.resolve.wire_types import may_change, wire_type
 
 MERGES = {"sum": "Add", "max": "Max", "min": "Min", "prod": "Mul", "all": "Min", "any": "Max"}
@@ -72,6 +74,28 @@ def _by_collective(exchange: Exchange, hop: Hop, value: Value, reduction: Reduce
     return decode(context, total, value.dtype, name)
 
 
+def _in_one_shot(exchange: Exchange, hop: Hop, value: Value, reduction: ReduceSpec) -> Value:
+    """Get what the members of a collective hold, and combine it, in the same order everywhere.
+
+    Raises:
+        PassError: no collective can carry values of this type.
+    """
+    context, name = exchange.context, value.node.name
+    build = Builder.of(context, value, reduction.name)
+    coded = encode(context, value, reduction.op, name)
+    line = flat(context, coded)
+    gathered = gather_equal(exchange, line, value, changing=reduction.changing, name=build.name)
+    if reduction.op == "sum":  # by AddN, whose order of additions does not depend on the processor
+        parts = build.op("Split", build.numbers(0, "axis"), gathered, what="parts", num_split=exchange.members).node
+        each = [parts.output(member) for member in range(exchange.members)]
+        total = build.op("AddN", *each, what="add_n", N=exchange.members)
+    else:
+        rows = build.op("Reshape", gathered, build.numbers([exchange.members, -1], "members"), what="parts")
+        total = build.op(local_ops.FOLDS[reduction.op], rows, build.numbers(0, "axis"), what="fold")
+    total = build.op("Reshape", total, build.op("Shape", coded, what="shape"), what="unflat")
+    return decode(context, total, value.dtype, name)
+
+
 def _by_accumulator(exchange: Exchange, hop: Hop, value: Value, reduction: ReduceSpec) -> Value:
     return accumulate_at_server(exchange.context, value, exchange.planned)
 
@@ -84,6 +108,7 @@ Reducer = Callable[[Exchange, Hop, Value, ReduceSpec], Value]
 REDUCE: dict[tuple[Medium, str], Reducer] = {
     (Medium.OPS, ""): _by_ops,
     (Medium.COLLECTIVE, ""): _by_collective,
+    (Medium.COLLECTIVE, ONE_SHOT): _in_one_shot,
     (Medium.ACCUMULATOR, ""): _by_accumulator,
     (Medium.QUEUE, ""): _by_queues,
 }

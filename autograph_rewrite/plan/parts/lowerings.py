@@ -6,6 +6,7 @@ A lowering is a row of data: the hops that a value takes, each an operation over
     host_reduce         reduce over the replicas of a process by ops, then over the processes by a collective
     collective_reduce   reduce over all replicas of all processes by a collective
     micro_reduce        reduce over the micro-batches of a replica by ops, then over all replicas by a collective
+    one_shot_reduce     as collective_reduce, but everybody gets what all hold, and adds it up
 
 Passes emit hop by hop (`passes.collectives`), the simulator prices hop by hop (`cost.tasks.communication`), and which
 edges wait for each other, share keys or may be bucketed is read off the hops. Processes share nothing, so between them
@@ -56,6 +57,10 @@ class Medium(Enum):
 
 
 STORES = frozenset((Medium.ACCUMULATOR, Medium.QUEUE))
+
+ONE_SHOT = "one-shot"
+"""The algorithm of a collective in which every member gets what all hold and reduces it: half as many messages, one
+behind the other, as in the usual ring (a reduce-scatter and an all-gather), which sends less where members are many."""
 
 
 @dataclass(frozen=True)
@@ -206,6 +211,27 @@ LOWERINGS = _table(
             "micro_reduce",
             "combined over the micro-batches of each replica, then by one CollectiveReduceV2 among the replicas",
             (Hop(Operation.REDUCE, IN_REPLICA, Medium.OPS), Hop(Operation.REDUCE, REPLICAS, Medium.COLLECTIVE)),
+            is_bucketed=True,
+        ),
+        Lowering(
+            "one_shot_reduce",
+            "CollectiveGatherV2: every device gets all values, and combines them in replica order",
+            (Hop(Operation.REDUCE, EVERYWHERE, Medium.COLLECTIVE, ONE_SHOT),),
+            is_bucketed=True,
+        ),
+        Lowering(
+            "host_one_shot",
+            "combined on each process's first device, then on each of those, which get all by one CollectiveGatherV2",
+            (_REDUCE_IN_PROCESS, Hop(Operation.REDUCE, ACROSS, Medium.COLLECTIVE, ONE_SHOT)),
+            is_bucketed=True,
+        ),
+        Lowering(
+            "micro_one_shot",
+            "combined over the micro-batches of each replica; every replica gets all by one CollectiveGatherV2",
+            (
+                Hop(Operation.REDUCE, IN_REPLICA, Medium.OPS),
+                Hop(Operation.REDUCE, REPLICAS, Medium.COLLECTIVE, ONE_SHOT),
+            ),
             is_bucketed=True,
         ),
         Lowering(

@@ -29,9 +29,10 @@ from autograph_rewrite.plan.parts.batch_split import DIGEST
 from autograph_rewrite.plan.parts.lowerings import Operation
 from autograph_rewrite.plan.parts.messages import OUTPUT, SIZES, STEP, EdgePlan
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.resolve import compression
+from autograph_rewrite.resolve import compression, wire_types
 from autograph_rewrite.resolve.batch.batch_inputs import measured_input
 from autograph_rewrite.resolve.buckets import assign_buckets
+from autograph_rewrite.resolve.edges import one_shot
 from autograph_rewrite.resolve.edges.lowering_choice import by_hosts, homed, lowering_of
 from autograph_rewrite.resolve.edges.owners import Owners
 from autograph_rewrite.resolve.model_axis.logical_devices import logical_devices
@@ -72,6 +73,7 @@ def resolve_edges(
     found = compression.choose(plan, state, found, variables)
     found = _on_logical_devices(plan, state, found)
     bucketed = assign_buckets(plan, state, found, variables)
+    bucketed = one_shot.choose(plan, bucketed, lambda edge: _can_be_gathered(state, edge))
     bucketed = [replace(edge, bytes=-(-edge.bytes // plan.period_of(edge))) for edge in bucketed]
     listed = compression.with_rounds(bucketed, state, variables)
     keyed = collective_keys.with_keys(listed, plan.devices, plan.members)
@@ -196,6 +198,12 @@ def _on_logical_devices(
         return dict(found)
     logical, graph = logical_devices(state.order), state.graph
     return {key: replace(edge, logical=logical.get(graph.value(edge.value).node, 0)) for key, edge in found.items()}
+
+
+def _can_be_gathered(state: Propagation, edge: EdgePlan) -> bool:
+    """Return whether a collective can gather what replicas hold, in one shape for all steps."""
+    fact = state.source(state.graph.value(edge.value))
+    return fact.dtype != dtypes.BFLOAT16 and not wire_types.may_change(fact)
 
 
 def fresh_draws(state: Propagation) -> list[Value]:
