@@ -26,6 +26,7 @@ OTHERS = (
     "dist_dense",
     "dist_link",
     "hierarchy",
+    "one_shot",
     "dist_servers",
     "dist_embedding",
     "pipeline",

@@ -306,14 +306,16 @@ class Options(_message.Message):
     def __init__(self, synchronizer: _Optional[_Union[Options.Synchronizer, str]] = ..., hint: _Optional[_Union[Options.Hint, str]] = ..., compressor: _Optional[_Union[Options.Compressor, str]] = ..., bucket_bytes: _Optional[int] = ..., own_compressor: _Optional[str] = ...) -> None: ...
 
 class Server(_message.Message):
-    __slots__ = ("sync", "staleness", "proxy")
+    __slots__ = ("sync", "staleness", "proxy", "lookups")
     SYNC_FIELD_NUMBER: _ClassVar[int]
     STALENESS_FIELD_NUMBER: _ClassVar[int]
     PROXY_FIELD_NUMBER: _ClassVar[int]
+    LOOKUPS_FIELD_NUMBER: _ClassVar[int]
     sync: bool
     staleness: int
     proxy: bool
-    def __init__(self, sync: bool = ..., staleness: _Optional[int] = ..., proxy: bool = ...) -> None: ...
+    lookups: bool
+    def __init__(self, sync: bool = ..., staleness: _Optional[int] = ..., proxy: bool = ..., lookups: bool = ...) -> None: ...
 
 class VariableRequest(_message.Message):
     __slots__ = ("name", "placement", "options", "servers", "sizes", "server", "stage")

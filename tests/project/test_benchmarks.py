@@ -81,6 +81,7 @@ def test_two_processes_are_measured_as_one_job(tmp_path: Path) -> None:
     [
         ("dist_dense", ["step of two processes: ours / theirs"]),
         ("hierarchy", ["added up there first / one ring"]),
+        ("one_shot", ["one-shot / ring", "two-shot / ring"]),
         ("dist_servers", ["a step: function / session"]),
         ("dist_embedding", ["the better of all-reduce and parallax", "what Auto chose"]),
         pytest.param(

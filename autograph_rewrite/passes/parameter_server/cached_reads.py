@@ -4,6 +4,8 @@
     after    w/proxy ──► ReadVariableOp ──► MatMul       ResourceApply(w) ──^──► read w ──► assign w/proxy ──^──► train
 
 Whatever waits for the variable to be written, also by an initialiser or a restored checkpoint, waits for its copy, too.
+A table of which only rows are read, outside of loops and branches, stays where it is if the plan says `lookups`: to
+copy all of it for each step would take longer than to look those rows up there.
 """
 
 from __future__ import annotations
@@ -19,21 +21,32 @@ from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_updat
 from autograph_rewrite.item import GraphItem, Variable
 from autograph_rewrite.passes.base.context import Context, Site
 from autograph_rewrite.passes.collectives.server_stores import ServerBuilder
+from autograph_rewrite.passes.parameter_server.await_writes import await_writes
 from autograph_rewrite.plan.parts.names import proxy_name
+
+_LOOKUPS = frozenset(("ResourceGather", "ResourceGatherNd"))
 
 
 def cache_reads(context: Context, item: GraphItem) -> None:
     """Make the copies that the plan asks for; a variable that the process does not read needs none."""
     servers = {request.name: request.server for request in context.plan.variables if request.server is not None}
     asked = [name for name, server in servers.items() if server.proxy]
+    looked_up = {name for name in asked if servers[name].lookups}
     if asked and len(asked) == len(servers):
         asked = list(context.server_region.homes)  # what goes with the variables, too
+    unconditional = unconditional_nodes(topological_order(context.graph)) if looked_up else set()
     proxies: dict[str, Node] = {}
     for name in asked:
         variable = item.variables[name]
         handle = context.graph.nodes.get(variable.handle)
         uses = list(_local_uses(context, handle)) if handle is not None and name in context.server_region.homes else []
-        if uses and handle is not None:
+        if not uses or handle is None:
+            continue
+        readers = [node for node, _ in uses]
+        if name in looked_up and all(node.op in _LOOKUPS and node in unconditional for node in readers):
+            if context.workers > 1:
+                await_writes(context, variable.handle, context.server_region.homes[name], readers)
+        else:
             proxies[name] = _proxy(context, variable, handle)
             for node, index in uses:
                 node.set_input(index, proxies[name].output())

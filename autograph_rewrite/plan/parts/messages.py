@@ -229,11 +229,19 @@ class Options:
 
 @dataclass(frozen=True)
 class Server:
-    """How workers share a variable that lives on one device."""
+    """How workers share a variable that lives on one device.
+
+    Attributes:
+        sync: an update waits for the gradients of all workers.
+        staleness: by how many steps one worker may be ahead of another.
+        proxy: each worker reads a copy of its own, refreshed once per step.
+        lookups: with a proxy: rows of a table that is only looked up are read where they are instead.
+    """
 
     sync: bool = True
     staleness: int = 0
     proxy: bool = False
+    lookups: bool = False
 
 
 @dataclass(frozen=True)

@@ -40,9 +40,10 @@ def stand_alone(item: GraphItem) -> GraphItem:
 
 
 def with_proxies(plan: Plan) -> Plan:
-    """Return the plan in which every worker has a copy of all that it reads."""
+    """Return the plan in which every worker has a copy of all that it reads as a whole, and looks up the rest."""
+    lookups = not plan.is_asynchronous
     requests = [
-        replace(request, server=replace(request.server, proxy=True)) if request.server is not None else request
+        replace(request, server=replace(request.server, proxy=True, lookups=lookups)) if request.server else request
         for request in plan.variables
     ]
     return replace(plan, variables=tuple(requests))
@@ -119,7 +120,7 @@ class SessionStep:
         changed, reads = variables.before_step(), variables.fetches
         fetches = [list(results), list(reads.values()), list(self.item.targets)]
         try:
-            outputs, values, _ = self._session.run(fetches, feeds, changed=changed, besides=variables.began.feeds())
+            outputs, values, _ = self._session.run(fetches, feeds, changed=changed, besides=variables.feeds())
         finally:
             variables.ended()
         variables.after_step(reads, values)

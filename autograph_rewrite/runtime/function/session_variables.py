@@ -26,6 +26,7 @@ from autograph_rewrite.runtime.function.guard import is_same
 from autograph_rewrite.runtime.function.mirrored_variables import Mirrored, Mirrors, is_equal
 from autograph_rewrite.runtime.function.others_began import OthersBegan
 from autograph_rewrite.runtime.function.served_variables import Served, bring, served
+from autograph_rewrite.runtime.function.tables_written import TablesWritten
 from autograph_rewrite.runtime.native.variable_reader import Reader
 from autograph_rewrite.runtime.session.session import DistributedSession
 from autograph_rewrite.runtime.session.variable_copies import Copy, copies_of
@@ -76,6 +77,8 @@ class SessionVariables:
         self._lock = threading.RLock()
         self._runs, self._at_once = False, 1
         self.began = OthersBegan(session)
+        self._tables = TablesWritten(session, len(item.report.member.workers) - 1)
+        self._written: set[str] = set()
         self._start()
 
     def _start(self) -> None:
@@ -172,11 +175,16 @@ class SessionVariables:
         if new:
             self.began.wait()  # what is on the server they may still read
             self._hand_over(new)
+        self._written = {self._item.variables[name].handle for name in new if written_between(name) in changed}
         self._runs = True
         for name, one in self._served.items():
             one.source = self
             self._seen.pop(name, None)
         return changed
+
+    def feeds(self) -> dict[Any, Any]:
+        """Return what the next step is fed besides: whom it has to wait for."""
+        return self.began.feeds() | self._tables.feeds(self._written)
 
     def _changes(self, changed: dict[str, str]) -> dict[str, Any]:
         """Return the values that the session does not have, by name.
