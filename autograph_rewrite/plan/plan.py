@@ -66,6 +66,7 @@ class Plan(PlanView):
             they have to have the same.
         policies: of variables whose updates may differ between replicas; of all others an update is that of one device.
         local_sgd: how replicas meet that train by themselves; None: every step has the gradient of the whole batch.
+        bucket_order: values in the order in which they were ready, where that was measured; buckets are filled in it.
         model_edges: conversions on the model axis, within each replica; found with `edges`.
         edges: empty in a request; resolved by propagation.
         source: the file that it came from, for error messages; no part of its value.
@@ -96,6 +97,7 @@ class Plan(PlanView):
     model_edges: tuple[EdgePlan, ...] = ()
     policies: tuple[Policy, ...] = ()
     local_sgd: LocalSgd | None = None
+    bucket_order: tuple[str, ...] = ()
     source: Source = field(default_factory=lambda: Source("plan"), compare=False, repr=False)
 
     @property

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Plan(_message.Message):
-    __slots__ = ("version", "id", "strategy", "graph_digest", "mesh", "devices", "mode", "semantics", "timeout_seconds", "batch_inputs", "default", "variables", "edges", "notes", "micro", "pipeline", "remat", "passes", "model", "model_edges", "batch", "policies", "local_sgd", "steps_per_run", "padding")
+    __slots__ = ("version", "id", "strategy", "graph_digest", "mesh", "devices", "mode", "semantics", "timeout_seconds", "batch_inputs", "default", "variables", "edges", "notes", "micro", "pipeline", "remat", "passes", "model", "model_edges", "batch", "policies", "local_sgd", "steps_per_run", "bucket_order", "padding")
     class Mode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         unset: _ClassVar[Plan.Mode]
@@ -49,6 +49,7 @@ class Plan(_message.Message):
     POLICIES_FIELD_NUMBER: _ClassVar[int]
     LOCAL_SGD_FIELD_NUMBER: _ClassVar[int]
     STEPS_PER_RUN_FIELD_NUMBER: _ClassVar[int]
+    BUCKET_ORDER_FIELD_NUMBER: _ClassVar[int]
     PADDING_FIELD_NUMBER: _ClassVar[int]
     version: int
     id: str
@@ -74,8 +75,9 @@ class Plan(_message.Message):
     policies: _containers.RepeatedCompositeFieldContainer[Policy]
     local_sgd: LocalSgd
     steps_per_run: int
+    bucket_order: _containers.RepeatedScalarFieldContainer[str]
     padding: Plan.Padding
-    def __init__(self, version: _Optional[int] = ..., id: _Optional[str] = ..., strategy: _Optional[str] = ..., graph_digest: _Optional[str] = ..., mesh: _Optional[_Iterable[_Union[Axis, _Mapping]]] = ..., devices: _Optional[_Iterable[str]] = ..., mode: _Optional[_Union[Plan.Mode, str]] = ..., semantics: _Optional[_Union[Semantics, _Mapping]] = ..., timeout_seconds: _Optional[float] = ..., batch_inputs: _Optional[_Iterable[_Union[BatchInput, _Mapping]]] = ..., default: _Optional[_Union[Options, _Mapping]] = ..., variables: _Optional[_Iterable[_Union[VariableRequest, _Mapping]]] = ..., edges: _Optional[_Iterable[_Union[Edge, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., micro: _Optional[_Union[Micro, _Mapping]] = ..., pipeline: _Optional[_Union[Pipeline, _Mapping]] = ..., remat: _Optional[_Union[Remat, _Mapping]] = ..., passes: _Optional[_Iterable[_Union[OwnPass, _Mapping]]] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., model_edges: _Optional[_Iterable[_Union[Edge, _Mapping]]] = ..., batch: _Optional[int] = ..., policies: _Optional[_Iterable[_Union[Policy, _Mapping]]] = ..., local_sgd: _Optional[_Union[LocalSgd, _Mapping]] = ..., steps_per_run: _Optional[int] = ..., padding: _Optional[_Union[Plan.Padding, str]] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., id: _Optional[str] = ..., strategy: _Optional[str] = ..., graph_digest: _Optional[str] = ..., mesh: _Optional[_Iterable[_Union[Axis, _Mapping]]] = ..., devices: _Optional[_Iterable[str]] = ..., mode: _Optional[_Union[Plan.Mode, str]] = ..., semantics: _Optional[_Union[Semantics, _Mapping]] = ..., timeout_seconds: _Optional[float] = ..., batch_inputs: _Optional[_Iterable[_Union[BatchInput, _Mapping]]] = ..., default: _Optional[_Union[Options, _Mapping]] = ..., variables: _Optional[_Iterable[_Union[VariableRequest, _Mapping]]] = ..., edges: _Optional[_Iterable[_Union[Edge, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., micro: _Optional[_Union[Micro, _Mapping]] = ..., pipeline: _Optional[_Union[Pipeline, _Mapping]] = ..., remat: _Optional[_Union[Remat, _Mapping]] = ..., passes: _Optional[_Iterable[_Union[OwnPass, _Mapping]]] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., model_edges: _Optional[_Iterable[_Union[Edge, _Mapping]]] = ..., batch: _Optional[int] = ..., policies: _Optional[_Iterable[_Union[Policy, _Mapping]]] = ..., local_sgd: _Optional[_Union[LocalSgd, _Mapping]] = ..., steps_per_run: _Optional[int] = ..., bucket_order: _Optional[_Iterable[str]] = ..., padding: _Optional[_Union[Plan.Padding, str]] = ...) -> None: ...
 
 class Policy(_message.Message):
     __slots__ = ("variable", "synchronization", "aggregation", "declared")

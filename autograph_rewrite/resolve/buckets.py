@@ -1,6 +1,7 @@
 """Gradient bucketing: which small gradients share one all-reduce, and which other small sums ride with them.
 
-Buckets are filled in the order in which gradients are expected to be ready: by the longest ways to them in the graph.
+Buckets are filled in the order in which gradients are expected to be ready, by the longest ways to them in the graph,
+or were ready, where that was measured (`runtime.function.ready_order`).
 
     loss, metrics      ──┐
     sizes and digests  ──┼──► one collective instead of three
@@ -71,7 +72,12 @@ def assign_buckets(
     open_buckets: dict[object, tuple[int, int]] = {}  # kind -> (number, bytes so far)
     chosen: dict[Key, int] = {}
     # Optimizers name gradients in the order of the layers, but those of the last layer are ready first.
-    for key, edge in sorted(edges.items(), key=lambda one: level.get(state.graph.value(one[1].value).node, 0)):
+    measured = {name: at for at, name in enumerate(plan.bucket_order)}
+
+    def readiness(edge: EdgePlan) -> tuple[int, int]:
+        return measured.get(edge.value, len(measured)), level.get(state.graph.value(edge.value).node, 0)
+
+    for key, edge in sorted(edges.items(), key=lambda one: readiness(one[1])):
         value = state.graph.value(edge.value) if edge.value in candidates and edge.to == "replicated" else None
         depth = depths.get(value.node, branches.get(value.node)) if value is not None else None
         if value is None or depth is None or not _is_fixed(state, value):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,13 +26,20 @@ from autograph_rewrite.runtime.elastic.job_memory import JobMemory, require_alik
 from autograph_rewrite.runtime.elastic.keras_fit import make_elastic, seed
 from autograph_rewrite.runtime.elastic.own_loop import keep_steps
 from autograph_rewrite.runtime.function.function import DistributedFunction
-from autograph_rewrite.runtime.function.session_step import stand_alone, with_proxies, without_servers, without_shards
+from autograph_rewrite.runtime.function.session_step import (
+    stand_alone,
+    with_proxies,
+    without_servers,
+    without_shards,
+)
 from autograph_rewrite.runtime.job.logical_devices import ensure_devices
 from autograph_rewrite.runtime.job.tf_server import be_patient, join
 from autograph_rewrite.runtime.keras.multi_worker import KerasJob
 from autograph_rewrite.runtime.preemption.elastic_loop import kept_loop
 from autograph_rewrite.runtime.preemption.keras_fit import make_preemptible, saved_at_the_end
 from autograph_rewrite.runtime.servers.serve import serve
+
+ORDERED = "buckets of gradients are filled in the order in which worker 0 had them ready in the first steps"
 
 
 def distribute(
@@ -198,8 +205,13 @@ class Rewriter:
         whole = ("train",) if has_stages else ()
         return KerasJob(self.member, given.timeout_seconds, splits=splits, batch_inputs=batch_inputs, whole=whole)
 
-    def __call__(self, item: GraphItem, *, training: bool = True) -> GraphItem:
+    def __call__(self, item: GraphItem, *, training: bool = True, bucket_order: Sequence[str] = ()) -> GraphItem:
         """Return the distributed item.
+
+        Args:
+            item: traced.
+            training: it trains.
+            bucket_order: values in the order in which they were ready in the first steps.
 
         Raises:
             RewriteError: as `api.rewrite`.
@@ -207,6 +219,8 @@ class Rewriter:
         with no_garbage_collection():
             flat = normalise_original(item)
             plan = request(flat, self._job.given)
+            if bucket_order:
+                plan = replace(plan, bucket_order=tuple(bucket_order), notes=(*plan.notes, ORDERED))
             if self.member is not None:
                 plan = without_shards(plan)
             plan = plan if training else plan.without_stages()

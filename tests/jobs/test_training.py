@@ -43,6 +43,7 @@ GRAPHS = (
     "function_sparse",
     "loss_scaling",
     "other_initial_values",
+    "two_towers",
 )
 MODELS = ("fit", "callbacks", "per_worker", "resumed", "dataset")
 MORE_MODELS = ("weighted", "on_batch", "recompiled")

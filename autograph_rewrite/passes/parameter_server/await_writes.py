@@ -3,8 +3,8 @@
     worker 0    written (0, or one for each other) ──► queue        ResourceGather(w @ ps)
     others      queue ──► take (0, or 1) ──^──► ResourceGather(w @ ps)
 
-What a program writes between two steps each worker knows (`runtime.function.session_variables`), but it is worker 0
-that writes it on the server. In a step before which nothing was written, nobody puts anything in or takes anything out.
+What a program writes between two steps each worker knows (`runtime.function.session_variables`), but it is
+worker 0 that writes it on the server. If nothing was written before a step, nobody puts anything in or takes it out.
 """
 
 from __future__ import annotations

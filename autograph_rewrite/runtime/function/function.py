@@ -28,7 +28,7 @@ from autograph_rewrite.runtime.session.first_batch import FirstBatch
 from autograph_rewrite.runtime.tracing.observers import observers
 from autograph_rewrite.runtime.tracing.tracer import StepObserver
 
-Rewrite = Callable[[GraphItem], GraphItem]
+Rewrite = Callable[..., GraphItem]
 Trace = Callable[..., GraphItem]
 
 
@@ -48,7 +48,7 @@ class DistributedFunction:
 
     Args:
         function: a tf.function, or a plain function that uses tf.Variables.
-        rewrite: distributes one traced item.
+        rewrite: distributes one traced item; takes `bucket_order`.
         specs: of the arguments; None to trace for what the function is called with.
         named_specs: of keyword arguments.
         batch_inputs: axis by argument path.
@@ -157,6 +157,8 @@ class DistributedFunction:
         traced = self._known.get(key)
         if traced is None:
             traced = self._known[key] = self._find(flat, args, kwargs)
+        if isinstance(traced.step, Step) and self._tf.executing_eagerly() and (order := traced.step.learnt_order()):
+            traced = self._reordered(traced, traced.step, order)
         tensors = self._tensors(flat)
         if not traced.first.is_done:
             traced.first(traced.step.examples(tensors, rows))
@@ -240,6 +242,16 @@ class DistributedFunction:
         traced = _Traced(flat.structure, flat.leaves, item, step, _packer(self._tf, step), first)
         self._traces.append(traced)
         return traced
+
+    def _reordered(self, traced: _Traced, step: Step, order: Sequence[str]) -> _Traced:
+        """Rewrite a step anew, with buckets in the order in which their members are ready; return its trace."""
+        new = self._step(self._rewrite(traced.original, bucket_order=order))
+        assert isinstance(new, Step)
+        new.follow(step)
+        changed = traced._replace(step=new)
+        self._traces = [changed if one is traced else one for one in self._traces]
+        self._known = {key: changed if one is traced else one for key, one in self._known.items()}
+        return changed
 
 
 def _listed(leaves: Sequence[Leaf]) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from autograph_rewrite.item import Shards, Variable
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.function.compressor_state import ExtraState
-from autograph_rewrite.runtime.function.served_variables import Held, Served
+from autograph_rewrite.runtime.function.on_servers.served_variables import Held, Served
 from autograph_rewrite.runtime.function.sharded_variables import Sharded
 
 Array = np.ndarray[Any, Any]

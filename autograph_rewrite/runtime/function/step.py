@@ -6,7 +6,7 @@ What the function captured is bound once, copies of variables on other devices i
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from autograph_rewrite.runtime.failures.liveness import PeerMonitor
 from autograph_rewrite.runtime.failures.watchdog import Watchdog, may_wait
 from autograph_rewrite.runtime.function.bound_captures import BoundCaptures, instances_of
 from autograph_rewrite.runtime.function.mirrored_variables import Mirrors
+from autograph_rewrite.runtime.function.ready_order import Timed, ready_order
 from autograph_rewrite.runtime.job import tf_server
 from autograph_rewrite.runtime.native import call_by_name, function_def
 from autograph_rewrite.runtime.native.steps_loop import Stacked
@@ -80,14 +81,16 @@ class Step:
         position = {name: i for i, node in enumerate(self.binding.inputs) for name in instances_of(item, node)}
         self._inputs = [(at, position[name]) for at, name in enumerate(function.arguments) if name in position]
         self._coordinator = self._make_coordinator(function)
+        self._ready_order = ready_order(item)
         if self._member is not None:
             self._agree()
 
-    def _make_function(self, attempt: int = 0) -> function_def.Function:
+    def _make_function(self, attempt: int = 0, timed: Timed | None = None) -> function_def.Function:
         """Make the function of the item.
 
         Args:
             attempt: how many steps of it have failed in all workers: each has groups of collectives of its own.
+            timed: the same step with one more result.
         """
         item, binding = self.item, self.binding
         own, everyones = self._digests or ("", "")
@@ -97,11 +100,11 @@ class Step:
                 *self._captures.nodes,
                 *([own.partition(":")[0]] if own else []),
             ],
-            outputs=[*binding.outputs, everyones] if everyones else binding.outputs,
+            outputs=[*binding.outputs, *([everyones] if everyones else []), *([timed.output] if timed else [])],
             targets=item.targets,
             read_after=self._captures.watched,
         )
-        data = serde.to_bytes(item.graph) if item.report is None else item.graph_bytes
+        data = serde.to_bytes(item.graph) if item.report is None else timed.data if timed else item.graph_bytes
         is_alone = self._plan is None or len(self._plan.processes) == 1
         salt = None if is_alone else b"attempt %d" % attempt if attempt else b""
         return function_def.build(data, call_by_name.new_name("step"), signature, salt=salt)
@@ -137,6 +140,7 @@ class Step:
         meet in new groups.
         """
         assert self._member is not None
+        self._ready_order = None  # what it runs meets in the old groups
         failed_steps.tell(self._member)
         self._agree(after_error=True)
         attempt = len(self._calls)  # those before are kept: functions that were traced may call them by name
@@ -221,9 +225,38 @@ class Step:
             variable.refresh(variable.value())
 
     def _called(self, args: list[Any], stacked: Stacked | None, cancellation: Any = None) -> list[Any]:
+        learns = self._ready_order
+        if learns is not None and stacked is None and cancellation is not None and learns.measures(self._number):
+            return learns.measured(self._timed_call, args, cancellation)
         if stacked is None:
             return self._call(args, cancellation)
         return self._call.looped(args, stacked, cancellation)
+
+    def _timed_call(self, timed: Timed) -> Callable[..., list[Any]]:
+        """Return what runs the step and returns one result more, last of all."""
+        call = call_by_name.Call(self._make_function(len(self._calls) - 1, timed), on_cpu=self._on_cpu)
+        at = len(self.binding.outputs) + (self._digests is not None)
+
+        def run(args: list[Any], cancellation: Any) -> list[Any]:
+            results = list(call(args, cancellation))
+            return [*results[:at], *results[at + 1 :], results[at]]
+
+        return run
+
+    def learnt_order(self) -> tuple[str, ...]:
+        """Return the order in which gradients are ready, once all workers have agreed on it, and it is worth a rewrite.
+
+        Raises:
+            ClusterError: somebody is missing.
+        """
+        if self._ready_order is None or (order := self._ready_order.agreed(self._number)) is None:
+            return ()
+        self._ready_order = None
+        return order
+
+    def follow(self, other: Step) -> None:
+        """Count on from the steps of another one, in whose place this one is."""
+        self._number = other._number
 
     def _stacked(self, rows: Sequence[bool]) -> Stacked | None:
         """Return which arguments of the function have rows; None for one step."""

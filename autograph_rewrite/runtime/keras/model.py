@@ -245,8 +245,8 @@ class _StepOnData:
             opens=declared_lengths(self._model) if self._job is not None and not self._job.splits else None,
         )
 
-    def _rewritten(self, item: GraphItem) -> GraphItem:
-        new = self._rewrite(item, training=self._training)
+    def _rewritten(self, item: GraphItem, **more: Any) -> GraphItem:
+        new = self._rewrite(item, training=self._training, **more)
         if not self._model.jit_compile or new.report is None:
             return new
         note = Note(self._step, "jit_compile", "runs without XLA, which compiles a step for one device")

@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 import autograph_rewrite as ar
+from autograph_rewrite.runtime.function.ready_order import LAST
 from tests.jobs.programs.job import Case, Job, Results
 from tests.zoo import ZOO
 
@@ -36,7 +37,44 @@ def zoo(name: str, optimizer: str = "adam", mode: str = "mirrored", replicas: in
     return case
 
 
+WIDE, THIN, ROWS, STEPS = 300, 8, 1024, 8
+
+
+def two_towers(job: Job) -> Results:
+    """Train two short, slow layers beside many that are fast, whose gradients the graph lets expect last."""
+    rng = np.random.default_rng(0)
+    slow = [tf.Variable(rng.normal(size=(WIDE, WIDE)) * 0.05, name=f"slow_{i}") for i in range(2)]
+    fast = [tf.Variable(rng.normal(size=(THIN, THIN)) * 0.4, name=f"fast_{i}") for i in range(20)]
+
+    def step(x: tf.Tensor, z: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            for kernel in slow:
+                x = tf.tanh(x @ kernel)
+            for kernel in fast:
+                z = tf.tanh(z @ kernel)
+            loss = tf.reduce_mean(tf.square(x - 1)) + tf.reduce_mean(tf.square(z - 1))
+        for variable, gradient in zip(slow + fast, tape.gradient(loss, slow + fast), strict=True):
+            variable.assign_sub(0.1 * gradient)
+        return loss
+
+    train = tf.function(step)
+    if job.is_rewritten:
+        train = ar.distribute(step, job.config(strategy={"bucket_bytes": 2 * 8 * WIDE**2}))
+    results = {}
+    for at in range(STEPS):
+        parts = (job.part(rng.normal(size=(ROWS, size))) for size in (WIDE, THIN))
+        results[f"loss of step {at}"] = np.asarray(train(*map(tf.constant, parts)))
+        if job.is_rewritten:
+            (item,) = train.items
+            assert bool(item.report.plan.bucket_order) == (at >= LAST), "it is learnt once"
+            buckets = {edge.owner: edge.bucket for edge in item.report.plan.edges}
+            assert (buckets["slow_0"] == buckets["slow_1"]) == (at < LAST), buckets
+    results.update({f"variable {variable.name}": np.asarray(variable) for variable in slow + fast})
+    return results
+
+
 CASES: dict[str, Case] = {
+    "two_towers": two_towers,
     "custom_loop": zoo("custom_loop"),
     "custom_loop_shared_two_devices": zoo("custom_loop", mode="shared", replicas=2),
     "function_sparse": zoo("function_sparse", "adagrad"),

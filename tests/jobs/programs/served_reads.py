@@ -214,7 +214,7 @@ def read_by_functions(job: Job) -> Results:
     training.train()
     if job.is_rewritten:
         assert not training.fetched
-        assert not {"count", "rate", "rows"} & carried(training.run), "what only the update needs, or looks up, stays there"
+        assert not {"count", "rate", "rows"} & carried(training.run), "what only the update needs stays there"
     return results | noted("at the end", list(training.v.values()))
 
 
