@@ -27,6 +27,7 @@ OTHERS = (
     "dist_link",
     "hierarchy",
     "one_shot",
+    "bucket_order",
     "dist_servers",
     "dist_embedding",
     "pipeline",

@@ -89,6 +89,11 @@ def test_two_processes_are_measured_as_one_job(tmp_path: Path) -> None:
             ["step / max(computing, bytes / bandwidth)"],
             marks=pytest.mark.skipif(not dist_link.has_hosts(), reason="network namespaces"),
         ),
+        pytest.param(
+            "bucket_order",
+            ["order measured / from the graph"],
+            marks=pytest.mark.skipif(not dist_link.has_hosts(), reason="network namespaces"),
+        ),
         ("pipeline", ["2 micro-batches: one process / two stages"]),
     ],
 )
