@@ -55,6 +55,9 @@ class Hosts:
         """Wait until agents have ended well; return what they say at the end."""
         codes = [agent.wait(LIMIT) for agent in agents]
         assert codes == [0] * len(agents), "\n".join(agent.output[-3000:] for agent in agents)
+        assert not [agent for agent in agents if "was destroyed but it is pending" in agent.output], (
+            "asyncio's complaint"
+        )
         return [summary_of(agent) for agent in agents]
 
     def end(self) -> None:

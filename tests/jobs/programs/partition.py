@@ -2,7 +2,9 @@
 
     bridge ── 10.77.0.1 (host 1) ── 10.77.0.2 (host 2) ── 10.77.0.3 (host 3)        the link of one is set down, and up
 
-CUT says which host (1), HEAL after how many seconds its link is up again (never).
+CUT says which host (1), HEAL after how many seconds its link is up again (never); MODE how the job trains (session),
+STRATEGY by which strategy, MIN how many workers there are at least (1; with 2 the third host stands by until another is
+lost), and OPTIONS what else agents are told (--ps 1). What training comes to is compared with the undisturbed program.
 """
 
 from __future__ import annotations
@@ -15,10 +17,14 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
+
 ROOT = Path(__file__).parents[3]
 PROGRAM = "tests/jobs/programs/elastic.py"
 CUT, HEAL = int(os.environ.get("CUT", "1")), float(os.environ.get("HEAL", "0"))
-COUNT, LIMIT, TICK = 3, 150, 0.05
+MODE, OPTIONS = os.environ.get("MODE", "session"), os.environ.get("OPTIONS", "").split()
+MIN = int(os.environ.get("MIN", "1"))
+COUNT, LIMIT, TICK, EXACT = 3, 150, 0.05, 1e-9
 
 
 def ip(*words: str) -> None:
@@ -52,7 +58,18 @@ def removed() -> None:
 def agent(host: int, out: Path) -> subprocess.Popen[bytes]:
     """Start the agent of a host."""
     meet = "10.77.0.1:29400,10.77.0.2:29400"
-    line = ["--elastic", f"1:{COUNT}", "--heartbeat", "1", "--json", "--timeout", str(LIMIT), "--rdzv-endpoint", meet]
+    most = COUNT if MIN == 1 else MIN
+    line = [
+        "--elastic",
+        f"{MIN}:{most}",
+        "--heartbeat",
+        "1",
+        "--json",
+        "--timeout",
+        str(LIMIT),
+        "--rdzv-endpoint",
+        meet,
+    ]
     line += [
         "--address",
         f"10.77.0.{host}",
@@ -60,8 +77,9 @@ def agent(host: int, out: Path) -> subprocess.Popen[bytes]:
         "1",
         "--rdzv-timeout",
         "15",
+        *OPTIONS,
         PROGRAM,
-        "session",
+        MODE,
         str(out),
     ]
     environ = {**os.environ, "AUTOGRAPH_TOKEN": "of-this-job-only", "PYTHONPATH": str(ROOT), "PAUSE": "0.4"}
@@ -89,12 +107,36 @@ def until(out: Path, host: int, words: str) -> float:
     return time.monotonic()
 
 
+def difference(out: Path) -> float:
+    """Return by how much what the workers came to differs from what one process does."""
+    alone = out / "alone"
+    alone.mkdir()
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("AUTOGRAPH_", "STRATEGY"))}
+    command = [sys.executable, PROGRAM, MODE, str(alone)]
+    subprocess.run(
+        command, check=True, capture_output=True, timeout=LIMIT, cwd=ROOT, env=environ | {"PYTHONPATH": str(ROOT)}
+    )
+    (path,) = alone.glob("*.npz")
+    with np.load(path) as expected:
+        worst = 0.0
+        for each in out.glob("worker*.npz"):
+            with np.load(each) as found:
+                assert set(found) == set(expected)
+                worst = max(worst, *(float(np.abs(found[name] - expected[name]).max()) for name in expected))
+    assert worst < EXACT, worst
+    return worst
+
+
 def main(out: Path) -> None:
     """Cut one host off; print what became of each."""
     removed()
     made()
     try:
-        agents = [agent(host, out) for host in range(1, COUNT + 1)]
+        first = range(1, COUNT + 1 if MIN == 1 else MIN + 1)
+        agents = [agent(host, out) for host in first]
+        if MIN > 1:
+            until(out, 1, "[worker 0] memory")
+            agents.append(agent(COUNT, out))  # it stands by
         other = 2 if CUT == 1 else 1
         until(out, other, "] did 8\n")
         cut = time.monotonic()
@@ -109,6 +151,7 @@ def main(out: Path) -> None:
             summary = json.loads(text[text.rindex('{"script"') :].splitlines()[0])
             found = [(g["number"], g["workers"], g["to_first_step"], g["why"]) for g in summary["generations"]]
             print(f"host {host}: exit code {code}", found)
+        print(f"largest difference from the undisturbed program: {difference(out):.1e}")
     finally:
         removed()
 

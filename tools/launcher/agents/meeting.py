@@ -120,9 +120,10 @@ class Meeting:
             wire.close()
         with suppress(*BROKEN):
             self._loop.run_until_complete(asyncio.wait_for(self._gone(wires), 2.0))
-        for task in self._tasks:
+        pending = asyncio.all_tasks(self._loop)  # also those that answer who calls
+        for task in pending:
             task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*self._tasks, return_exceptions=True))
+        self._loop.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
         self._loop.close()
 
     async def _gone(self, wires: list[Wire]) -> None:

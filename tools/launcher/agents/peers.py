@@ -154,24 +154,23 @@ class Door:
     async def _come(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Find out who calls, and let it be answered."""
         wire = Wire(reader, writer)
+        with suppress(asyncio.CancelledError):  # this agent ends; asyncio would print a traceback
+            await self._met(wire)
+        wire.close()
+
+    async def _met(self, wire: Wire) -> None:
         if self._strangers >= _MOST:
-            wire.close()
             return
         self._strangers += 1
         try:
             await wire.greet(self._token, is_caller=False)
             message = await wire.first()
         except BROKEN:
-            wire.close()
             return
         finally:
             self._strangers -= 1
-        try:
+        with suppress(*BROKEN):
             await self._answer(wire, message)
-        except BROKEN:
-            pass
-        finally:
-            wire.close()
 
 
 def own_address(endpoint: str) -> str:
