@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ import autograph_rewrite as ar
 from autograph_rewrite.cluster.membership import Membership
 from autograph_rewrite.ir.format import serde
 from autograph_rewrite.item import GraphItem
+from autograph_rewrite.normalize.normalize import normalise
 from autograph_rewrite.plan.parts.messages import STEP, EdgePlan, Options
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.runtime.function import ready_order
@@ -22,13 +24,15 @@ from tests.support.rewriting import run_pipeline
 WORKERS = ["127.0.0.1:11", "127.0.0.1:12"]
 
 
-def item(plan: Plan | None = None, devices: str = "CPU:0", **more: Any) -> GraphItem:
+def item(
+    plan: Plan | None = None, devices: str = "CPU:0", before: Callable[[Any], Any] = lambda x: x, **more: Any
+) -> GraphItem:
     """Return a chain of four layers of 8 KiB, of which two fit into a bucket, as rank 0 of two rewrites it."""
     layers = [tf.Variable(np.eye(32), name=f"w{i}") for i in range(4)]
 
     def step(x: Any) -> Any:
         with tf.GradientTape() as tape:
-            y = x
+            y = before(x)
             for kernel in layers:
                 y = tf.tanh(y @ kernel)
             loss = tf.reduce_sum(y)
@@ -36,7 +40,7 @@ def item(plan: Plan | None = None, devices: str = "CPU:0", **more: Any) -> Graph
             kernel.assign_sub(0.1 * gradient)
         return loss
 
-    original = ar.GraphItem.from_function(step, tf.TensorSpec([None, 32], tf.float64), batch_inputs={"x": 0})
+    original = normalise(ar.GraphItem.from_function(step, tf.TensorSpec([None, 32], tf.float64), batch_inputs={"x": 0}))
     strategy = {"name": "AllReduce", "bucket_bytes": 2 * 8192, **more.pop("strategy", {})}
     config = {"devices": [devices], "cluster": {"workers": WORKERS}, "strategy": strategy, **more}
     new = run_pipeline(original, plan or ar.build_plan(original, config), task=0)
@@ -93,6 +97,21 @@ def test_nothing_is_learnt_where_nothing_would_change_or_time_says_little(more: 
     assert ready_order.ready_order(item(**more)) is None
 
 
+@pytest.mark.parametrize("where", ["in the step", "in a loop"])
+def test_nothing_is_learnt_of_a_step_that_draws_with_a_seed_which_another_function_would_begin_anew(where: str) -> None:
+    def noise(x: Any) -> Any:
+        if where == "in the step":
+            return x + tf.random.normal([32], seed=7, dtype=tf.float64)
+        return tf.while_loop(
+            lambda i, _: i < 2, lambda i, y: (i + 1, y + tf.random.uniform([32], dtype=tf.float64)), [0, x]
+        )[1]
+
+    assert ready_order.ready_order(item(before=noise)) is None
+    assert ready_order.ready_order(
+        item(before=lambda x: x + tf.random.stateless_normal([32], [1, 2], dtype=tf.float64))
+    )
+
+
 def test_one_process_learns_nothing() -> None:
     new = item()
     assert ready_order.ready_order(new.with_(report=replace(new.report, member=None))) is None
@@ -120,7 +139,6 @@ def test_worker_0_alone_measures_and_in_the_first_steps_only() -> None:
     assert other is not None
     assert [number for number in range(1, 9) if first.measures(number)] == [3, 4, 5]
     assert not any(other.measures(number) for number in range(1, 9))
-    assert first.agreed(4) is None
 
 
 def test_buckets_follow_the_order_of_a_plan_which_files_keep() -> None:

@@ -1,24 +1,22 @@
 """Await writes: who looks rows up on a server waits for what worker 0 has written there since the last step.
 
-    worker 0    written (0, or one for each other) ──► queue        ResourceGather(w @ ps)
-    others      queue ──► take (0, or 1) ──^──► ResourceGather(w @ ps)
+    written, fed ──► Switch ─┬─ false ──► Identity ──────────────────┬─► Merge ──^──► ResourceGather(w @ ps)
+                             └─ true ───► Identity ◄──^── worker 0 has begun
 
-What a program writes between two steps each worker knows (`runtime.function.session_variables`), but it is
-worker 0 that writes it on the server. If nothing was written before a step, nobody puts anything in or takes it out.
+What a program writes between two steps each worker knows (`runtime.function.session_variables`), but it is worker 0
+that writes it on the server, before it begins its step. In all other steps nobody waits.
 """
 
 from __future__ import annotations
 
-import numpy as np
-
-from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.ir.graph import Node, Span, Value
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.passes.base.context import Context
+from autograph_rewrite.passes.base.context import Context, Site
 from autograph_rewrite.passes.collectives.server_stores import ServerBuilder
 
 PREFIX = "autograph_written"
-COUNT = "count"
-"""Name, behind the prefix and the variable, of what is fed: a vector with an element for each other worker, or 1."""
+FLAG = "flag"
+"""Name, behind the prefix and the variable, of what is fed: whether the program has written it since the last step."""
 
 
 def await_writes(context: Context, variable: str, device: str, lookups: list[Node]) -> None:
@@ -30,15 +28,18 @@ def await_writes(context: Context, variable: str, device: str, lookups: list[Nod
         device: of the server that holds it.
         lookups: of its rows, outside of loops and branches.
     """
-    home = ServerBuilder(context, device, lookups[0], f"{PREFIX}/{variable}")
-    queue = home.queue([dtypes.BOOL], context.workers - 1, "queue")
-    if context.rank == 0:
-        none = home.add("Const", (), "nothing", value=np.zeros([0], np.bool_), dtype=dtypes.BOOL).output()
-        tokens = home.add("PlaceholderWithDefault", (none,), COUNT, shape=(None,)).output()
-        done = home.add("QueueEnqueueManyV2", (queue, tokens), "say", timeout_ms=-1)
-    else:
-        zero = home.const(0, dtypes.INT32, "nothing")
-        count = home.add("PlaceholderWithDefault", (zero,), COUNT, shape=()).output()
-        done = home.add("QueueDequeueManyV2", (queue, count), "take", component_types=[dtypes.BOOL], timeout_ms=-1)
+    name = f"{PREFIX}/{variable}"
+    begun = ServerBuilder(context, device, lookups[0], name).const(True, dtypes.BOOL, "begun", on_server=True)
+
+    def add(op: str, what: str, *inputs: Value, controls: tuple[Node, ...] = (), **attrs: object) -> Node:
+        site = Site(f"{name}/{what}", Span.ONCE, lookups[0])
+        return context.add(op, inputs, site, controls=controls, attrs=attrs or None)
+
+    told = add("NoOp", "told", controls=(begun.node,))  # `delegate_to_chief` makes a token of it
+    flag = add("Placeholder", FLAG, dtype=dtypes.BOOL, shape=()).output()  # Grappler folds what has a default
+    switch = add("Switch", "switch", flag, flag)
+    free = add("Identity", "free", switch.output(0)).output()
+    waited = add("Identity", "waited", switch.output(1), controls=(told,)).output()
+    merged = add("Merge", "merge", free, waited, N=2)
     for node in lookups:
-        node.add_control(done)
+        node.add_control(merged)

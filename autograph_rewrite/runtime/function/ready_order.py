@@ -10,6 +10,7 @@ order of the first backward pass.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
@@ -31,6 +32,11 @@ FIRST, LAST = 3, 5
 EARLIER = 0.05
 """Share of the time between the first and the last gradient by which the mean byte has to leave earlier."""
 SCOPE = "autograph_ready"
+_DRAWS = re.compile(
+    rb"\x12.(Random(Uniform|UniformInt|StandardNormal|Shuffle|Gamma|Poisson|PoissonV2|Crop)|Multinomial"
+    rb"|(Parameterized)?TruncatedNormal|SampleDistortedBoundingBox(V2)?|\w+CandidateSampler)[\x1a\x22\x2a]"
+)
+"""An op that keeps the state of its draws in its kernel, as encoded in a node: another function begins anew with it."""
 
 
 class Timed(NamedTuple):
@@ -92,17 +98,12 @@ class ReadyOrder:
         times = graph.add("Pack", stamps, name=f"{SCOPE}/times", attrs=attrs)
         return Timed(serde.to_bytes(graph), f"{times.name}:0")
 
-    def agreed(self, number: int) -> tuple[str, ...] | None:
-        """Return the order for all steps from now on, once all have agreed; () to leave it, None before.
-
-        Args:
-            number: of the last step.
+    def agreed(self) -> tuple[str, ...]:
+        """Return the order for all steps from now on, on which all workers agree, behind step LAST; () to leave it.
 
         Raises:
             ClusterError: somebody is missing.
         """
-        if number < LAST:
-            return None
         values = tuple(dict.fromkeys(edge.value for edge in self._edges))
         order = [-1] * len(values)
         if len(self._times) > 1:  # else those steps ran in a loop, or in another function
@@ -118,7 +119,8 @@ class ReadyOrder:
 def ready_order(item: GraphItem) -> ReadyOrder | None:
     """Return what learns the order of a step's gradients; None where it would change nothing, or cannot be measured.
 
-    On accelerators a Timestamp tells when work was handed to the device, not when it was done.
+    On accelerators a Timestamp tells when work was handed to the device, not when it was done. What draws with a seed
+    goes on only in the function in which it began.
 
     Args:
         item: a function's.
@@ -131,7 +133,9 @@ def ready_order(item: GraphItem) -> ReadyOrder | None:
     several = len({edge.bucket for edge in edges}) > 1
     is_plain = plan.microbatches == 1 and plan.pipeline is None and plan.steps_per_run <= 1
     on_cpu = all(parse(device).kind == "CPU" for device in plan.devices)
-    return ReadyOrder(item, edges) if several and is_plain and on_cpu else None
+    if not (several and is_plain and on_cpu) or _DRAWS.search(item.graph_bytes):
+        return None
+    return ReadyOrder(item, edges)
 
 
 def leave_earlier(plan: Plan, edges: Iterable[EdgePlan], ready: Mapping[str, float]) -> bool:

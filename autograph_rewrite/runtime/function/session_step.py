@@ -26,6 +26,7 @@ from autograph_rewrite.runtime.function.lift_captures import unbind
 from autograph_rewrite.runtime.function.mirrored_variables import Mirrors
 from autograph_rewrite.runtime.function.session_variables import SessionVariables
 from autograph_rewrite.runtime.function.step import batch_axes, most_examples
+from autograph_rewrite.runtime.native import call_by_name
 from autograph_rewrite.runtime.session.session import DistributedSession
 
 TARGET = "autograph_step"
@@ -88,7 +89,10 @@ class SessionStep:
         assert isinstance(item.binding, FunctionBinding)
         self._tf = tensorflow()
         self.item, self.binding = item, item.binding
-        self._session = DistributedSession(item)
+        config = self._tf.compat.v1.ConfigProto()
+        # As in functions: the graph needs none of what Grappler does, whose constant folding may go round for ever.
+        config.graph_options.rewrite_options.disable_meta_optimizer = call_by_name.on_cpu(item.report.plan.devices)
+        self._session = DistributedSession(item, config)
         self._session.first.done()
         self._batches = batch_axes(item, self.binding)
         self._variables = SessionVariables(item, self.binding, mirrors, self._session)

@@ -77,7 +77,7 @@ class SessionVariables:
         self._lock = threading.RLock()
         self._runs, self._at_once = False, 1
         self.began = OthersBegan(session)
-        self._tables = TablesWritten(session, len(item.report.member.workers) - 1)
+        self._tables = TablesWritten(session)
         self._written: set[str] = set()
         self._start()
 

@@ -30,7 +30,7 @@ from autograph_rewrite.runtime.failures.liveness import PeerMonitor
 from autograph_rewrite.runtime.failures.watchdog import Watchdog, may_wait
 from autograph_rewrite.runtime.function.bound_captures import BoundCaptures, instances_of
 from autograph_rewrite.runtime.function.mirrored_variables import Mirrors
-from autograph_rewrite.runtime.function.ready_order import Timed, ready_order
+from autograph_rewrite.runtime.function.ready_order import LAST, Timed, ready_order
 from autograph_rewrite.runtime.job import tf_server
 from autograph_rewrite.runtime.native import call_by_name, function_def
 from autograph_rewrite.runtime.native.steps_loop import Stacked
@@ -249,8 +249,12 @@ class Step:
         Raises:
             ClusterError: somebody is missing.
         """
-        if self._ready_order is None or (order := self._ready_order.agreed(self._number)) is None:
+        if self._ready_order is None or self._number < LAST:
             return ()
+        self._coordinator.before_step()  # if the last one has failed, all carry on, and nothing is learnt
+        if self._ready_order is None:
+            return ()
+        order = self._ready_order.agreed()
         self._ready_order = None
         return order
 

@@ -12,6 +12,7 @@ import autograph_rewrite as ar
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.ir.format import serde
 from autograph_rewrite.ir.graph import Graph
+from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.verify.ranks import verify_ranks
 from autograph_rewrite.normalize.normalize import normalise
 from autograph_rewrite.runtime.function.session_step import stand_alone, with_proxies
@@ -62,16 +63,19 @@ def test_rows_are_looked_up_where_they_are_and_the_rest_is_read_from_a_copy() ->
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_lookup_waits_for_what_worker_0_has_written_since_the_last_step(rank: int) -> None:
+def test_a_lookup_waits_for_worker_0_if_the_program_has_written_the_table_since_the_last_step(rank: int) -> None:
     graph = graphs("rows")[rank]
     (lookup,) = (node for node in graph if node.op == "ResourceGather")
-    (done,) = (control for control in lookup.controls if control.name.startswith(WRITTEN))
-    assert done.op == ("QueueDequeueManyV2" if rank else "QueueEnqueueManyV2")
-    queue, count = done.inputs
-    assert queue.node.attr("shared_name").decode() == f"{WRITTEN}/queue"
-    assert count.node.op == "PlaceholderWithDefault"
-    assert not np.any(count.node.inputs[0].node.attr("value")), "if nothing was written, nobody waits"
-    assert "/job:ps" in done.device
+    (merged,) = (control for control in lookup.controls if control.name.startswith(WRITTEN))
+    free, waited = (value.node for value in merged.inputs)
+    assert merged.op == "Merge"
+    assert not free.controls
+    assert [value.node.op for value in (*free.inputs, *waited.inputs)] == ["Switch", "Switch"]
+    assert [free.inputs[0].index, waited.inputs[0].index] == [0, 1]
+    flag = free.inputs[0].node.inputs[1].node
+    assert flag.op == "Placeholder"
+    tokens = [node.op for node in ancestors(waited.controls) if "token" in node.name]
+    assert ("QueueEnqueueManyV2" if rank == 0 else "QueueDequeueV2") in tokens
 
 
 @pytest.mark.parametrize("reads", ["as a whole", "in a branch"])

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Any
 
-import numpy as np
-
-from autograph_rewrite.passes.parameter_server.await_writes import COUNT, PREFIX
+from autograph_rewrite.passes.parameter_server.await_writes import FLAG, PREFIX
 from autograph_rewrite.runtime.session.session import DistributedSession
 
 
@@ -16,26 +14,20 @@ class TablesWritten:
 
     Args:
         session: of a step.
-        others: how many other workers there are.
     """
 
-    def __init__(self, session: DistributedSession, others: int) -> None:
-        self._others = others
-        self._counts = dict(_counts(session.graph))
+    def __init__(self, session: DistributedSession) -> None:
+        before, behind = f"{PREFIX}/", f"/{FLAG}"
+        self._flags = {
+            op.name[len(before) : -len(behind)]: op.outputs[0]
+            for op in session.graph.get_operations()
+            if op.name.startswith(before) and op.name.endswith(behind)
+        }
 
-    def feeds(self, written: Collection[str]) -> dict[Any, Any]:
+    def feeds(self, written: Collection[str]) -> dict[Any, bool]:
         """Return what the next step is fed besides.
 
         Args:
             written: the names of the handles of variables that the program has written since the last step.
         """
-        found = {handle: count for handle, count in self._counts.items() if handle in written}
-        return {c: np.ones([self._others], np.bool_) if c.shape.rank else 1 for c in found.values()}
-
-
-def _counts(graph: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what is fed for each variable, by the name of its handle."""
-    for operation in graph.get_operations():
-        name = operation.name
-        if name.startswith(f"{PREFIX}/") and name.endswith(f"/{COUNT}"):
-            yield name[len(PREFIX) + 1 : -len(COUNT) - 1], operation.outputs[0]
+        return {flag: handle in written for handle, flag in self._flags.items()}
