@@ -18,6 +18,7 @@ from typing import Any
 from autograph_rewrite.errors import GraphError, PlanError
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.signature.captures import FunctionBinding
+from autograph_rewrite.passes.parameter_server.await_writes import PREFIX
 from autograph_rewrite.plan.parts.messages import VariableRequest
 from autograph_rewrite.plan.parts.residence import REPLICATED, placed
 from autograph_rewrite.plan.plan import Plan
@@ -26,7 +27,6 @@ from autograph_rewrite.runtime.function.lift_captures import unbind
 from autograph_rewrite.runtime.function.mirrored_variables import Mirrors
 from autograph_rewrite.runtime.function.session_variables import SessionVariables
 from autograph_rewrite.runtime.function.step import batch_axes, most_examples
-from autograph_rewrite.runtime.native import call_by_name
 from autograph_rewrite.runtime.session.session import DistributedSession
 
 TARGET = "autograph_step"
@@ -90,8 +90,9 @@ class SessionStep:
         self._tf = tensorflow()
         self.item, self.binding = item, item.binding
         config = self._tf.compat.v1.ConfigProto()
-        # As in functions: the graph needs none of what Grappler does, whose constant folding may go round for ever.
-        config.graph_options.rewrite_options.disable_meta_optimizer = call_by_name.on_cpu(item.report.plan.devices)
+        if PREFIX.encode() in item.graph_bytes:  # TensorFlow 2.21 goes round for ever in some graphs with such lookups
+            options = config.graph_options.rewrite_options
+            options.constant_folding = options.OFF
         self._session = DistributedSession(item, config)
         self._session.first.done()
         self._batches = batch_axes(item, self.binding)
