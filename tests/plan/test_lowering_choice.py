@@ -8,12 +8,19 @@ from typing import Any
 import pytest
 
 import autograph_rewrite as ar
+from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.sources.printed import from_printed
 from autograph_rewrite.resolve.edges import one_shot
 from tests.passes.collectives.test_lowerings import CASE
 
 TWO = {"cluster": {"workers": ["a:1", "b:1"]}}
 CPUS, GPUS = {"devices": ["CPU:0", "CPU:1"]}, {"devices": ["GPU:0", "GPU:1"]}
+
+
+def function(text: str = CASE) -> GraphItem:
+    """Return an item whose variables a function has captured."""
+    item = from_printed(text, {})
+    return item.with_(variables={name: replace(one, captured=True) for name, one in item.variables.items()})
 
 
 @pytest.mark.parametrize(
@@ -31,7 +38,7 @@ CPUS, GPUS = {"devices": ["CPU:0", "CPU:1"]}, {"devices": ["GPU:0", "GPU:1"]}
     ids=["cpus", "micro-batches", "ring", "compressor", "gpus", "one each", "one each, micro-batches", "one process"],
 )
 def test_replicas_of_one_memory_add_up_before_processes_do(config: dict[str, Any], lowering: str) -> None:
-    plan = ar.build_plan(from_printed(CASE, {}), config)
+    plan = ar.build_plan(function(), config)
     assert [edge.lowering for edge in plan.edges if edge.owner == "w"] == [lowering]
 
 
@@ -40,7 +47,7 @@ def _lowerings(rows: int, workers: int, wide: bool) -> list[str]:
     text = CASE.replace("[3,2]", f"[{rows},256]").replace("[?,3]", f"[?,{rows}]")
     text = text.replace("float32", "float64") if wide else text
     cluster = {"workers": [f"host{task}:1" for task in range(workers)]}
-    plan = ar.build_plan(from_printed(text, {}), {"devices": ["CPU:0"], "cluster": cluster})
+    plan = ar.build_plan(function(text), {"devices": ["CPU:0"], "cluster": cluster})
     return [edge.lowering for edge in plan.edges if edge.owner == "w"]
 
 
@@ -64,7 +71,7 @@ def test_small_sums_of_few_workers_take_one_shot(rows: int, workers: int, wide: 
 
 @pytest.mark.parametrize("more", [{}, {"compressor": "fp16"}])
 def test_the_sums_of_a_bucket_go_the_same_way(more: dict[str, str]) -> None:
-    plan = ar.build_plan(from_printed(CASE, {}), {"devices": ["CPU:0"], **TWO})
+    plan = ar.build_plan(function(), {"devices": ["CPU:0"], **TWO})
     (edge,) = (edge for edge in plan.edges if edge.owner == "w")
     ring = replace(edge, lowering="collective_reduce", bucket=1)
     small, large = replace(ring, bytes=300 * 1024), replace(ring, bytes=212 * 1024)
@@ -76,5 +83,10 @@ def test_the_sums_of_a_bucket_go_the_same_way(more: dict[str, str]) -> None:
 
 def test_a_sum_of_a_type_that_no_gather_knows_goes_around_the_ring() -> None:
     text = CASE.replace("Sum(", "Max(").replace("float32", "bfloat16")
-    edges = ar.build_plan(from_printed(text, {}), {"devices": ["CPU:0"], **TWO}).edges
+    edges = ar.build_plan(function(text), {"devices": ["CPU:0"], **TWO}).edges
     assert [edge.lowering for edge in edges if edge.value == "loss"] == ["collective_reduce"]
+
+
+def test_sessions_go_around_the_ring() -> None:
+    edges = ar.build_plan(from_printed(CASE, {}), {"devices": ["CPU:0"], **TWO}).edges
+    assert [edge.lowering for edge in edges if edge.owner == "w"] == ["collective_reduce"]

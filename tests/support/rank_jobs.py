@@ -121,11 +121,12 @@ EXTRA = {"norm_in_loop": norm_in_loop, "draws": draws}
 
 
 def jobs_of(name: str, item: GraphItem, **strategy: Any) -> Iterator[Job]:
-    """Yield an item in every layout, on two and on three ranks."""
+    """Yield an item in every layout, on two and three ranks, by turns with small sums in one shot and around rings."""
     flat = normalise(item)
-    for mode, devices in LAYOUTS:
+    for at, (mode, devices) in enumerate(LAYOUTS):
         for ranks in RANKS:
-            yield job_of(name, flat, mode, devices, ranks, **strategy)
+            hint = {"hint": ("ring", "auto")[(at + ranks) % 2]}
+            yield job_of(name, flat, mode, devices, ranks, **hint | strategy)
 
 
 def job_of(name: str, flat: GraphItem, mode: str, devices: int, ranks: int, **strategy: Any) -> Job:

@@ -73,7 +73,8 @@ def resolve_edges(
     found = compression.choose(plan, state, found, variables)
     found = _on_logical_devices(plan, state, found)
     bucketed = assign_buckets(plan, state, found, variables)
-    bucketed = one_shot.choose(plan, bucketed, lambda edge: _can_be_gathered(state, edge))
+    if any(variable.captured for variable in variables.values()):
+        bucketed = one_shot.choose(plan, bucketed, lambda edge: _can_be_gathered(state, edge))
     bucketed = [replace(edge, bytes=-(-edge.bytes // plan.period_of(edge))) for edge in bucketed]
     listed = compression.with_rounds(bucketed, state, variables)
     keyed = collective_keys.with_keys(listed, plan.devices, plan.members)

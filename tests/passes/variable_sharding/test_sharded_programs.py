@@ -122,4 +122,4 @@ def test_a_maximum_that_a_loop_hands_on_is_exchanged_as_the_plan_says() -> None:
     exchanged = [edge for edge in plan.edges if edge.from_ == "partial(max)"]
     new = ar.rewrite(item, plan, task=0)
     assert len(exchanged) == 1
-    assert len([node for node in new.graph if node.op == "CollectiveReduceV2" and "while" in node.name]) == 1
+    assert len([node for node in new.graph if node.op.startswith("Collective") and "while" in node.name]) == 1
