@@ -249,14 +249,14 @@ class Step:
         Raises:
             ClusterError: somebody is missing.
         """
-        if self._ready_order is None or self._number < LAST:
+        if not self._has_learnt():
             return ()
         self._coordinator.before_step()  # if the last one has failed, all carry on, and nothing is learnt
-        if self._ready_order is None:
-            return ()
-        order = self._ready_order.agreed()
-        self._ready_order = None
-        return order
+        learnt, self._ready_order = self._ready_order, None
+        return learnt.agreed() if learnt is not None else ()
+
+    def _has_learnt(self) -> bool:
+        return self._ready_order is not None and self._number >= LAST
 
     def follow(self, other: Step) -> None:
         """Count on from the steps of another one, in whose place this one is."""
