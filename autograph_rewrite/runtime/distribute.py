@@ -220,7 +220,8 @@ class Rewriter:
             flat = normalise_original(item)
             plan = request(flat, self._job.given)
             if bucket_order:
-                plan = replace(plan, bucket_order=tuple(bucket_order), notes=(*plan.notes, ORDERED))
+                notes = plan.notes if plan.edges else (*plan.notes, ORDERED)  # edges that are given keep their buckets
+                plan = replace(plan, bucket_order=tuple(bucket_order), notes=notes)
             if self.member is not None:
                 plan = without_shards(plan)
             plan = plan if training else plan.without_stages()
