@@ -51,6 +51,29 @@ Depth = Callable[[EdgePlan], int | None]
 Key = tuple[str, str]
 
 
+class BucketFiller:
+    """Fills buckets one after the other, of each kind its own."""
+
+    def __init__(self) -> None:
+        self._last = 0
+        self._open: dict[object, tuple[int, int]] = {}  # kind -> (number, bytes so far)
+
+    def put(self, kind: object, nbytes: int, limit: int) -> int:
+        """Return the number of the bucket that a value goes into: the open one of its kind, or a new one.
+
+        Args:
+            kind: equal for values that may share a bucket.
+            nbytes: of the value.
+            limit: bytes that a bucket holds at most.
+        """
+        number, filled = self._open.get(kind, (0, 0))
+        if not number or filled + nbytes > limit:
+            self._last += 1
+            number, filled = self._last, 0
+        self._open[kind] = number, filled + nbytes
+        return number
+
+
 def assign_buckets(
     plan: Plan, state: Propagation, edges: Mapping[Key, EdgePlan], variables: Mapping[str, Variable]
 ) -> list[EdgePlan]:
@@ -68,8 +91,7 @@ def assign_buckets(
     depths, level = _depths(state), levels(state.order)
     branches = _branches(state) if plan.local_sgd is not None else {}
     in_memory = len(plan.processes) == 1 and all(parse(device).kind == "CPU" for device in plan.devices)
-    number = 0
-    open_buckets: dict[object, tuple[int, int]] = {}  # kind -> (number, bytes so far)
+    filler = BucketFiller()
     chosen: dict[Key, int] = {}
     # Optimizers name gradients in the order of the layers, but those of the last layer are ready first.
     measured = {name: at for at, name in enumerate(plan.bucket_order)}
@@ -86,12 +108,7 @@ def assign_buckets(
         if not 0 < edge.bytes < options.bucket_bytes or (in_memory and edge.bytes >= TOO_LARGE_TO_COPY):
             continue
         kind = (edge.dtype, options.hint, edge.compressor, options.bucket_bytes, edge.logical, depth)
-        current, filled = open_buckets.get(kind, (0, 0))
-        if not current or filled + edge.bytes > options.bucket_bytes:
-            number += 1
-            current, filled = number, 0
-        open_buckets[kind] = current, filled + edge.bytes
-        chosen[key] = current
+        chosen[key] = filler.put(kind, edge.bytes, options.bucket_bytes)
     members = Counter(chosen.values())
     listed = [
         replace(edge, bucket=chosen[key]) if key in chosen and members[chosen[key]] > 1 else edge

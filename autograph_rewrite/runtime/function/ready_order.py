@@ -24,6 +24,7 @@ from autograph_rewrite.ir.types.dtypes import DOUBLE
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.plan.parts.messages import STEP, EdgePlan
 from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.resolve.buckets import BucketFiller
 from autograph_rewrite.runtime.consensus.rendezvous import Rendezvous
 from autograph_rewrite.runtime.function.bound_captures import instances_of
 
@@ -146,20 +147,14 @@ def leave_earlier(plan: Plan, edges: Iterable[EdgePlan], ready: Mapping[str, flo
         edges: their members.
         ready: when each value is, in seconds.
     """
-    listed = list(edges)
-    now: dict[object, list[EdgePlan]] = {}
-    for edge in listed:
+    now: dict[int, list[EdgePlan]] = {}
+    then: dict[int, list[EdgePlan]] = {}
+    filler = BucketFiller()
+    for edge in sorted(edges, key=lambda one: ready[one.value]):
+        options = plan.options_of(edge.owner)
+        kind = (edge.dtype, options.hint, edge.logical, options.bucket_bytes)
         now.setdefault(edge.bucket, []).append(edge)
-    then: dict[object, list[EdgePlan]] = {}
-    filled: dict[object, tuple[int, int]] = {}
-    for edge in sorted(listed, key=lambda one: ready[one.value]):
-        limit = plan.options_of(edge.owner).bucket_bytes
-        kind = (edge.dtype, plan.options_of(edge.owner).hint, edge.logical, limit)
-        number, size = filled.get(kind, (0, 0))
-        if size + edge.bytes > limit:
-            number, size = number + 1, 0
-        filled[kind] = number, size + edge.bytes
-        then.setdefault((kind, number), []).append(edge)
+        then.setdefault(filler.put(kind, edge.bytes, options.bucket_bytes), []).append(edge)
     span = max(ready.values()) - min(ready.values())
     return _leaves(now.values(), ready) - _leaves(then.values(), ready) > EARLIER * span
 
