@@ -36,6 +36,16 @@ def wire_type(dtype: int, op: str) -> int:
     return dtypes.FLOAT if dtype in NARROW else dtype
 
 
+def can_be_sent(dtype: int, op: str) -> bool:
+    """Return whether collectives can carry a type as it is, or as one that stands for it.
+
+    Args:
+        dtype: number of TensorFlow's type.
+        op: how values of it will be combined, or "gather".
+    """
+    return dtype in COLLECTIVE_TYPES or dtype in WIDER or (dtype in REAL_PARTS and op in ("sum", "gather"))
+
+
 def may_change_inside(fact: Fact) -> bool:
     """Return whether another dimension than the split one may differ between steps."""
     dims = fact.shape or (None,)

@@ -8,7 +8,7 @@ from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.passes.base.builder import Builder
 from autograph_rewrite.passes.base.context import Context, Site
-from autograph_rewrite.resolve.wire_types import COLLECTIVE_TYPES, REAL_PARTS, WIDER
+from autograph_rewrite.resolve.wire_types import REAL_PARTS, WIDER, can_be_sent
 
 
 def cast(context: Context, value: Value, dtype: int, name: str) -> Value:
@@ -38,17 +38,15 @@ def encode(context: Context, value: Value, op: str, name: str) -> Value:
     Raises:
         PassError: there is no such type.
     """
-    if value.dtype in COLLECTIVE_TYPES:
-        return value
-    if value.dtype in REAL_PARTS and op in ("sum", "gather"):
-        return Builder.of(context, value, name).op("Bitcast", value, what="real_parts", type=REAL_PARTS[value.dtype])
-    if value.dtype not in WIDER:
+    if not can_be_sent(value.dtype, op):
         raise PassError(
             f"'{value.name}' is {dtypes.dtype_name(value.dtype)}, which cannot travel between processes ({op})",
             node=value.node,
             hint="convert it to numbers before it has to be whole, or leave it to each process: batch_inputs",
         )
-    return cast(context, value, WIDER[value.dtype], f"{name}/wide")
+    if value.dtype in REAL_PARTS:
+        return Builder.of(context, value, name).op("Bitcast", value, what="real_parts", type=REAL_PARTS[value.dtype])
+    return cast(context, value, WIDER.get(value.dtype, value.dtype), f"{name}/wide")
 
 
 def decode(context: Context, value: Value, dtype: int, name: str) -> Value:

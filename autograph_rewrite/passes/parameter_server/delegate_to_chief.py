@@ -21,6 +21,7 @@ from autograph_rewrite.ir.replace_op import take_name
 from autograph_rewrite.ir.traversal import ancestors, dependencies, marks_before, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_uses, is_update
+from autograph_rewrite.ir.verify.collective_groups import is_collective
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes.base.anchors import outputs_of
 from autograph_rewrite.passes.base.context import Context
@@ -28,7 +29,6 @@ from autograph_rewrite.passes.collectives.server_stores import ServerBuilder
 from autograph_rewrite.passes.parameter_server.turns import Turns
 
 SUFFIX = "/on_server"
-REPORT = "report this, with the graph; strategy AllReduce needs no servers"
 
 
 def name_server_roots(context: Context, item: GraphItem) -> None:
@@ -77,9 +77,6 @@ def delegate_to_chief(context: Context, item: GraphItem) -> None:
         PassError: what a server op needs of every worker is computed in a branch or loop only.
     """
     graph = context.graph
-    collective = next((node for node in graph if node.op.startswith("Collective")), None)
-    if collective is not None:
-        raise PassError("a collective cannot run in a job with parameter servers", node=collective, hint=REPORT)
     context.server_region.nodes &= set(graph)
     if context.plan.is_asynchronous:
         context.server_region.nodes -= ancestors(graph.nodes[name] for name in item.targets if name in graph.nodes)
@@ -237,7 +234,7 @@ def _home(context: Context, node: Node, name: str) -> ServerBuilder:
 
 
 class _RequiredPushes:
-    """What server ops need of every process: pushes, and the values that it received before.
+    """What server ops need of every process: pushes, collectives, and the values that it received before.
 
     Args:
         context: the rewrite.
@@ -246,11 +243,11 @@ class _RequiredPushes:
     """
 
     def __init__(self, context: Context, order: Sequence[Node], on_server: set[Node]) -> None:
-        pushes = {push for several in context.server_region.pushes.values() for push in several}
-        joint = pushes.intersection(order)
+        pushes = {push for several in context.server_region.pushes.values() for push in several}.intersection(order)
+        joint = pushes.union(node for node in order if is_collective(node.op))
         behind = marks_before(order, dict.fromkeys(joint, 1))
         unconditional = unconditional_nodes(order)
-        _require_certain(joint, unconditional)
+        _require_certain(pushes, unconditional)
         self._nodes: list[Node] = []
         self._masks: dict[Node, int] = {}  # of server ops, and of what runs only sometimes
         bits: dict[Node, int] = {}
@@ -309,17 +306,21 @@ def _with_branches(order: Sequence[Node], on_server: set[Node]) -> set[Node]:
 
 
 def _read_before_pushing(context: Context, item: GraphItem) -> None:
-    """Let this process's reads of a variable come before its contribution to the next value."""
+    """Let this process's reads of a variable come before its contribution to the next value.
+
+    What no push is for may follow from sums that all workers have: those are contributions, too.
+    """
     graph, region = context.graph, context.server_region
     order = topological_order(graph)
     roots = [graph.nodes[name] for name in item.targets if name in graph.nodes]
     roots += [value.node for value in outputs_of(graph, item)]
-    step = ancestors(roots)
+    step, unconditional = ancestors(roots), unconditional_nodes(order)
     pushes = [push for several in region.pushes.values() for push in several if push in step]
-    if not pushes:
+    sums = [node for node in order if is_collective(node.op) and node in step and node in unconditional]
+    if not pushes and not sums:
         return
     position = {node: i for i, node in enumerate(order)}
-    behind, unconditional = marks_before(order, dict.fromkeys(pushes, 1)), unconditional_nodes(order)
+    behind = marks_before(order, {**dict.fromkeys(sums, 1), **dict.fromkeys(pushes, 2)})
     for name, variable in item.variables.items():
         handle = graph.nodes.get(variable.handle)
         if name not in region.homes or handle is None:
@@ -329,8 +330,11 @@ def _read_before_pushing(context: Context, item: GraphItem) -> None:
             if read in region.nodes or read not in step or read not in unconditional:
                 continue  # a push waits for what a branch or loop makes of its reads, not for the reads
             for push in own:
-                if position[read] < position[push] or not behind[read]:
+                if position[read] < position[push] or not behind[read] & 2:
                     push.add_control(read)
+            if name not in region.pushes and not behind[read]:
+                for node in sums:
+                    node.add_control(read)
 
 
 def _reads(handle: Node) -> list[Node]:

@@ -3,7 +3,7 @@
     partial(sum), one process       collective_reduce, or add_n where one copy of a variable serves all
     partial(sum), processes         host_reduce: added up in each process, then among processes
     the same with `hint: ring`, or GPUs   collective_reduce: one ring of all; on GPUs its way through a host is NCCL's
-    partial(sum), servers           accumulator
+    partial(sum), for a server      accumulator; for all workers host_reduce, but where they are servers themselves
 
 Hierarchical sums: Goyal et al., Accurate, Large Minibatch SGD (2017), section 4.
 """
@@ -17,29 +17,83 @@ from autograph_rewrite.analysis.facts.placement import PARTIAL, REPLICATED, Fact
 from autograph_rewrite.analysis.facts.symbolic_dims import is_local, rows_per_example
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.codecs.builtin import NONE
+from autograph_rewrite.ir.graph import Value
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.ir.types.device_names import parse
-from autograph_rewrite.plan.parts.messages import EdgePlan, Options
+from autograph_rewrite.ir.types.device_names import parse, process_of
+from autograph_rewrite.ir.variable_ops import handle_node
+from autograph_rewrite.item import Variable
+from autograph_rewrite.plan.parts.lowerings import Operation
+from autograph_rewrite.plan.parts.messages import SIZES, EdgePlan, Options
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve import wire_types
-from autograph_rewrite.resolve.wire_types import as_sent, can_gather_collectively
+from autograph_rewrite.resolve.server_region import find_server_region
+from autograph_rewrite.resolve.wire_types import as_sent, can_be_sent, can_gather_collectively
 
 ACCUMULATED = frozenset((dtypes.HALF, dtypes.FLOAT, dtypes.DOUBLE))
 """The types of conditional accumulators: TensorFlow has no kernel of one for others."""
 
 
-def homed(plan: Plan, state: Propagation, found: Mapping[tuple[str, str], EdgePlan]) -> dict[tuple[str, str], EdgePlan]:
+def homed(
+    plan: Plan,
+    state: Propagation,
+    found: Mapping[tuple[str, str], EdgePlan],
+    variables: Mapping[str, Variable],
+) -> dict[tuple[str, str], EdgePlan]:
     """Return the edges as they are lowered where variables live on single devices.
 
     Args:
         plan: says where.
         state: the placements of all values.
         found: the edges, by value and target.
+        variables: of the item.
     """
     if not plan.homes:
         return dict(found)
-    lower = _at_home if len(plan.processes) == 1 else _through_servers
-    return {key: replace(edge, lowering=lower(plan, state, edge)) for key, edge in found.items()}
+    if len(plan.processes) == 1:
+        return {key: replace(edge, lowering=_at_home(plan, state, edge)) for key, edge in found.items()}
+    through = {key: replace(edge, lowering=_through_servers(plan, state, edge)) for key, edge in found.items()}
+    if not _can_meet_besides(plan) or _reaches_loops(plan.with_edges(through.values()), state, variables):
+        return through
+    return {key: edge if _is_for_workers(plan, state, edge) else through[key] for key, edge in found.items()}
+
+
+def _can_meet_besides(plan: Plan) -> bool:
+    """Return whether collectives can carry what no server takes, in a job whose workers wait for each other.
+
+    Runs with collectives have one number in all processes (`runtime.session.on_servers.finish_together`). By it, and by
+    the devices at both ends, a process tells apart what is sent: so where variables live on one device of it, and it is
+    no worker.
+    """
+    servers = [parse(device) for device in sorted(set(plan.homes.values()))]
+    processes = {process_of(device) for device in plan.homes.values()}
+    apart = len(processes) == len(servers) and processes.isdisjoint(plan.processes)
+    return apart and not plan.is_asynchronous and all(server.kind == "CPU" for server in servers)
+
+
+def _reaches_loops(plan: Plan, state: Propagation, variables: Mapping[str, Variable]) -> bool:
+    """Return whether processes send to each other in a loop: nobody outside of it knows that all of it has come."""
+    if plan.looped:
+        return True
+    if not state.looped:
+        return False
+    region = find_server_region(plan, state, variables)
+    copied = {variables[request.name].handle for request in plan.variables if request.server and request.server.proxy}
+
+    def is_there(value: Value) -> bool:
+        handle = handle_node(value)
+        return handle in region.handles and handle.name not in copied
+
+    return any(node in region.nodes or any(map(is_there, node.inputs)) for node in state.looped)
+
+
+def _is_for_workers(plan: Plan, state: Propagation, edge: EdgePlan) -> bool:
+    """Return whether an edge, which no server takes, is a sum or a gather that collectives can carry."""
+    if edge.owner in plan.homes:
+        return False
+    if edge.to == SIZES or not edge.lowered.does(Operation.REDUCE):
+        return edge.lowering != "host_gather"  # its rows may be strings, and any number of them
+    fact = as_sent(state.source(state.graph.value(edge.value)))
+    return can_be_sent(fact.dtype, fact.placement.op)
 
 
 def _at_home(plan: Plan, state: Propagation, edge: EdgePlan) -> str:
@@ -53,7 +107,7 @@ def _at_home(plan: Plan, state: Propagation, edge: EdgePlan) -> str:
 
 
 def _through_servers(plan: Plan, state: Propagation, edge: EdgePlan) -> str:
-    """Return how a value crosses between the processes of a job with servers: none of them by a collective."""
+    """Return how a value crosses between the processes of a job through a store on a server."""
     fact = state.source(state.graph.value(edge.value))
     if edge.lowering in ("collective_gather", "host_gather"):
         return "server_gather"

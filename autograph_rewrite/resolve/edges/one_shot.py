@@ -4,8 +4,9 @@
     one-shot     (n - 1) messages of bytes; each member adds up what it has got, in the same order as all others
 
 A message between two processes costs TensorFlow's gRPC about half a millisecond of processor time, whatever it holds
-(benchmarks/one_shot.py). Two members send as many bytes in either way. Functions only: whoever is done with a run of a
-session deletes what another process has not asked for yet, and a gather is done before a ring is.
+(benchmarks/one_shot.py). Two members send as many bytes in either way. In functions, and where the runs of a session
+are over together (`runtime.session.on_servers.finish_together`): else who is done with a run deletes what another
+process has not asked for yet, and a gather is done before a ring is.
 
 After: XLA's one-shot and two-shot all-reduce; Thakur et al., Optimization of Collective Communication Operations in
 MPICH (2005), section 4.5.

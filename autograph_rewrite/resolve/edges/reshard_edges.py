@@ -69,11 +69,11 @@ def resolve_edges(
     edges.pad(padded)
     if plan.local_sgd is not None and any(variable.captured for variable in variables.values()):
         edges.drop_unread_sizes()
-    found = homed(plan, state, _without_statistics(state, edges.found))
+    found = homed(plan, state, _without_statistics(state, edges.found), variables)
     found = compression.choose(plan, state, found, variables)
     found = _on_logical_devices(plan, state, found)
     bucketed = assign_buckets(plan, state, found, variables)
-    if any(variable.captured for variable in variables.values()):
+    if plan.homes or any(variable.captured for variable in variables.values()):
         bucketed = one_shot.choose(plan, bucketed, lambda edge: _can_be_gathered(state, edge))
     bucketed = [replace(edge, bytes=-(-edge.bytes // plan.period_of(edge))) for edge in bucketed]
     listed = compression.with_rounds(bucketed, state, variables)

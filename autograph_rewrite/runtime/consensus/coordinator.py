@@ -6,7 +6,7 @@
     Coordinator        nobody is waited for
     SingleProcess      replicas of one process wait for each other
     Workers            workers wait for each other, and carry on together after an error
-    BoundedStaleness   workers update servers on their own, none too far ahead     (runtime.session.staleness_clock)
+    BoundedStaleness   workers update servers on their own, none too far ahead (`session.on_servers.staleness_clock`)
 
 A session or a function asks its own before and after each step, and about each error.
 """

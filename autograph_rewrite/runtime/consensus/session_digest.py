@@ -105,7 +105,8 @@ class SessionDigest:
 
 def ancestors(roots: Iterable[Any]) -> set[Any]:
     """Return operations and all that they depend on."""
-    seen, pending = set(roots), list(roots)
+    seen = set(roots)
+    pending = list(seen)
     while pending:
         op = pending.pop()
         for producer in (*(tensor.op for tensor in op.inputs), *op.control_inputs):

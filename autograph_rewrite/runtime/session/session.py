@@ -31,12 +31,13 @@ from autograph_rewrite.runtime.session.connect import (
     require_devices,
     watchdog_of,
 )
-from autograph_rewrite.runtime.session.drain_stores import StoreDrain
 from autograph_rewrite.runtime.session.fetches import assemble, name_of
 from autograph_rewrite.runtime.session.first_batch import FirstBatch
 from autograph_rewrite.runtime.session.gate_feeds import GateFeeds
+from autograph_rewrite.runtime.session.on_servers.drain_stores import StoreDrain
+from autograph_rewrite.runtime.session.on_servers.finish_together import FinishTogether
+from autograph_rewrite.runtime.session.on_servers.staleness_clock import BoundedStaleness, StalenessBound
 from autograph_rewrite.runtime.session.original_names import OriginalNames
-from autograph_rewrite.runtime.session.staleness_clock import BoundedStaleness, StalenessBound
 from autograph_rewrite.runtime.session.steps_loop import StepsLoops
 from autograph_rewrite.runtime.session.whole_variables import WholeVariables
 from autograph_rewrite.runtime.tracing.observers import observers
@@ -90,6 +91,8 @@ class DistributedSession:
         if self._member is not None and plan is not None and plan.is_asynchronous and plan.staleness:
             clock = StalenessBound(self._session, self.run_ops, plan, self._member, opened.container)
             self._coordinator = BoundedStaleness(self._coordinator, clock)
+        several = self._member is not None and plan is not None and len(plan.processes) > 1
+        self._finish = FinishTogether(item, self._member, self.graph) if several else None
         self._loops: StepsLoops | None = None
         if plan is not None and plan.steps_per_run > 1:
             own = f"/job:worker/replica:0/task:{self._member.task}" if self._member is not None else ""
@@ -225,10 +228,13 @@ class DistributedSession:
 
     def _run_steps(self, wanted: list[Any], feeds: Mapping[str, Any], options: Any) -> Any:
         """Run one step, or several in a loop (`steps_per_run`)."""
-        if self._loops is None or not self._loops.repeats(wanted):
-            return self.run_ops(wanted, feeds, options)
-        self._loops.prepare(options)
-        return self.run_ops(*self._loops.of(wanted, feeds), options)
+        count = len(wanted)
+        if self._loops is not None and self._loops.repeats(wanted):
+            self._loops.prepare(options)
+            wanted, feeds = self._loops.of(wanted, feeds)
+        if self._finish is not None:
+            wanted = self._finish.of(wanted)
+        return self.run_ops(wanted, feeds, options)[:count]
 
     def run_ops(
         self, fetches: Any, feeds: Mapping[Any, Any] | None = None, options: Any = None, *, alone: bool = False
