@@ -232,6 +232,15 @@ def test_a_killed_worker_that_others_may_not_leave_behind_is_named_soon(jobs: Jo
     assert server.wait(LIMIT) == 0, server.output
 
 
+@pytest.mark.parametrize("mode", [pytest.param("session", marks=full), "function"])
+def test_a_step_that_fails_on_one_worker_of_a_server_fails_on_all_at_once_and_all_go_on(jobs: Jobs, mode: str) -> None:
+    workers = run_with_server(jobs, "skips", mode)[:2]
+    assert ended(workers, LIMIT) == [0, 0], "\n".join(worker.output[-3000:] for worker in workers)
+    assert all("did step 6" in worker.output and "InvalidArgumentError" in worker.output for worker in workers)
+    times = [float(re.findall(r"caught (\S+)", worker.output)[0]) for worker in workers]
+    assert abs(times[0] - times[1]) < PATIENCE / 2, "one has waited for the other until it was ended"
+
+
 @pytest.mark.parametrize(
     ("kind", "options"),
     [("leaves", {"staleness": 1}), ("killed", {"sync": False}), pytest.param("leaves", {"sync": False}, marks=full)],

@@ -60,20 +60,18 @@ def homed(
 def _can_meet_besides(plan: Plan) -> bool:
     """Return whether collectives can carry what no server takes, in a job whose workers wait for each other.
 
-    Runs with collectives have one number in all processes (`runtime.session.on_servers.finish_together`). By it, and by
-    the devices at both ends, a process tells apart what is sent: so where variables live on one device of it, and it is
-    no worker.
+    Runs with collectives have one number in all processes (`runtime.session.on_servers.finish_together`). By it, by the
+    devices at both ends and by the name of a node, which is the same in all workers' graphs, processes tell apart what is
+    sent: between two servers, or two devices of one, they could not. Where the server is a worker, who is done first
+    would end what that worker runs itself.
     """
-    servers = [parse(device) for device in sorted(set(plan.homes.values()))]
-    processes = {process_of(device) for device in plan.homes.values()}
-    apart = len(processes) == len(servers) and processes.isdisjoint(plan.processes)
-    return apart and not plan.is_asynchronous and all(server.kind == "CPU" for server in servers)
+    servers = set(plan.homes.values())
+    apart = len(servers) == 1 and {process_of(device) for device in servers}.isdisjoint(plan.processes)
+    return apart and not plan.is_asynchronous and all(parse(server).kind == "CPU" for server in servers)
 
 
 def _reaches_loops(plan: Plan, state: Propagation, variables: Mapping[str, Variable]) -> bool:
     """Return whether processes send to each other in a loop: nobody outside of it knows that all of it has come."""
-    if plan.looped:
-        return True
     if not state.looped:
         return False
     region = find_server_region(plan, state, variables)

@@ -188,7 +188,7 @@ def test_a_rewrite_for_a_thousand_workers_costs_about_what_one_for_two_costs(
     done = fresh_python(code, timeout=150)
     assert done.returncode == 0, done.stderr[-2000:]
     (few, few_nodes), (many, many_nodes) = json.loads(done.stdout)
-    assert few_nodes == many_nodes > 1300
+    assert few_nodes >= many_nodes > 1300  # two workers add small sums up in one shot, which takes a few nodes more
     assert many < 1.3 * few
 
 
