@@ -91,8 +91,7 @@ class DistributedSession:
         if self._member is not None and plan is not None and plan.is_asynchronous and plan.staleness:
             clock = StalenessBound(self._session, self.run_ops, plan, self._member, opened.container)
             self._coordinator = BoundedStaleness(self._coordinator, clock)
-        several = self._member is not None and plan is not None and len(plan.processes) > 1
-        self._finish = FinishTogether(item, self._member, self.graph) if several else None
+        self._finish = FinishTogether(item, self._member, self.graph) if self._member is not None else None
         self._loops: StepsLoops | None = None
         if plan is not None and plan.steps_per_run > 1:
             own = f"/job:worker/replica:0/task:{self._member.task}" if self._member is not None else ""
