@@ -32,6 +32,8 @@ DRAWS = frozenset(("IteratorGetNext", "IteratorGetNextSync"))
 PUSHES = frozenset(("ResourceAccumulatorApplyGradient",))
 """Ops that write a store of gradients, which is a resource, but no variable."""
 
+_OF_THE_PROGRAM = re.compile(r"Iterator|Dataset|PyFunc|Queue|Reader|Save|Restore|ReadFile|WriteFile|Summary|^Print")
+
 _ROUTES = SWITCHES | MERGES | ENTERS | EXITS | BACK_EDGES
 _VALUES = frozenset(FORWARDS) | {"RefIdentity"}
 _HANDLES = _ROUTES | {"Identity", "RefIdentity"}
@@ -74,3 +76,8 @@ def is_pure(op: str) -> bool:
     """Return whether an op does nothing but make its values, the same ones of the same operands; an unknown op may."""
     known = find_op(op)
     return known is not None and not known.is_stateful
+
+
+def is_of_the_program(op: str) -> bool:
+    """Return whether an op is about files, input, Python code or a console: those of the process whose program runs."""
+    return _OF_THE_PROGRAM.search(op) is not None

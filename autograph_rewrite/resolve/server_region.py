@@ -19,7 +19,7 @@ from autograph_rewrite.analysis.variables.uses import converted_uses, variable_u
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.control_flow import frames_of, unconditional_nodes
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.op_traits import SWITCHES
+from autograph_rewrite.ir.op_traits import SWITCHES, is_of_the_program
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_node, is_update
@@ -148,14 +148,17 @@ def _keep_reads_together(state: Propagation, region: ServerRegion, differing: Co
 
 
 def _place(state: Propagation, region: ServerRegion, taken: Mapping[Value, str]) -> None:
-    """Put each node of the region where most of what it reads is; what handles a variable is where the variable is."""
+    """Put each node of the region where most of what it reads is; what handles a variable is where the variable is.
+
+    What only the program's own process can run, as Python code, stays with worker 0; so does what reads a table of it.
+    """
     devices = region.devices
     devices.update(region.handles)
     for node in state.order:
         beside = [region.handles[handle_node(v)] for v in node.inputs if handle_node(v) in region.handles]
         if beside:
             devices[node] = beside[0]
-        elif node in region.nodes:
+        elif node in region.nodes and not _stays(region, node):
             heaviest = 0
             for value in node.inputs:
                 home = taken.get(value) or devices.get(value.node)
@@ -163,6 +166,13 @@ def _place(state: Propagation, region: ServerRegion, taken: Mapping[Value, str])
                 if home is not None and weight > heaviest:
                     heaviest, devices[node] = weight, home
     _keep_loops_together(state, region)
+
+
+def _stays(region: ServerRegion, node: Node) -> bool:
+    """Return whether a node can only run in the process of a worker."""
+    handles = [handle_node(value) for value in node.inputs if value.dtype == dtypes.RESOURCE]
+    away = any(handle not in region.handles and handle not in region.nodes for handle in handles)
+    return is_of_the_program(node.op) or away
 
 
 def _keep_loops_together(state: Propagation, region: ServerRegion) -> None:
@@ -176,5 +186,7 @@ def _keep_loops_together(state: Propagation, region: ServerRegion) -> None:
         if node in region.devices:
             homes.setdefault(loop, region.devices[node])
     for node, loop in inside:
-        if loop in homes and not any(handle_node(value) in region.handles for value in node.inputs):
+        if any(handle_node(value) in region.handles for value in node.inputs) or _stays(region, node):
+            continue
+        if loop in homes:
             region.devices[node] = homes[loop]

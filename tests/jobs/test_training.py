@@ -96,6 +96,7 @@ PROGRAMS = (
     "looked_up_momentum",
     "with_words",
     "by_reference",
+    "by_the_program",
     "low_precision",
     "normalised",
     "drawn",

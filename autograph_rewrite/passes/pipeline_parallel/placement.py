@@ -7,19 +7,16 @@ ONCE nodes   from the summed gradient to the update: the stage of the gradient, 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from autograph_rewrite.analysis.barriers import predecessors
 from autograph_rewrite.ir.graph import Graph, Node, Span
+from autograph_rewrite.ir.op_traits import is_of_the_program
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_node, is_update
 from autograph_rewrite.resolve.stages.assignment import Stages
-
-_OF_THE_PROGRAM = re.compile(r"Iterator|Dataset|PyFunc|Queue|Reader|Save|Restore|ReadFile|WriteFile|Summary")
-"""Ops on files, input and Python code: they belong to the process whose program runs the step."""
 
 
 def complete_stages(graph: Graph, stages: Stages) -> None:
@@ -99,7 +96,7 @@ def place_stages(graph: Graph, stages: Stages, cells: Cells, *, captured: bool, 
             found[node] = min(readers, default=0)
         elif len(set(readers)) == 1 and readers[0] in choices.get(node, ()):
             found[node] = readers[0]  # a gradient that is scaled by the norm of all stays where it is
-        is_drivers = driver and _OF_THE_PROGRAM.search(node.op)
+        is_drivers = driver and is_of_the_program(node.op)
         node.set_device(driver if is_drivers else cells.of(node, found[node]))
 
 
