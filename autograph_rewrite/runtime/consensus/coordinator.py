@@ -21,6 +21,7 @@ from autograph_rewrite.cluster.membership import Membership
 from autograph_rewrite.errors import ClusterError
 from autograph_rewrite.runtime.consensus.all_reduce_session import Array
 from autograph_rewrite.runtime.consensus.divergence import Account, difference, disagreement
+from autograph_rewrite.runtime.consensus.failed_steps import FailedSteps
 from autograph_rewrite.runtime.consensus.step_digest import agree
 from autograph_rewrite.runtime.failures.failure_messages import is_of_the_job, missing
 from autograph_rewrite.runtime.failures.liveness import listed
@@ -61,8 +62,12 @@ class Coordinator:
             updates: it has written variables.
         """
 
-    def step_failed(self) -> None:
-        """Note that a step has failed: nobody knows what each worker had updated."""
+    def step_failed(self, error: Exception | None = None) -> None:
+        """Note that a step has failed: nobody knows what each worker had updated.
+
+        Args:
+            error: of TensorFlow's, by which it has; None: not by one.
+        """
 
     def end(self, problem: ClusterError) -> None:
         """Let every later run raise an error.
@@ -71,7 +76,7 @@ class Coordinator:
             problem: the error.
         """
 
-    def failure(self, error: Exception, what: str, account: Account | None) -> ClusterError | None:
+    def failure(self, error: Exception, what: str, account: Account | None) -> Exception | None:
         """Return what an error of TensorFlow means; None for one of the program's own computation.
 
         Args:
@@ -129,8 +134,8 @@ class Workers(Coordinator):
     Args:
         member: this process.
         watchdog: ends steps that wait for somebody who is missing.
-        carry_on: lets all workers go on after an error of all; raises ClusterError if they do not; None: each goes on
-            by itself.
+        carry_on: lets all workers go on after an error of all; raises ClusterError if they do not.
+        failed: tells the others of steps that fail, and of theirs; None: each goes on by itself.
         abandon: leaves behind what ran when somebody was missing, so that the job ends; None: it can be used again.
     """
 
@@ -140,11 +145,12 @@ class Workers(Coordinator):
         self,
         member: Membership,
         watchdog: Watchdog,
-        carry_on: Callable[[], None] | None,
+        carry_on: Callable[[], None],
+        failed: FailedSteps | None = None,
         abandon: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(watchdog)
-        self._member, self._carry_on, self._abandon = member, carry_on, abandon
+        self._member, self._carry_on, self._told, self._abandon = member, carry_on, failed, abandon
         self._failed = False
         self._problem: ClusterError | None = None
 
@@ -155,20 +161,28 @@ class Workers(Coordinator):
 
     def before_step(self, *, updates: bool = True) -> None:
         """After an error, carry on together."""
-        if self._failed and self._carry_on is not None:
+        if self._failed and self._told is not None:
             self._carry_on()
         self._failed = False
 
-    def step_failed(self) -> None:
-        """Note that a step has failed: all have to agree before the next."""
+    def step_failed(self, error: Exception | None = None) -> None:
+        """Note that a step has failed, and tell the others: all have to agree before the next.
+
+        Args:
+            error: of TensorFlow's, by which it has; None: not by one.
+        """
+        if not self._failed and self._told is not None:
+            self._told.tell(error)
         self._failed = True
 
     def end(self, problem: ClusterError) -> None:
         """Let every later run raise an error."""
         self._problem = problem
 
-    def failure(self, error: Exception, what: str, account: Account | None) -> ClusterError | None:
-        """Return who is missing, or what the workers do differently; None for an error of the program's own.
+    def failure(self, error: Exception, what: str, account: Account | None) -> Exception | None:
+        """Return who is missing, or what has failed on another worker, or what the workers do differently.
+
+        None for an error of the program's own.
 
         Args:
             error: of a run.
@@ -177,11 +191,15 @@ class Workers(Coordinator):
         """
         if not self.watchdog.expired and not is_of_the_job(error):
             return None
-        if self.watchdog.left and not self.watchdog.expired:
-            return ClusterError(
-                f"{self._member.name} could not {what}: it has failed on {listed(self.watchdog.left)}",
-                hint="look at what it printed; it waits for the other workers to carry on together",
-            )
+        if self._told is not None and not self.watchdog.expired:
+            left = self.watchdog.left or self._told.awaited()
+            if left:
+                found = self._told.error(left)
+                self.step_failed(found)
+                return found or ClusterError(
+                    f"{self._member.name} could not {what}: it has failed on {listed(left)}",
+                    hint="look at what it printed; it waits for the other workers to carry on together",
+                )
         differs: Any = functools.partial(difference, self._member, account) if account is not None else None
         problem = missing(self._member, what, self.watchdog.seconds, error, self.watchdog.lost, differs)
         if self._abandon is not None:

@@ -1,47 +1,98 @@
-"""Failed steps: a worker whose step has failed says so on its own device, where others look while theirs stands still.
+"""Failed steps: a worker whose step has failed says so on its own device, with its error, where others look.
 
-    worker 0   step 3 fails ──► puts 1 into the queue on its device ──► waits for all, to carry on
-    worker 1   step 3 stands still ──► the queue of worker 0 has 1, its own none ──► ends the step, carries on, too
+    worker 0   step 3 fails ──► puts its error into the list on its device ──► waits for all, to carry on
+    worker 1   step 3 stands still, or is ended by worker 0's ──► raises the error of worker 0, carries on, too
 
-TensorFlow can lose what ends a step: its cancellation is not heard by a request that is just being sent, and a request
-that reaches a process after its step has failed waits there for the next one. Then nothing but the connection's end
-ends the step (seen once in twenty steps that fail on all workers, a second apart).
+What one device would have raised is raised by all. A step that another has left does not always end by itself:
+TensorFlow's cancellation is not heard by a request that is just being sent, and a request that reaches a process after
+its step has failed waits there for the next one. Then nothing but the connection's end ends the step (seen once in
+twenty steps that fail on all workers, a second apart).
 """
 
 from __future__ import annotations
 
+import json
+import time
 from contextlib import suppress
 
 from autograph_rewrite.cluster.membership import Membership
 from autograph_rewrite.requires import tensorflow
-from autograph_rewrite.runtime.consensus import flags
-from autograph_rewrite.runtime.failures.liveness import name_of
+from autograph_rewrite.runtime.consensus.flags import Flags
+from autograph_rewrite.runtime.failures.failure_messages import is_of_the_job
+from autograph_rewrite.runtime.failures.liveness import name_of, silent
 from autograph_rewrite.runtime.job import tf_server
 
 _NAME = "failed.steps"
+_TELLS, _GLANCE = 3.0, 0.05
+"""Seconds within which a worker whose step has failed says so, and between two looks."""
 
 
-def tell(member: Membership) -> None:
-    """Say that one more step of this worker has failed, and that it waits for the others to carry on.
-
-    Args:
-        member: this process; all workers of the job carry on equally often.
-    """
-    tf_server.count_failure()
-    with suppress(tensorflow().errors.OpError):  # the others then wait as long as they are patient
-        flags.put(member, _NAME, [member.task])
-
-
-def ahead(member: Membership) -> list[str]:
-    """Return the other workers of whom more steps have failed than of this one: they wait for it to carry on.
+class FailedSteps:
+    """What the workers of a job have told of steps that failed; all of them carry on equally often.
 
     Args:
         member: this process.
-
-    Raises:
-        tf.errors.OpError: somebody does not answer.
     """
-    others = [task for task in range(len(member.workers)) if task != member.task]
-    mine = tf_server.failures()
-    counts = flags.counts(member, _NAME, others)
-    return [name_of("worker", task, member.workers[task]) for task, n in zip(others, counts, strict=True) if n > mine]
+
+    def __init__(self, member: Membership) -> None:
+        self._member = member
+        self._others = [task for task in range(len(member.workers)) if task != member.task]
+
+    def tell(self, error: Exception | None = None) -> None:
+        """Say that one more step of this worker has failed, and that it waits for the others to carry on.
+
+        Args:
+            error: of TensorFlow's, by which it has failed; None: not by one.
+        """
+        code = getattr(error, "error_code", None)
+        is_own = error is not None and code is not None and not is_of_the_job(error)
+        text = json.dumps([code, str(getattr(error, "message", error))]) if is_own else ""
+        tf_server.count_failure()
+        with suppress(tensorflow().errors.OpError):  # the others then wait as long as they are patient
+            flags = Flags(self._member, _NAME, [self._member.task])
+            flags.put(text)
+            flags.close()
+
+    def ahead(self) -> list[str]:
+        """Return the other workers of whom more steps have failed than of this one: they wait for it to carry on.
+
+        Raises:
+            tf.errors.OpError: somebody does not answer.
+        """
+        flags = Flags(self._member, _NAME, self._others)
+        mine, counts = tf_server.failures(), flags.counts()
+        flags.close()
+        return [self._name(task) for task, count in zip(self._others, counts, strict=True) if count > mine]
+
+    def awaited(self) -> list[str]:
+        """Return who is ahead once somebody is, or nobody in time, or somebody does not answer."""
+        ends = time.monotonic() + _TELLS
+        with suppress(tensorflow().errors.OpError):
+            while not (found := self.ahead()) and time.monotonic() < ends and not silent(self._member):
+                time.sleep(_GLANCE)
+            return found
+        return []
+
+    def error(self, ahead: list[str]) -> Exception | None:
+        """Return what the program has raised on one of those who are ahead; None where it was nothing of its own.
+
+        Args:
+            ahead: they are.
+        """
+        tf = tensorflow()
+        for task in self._others:
+            if self._name(task) not in ahead:
+                continue
+            with suppress(tf.errors.OpError):
+                flags = Flags(self._member, _NAME, [task])
+                text = flags.texts(tf_server.failures())[0]
+                flags.close()
+                if text:
+                    code, message = json.loads(text)
+                    kind = tf.compat.v1.errors.exception_type_from_error_code(code)
+                    found: Exception = kind(None, None, f"on {self._name(task)}: {message}")
+                    return found
+        return None
+
+    def _name(self, task: int) -> str:
+        return name_of("worker", task, self._member.workers[task])

@@ -216,7 +216,7 @@ class Watchdog:
         """Let a step fail that others have left: what it has asked them for never comes."""
         if left and self._running == step:
             self.left = left
-            lookout.break_off(left)
+            lookout.break_off_step(left)
 
     def _end(self, step: int, canceller: Canceller) -> None:
         """End a step: let it fail by itself first, for a step that is cancelled may wait for who does not answer."""

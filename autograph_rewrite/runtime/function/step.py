@@ -20,10 +20,10 @@ from autograph_rewrite.plan.parts.batch_split import DIGEST
 from autograph_rewrite.plan.parts.exchange_names import named_exchanges
 from autograph_rewrite.plan.replica_devices import first_devices, run_devices
 from autograph_rewrite.requires import tensorflow
-from autograph_rewrite.runtime.consensus import failed_steps
 from autograph_rewrite.runtime.consensus.agreement import CARRY_ON, COMPARE, adopt_from_chief, require_consensus
 from autograph_rewrite.runtime.consensus.coordinator import Coordinator, SingleProcess, Workers
 from autograph_rewrite.runtime.consensus.divergence import Account, Telling, nothing
+from autograph_rewrite.runtime.consensus.failed_steps import FailedSteps
 from autograph_rewrite.runtime.consensus.replica_means import replica_means
 from autograph_rewrite.runtime.consensus.step_digest import Inputs, described, digest_of, written_between
 from autograph_rewrite.runtime.failures.liveness import PeerMonitor
@@ -141,7 +141,6 @@ class Step:
         """
         assert self._member is not None
         self._ready_order = None  # what it runs meets in the old groups
-        failed_steps.tell(self._member)
         self._agree(after_error=True)
         attempt = len(self._calls)  # those before are kept: functions that were traced may call them by name
         self._calls.append(call_by_name.Call(self._make_function(attempt), on_cpu=self._on_cpu))
@@ -162,10 +161,9 @@ class Step:
         waits, seconds = may_wait(function.definition), self._plan.timeout_seconds
         if self._member is not None:
             lookout = functools.partial(PeerMonitor, self._member, seconds)
-            ahead = functools.partial(failed_steps.ahead, self._member)
-            exchanges = functools.partial(named_exchanges, self._plan.edges)
-            watchdog = Watchdog(seconds, lookout, may_idle=waits, ahead=ahead, exchanges=exchanges)
-            return Workers(self._member, watchdog, self._carry_on)
+            exchanges, failed = functools.partial(named_exchanges, self._plan.edges), FailedSteps(self._member)
+            watchdog = Watchdog(seconds, lookout, may_idle=waits, ahead=failed.ahead, exchanges=exchanges)
+            return Workers(self._member, watchdog, self._carry_on, failed)
         if waits or len(set(self._plan.devices)) == 1 or self._plan.mode != "mirrored":
             return Coordinator()
         return SingleProcess(Watchdog(seconds))
@@ -319,8 +317,8 @@ class Step:
             results = self._called(args, stacked, watchdog.start())
             failed = False
         except self._tf.errors.OpError as error:
-            self._coordinator.step_failed()
             translated = self._coordinator.failure(error, f"finish step {self._number}", self._account)
+            self._coordinator.step_failed(translated or error)
             if translated is None:
                 raise
             raise translated from error

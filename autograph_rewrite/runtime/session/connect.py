@@ -13,9 +13,9 @@ from autograph_rewrite.item import GraphItem
 from autograph_rewrite.plan.parts.exchange_names import named_exchanges
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.replica_devices import needed_devices
-from autograph_rewrite.runtime.consensus import failed_steps
 from autograph_rewrite.runtime.consensus.agreement import common_name, require_consensus
 from autograph_rewrite.runtime.consensus.broadcast_queue import Relay
+from autograph_rewrite.runtime.consensus.failed_steps import FailedSteps
 from autograph_rewrite.runtime.failures.liveness import PeerMonitor
 from autograph_rewrite.runtime.failures.watchdog import Closing, Watchdog, may_wait, users_may_wait
 from autograph_rewrite.runtime.job.handshake import homes_of
@@ -169,7 +169,9 @@ def _cpus(item: GraphItem) -> list[int]:
     return [int(spec.number) for spec in specs if spec.kind == "CPU" and spec.number]
 
 
-def watchdog_of(member: Membership, item: GraphItem, session: Any, seconds: float) -> Watchdog:
+def watchdog_of(
+    member: Membership, item: GraphItem, session: Any, seconds: float, failed: FailedSteps | None
+) -> Watchdog:
     """Return what watches over the runs of one of several processes.
 
     Args:
@@ -177,13 +179,13 @@ def watchdog_of(member: Membership, item: GraphItem, session: Any, seconds: floa
         item: rewritten.
         session: whose runs are watched.
         seconds: without progress, after which a run is ended.
+        failed: the steps that have failed on others; None: none concerns this one.
     """
     plan = item.report.plan
     servers = bool(plan.homes)
     lookout = functools.partial(PeerMonitor, member, seconds, workers=not plan.is_asynchronous, servers=servers)
     waits = users_may_wait(item.graph) if servers else may_wait(item.graph_bytes)
     ends = (lambda: session) if isinstance(session, ChiefDrivenSession) else functools.partial(Closing, session)
-    together = not plan.is_asynchronous and not plan.stage_hosts
-    ahead = functools.partial(failed_steps.ahead, member) if together else None
+    ahead = failed.ahead if failed is not None else None
     exchanges = functools.partial(named_exchanges, plan.edges)
     return Watchdog(seconds, lookout, ends, may_idle=waits, ahead=ahead, exchanges=exchanges)

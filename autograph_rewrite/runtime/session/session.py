@@ -15,12 +15,13 @@ import numpy as np
 from autograph_rewrite.errors import ClusterError
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.requires import tensorflow
-from autograph_rewrite.runtime.consensus import failed_steps
 from autograph_rewrite.runtime.consensus.agreement import CARRY_ON, common_name, require_consensus
 from autograph_rewrite.runtime.consensus.broadcast_queue import abandon
 from autograph_rewrite.runtime.consensus.coordinator import Coordinator, Workers
+from autograph_rewrite.runtime.consensus.failed_steps import FailedSteps
 from autograph_rewrite.runtime.consensus.replica_means import replica_means
 from autograph_rewrite.runtime.consensus.session_digest import SessionDigest
+from autograph_rewrite.runtime.job import tf_server
 from autograph_rewrite.runtime.session.batch_sizes import check_batch_sizes
 from autograph_rewrite.runtime.session.chief_driven import ChiefDrivenSession
 from autograph_rewrite.runtime.session.connect import (
@@ -38,6 +39,7 @@ from autograph_rewrite.runtime.session.on_servers.drain_stores import StoreDrain
 from autograph_rewrite.runtime.session.on_servers.finish_together import FinishTogether
 from autograph_rewrite.runtime.session.on_servers.staleness_clock import BoundedStaleness, StalenessBound
 from autograph_rewrite.runtime.session.original_names import OriginalNames
+from autograph_rewrite.runtime.session.step_numbers import StepNumbers
 from autograph_rewrite.runtime.session.steps_loop import StepsLoops
 from autograph_rewrite.runtime.session.whole_variables import WholeVariables
 from autograph_rewrite.runtime.tracing.observers import observers
@@ -92,6 +94,7 @@ class DistributedSession:
             clock = StalenessBound(self._session, self.run_ops, plan, self._member, opened.container)
             self._coordinator = BoundedStaleness(self._coordinator, clock)
         self._finish = FinishTogether(item, self._member, self.graph) if self._member is not None else None
+        self._numbers = StepNumbers(self.graph, tf_server.failures) if self._member is not None else None
         self._loops: StepsLoops | None = None
         if plan is not None and plan.steps_per_run > 1:
             own = f"/job:worker/replica:0/task:{self._member.task}" if self._member is not None else ""
@@ -110,10 +113,11 @@ class DistributedSession:
         if self._member is None:
             return Coordinator()
         plan, session = self.item.report.plan, self._session
-        watchdog = watchdog_of(self._member, self.item, session, seconds)
-        leave = session.abandon if isinstance(session, ChiefDrivenSession) else functools.partial(abandon, session)
         alone = plan.is_asynchronous or plan.stage_hosts  # they go on by themselves, or as worker 0 tells
-        return Workers(self._member, watchdog, None if alone else self._carry_on, leave)
+        failed = None if alone else FailedSteps(self._member)
+        watchdog = watchdog_of(self._member, self.item, session, seconds, failed)
+        leave = session.abandon if isinstance(session, ChiefDrivenSession) else functools.partial(abandon, session)
+        return Workers(self._member, watchdog, self._carry_on, failed, leave)
 
     def __enter__(self) -> DistributedSession:
         return self
@@ -199,8 +203,8 @@ class DistributedSession:
         try:
             with observed(self.observer if updates else None, self.item, feeds):
                 got = self._compared(wanted, feeds, options, changed)
-        except self._tf.errors.OpError:
-            self._coordinator.step_failed()
+        except self._tf.errors.OpError as error:
+            self._coordinator.step_failed(error)
             raise
         self._coordinator.after_step(updates=updates)
         return got
@@ -208,7 +212,6 @@ class DistributedSession:
     def _carry_on(self) -> None:
         """Go on after an error: so must all, and each may have updated something else."""
         assert self._member is not None
-        failed_steps.tell(self._member)
         values = list(self.read_variables().values())
         require_consensus(self._member, self.item.report.plan, captured=values, what=CARRY_ON)
         self._clear_servers()
@@ -228,11 +231,13 @@ class DistributedSession:
     def _run_steps(self, wanted: list[Any], feeds: Mapping[str, Any], options: Any) -> Any:
         """Run one step, or several in a loop (`steps_per_run`)."""
         count = len(wanted)
-        if self._loops is not None and self._loops.repeats(wanted):
-            self._loops.prepare(options)
+        in_loop = self._loops is not None and self._loops.repeats(wanted)
+        if self._loops is not None and in_loop:
             wanted, feeds = self._loops.of(wanted, feeds)
         if self._finish is not None:
             wanted = self._finish.of(wanted)
+        if self._numbers is not None:
+            self._numbers.choose(wanted, options, in_loop=in_loop)
         return self.run_ops(wanted, feeds, options)[:count]
 
     def run_ops(

@@ -22,9 +22,6 @@ from autograph_rewrite.runtime.consensus.session_digest import ancestors
 from autograph_rewrite.runtime.native import call_by_name, function_def
 from autograph_rewrite.runtime.native.steps_loop import Stacked, run_steps
 
-_COLLECTIVES = 0x5745
-"""What the runs of all workers are numbered under: TensorFlow does not look for collectives in functions."""
-
 
 class _Loop(NamedTuple):
     """What to fetch instead, and where rows are fed."""
@@ -48,7 +45,6 @@ class StepsLoops:
         self._steps: int = item.report.plan.steps_per_run
         self._loops: dict[Any, _Loop] = {}
         self._ranks = {info.tensor: None if info.shape is None else len(info.shape) for info in item.inputs.values()}
-        self._meets = any(op.type.startswith("Collective") for op in graph.get_operations())
         targets = [op for op in graph.get_operations() if op.name in set(item.targets)]
         self._targets = {op.name for op in targets if any(writes_variable(one.type) for one in ancestors([op]))}
         self._batches = {info.tensor for info in item.inputs.values() if info.batch_axis is not None}
@@ -60,15 +56,6 @@ class StepsLoops:
             fetches: tensors and operations.
         """
         return not self._targets.isdisjoint(getattr(one, "name", "") for one in fetches)
-
-    def prepare(self, options: Any) -> None:
-        """Let collectives of the loops meet.
-
-        Args:
-            options: the RunOptions of a run.
-        """
-        if self._meets:
-            options.experimental.collective_graph_key = _COLLECTIVES
 
     def stacked(self, feeds: Mapping[str, Any]) -> list[str]:
         """Return which tensors are fed in rows, one for each step.

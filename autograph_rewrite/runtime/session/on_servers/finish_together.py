@@ -23,6 +23,7 @@ from autograph_rewrite.passes.collectives.key_operands import salted
 from autograph_rewrite.plan.parts.collective_keys import group_key
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.consensus.session_digest import ancestors
+from autograph_rewrite.runtime.session.step_numbers import is_collective
 
 INSTANCE = 0
 """Instance key of that collective: edges have others (`plan.parts.collective_keys`)."""
@@ -44,7 +45,7 @@ class FinishTogether:
         self._process = f"/job:{member.job}/replica:0/task:{member.task}"
         self._known: dict[tuple[str, ...], list[Any]] = {}
         operations = graph.get_operations()
-        self._is_needed = bool(plan.homes) and any(map(_meets, operations))
+        self._is_needed = bool(plan.homes) and any(map(is_collective, operations))
         self._behind: dict[str, list[Any]] = defaultdict(list)
         if not self._is_needed:
             return
@@ -74,7 +75,7 @@ class FinishTogether:
         tf = self._tf
         roots = [getattr(one, "op", one) for one in fetches]
         step = ancestors(roots)
-        if not any(map(_meets, step)):
+        if not any(map(is_collective, step)):
             return list(fetches)
         with self._graph.as_default(), tf.device(f"{self._process}/device:CPU:0"):
             here = [tf.identity(one) if hasattr(one, "op") and self._is_away(one.op) else one for one in fetches]
@@ -121,7 +122,3 @@ class FinishTogether:
 
     def _is_away(self, operation: Any) -> bool:
         return self._process_of(operation) != self._process
-
-
-def _meets(operation: Any) -> bool:
-    return bool(operation.type.startswith("Collective"))

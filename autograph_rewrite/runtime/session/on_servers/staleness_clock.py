@@ -155,7 +155,7 @@ class BoundedStaleness(Coordinator):
         """Let every later run raise an error."""
         self._workers.end(problem)
 
-    def failure(self, error: Exception, what: str, account: Account | None) -> ClusterError | None:
+    def failure(self, error: Exception, what: str, account: Account | None) -> Exception | None:
         """Return who is missing; None for an error of the program's own computation.
 
         Args:
