@@ -14,12 +14,14 @@ from autograph_rewrite.errors import ClusterError
 from autograph_rewrite.runtime.consensus import coordinator as coordinators
 from autograph_rewrite.runtime.consensus.coordinator import Coordinator, SingleProcess, Workers
 from autograph_rewrite.runtime.consensus.divergence import Account
+from autograph_rewrite.runtime.consensus.failed_steps import FailedSteps
 from autograph_rewrite.runtime.failures import liveness
 from autograph_rewrite.runtime.failures import watchdog as watchdogs
 from autograph_rewrite.runtime.failures.liveness import PeerMonitor
 from autograph_rewrite.runtime.failures.watchdog import Watchdog
 
 MEMBER = Membership(("127.0.0.1:2001", "127.0.0.1:2002"), (), "worker", 0)
+OTHER = "worker 1 (127.0.0.1:2002)"
 
 
 class CancelledError(Exception):
@@ -28,9 +30,36 @@ class CancelledError(Exception):
     message = "the other has gone"
 
 
-def workers(**options: object) -> tuple[Workers, list[str]]:
+class Told(FailedSteps):
+    """What is told, without the other worker's process.
+
+    Args:
+        theirs: how many steps of the other worker have failed.
+        raised: what it has raised.
+    """
+
+    def __init__(self, theirs: int = 0, raised: Exception | None = None) -> None:
+        super().__init__(MEMBER)
+        self.theirs, self.raised = theirs, raised
+        self.mine: list[Exception | None] = []
+
+    def tell(self, error: Exception | None = None) -> None:
+        self.mine.append(error)
+
+    def ahead(self) -> list[str]:
+        return [OTHER] if self.theirs > len(self.mine) else []
+
+    awaited = ahead
+
+    def error(self, ahead: list[str]) -> Exception | None:
+        assert ahead == [OTHER]
+        return self.raised
+
+
+def workers(told: FailedSteps | None = None, **options: object) -> tuple[Workers, list[str]]:
     done: list[str] = []
-    made = Workers(MEMBER, Watchdog(1.0), lambda: done.append("agreed"), **options)  # type: ignore[arg-type]
+    agree = lambda: done.append("agreed")  # noqa: E731
+    made = Workers(MEMBER, Watchdog(1.0), agree, told or Told(), **options)  # type: ignore[arg-type]
     return made, done
 
 
@@ -51,11 +80,31 @@ def test_a_step_that_failed_is_followed_by_one_agreement() -> None:
     assert done == ["agreed"]
 
 
+def test_what_has_failed_on_another_worker_is_raised_here_too_and_both_carry_on() -> None:
+    raised = ValueError("x is too large")
+    told = Told(1, raised)
+    made, done = workers(told)
+    assert made.failure(CancelledError(), "finish step 1", None) is raised
+    made.step_failed(raised)
+    assert told.mine == [raised]  # others hear of it from this worker, too, and once
+    made.before_step()
+    assert done == ["agreed"]
+    assert "waited to finish step 2" in str(made.failure(CancelledError(), "finish step 2", None))
+
+
+def test_workers_that_go_on_by_themselves_tell_and_agree_on_nothing() -> None:
+    done: list[str] = []
+    made = Workers(MEMBER, Watchdog(1.0), lambda: done.append("agreed"))
+    made.step_failed(ValueError("x is too large"))
+    made.before_step()
+    assert done == []
+
+
 def test_a_failed_agreement_is_asked_for_again() -> None:
     def nobody() -> None:
         raise ClusterError("nobody is there")
 
-    made = Workers(MEMBER, Watchdog(1.0), nobody)
+    made = Workers(MEMBER, Watchdog(1.0), nobody, Told())
     made.step_failed()
     for _ in range(2):
         with pytest.raises(ClusterError, match="nobody"):
@@ -116,16 +165,16 @@ def test_a_step_that_another_worker_has_left_ends_when_its_connection_is_broken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """TensorFlow may lose the cancellation of a request that is just being sent; then only its connection ends it."""
-    broken, other = threading.Event(), "worker 1 (127.0.0.1:2002)"
+    broken = threading.Event()
     monkeypatch.setattr(liveness, "ask", lambda names, *_, **__: dict.fromkeys(names, "OK"))
     monkeypatch.setattr(liveness, "break_connections", lambda _: broken.set() or True)
     monkeypatch.setattr(watchdogs, "_ASK", 0.05)
-    watchdog = Watchdog(60.0, lambda: PeerMonitor(MEMBER, 60.0), ahead=lambda: [other])
+    watchdog = Watchdog(60.0, lambda: PeerMonitor(MEMBER, 60.0), ahead=lambda: [OTHER])
     monkeypatch.setattr(watchdog, "_period", lambda: 0.02)
     watchdog.start()
     assert broken.wait(20)
     watchdog.stop(failed=True)
-    made = Workers(MEMBER, watchdog, None)
+    made = Workers(MEMBER, watchdog, lambda: None, Told())
     assert made.failure(ValueError("bad data"), "finish step 3", None) is None  # its own error comes first
     assert re.search(
         r"worker 0 could not finish step 3: it has failed on worker 1",

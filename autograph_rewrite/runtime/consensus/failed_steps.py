@@ -11,13 +11,16 @@ twenty steps that fail on all workers, a second apart).
 
 from __future__ import annotations
 
+import functools
 import json
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from autograph_rewrite.cluster.membership import Membership
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.consensus.flags import Flags
+from autograph_rewrite.runtime.failures.call_thread import Question
 from autograph_rewrite.runtime.failures.failure_messages import is_of_the_job
 from autograph_rewrite.runtime.failures.liveness import name_of, silent
 from autograph_rewrite.runtime.job import tf_server
@@ -65,34 +68,43 @@ class FailedSteps:
         return [self._name(task) for task, count in zip(self._others, counts, strict=True) if count > mine]
 
     def awaited(self) -> list[str]:
-        """Return who is ahead once somebody is, or nobody in time, or somebody does not answer."""
-        ends = time.monotonic() + _TELLS
-        with suppress(tensorflow().errors.OpError):
-            while not (found := self.ahead()) and time.monotonic() < ends and not silent(self._member):
-                time.sleep(_GLANCE)
-            return found
-        return []
+        """Return who is ahead once somebody is; nobody if that takes too long, or somebody does not answer."""
+        return self._answer(self.ahead)
 
-    def error(self, ahead: list[str]) -> Exception | None:
+    def error(self, ahead: Sequence[str]) -> Exception | None:
         """Return what the program has raised on one of those who are ahead; None where it was nothing of its own.
 
         Args:
             ahead: they are.
         """
-        tf = tensorflow()
+        name, text = self._answer(functools.partial(self._told, ahead)) or ("", "")
+        if not text:
+            return None
+        code, message = json.loads(text)
+        kind = tensorflow().compat.v1.errors.exception_type_from_error_code(code)
+        made: Exception = kind(None, None, f"on {name}: {message}")
+        return made
+
+    def _told(self, ahead: Sequence[str]) -> list[str]:
+        """Return who of those that are ahead has told of an error, and what; "": nobody."""
+        at = tf_server.failures()
         for task in self._others:
-            if self._name(task) not in ahead:
-                continue
-            with suppress(tf.errors.OpError):
+            if self._name(task) in ahead:
                 flags = Flags(self._member, _NAME, [task])
-                text = flags.texts(tf_server.failures())[0]
+                text = flags.texts(at)[0]
                 flags.close()
                 if text:
-                    code, message = json.loads(text)
-                    kind = tf.compat.v1.errors.exception_type_from_error_code(code)
-                    found: Exception = kind(None, None, f"on {self._name(task)}: {message}")
-                    return found
-        return None
+                    return [self._name(task), text]
+        return ["", ""]
+
+    def _answer(self, ask: Callable[[], list[str]]) -> list[str]:
+        """Return the first answer that is not empty; a new session waits without end for who has just gone."""
+        question, ends = Question(ask), time.monotonic() + _TELLS
+        while time.monotonic() < ends and not silent(self._member):
+            if found := question.answer():
+                return found
+            time.sleep(_GLANCE)
+        return []
 
     def _name(self, task: int) -> str:
         return name_of("worker", task, self._member.workers[task])

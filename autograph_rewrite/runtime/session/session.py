@@ -94,7 +94,7 @@ class DistributedSession:
             clock = StalenessBound(self._session, self.run_ops, plan, self._member, opened.container)
             self._coordinator = BoundedStaleness(self._coordinator, clock)
         self._finish = FinishTogether(item, self._member, self.graph) if self._member is not None else None
-        self._numbers = StepNumbers(self.graph, tf_server.failures) if self._member is not None else None
+        self._numbers = StepNumbers(self.graph, tf_server.failures if self._member is not None else lambda: 0)
         self._loops: StepsLoops | None = None
         if plan is not None and plan.steps_per_run > 1:
             own = f"/job:worker/replica:0/task:{self._member.task}" if self._member is not None else ""
@@ -236,8 +236,7 @@ class DistributedSession:
             wanted, feeds = self._loops.of(wanted, feeds)
         if self._finish is not None:
             wanted = self._finish.of(wanted)
-        if self._numbers is not None:
-            self._numbers.choose(wanted, options, in_loop=in_loop)
+        self._numbers.choose(wanted, options, in_loop=in_loop)
         return self.run_ops(wanted, feeds, options)[:count]
 
     def run_ops(
