@@ -10,7 +10,7 @@ Hierarchical sums: Goyal et al., Accurate, Large Minibatch SGD (2017), section 4
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from autograph_rewrite.analysis.facts.placement import PARTIAL, REPLICATED, Fact
@@ -26,6 +26,7 @@ from autograph_rewrite.plan.parts.lowerings import Operation
 from autograph_rewrite.plan.parts.messages import SIZES, EdgePlan, Options
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve import wire_types
+from autograph_rewrite.resolve.edges import one_shot
 from autograph_rewrite.resolve.server_region import find_server_region
 from autograph_rewrite.resolve.wire_types import as_sent, can_be_sent, can_gather_collectively
 
@@ -54,7 +55,8 @@ def homed(
     through = {key: replace(edge, lowering=_through_servers(plan, state, edge)) for key, edge in found.items()}
     if not _can_meet_besides(plan) or _reaches_loops(plan.with_edges(through.values()), state, variables):
         return through
-    return {key: edge if _is_for_workers(plan, state, edge) else through[key] for key, edge in found.items()}
+    besides = {key: edge for key, edge in found.items() if _is_for_workers(plan, state, edge)}
+    return through | besides if _are_worth_a_ring(plan, besides.values()) else through
 
 
 def _can_meet_besides(plan: Plan) -> bool:
@@ -68,6 +70,15 @@ def _can_meet_besides(plan: Plan) -> bool:
     servers = set(plan.homes.values())
     apart = len(servers) == 1 and {process_of(device) for device in servers}.isdisjoint(plan.processes)
     return apart and not plan.is_asynchronous and all(parse(server).kind == "CPU" for server in servers)
+
+
+def _are_worth_a_ring(plan: Plan, edges: Collection[EdgePlan]) -> bool:
+    """Return whether sums take no longer around a ring of n workers than through a server.
+
+    The ring sends 2 (n - 1) messages one after the other, each of them a share of the bytes; a server takes two, of
+    all bytes for each worker. Small sums of few workers are in one shot, which takes one.
+    """
+    return len(plan.processes) <= 2 or one_shot.may_be(plan) or sum(edge.bytes for edge in edges) > one_shot.SENT_MORE
 
 
 def _reaches_loops(plan: Plan, state: Propagation, variables: Mapping[str, Variable]) -> bool:

@@ -45,10 +45,9 @@ def choose(plan: Plan, edges: Iterable[EdgePlan], fits: Callable[[EdgePlan], boo
     """
     listed = list(edges)
     members = len(plan.processes)
-    on_cpu = all(parse(device).kind == "CPU" for device in plan.devices)
-    if not (1 < members <= MOST_MEMBERS and on_cpu) or plan.model is not None:
+    if not may_be(plan):
         return listed
-    rings = [edge for edge in listed if _may_be(plan, edge) and (edge.to == SIZES or fits(edge))]
+    rings = [edge for edge in listed if _is_ring(plan, edge) and (edge.to == SIZES or fits(edge))]
     together = Counter[int]()
     for edge in rings:
         together[edge.bucket] += edge.bytes
@@ -63,7 +62,17 @@ def choose(plan: Plan, edges: Iterable[EdgePlan], fits: Callable[[EdgePlan], boo
     return [replace(edge, lowering=INSTEAD[edge.lowering]) if id(edge) in chosen else edge for edge in listed]
 
 
-def _may_be(plan: Plan, edge: EdgePlan) -> bool:
+def may_be(plan: Plan) -> bool:
+    """Return whether small sums of a job can be in one shot.
+
+    Args:
+        plan: the request.
+    """
+    on_cpu = all(parse(device).kind == "CPU" for device in plan.devices)
+    return 1 < len(plan.processes) <= MOST_MEMBERS and on_cpu and plan.model is None
+
+
+def _is_ring(plan: Plan, edge: EdgePlan) -> bool:
     """Return whether a ring between processes, which nobody asked for, carries an edge's values as they are."""
     if edge.lowering not in INSTEAD or edge.compressor != NONE or plan.options_of(edge.owner).hint != "auto":
         return False

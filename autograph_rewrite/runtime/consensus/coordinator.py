@@ -210,8 +210,9 @@ class Workers(Coordinator):
     def require_equal(self, account: Account, table: Array) -> None:
         """Compare what the workers were given in a step."""
         if not agree(table):
-            self.step_failed()
-            raise disagreement(self._member, account, self.watchdog.seconds, table[:, 1:])
+            problem = disagreement(self._member, account, self.watchdog.seconds, table[:, 1:])
+            self.step_failed(problem)
+            raise problem
 
     def close(self) -> None:
         """Hold nobody up any more: others see that this process ends."""

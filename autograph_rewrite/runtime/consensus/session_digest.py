@@ -116,9 +116,18 @@ def ancestors(roots: Iterable[Any]) -> set[Any]:
     return seen
 
 
+def is_collective(operation: Any) -> bool:
+    """Return whether workers meet by an operation.
+
+    Args:
+        operation: of a tf.Graph.
+    """
+    return bool(operation.type.startswith("Collective"))
+
+
 def _meets(op: Any) -> bool:
     """Return whether an operation is one by which workers meet: a collective, or a store that a pass made."""
-    return op.type.startswith("Collective") or (op.type in _STORES and PASS_ATTR in op.node_def.attr)
+    return is_collective(op) or (op.type in _STORES and PASS_ATTR in op.node_def.attr)
 
 
 def common_name(name: str) -> str:

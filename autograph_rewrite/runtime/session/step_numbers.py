@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from autograph_rewrite.runtime.consensus.session_digest import ancestors
+from autograph_rewrite.runtime.consensus.session_digest import ancestors, is_collective
 
 _LOOPS = 0x5745
 """The key of loops before any error."""
@@ -55,12 +55,3 @@ class StepNumbers:
             step = ancestors(getattr(element, "op", element) for element in elements)
             self._known[names] = any(map(is_collective, step))
         return self._known[names]
-
-
-def is_collective(operation: Any) -> bool:
-    """Return whether workers meet by an operation.
-
-    Args:
-        operation: of a tf.Graph.
-    """
-    return bool(operation.type.startswith("Collective"))

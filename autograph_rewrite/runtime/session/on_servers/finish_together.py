@@ -22,8 +22,7 @@ from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes.collectives.key_operands import salted
 from autograph_rewrite.plan.parts.collective_keys import group_key
 from autograph_rewrite.requires import tensorflow
-from autograph_rewrite.runtime.consensus.session_digest import ancestors
-from autograph_rewrite.runtime.session.step_numbers import is_collective
+from autograph_rewrite.runtime.consensus.session_digest import ancestors, is_collective
 
 INSTANCE = 0
 """Instance key of that collective: edges have others (`plan.parts.collective_keys`)."""
