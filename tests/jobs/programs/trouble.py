@@ -53,7 +53,7 @@ def main() -> None:
         except Exception as error:
             if KIND not in ("skips", "all_fail") or type(error).__name__ != "InvalidArgumentError":
                 raise
-            print("caught", time.time(), repr(error)[:300], flush=True)
+            print("caught", time.time(), type(error).__name__, str(error)[:300], flush=True)
         print(f"did step {number}", time.time(), flush=True)
     print("done", time.time(), flush=True)
 
