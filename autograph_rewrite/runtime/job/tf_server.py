@@ -171,6 +171,18 @@ def count_failure() -> None:
     known.failures += 1
 
 
+def use_number() -> None:
+    """Note that a run of this process with collectives is done, and has used a number up (`session.step_numbers`)."""
+    known: ServerDef = _context()._collective_ops_server_def
+    known.numbers += 1
+
+
+def numbers_used() -> int:
+    """Return how many numbers runs of this process have used up."""
+    known: ServerDef = _context()._collective_ops_server_def
+    return known.numbers
+
+
 def failures() -> int:
     """Return how many steps of this process have failed; all workers count alike once they have carried on."""
     known: ServerDef = _context()._collective_ops_server_def
@@ -222,7 +234,7 @@ class ServerDef:
         self.exchanges = count(1)
         self.channels = count(1)
         self.accounts = count(1)
-        self.failures = 0
+        self.failures = self.numbers = 0
         self.patience: float | None = None
         self.is_guarded = False
         self.is_confined = False

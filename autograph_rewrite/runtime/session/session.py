@@ -94,7 +94,8 @@ class DistributedSession:
             clock = StalenessBound(self._session, self.run_ops, plan, self._member, opened.container)
             self._coordinator = BoundedStaleness(self._coordinator, clock)
         self._finish = FinishTogether(item, self._member, self.graph) if self._member is not None else None
-        self._numbers = StepNumbers(self.graph, tf_server.failures if self._member is not None else lambda: 0)
+        is_driven = isinstance(self._session, ChiefDrivenSession)
+        self._numbers = StepNumbers(self.graph, None if is_driven else self._member)
         self._loops: StepsLoops | None = None
         if plan is not None and plan.steps_per_run > 1:
             own = f"/job:worker/replica:0/task:{self._member.task}" if self._member is not None else ""
@@ -214,6 +215,7 @@ class DistributedSession:
         assert self._member is not None
         values = list(self.read_variables().values())
         require_consensus(self._member, self.item.report.plan, captured=values, what=CARRY_ON)
+        self._numbers.renew(self._session, self.item.report.plan.timeout_seconds)
         self._clear_servers()
 
     def _compared(self, wanted: list[Any], feeds: Mapping[str, Any], options: Any, changed: Mapping[str, str]) -> Any:
@@ -236,8 +238,11 @@ class DistributedSession:
             wanted, feeds = self._loops.of(wanted, feeds)
         if self._finish is not None:
             wanted = self._finish.of(wanted)
-        self._numbers.choose(wanted, options, in_loop=in_loop)
-        return self.run_ops(wanted, feeds, options)[:count]
+        is_numbered = self._numbers.is_numbered(wanted, options, in_loop=in_loop)
+        got = self.run_ops(wanted, feeds, options)[:count]
+        if is_numbered:
+            tf_server.use_number()
+        return got
 
     def run_ops(
         self, fetches: Any, feeds: Mapping[Any, Any] | None = None, options: Any = None, *, alone: bool = False

@@ -1,52 +1,62 @@
-"""Step numbers: what numbers runs with collectives get, and that no number is used again after an error.
+"""Step numbers: runs with collectives have one number in all workers, and after an error one that no run has had.
 
-    run 3 fails     number 71     what it has asked another process for may wait there
-    run 4           number 71     it takes a value of run 4, and the cleaning up after run 3 ends run 4
-    with a new key  number 9250
+    worker 0   run 7 done      number 78     worker 1   run 7 done       number 78
+               run 8 fails     number 79                run 8 is done    number 79
+               carries on      runs nothing, twice      carries on       runs nothing, once
+               run 9           number 81                run 9            number 81
 
-TensorFlow numbers runs with collectives alike in all workers, one number after the other for each key, and a run that
-fails does not use its number up (`RetireStepId`). Once all carry on, there is a new key. A run has a key by itself if
-there is a collective in its graph; TensorFlow does not look for them in the functions of a loop.
+TensorFlow numbers the runs under one key one after the other in each process, and a run that fails does not use its
+number up (`RetireStepId`). With the same number again, what a failed run has asked another process for would take a
+value of the next one, and the cleaning up after it would end that. A key is of graphs, not of runs: TensorFlow keeps
+the one with which something was first fetched. It does not look for collectives in the functions of a loop.
 """
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
-from autograph_rewrite.runtime.consensus.session_digest import ancestors, is_collective
+import numpy as np
 
-_LOOPS = 0x5745
-"""The key of loops before any error."""
+from autograph_rewrite.cluster.membership import Membership
+from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime.consensus.rendezvous import Rendezvous
+from autograph_rewrite.runtime.consensus.session_digest import ancestors, is_collective
+from autograph_rewrite.runtime.job import tf_server
+
+_KEY = 0x5745
+"""What all runs with collectives of a program are numbered under."""
 
 
 class StepNumbers:
-    """Chooses the keys of the runs of one session.
+    """Numbers the runs of one session.
 
     Args:
-        graph: the tf.Graph of the session.
-        failures: tells how many steps have failed, alike in all workers that have carried on.
+        graph: the tf.Graph of the session, to which a node is added.
+        member: this process; None: it is alone, or its session runs for all workers.
     """
 
-    def __init__(self, graph: Any, failures: Callable[[], int]) -> None:
-        self._graph, self._failures = graph, failures
+    def __init__(self, graph: Any, member: Membership | None) -> None:
+        self._graph, self._member = graph, member
         self._known: dict[tuple[str, ...], bool] = {}
         self._loops_meet = any(map(is_collective, graph.get_operations()))
+        if member is not None:
+            tf = tensorflow()
+            with graph.as_default(), tf.device(f"/job:{member.job}/replica:0/task:{member.task}/device:CPU:0"):
+                self._nothing = tf.no_op()
 
-    def choose(self, fetches: Iterable[Any], options: Any, *, in_loop: bool) -> None:
-        """Set the key of a run, if it needs one.
+    def is_numbered(self, fetches: Iterable[Any], options: Any, *, in_loop: bool) -> bool:
+        """Return whether a run has a number that others know, and have it so.
 
         Args:
             fetches: tensors and operations, or names of them.
             options: the RunOptions of the run.
             in_loop: the steps are in a loop.
         """
-        failures = self._failures()
-        meets = self._loops_meet if in_loop else failures > 0 and self._meets(fetches)
+        meets = self._loops_meet if in_loop else self._member is not None and self._meets(fetches)
         if meets:
-            key = zlib.crc32(b"%d" % failures) if failures else 0
-            options.experimental.collective_graph_key = key + _LOOPS
+            options.experimental.collective_graph_key = _KEY
+        return meets and self._member is not None
 
     def _meets(self, fetches: Iterable[Any]) -> bool:
         names = tuple(getattr(one, "name", one) for one in fetches)
@@ -55,3 +65,23 @@ class StepNumbers:
             step = ancestors(getattr(element, "op", element) for element in elements)
             self._known[names] = any(map(is_collective, step))
         return self._known[names]
+
+    def renew(self, session: Any, seconds: float) -> None:
+        """Go on with a number that no worker has used; all of them call this.
+
+        Args:
+            session: of the graph.
+            seconds: to wait for the others.
+
+        Raises:
+            ClusterError: somebody is missing.
+        """
+        if self._member is None:
+            return
+        mine = tf_server.numbers_used()
+        used = Rendezvous(self._member, seconds).rows(np.array(mine, np.int64), "carry on after an error, too")
+        options = tensorflow().compat.v1.RunOptions()
+        options.experimental.collective_graph_key = _KEY
+        for _ in range(mine, int(used.max()) + 1):
+            session.run(self._nothing, options=options)
+            tf_server.use_number()
