@@ -97,6 +97,9 @@ PROGRAMS = (
     "with_words",
     "by_reference",
     "by_the_program",
+    "in_a_branch",
+    "in_a_branch_v1",
+    "in_a_branch_v1_there",
     "low_precision",
     "normalised",
     "drawn",
@@ -111,7 +114,16 @@ PROGRAMS = (
 )
 READS = ("read_between", "read_by_functions", "written_between", "original_between", "read_in_fit")
 MORE_READS = ("read_between", "written_between")
-MORE_PROGRAMS = ("clipped_proxies", "two_players", "accumulated", "looked_up_adam", "looped", "checked", "asynchronous")
+MORE_PROGRAMS = (
+    "clipped_proxies",
+    "two_players",
+    "accumulated",
+    "looked_up_adam",
+    "looped",
+    "checked",
+    "in_a_branch_v1",
+    "asynchronous",
+)
 
 
 class Kind(NamedTuple):

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.graph import Node, Span, Use
-from autograph_rewrite.ir.op_traits import forwards_handle
+from autograph_rewrite.ir.op_traits import MERGES, forwards_handle
 from autograph_rewrite.ir.traversal import dependencies, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_update
@@ -93,12 +93,12 @@ def _refresh(context: Context, item: GraphItem, proxies: dict[str, Node]) -> Non
     masks: dict[Node, int] = {}
     count = 0
     for node in order:
-        if node not in context.server_region.nodes:
+        if node not in context.server_region.nodes and node in unconditional:
             continue
-        mask = 0
+        mask = 0  # of what a branch does behind a write, too
         for producer in dependencies(node):
             mask |= masks.get(producer, 0)
-        name = handles.get(handle_node(node.inputs[0])) if is_update(node) else None
+        name = handles.get(handle_node(node.inputs[0])) if _is_update_there(context, node) else None
         if name is not None:
             mask |= 1 << count
             written[name] |= 1 << count
@@ -107,7 +107,7 @@ def _refresh(context: Context, item: GraphItem, proxies: dict[str, Node]) -> Non
     made: dict[tuple[str, int], Node] = {}
     for node in order:
         is_local = node in unconditional and node not in context.server_region.nodes
-        awaited = [control for control in node.controls if masks.get(control)] if is_local else []
+        awaited = [producer for producer in _awaited(context, node) if masks.get(producer)] if is_local else []
         mask = 0
         for control in awaited:
             mask |= masks[control]
@@ -116,13 +116,27 @@ def _refresh(context: Context, item: GraphItem, proxies: dict[str, Node]) -> Non
             continue
         new = [key for key in changed if key not in made]
         in_branches = any(control not in unconditional for control in awaited)
-        readers = node.control_users if in_branches else (node,)
+        readers = _readers(node) if in_branches else (node,)
         if new:
             done = node if in_branches else _gathered(context, node, awaited)
             made |= {key: _copied(context, item.variables[key[0]], proxies[key[0]], done) for key in new}
         for key in changed:
             for reader in readers:
                 reader.add_control(made[key])
+
+
+def _is_update_there(context: Context, node: Node) -> bool:
+    return node in context.server_region.nodes and is_update(node)
+
+
+def _awaited(context: Context, node: Node) -> list[Node]:
+    """Return what a node waits for; where branches meet, what they end with on this worker is that, too."""
+    ends = (value.node for value in node.inputs if value.node not in context.server_region.nodes)
+    return list(dict.fromkeys((*node.controls, *(ends if node.op in MERGES else ()))))
+
+
+def _readers(node: Node) -> list[Node]:
+    return list(dict.fromkeys((*node.control_users, *(use.node for value in node.outputs for use in value.uses))))
 
 
 def _gathered(context: Context, node: Node, awaited: Sequence[Node]) -> Node:

@@ -26,6 +26,7 @@ from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes.base.anchors import outputs_of
 from autograph_rewrite.passes.base.context import Context
 from autograph_rewrite.passes.collectives.server_stores import ServerBuilder
+from autograph_rewrite.passes.parameter_server.branches import Branches
 from autograph_rewrite.passes.parameter_server.turns import Turns
 
 SUFFIX = "/on_server"
@@ -86,16 +87,24 @@ def delegate_to_chief(context: Context, item: GraphItem) -> None:
     order = topological_order(graph)
     needs = _RequiredPushes(context, order, on_server)
     values = [value for node in order if node in on_server for value in node.outputs]
+    branches = Branches(graph, order, on_server)
     exports = [value for value in values if any(reader not in on_server for reader, _ in value.uses)]
+    exports += [value for value in branches.predicates() if value not in exports]
     waiting = [node for node in order if node not in on_server and any(c in on_server for c in node.controls)]
     own = _own_updates(context, item)
     exchange = _ChiefSide(context) if context.rank == 0 else _WorkerSide(context, needs)
-    handed = [(value, exchange.value(value)) for value in exports]
-    for value, new in handed:
+    handed = {value: exchange.value(value) for value in exports}
+    for value, new in handed.items():
         value.replace_all_uses_with(new, keep=on_server | exchange.senders)
-    unconditional = unconditional_nodes(order)
+    joined = branches.joined()
     for node in waiting:
-        _wait(context, exchange, node, [control for control in node.controls if control in on_server], unconditional)
+        awaited = [control for control in node.controls if control in on_server]
+        if node in branches.unconditional:
+            _wait(context, exchange, node, awaited, branches)
+        elif context.rank != 0:
+            branches.leave_out(node, awaited, handed)
+    for node, awaited in joined.items():
+        _wait(context, exchange, node, awaited, branches)
     if isinstance(exchange, _ChiefSide) and exchange.turns is not None:
         _begin_together(context, item, exchange.turns)
     if context.rank != 0:
@@ -104,15 +113,10 @@ def delegate_to_chief(context: Context, item: GraphItem) -> None:
 
 
 def _wait(
-    context: Context, exchange: _ChiefSide | _WorkerSide, node: Node, awaited: Sequence[Node], unconditional: set[Node]
+    context: Context, exchange: _ChiefSide | _WorkerSide, node: Node, awaited: Sequence[Node], branches: Branches
 ) -> None:
-    """Make a node wait for a token instead of server ops."""
-    if node not in unconditional:  # in a branch: what follows it waits
-        if context.rank != 0:
-            for control in awaited:
-                node.remove_control(control)
-        return
-    is_behind_branches = any(control not in unconditional for control in awaited)
+    """Make a node wait for a token instead of server ops; where those are in a branch, what follows it waits."""
+    is_behind_branches = any(control not in branches.unconditional for control in awaited)
     if context.rank != 0 or not is_behind_branches:
         for control in awaited:
             node.remove_control(control)

@@ -214,6 +214,26 @@ def checked() -> Names:
     return ["train"], named(loss=losses[0])
 
 
+def in_a_branch() -> Names:
+    """Update two variables in every second step only, and a third, whose gradient reads them, in each."""
+    hidden = predicted() + variable("b", np.zeros(3))
+    u = variable("u", np.linspace(1, -1, 6).reshape(3, 2))
+    loss = tf.reduce_mean(tf.square(tf.tanh(hidden) @ u - 1))
+    step = v1.get_variable("step", initializer=np.float64(0), use_resource=True, trainable=False)
+    now = step.read_value()
+    *first, slope = tf.gradients(loss, v1.trainable_variables())
+    updated = v1.trainable_variables()[:2]
+
+    def update() -> Any:
+        with tf.control_dependencies([w.assign_sub(0.1 * g) for w, g in zip(updated, first, strict=True)]):
+            return tf.constant(1.0, tf.float64)
+
+    done = tf.cond(tf.equal(now % 2, 0), update, lambda: tf.constant(0.0, tf.float64))
+    with tf.control_dependencies([now, done]):
+        tf.group(u.assign_sub(0.1 * slope), step.assign_add(1.0), name="train")
+    return ["train"], named(loss=loss, done=done)
+
+
 def by_the_program() -> Names:
     """Let Python code and a table of the program take part in what leads from a gradient to its update."""
     y = predicted()
