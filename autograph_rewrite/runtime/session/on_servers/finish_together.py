@@ -6,7 +6,8 @@
 TensorFlow gives a run with collectives one number in all processes, and the first worker that is done has servers
 forget everything of that number: also what they hand to a worker that is not done. So there is one more collective,
 behind all that is fetched. What a server computes is fetched by way of this worker, so that it has come when all are
-done. Where branches meet, one that is not taken may still be sent: what crosses to it has to come, too.
+done. Where branches meet, one that is not taken may still be sent: what crosses to it has to come, too, and is fetched
+itself: Grappler would make a copy of a constant into another constant, which waits for nothing that is sent.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class FinishTogether:
                 self._behind[reader.name].append(self._once(source, reader.device))
 
     def of(self, fetches: Sequence[Any]) -> list[Any]:
-        """Return what a run fetches instead: as many elements, and possibly one more.
+        """Return what a run fetches instead: as many elements, and possibly more.
 
         Args:
             fetches: tensors and operations, or names of them.
@@ -78,9 +79,8 @@ class FinishTogether:
             return list(fetches)
         with self._graph.as_default(), tf.device(f"{self._process}/device:CPU:0"):
             here = [tf.identity(one) if hasattr(one, "op") and self._is_away(one.op) else one for one in fetches]
-            awaited = [one for one in here if hasattr(one, "op")]
-            awaited += [one for operation in step for one in self._behind.get(operation.name, ())]
-            last = [self._once(one, one.device).op for one in awaited]
+            come = [one for operation in step for one in self._behind.get(operation.name, ())]
+            last = [self._once(one, one.device).op for one in (*(one for one in here if hasattr(one, "op")), *come)]
             last += [root for root in roots if not root.outputs and root.name not in self._behind]
             with tf.control_dependencies(last):
                 trigger = tf.raw_ops.ControlTrigger()  # it runs whichever branch did
@@ -94,7 +94,7 @@ class FinishTogether:
                     merge_op="Add",
                     final_op="Id",
                 )
-        return [*here, over.op]
+        return [*here, *(one.op for one in come), over.op]  # Grappler leaves what is fetched where it is
 
     def _once(self, source: Any, device: str) -> Any:
         """Return a tensor that is there once another one is, or an operation is done.
