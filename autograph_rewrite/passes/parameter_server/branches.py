@@ -69,10 +69,11 @@ class Branches:
     def _switch_of(self, node: Node, guard: Guard) -> Node | None:
         """Return a Switch of the worker that decides about a node; None: its predicate does, which is in no branch."""
         wanted = self._guards.get(node, _NONE)
-        for switch in self._order:
-            if switch.op in SWITCHES and switch not in self._on_server and self._guards.get(switch, _NONE) <= wanted:
-                if guard in opened(switch.output(guard.taken), self._frames, _NONE):
-                    return switch
+        local = (node for node in self._order if node.op in SWITCHES and node not in self._on_server)
+        for switch in local:
+            opens = opened(switch.output(guard.taken), self._frames, _NONE)
+            if guard in opens and self._guards.get(switch, _NONE) <= wanted:
+                return switch
         if guard.predicate.node in self.unconditional:
             return None
         raise PassError(
