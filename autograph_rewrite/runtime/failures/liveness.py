@@ -68,13 +68,9 @@ class PeerMonitor:
         """Break the connections to those who were lost, so that TensorFlow does not wait for them; tell if any were."""
         return break_connections(self._others[name] for name in names)
 
-    def break_off_step(self, left: Iterable[str]) -> None:
-        """Break the connections over which a step may wait that others have left: to them, and to the servers.
-
-        Args:
-            left: they have.
-        """
-        self.break_off({*left, *(name for name in self._others if name.startswith("ps "))})
+    def break_off_servers(self) -> bool:
+        """Break the connections to the parameter servers; tell if there were any."""
+        return self.break_off(name for name in self._others if name.startswith("ps "))
 
 
 def all_answer(addresses: Iterable[str]) -> bool:

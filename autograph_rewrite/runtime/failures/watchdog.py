@@ -213,10 +213,16 @@ class Watchdog:
         )
 
     def _leave_with(self, step: int, lookout: PeerMonitor, left: list[str]) -> None:
-        """Let a step fail that others have left: what it has asked them for never comes."""
-        if left and self._running == step:
-            self.left = left
-            lookout.break_off_step(left)
+        """Let a step fail that others have left: what it has asked them for never comes.
+
+        First as far as it waits for servers: TensorFlow refuses all later collectives of a process in which the
+        connection of one has broken, unless its step has failed by something else before.
+        """
+        if not left or self._running != step:
+            return
+        self.left = left
+        if not (lookout.break_off_servers() and self._has_ended(step)):
+            lookout.break_off(left)
 
     def _end(self, step: int, canceller: Canceller) -> None:
         """End a step: let it fail by itself first, for a step that is cancelled may wait for who does not answer."""
