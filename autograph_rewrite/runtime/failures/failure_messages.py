@@ -19,6 +19,8 @@ _SIGNS = (
     "Socket closed",
     "worker/replica",
 )
+_REFUSED = "Restart your program to reset"
+"""What TensorFlow says of every collective once the parts of one have not all ended by the step's own failure."""
 _ENDED_BY_ANOTHER = ("InternalError", "UnavailableError", "AbortedError")
 _ENDS, _GLANCE = 3.0, 0.1
 """Seconds that a worker may still answer while it ends, because its step has failed there; and between two looks."""
@@ -60,11 +62,18 @@ def missing(
         found = ClusterError(problem, where=where, hint=hint)
         found.lost = liveness.workers_in(quiet)
         return found
+    text = str(getattr(error, "message", error))
+    if _REFUSED in text:
+        return ClusterError(
+            f"{member.name} could not {what}: TensorFlow refuses all collectives once one was broken off",
+            where=where,
+            hint="start the job again; `launch --elastic` does that by itself",
+        )
     difference = differs() if differs is not None else None
     if difference is not None:
         return difference
     if error is not None and type(error).__name__ not in ("DeadlineExceededError", "CancelledError"):
-        lines = str(getattr(error, "message", error)).strip().splitlines()
+        lines = text.strip().splitlines()
         problem = f"{member.name} failed to {what}: {lines[0][:300] if lines else type(error).__name__}"
         return ClusterError(problem, where=where)
     return ClusterError(
