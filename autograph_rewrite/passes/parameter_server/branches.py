@@ -41,8 +41,11 @@ class Branches:
         self._guards = guards_of(order, self._frames)
         self.unconditional = {node for node in order if node not in self._frames and node not in self._guards}
         self._lost = self._find_lost()
-        self._switches = {guard: self._switch_of(node, guard) for node, lost in self._lost.items() for guard in lost}
-        self._pivots: dict[Guard, Node] = {}
+        self._switches: dict[tuple[Guard, Guards], Node | None] = {}
+        for node, lost in self._lost.items():
+            for guard in lost:
+                self._switches[guard, self._guards[node]] = self._switch_of(node, guard)
+        self._pivots: dict[tuple[Guard, Guards], Node] = {}
 
     def _find_lost(self) -> dict[Node, Guards]:
         """Return what nodes of the worker run behind only because they wait for server ops.
@@ -84,7 +87,7 @@ class Branches:
 
     def predicates(self) -> list[Value]:
         """Return the values on servers that decide what the worker runs."""
-        needed = dict.fromkeys(guard.predicate for guard, switch in self._switches.items() if switch is None)
+        needed = dict.fromkeys(guard.predicate for (guard, _), switch in self._switches.items() if switch is None)
         return [value for value in needed if value.node in self._on_server]
 
     def joined(self) -> dict[Node, list[Node]]:
@@ -117,14 +120,15 @@ class Branches:
         for control in awaited:
             node.remove_control(control)
         for guard in sorted(self._lost.get(node, _NONE), key=lambda guard: (len(guard.frame), guard.predicate.name)):
-            if guard not in self._pivots:
-                self._pivots[guard] = self._pivot(guard, handed.get(guard.predicate, guard.predicate), node)
-            node.add_control(self._pivots[guard])
+            key = guard, self._guards[node]
+            if key not in self._pivots:
+                self._pivots[key] = self._pivot(guard, handed.get(guard.predicate, guard.predicate), node)
+            node.add_control(self._pivots[key])
 
     def _pivot(self, guard: Guard, predicate: Value, node: Node) -> Node:
         """Return a node of the worker that runs where a predicate has a value."""
         name = f"{node.name}/{'taken' if guard.taken else 'else'}"
-        switch = self._switches[guard]
+        switch = self._switches[guard, self._guards[node]]
         where = switch or node
         if switch is None:
             switch = self._graph.add(

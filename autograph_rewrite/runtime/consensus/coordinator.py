@@ -192,7 +192,8 @@ class Workers(Coordinator):
         if not self.watchdog.expired and not is_of_the_job(error):
             return None
         if self._told is not None and not self.watchdog.expired:
-            left = self.watchdog.left or self._told.awaited()
+            may_be_told = type(error).__name__ != "DeadlineExceededError"
+            left = self.watchdog.left or (self._told.awaited() if may_be_told else [])
             if left:
                 found = self._told.error(left)
                 self.step_failed(found)

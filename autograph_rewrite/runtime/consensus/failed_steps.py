@@ -28,6 +28,8 @@ from autograph_rewrite.runtime.job import tf_server
 _NAME = "failed.steps"
 _TELLS, _GLANCE = 3.0, 0.05
 """Seconds within which a worker whose step has failed says so, and between two looks."""
+_SAID = 4_000
+"""Characters of an error that are kept for the others."""
 
 
 class FailedSteps:
@@ -49,7 +51,7 @@ class FailedSteps:
         """
         code = getattr(error, "error_code", None)
         is_own = error is not None and code is not None and not is_of_the_job(error)
-        text = json.dumps([code, str(getattr(error, "message", error))]) if is_own else ""
+        text = json.dumps([code, str(getattr(error, "message", error))[:_SAID]]) if is_own else ""
         tf_server.count_failure()
         with suppress(tensorflow().errors.OpError):  # the others then wait as long as they are patient
             flags = Flags(self._member, _NAME, [self._member.task])
