@@ -110,9 +110,15 @@ def shape_gradient(n: Op) -> tuple[Shape | None, ...]:
 
 
 def _vectors(n: Op, image: Shape | None) -> tuple[Shape | None, ...]:
-    """Return the shapes of what is behind the images: a number per channel, or as stated."""
+    """Return the shapes of what is behind the images: a number per channel, or as stated.
+
+    What a kernel keeps for its own gradient is a vector for oneDNN's, and a number for others.
+    """
     channels = image[_channel(n)] if image else None
-    return tuple((channels,) if is_local(channels) and stated != (0,) else stated for stated in n.static[1:])
+    return tuple(
+        (channels,) if is_local(channels) and stated != (0,) and at < _RESERVE else stated
+        for at, stated in enumerate(n.static[1:], 1)
+    )
 
 
 # Local response normalisation looks at neighbouring channels only.
