@@ -17,6 +17,7 @@ from autograph_rewrite.analysis.facts.placement import PARTIAL, REPLICATED, Fact
 from autograph_rewrite.analysis.facts.symbolic_dims import is_local, rows_per_example
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.codecs.builtin import NONE
+from autograph_rewrite.ir.control_flow import frames_of, guards_of
 from autograph_rewrite.ir.graph import Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_names import parse, process_of
@@ -53,7 +54,7 @@ def homed(
     if len(plan.processes) == 1:
         return {key: replace(edge, lowering=_at_home(plan, state, edge)) for key, edge in found.items()}
     through = {key: replace(edge, lowering=_through_servers(plan, state, edge)) for key, edge in found.items()}
-    if not _can_meet_besides(plan) or _reaches_loops(plan.with_edges(through.values()), state, variables):
+    if not _can_meet_besides(plan) or _reaches_branches(plan.with_edges(through.values()), state, variables):
         return through
     besides = {key: edge for key, edge in found.items() if _is_for_workers(plan, state, edge)}
     return through | besides if _are_worth_a_ring(plan, besides.values()) else through
@@ -81,18 +82,23 @@ def _are_worth_a_ring(plan: Plan, edges: Collection[EdgePlan]) -> bool:
     return len(plan.processes) <= 2 or one_shot.may_be(plan) or sum(edge.bytes for edge in edges) > one_shot.SENT_MORE
 
 
-def _reaches_loops(plan: Plan, state: Propagation, variables: Mapping[str, Variable]) -> bool:
-    """Return whether processes send to each other in a loop: nobody outside of it knows that all of it has come."""
-    if not state.looped:
+def _reaches_branches(plan: Plan, state: Propagation, variables: Mapping[str, Variable]) -> bool:
+    """Return whether processes send to each other in a loop or branch: nobody outside knows that all of it has come.
+
+    What is sent to a branch that is not taken is waited for by nothing that the run computes.
+    """
+    frames = frames_of(state.order)
+    sometimes = {*state.looped, *guards_of(state.order, frames)}
+    if not sometimes:
         return False
     region = find_server_region(plan, state, variables)
     copied = {variables[request.name].handle for request in plan.variables if request.server and request.server.proxy}
 
     def is_there(value: Value) -> bool:
         handle = handle_node(value)
-        return handle in region.handles and handle.name not in copied
+        return (handle in region.handles and handle.name not in copied) or value.node in region.nodes
 
-    return any(node in region.nodes or any(map(is_there, node.inputs)) for node in state.looped)
+    return any(node in region.nodes or any(map(is_there, node.inputs)) for node in sometimes)
 
 
 def _is_for_workers(plan: Plan, state: Propagation, edge: EdgePlan) -> bool:

@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from autograph_rewrite.cluster.membership import Membership
 from autograph_rewrite.config.config import Config
-from autograph_rewrite.ir.op_traits import MERGES
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.normalize.normalize import normalise
 from autograph_rewrite.runtime.consensus.session_digest import ancestors
@@ -68,6 +67,8 @@ def test_text_goes_through_a_server_as_no_collective_knows_it() -> None:
     ("model", "strategy", "more"),
     [
         pytest.param("lstm_v1", "PS", {}, id="a loop reads a variable on a server"),
+        pytest.param("cond_v1", "PS", {}, id="a branch does"),
+        pytest.param("loss_scaling", "PS", {}, id="a branch updates one"),
         pytest.param("mlp", "PS", {"servers": 0}, id="a worker is the server"),
         pytest.param("mlp", "PSLoadBalancing", {"servers": 2}, id="there are two servers"),
     ],
@@ -125,24 +126,3 @@ def test_runs_are_joined_once_and_alike_in_all_workers() -> None:
     assert added > before
     assert runs.of("loss:0") is first
     assert len(runs.graph.get_operations()) == added
-
-
-def test_what_crosses_to_a_branch_has_come_too_when_a_run_is_over() -> None:
-    runs = Runs(rank_1(item_of("cond_v1"), "PS"))
-    operations = runs.graph.get_operations()
-    assert any(one.type in MERGES for one in operations)
-    fetches = [*(info.tensor for info in runs.item.outputs.values()), *runs.item.targets]
-    *_, last = runs.of(*fetches)
-    step = ancestors([runs.graph.as_graph_element(name) for name in runs.item.targets])
-    behind = ancestors([last])
-    crossing = 0
-    for reader in step:
-        for source in (*(value.op for value in reader.inputs), *reader.control_inputs):
-            if source.device.partition("/device:")[0] == reader.device.partition("/device:")[0]:
-                continue
-            crossing += 1
-            beside = {user for value in source.outputs for user in value.consumers()}
-            beside.update(one for one in behind if source in one.control_inputs)
-            awaited = [one for one in beside - step if one in behind and one.device == reader.device]
-            assert awaited, f"nobody waits for '{source.name}' to come to '{reader.name}'"
-    assert crossing > 5

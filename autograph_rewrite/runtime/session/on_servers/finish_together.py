@@ -6,18 +6,17 @@
 TensorFlow gives a run with collectives one number in all processes, and the first worker that is done has servers
 forget everything of that number: also what they hand to a worker that is not done. So there is one more collective,
 behind all that is fetched. What a server computes is fetched by way of this worker, so that it has come when all are
-done. Where branches meet, one that is not taken may still be sent: what crosses to it has to come, too, and is fetched
-itself: Grappler would make a copy of a constant into another constant, which waits for nothing that is sent.
+done. No process sends into a branch or loop (`resolve.edges.lowering_choice`): nothing would wait for what comes to
+one that is not taken.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from autograph_rewrite.cluster.membership import Membership
-from autograph_rewrite.ir.op_traits import MERGES
 from autograph_rewrite.ir.types.device_names import process_of
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes.collectives.key_operands import salted
@@ -54,12 +53,9 @@ class FinishTogether:
             operation = graph.get_operation_by_name(name)
             if not operation.outputs:
                 self._behind[name].append(self._once(operation, operation.device))
-        if any(operation.type in MERGES for operation in operations):
-            for source, reader in list(self._crossing(operations)):
-                self._behind[reader.name].append(self._once(source, reader.device))
 
     def of(self, fetches: Sequence[Any]) -> list[Any]:
-        """Return what a run fetches instead: as many elements, and possibly more.
+        """Return what a run fetches instead: as many elements, and possibly one more.
 
         Args:
             fetches: tensors and operations, or names of them.
@@ -79,8 +75,9 @@ class FinishTogether:
             return list(fetches)
         with self._graph.as_default(), tf.device(f"{self._process}/device:CPU:0"):
             here = [tf.identity(one) if hasattr(one, "op") and self._is_away(one.op) else one for one in fetches]
-            come = [one for operation in step for one in self._behind.get(operation.name, ())]
-            last = [self._once(one, one.device).op for one in (*(one for one in here if hasattr(one, "op")), *come)]
+            awaited = [one for one in here if hasattr(one, "op")]
+            awaited += [one for operation in step for one in self._behind.get(operation.name, ())]
+            last = [self._once(one, one.device).op for one in awaited]
             last += [root for root in roots if not root.outputs and root.name not in self._behind]
             with tf.control_dependencies(last):
                 trigger = tf.raw_ops.ControlTrigger()  # it runs whichever branch did
@@ -94,7 +91,7 @@ class FinishTogether:
                     merge_op="Add",
                     final_op="Id",
                 )
-        return [*here, *(one.op for one in come), over.op]  # Grappler leaves what is fetched where it is
+        return [*here, over.op]
 
     def _once(self, source: Any, device: str) -> Any:
         """Return a tensor that is there once another one is, or an operation is done.
@@ -108,13 +105,6 @@ class FinishTogether:
                 return self._tf.identity(source)
             with self._tf.control_dependencies([source]):
                 return self._tf.constant(True)
-
-    def _crossing(self, operations: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-        """Yield what is sent from one process to another, and which operation it is for."""
-        for reader in operations:
-            for source in (*reader.inputs, *reader.control_inputs):
-                if self._process_of(getattr(source, "op", source)) != self._process_of(reader):
-                    yield source, reader
 
     def _process_of(self, operation: Any) -> str:
         return process_of(operation.device) or self._process
