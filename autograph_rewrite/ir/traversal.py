@@ -21,6 +21,11 @@ def dependencies(node: Node) -> list[Node]:
     return producers
 
 
+def users(node: Node) -> list[Node]:
+    """Return the nodes that read a node or wait for it, one for each time that they do."""
+    return [*node._control_users, *(use[0] for value in node._outputs for use in value._uses)]
+
+
 def last_iteration(exit_: Node) -> list[Node]:
     """Return the back edge of the loop variable that an Exit hands out."""
     switch = exit_._inputs[0].node

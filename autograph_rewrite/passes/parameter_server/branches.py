@@ -15,7 +15,7 @@ from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.control_flow import Guard, Guards, frames_of, guards_of, opened
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.op_traits import MERGES, SWITCHES
-from autograph_rewrite.ir.traversal import dependencies
+from autograph_rewrite.ir.traversal import dependencies, users
 
 _NONE: Guards = frozenset()
 
@@ -54,8 +54,7 @@ class Branches:
         """
         matters: set[Node] = set()
         for node in reversed(self._order):
-            users = (*node.control_users, *(use.node for value in node.outputs for use in value.uses))
-            if node not in self._on_server and (node in self.unconditional or not matters.isdisjoint(users)):
+            if node not in self._on_server and (node in self.unconditional or not matters.isdisjoint(users(node))):
                 matters.add(node)
         found: dict[Node, Guards] = {}
         for node in self._order:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.graph import Node, Span, Use
 from autograph_rewrite.ir.op_traits import MERGES, forwards_handle
-from autograph_rewrite.ir.traversal import dependencies, topological_order
+from autograph_rewrite.ir.traversal import dependencies, topological_order, users
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_update
 from autograph_rewrite.item import GraphItem, Variable
@@ -116,7 +116,7 @@ def _refresh(context: Context, item: GraphItem, proxies: dict[str, Node]) -> Non
             continue
         new = [key for key in changed if key not in made]
         in_branches = any(control not in unconditional for control in awaited)
-        readers = _readers(node) if in_branches else (node,)
+        readers = users(node) if in_branches else (node,)
         if new:
             done = node if in_branches else _gathered(context, node, awaited)
             made |= {key: _copied(context, item.variables[key[0]], proxies[key[0]], done) for key in new}
@@ -133,10 +133,6 @@ def _awaited(context: Context, node: Node) -> list[Node]:
     """Return what a node waits for; where branches meet, what they end with on this worker is that, too."""
     ends = (value.node for value in node.inputs if value.node not in context.server_region.nodes)
     return list(dict.fromkeys((*node.controls, *(ends if node.op in MERGES else ()))))
-
-
-def _readers(node: Node) -> list[Node]:
-    return list(dict.fromkeys((*node.control_users, *(use.node for value in node.outputs for use in value.uses))))
 
 
 def _gathered(context: Context, node: Node, awaited: Sequence[Node]) -> Node:

@@ -18,7 +18,7 @@ from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.graph import Graph, Node, Span, Value
 from autograph_rewrite.ir.op_traits import forwards_handle
 from autograph_rewrite.ir.replace_op import take_name
-from autograph_rewrite.ir.traversal import ancestors, dependencies, marks_before, topological_order
+from autograph_rewrite.ir.traversal import ancestors, dependencies, marks_before, topological_order, users
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_uses, is_update
 from autograph_rewrite.ir.verify.collective_groups import is_collective
@@ -122,7 +122,7 @@ def _wait(
             node.remove_control(control)
         node.add_control(exchange.token(node, awaited, awaited))
         return
-    readers = [*node.control_users, *(use.node for value in node.outputs for use in value.uses)]
+    readers = users(node)
     token = exchange.token(node, awaited, [node])  # it runs whichever branch did
     for reader in readers:
         reader.add_control(token)

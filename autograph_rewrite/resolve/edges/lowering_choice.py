@@ -17,7 +17,7 @@ from autograph_rewrite.analysis.facts.placement import PARTIAL, REPLICATED, Fact
 from autograph_rewrite.analysis.facts.symbolic_dims import is_local, rows_per_example
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.codecs.builtin import NONE
-from autograph_rewrite.ir.control_flow import frames_of, guards_of
+from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.graph import Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_names import parse, process_of
@@ -87,8 +87,7 @@ def _reaches_branches(plan: Plan, state: Propagation, variables: Mapping[str, Va
 
     What is sent to a branch that is not taken is waited for by nothing that the run computes.
     """
-    frames = frames_of(state.order)
-    sometimes = {*state.looped, *guards_of(state.order, frames)}
+    sometimes = set(state.order) - unconditional_nodes(state.order)
     if not sometimes:
         return False
     region = find_server_region(plan, state, variables)

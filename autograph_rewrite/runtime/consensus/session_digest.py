@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from autograph_rewrite.ir.graph import PASS_ATTR
 from autograph_rewrite.ir.op_traits import writes_variable
+from autograph_rewrite.ir.verify.collective_groups import is_collective
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.runtime.consensus.all_reduce_session import Array
 from autograph_rewrite.runtime.consensus.divergence import Account
@@ -116,18 +117,9 @@ def ancestors(roots: Iterable[Any]) -> set[Any]:
     return seen
 
 
-def is_collective(operation: Any) -> bool:
-    """Return whether workers meet by an operation.
-
-    Args:
-        operation: of a tf.Graph.
-    """
-    return bool(operation.type.startswith("Collective"))
-
-
 def _meets(op: Any) -> bool:
     """Return whether an operation is one by which workers meet: a collective, or a store that a pass made."""
-    return is_collective(op) or (op.type in _STORES and PASS_ATTR in op.node_def.attr)
+    return is_collective(op.type) or (op.type in _STORES and PASS_ATTR in op.node_def.attr)
 
 
 def common_name(name: str) -> str:

@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 
 from autograph_rewrite.cluster.membership import Membership
+from autograph_rewrite.ir.verify.collective_groups import is_collective
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.consensus.rendezvous import Rendezvous
-from autograph_rewrite.runtime.consensus.session_digest import ancestors, is_collective
+from autograph_rewrite.runtime.consensus.session_digest import ancestors
 from autograph_rewrite.runtime.job import tf_server
 
 _KEY = 0x5745
@@ -39,7 +40,7 @@ class StepNumbers:
     def __init__(self, graph: Any, member: Membership | None) -> None:
         self._graph, self._member = graph, member
         self._known: dict[tuple[str, ...], bool] = {}
-        self._loops_meet = any(map(is_collective, graph.get_operations()))
+        self._loops_meet = any(is_collective(one.type) for one in graph.get_operations())
         if member is not None:
             tf = tensorflow()
             with graph.as_default(), tf.device(f"/job:{member.job}/replica:0/task:{member.task}/device:CPU:0"):
@@ -63,7 +64,7 @@ class StepNumbers:
         if names not in self._known:
             elements = [self._graph.as_graph_element(name) for name in names]
             step = ancestors(getattr(element, "op", element) for element in elements)
-            self._known[names] = any(map(is_collective, step))
+            self._known[names] = any(is_collective(one.type) for one in step)
         return self._known[names]
 
     def renew(self, session: Any, seconds: float) -> None:

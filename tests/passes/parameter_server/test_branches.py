@@ -12,12 +12,10 @@ from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.op_traits import MERGES
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.passes.parameter_server import branches
-from tests.jobs.programs.served import item_of
+from tests.jobs.programs.served import PROXIES, item_of
 from tests.jobs.programs.served_graphs import Names, in_a_branch, named, predicted
 from tests.passes.parameter_server.test_sums_between_workers import rank_1
 from tests.support.rank_jobs import item_of as zoo_item
-
-PROXIES = {"variables": [{"match": ".*", "synchronizer": "ps", "proxy": True}]}
 
 
 def alive_together(graph: Graph) -> Iterator[Node]:

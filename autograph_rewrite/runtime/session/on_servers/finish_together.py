@@ -18,11 +18,12 @@ from typing import Any
 
 from autograph_rewrite.cluster.membership import Membership
 from autograph_rewrite.ir.types.device_names import process_of
+from autograph_rewrite.ir.verify.collective_groups import is_collective
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes.collectives.key_operands import salted
 from autograph_rewrite.plan.parts.collective_keys import group_key
 from autograph_rewrite.requires import tensorflow
-from autograph_rewrite.runtime.consensus.session_digest import ancestors, is_collective
+from autograph_rewrite.runtime.consensus.session_digest import ancestors
 
 INSTANCE = 0
 """Instance key of that collective: edges have others (`plan.parts.collective_keys`)."""
@@ -44,7 +45,7 @@ class FinishTogether:
         self._process = f"/job:{member.job}/replica:0/task:{member.task}"
         self._known: dict[tuple[str, ...], list[Any]] = {}
         operations = graph.get_operations()
-        self._is_needed = bool(plan.homes) and any(map(is_collective, operations))
+        self._is_needed = bool(plan.homes) and any(is_collective(one.type) for one in operations)
         self._behind: dict[str, list[Any]] = defaultdict(list)
         if not self._is_needed:
             return
@@ -71,7 +72,7 @@ class FinishTogether:
         tf = self._tf
         roots = [getattr(one, "op", one) for one in fetches]
         step = ancestors(roots)
-        if not any(map(is_collective, step)):
+        if not any(is_collective(one.type) for one in step):
             return list(fetches)
         with self._graph.as_default(), tf.device(f"{self._process}/device:CPU:0"):
             here = [tf.identity(one) if hasattr(one, "op") and self._is_away(one.op) else one for one in fetches]
@@ -106,8 +107,5 @@ class FinishTogether:
             with self._tf.control_dependencies([source]):
                 return self._tf.constant(True)
 
-    def _process_of(self, operation: Any) -> str:
-        return process_of(operation.device) or self._process
-
     def _is_away(self, operation: Any) -> bool:
-        return self._process_of(operation) != self._process
+        return process_of(operation.device) not in ("", self._process)
