@@ -153,7 +153,9 @@ def measure(model: str, size: str, batch: int, rounds: int, seconds: float, few:
     return found
 
 
-def traced(new: Any, built: Any, feeds: Mapping[str, Any], steps: int = 1, *, optimised: bool = True) -> list[Any]:
+def traced(
+    new: Any, built: Any, feeds: Mapping[str, Any], steps: int = 1, *, optimised: bool = True, serial: bool = False
+) -> list[Any]:
     """Run steps of one session, and return what TensorFlow noted about every node in each.
 
     Args:
@@ -162,6 +164,7 @@ def traced(new: Any, built: Any, feeds: Mapping[str, Any], steps: int = 1, *, op
         feeds: of every step.
         steps: how many.
         optimised: whether TensorFlow may fuse and rename nodes.
+        serial: nodes run one after another.
     """
     import tensorflow as tf
 
@@ -170,6 +173,7 @@ def traced(new: Any, built: Any, feeds: Mapping[str, Any], steps: int = 1, *, op
     v1 = tf.compat.v1
     config = v1.ConfigProto()
     config.graph_options.rewrite_options.disable_meta_optimizer = not optimised
+    config.use_per_session_threads, config.inter_op_parallelism_threads = serial, int(serial)
     options = v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE)
     given = {f"{getattr(key, 'name', key).partition(':')[0]}:0": value for key, value in feeds.items()}
     with open_session(new, config=config) as session:

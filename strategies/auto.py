@@ -65,12 +65,14 @@ class Auto:
             return self._build(item, config)
 
     def _build(self, item: GraphItem, config: Config) -> Plan:
+        from autograph_rewrite.cost.hardware.machine import Machine
         from autograph_rewrite.cost.search import Evaluator, Search
         from autograph_rewrite.cost.simulate import Hardware
         from autograph_rewrite.cost.trial import first_possible
 
         network = config.cluster.network if config.cluster is not None else None
-        evaluator = Evaluator(item, Hardware(network=network))
+        machine = Machine(onednn=False)  # counts more memory, and all workers choose alike, whatever their processors
+        evaluator = Evaluator(item, Hardware(machine, network))
         room, faults, ranked = room_of(config), list[str](), list[Compared]()
         if room is not None or config.model_size > 1:
             evaluator.batch = EXAMPLES * len(config.devices or ()) * config.workers  # the same for all meshes
@@ -104,7 +106,7 @@ class Auto:
         from autograph_rewrite.cost.simulate import Hardware
 
         examples = EXAMPLES * len(config.devices or ()) * config.workers
-        evaluator = Evaluator(item, Hardware(Machine(apart=True), network), batch=examples)
+        evaluator = Evaluator(item, Hardware(Machine(apart=True, onednn=False), network), batch=examples)
         build = self.builders[PLAIN].build
         search = MeshSearch(item, config, evaluator, lambda other: build(item, other))
         path = search.run()

@@ -36,13 +36,10 @@ GROWTH = 256 * 1024**2
 large, and hang on few of Python's objects. Without it two processes came to 22 GB."""
 
 # One thread per operation: xdist's workers share the machine's cores, and tiny shapes gain nothing from more.
-# The same kernels on every processor: TensorFlow has oneDNN's by default only where there is AVX-512 VNNI, and what a
-# convolution needs besides its operands differs by a factor of ten.
 os.environ.update(
     CUDA_VISIBLE_DEVICES="-1",
     KERAS_BACKEND="tensorflow",
     OMP_NUM_THREADS="1",
-    TF_ENABLE_ONEDNN_OPTS="1",
     TF_NUM_INTEROP_THREADS="4",
     TF_NUM_INTRAOP_THREADS="1",
 )

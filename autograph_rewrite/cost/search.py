@@ -56,7 +56,8 @@ class Evaluator:
         kind = _analysed(plan)
         if kind not in self._folds:
             folded = fold(self.item, plan, self.batch)
-            self._folds[kind] = folded, count(folded, sizes_of(plan, folded.state, self.batch))
+            sizes = sizes_of(plan, folded.state, self.batch)
+            self._folds[kind] = folded, count(folded, sizes, self.hardware.topology(plan).cpu)
         folded, counts = self._folds[kind]
         plain = whole(plan)
         options = (kind, plain.default, plain.variables)

@@ -55,6 +55,10 @@ class Hardware:
     machine: Machine = field(default_factory=Machine)
     network: Network | None = None
 
+    def topology(self, plan: Plan) -> Topology:
+        """Return the devices and links of a plan."""
+        return Topology(plan, self.machine, network_link(self.network))
+
 
 def simulate(
     item: GraphItem,
@@ -120,7 +124,7 @@ def simulated(
     if not (folded.state.semantics.batch or batch or plan.batch):
         notes = (f"{EXAMPLES} examples for each replica are assumed",)
     sizes = sizes_of(plan, folded.state, batch)
-    topology = Topology(resolved, hardware.machine, network_link(hardware.network))
+    topology = hardware.topology(resolved)
     if plan.looped:
         notes += ("a loop is played as the copies that do the same; its iterations take a little more",)
     if plan.pipeline is not None:

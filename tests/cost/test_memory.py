@@ -97,7 +97,7 @@ def test_a_variable_of_which_rows_are_looked_up_is_copied_when_it_is_read() -> N
     config = Config.of({"devices": DEVICES})
     item = normalise(ZOO["language_model"].build(Options(optimizer="adam")).item())
     folded = fold(item, named_builder(config).build(item, config))
-    found = count(folded, Sizes(8, 2))
+    found = count(folded, Sizes(8, 2), Machine())
     reads = {folded.variable_of(node): one for node, one in found.items() if node.op == "ReadVariableOp"}
     assert not reads["words"].hands_on
     assert reads["words"].work.nbytes == 2 * sum(nbytes for _, nbytes in reads["words"].made) > 0

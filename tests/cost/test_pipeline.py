@@ -60,7 +60,7 @@ def played(item: GraphItem, plan: Plan, batch: int, *, copies: bool = True) -> S
     """Return the tasks of a step, played on links that take no time."""
     folded = fold(normalise(item), plan)
     sizes = sizes_of(plan, folded.state, batch)
-    staged = stage(folded, folded.resolve(plan), count(folded, sizes))
+    staged = stage(folded, folded.resolve(plan), count(folded, sizes, Machine()))
     assert plan.pipeline is not None
     held = footprint(staged, sizes, interleaved=plan.interleaved, copies=copies)
     step = StagedStep(staged, held, plan.pipeline, plan.microbatches, Topology(plan, Machine(), network_link(None)))

@@ -10,10 +10,11 @@ hand.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from autograph_rewrite.config.sections import Network
+from autograph_rewrite.cost.hardware.kernels import uses_onednn
 
 FAMILIES = ("matmul", "conv", "elementwise", "transcendental", "reduce", "gather", "random", "sort")
 """Ops whose arithmetic is measured apart."""
@@ -101,6 +102,8 @@ class Machine:
         host: the link between one accelerator and its host's memory, each way.
         run_seconds: that a step takes however little it does.
         apart: the logical devices of a replica have cores and memory of their own, though they are CPUs of one process.
+        onednn: TensorFlow takes oneDNN's kernels on its CPU, which need less memory for a convolution; left out, as in
+            processes like this one.
     """
 
     core: Compute = CORE
@@ -111,6 +114,7 @@ class Machine:
     host: Link = Link(10e-6, 12e9)
     run_seconds: float = 0.0
     apart: bool = False
+    onednn: bool = field(default_factory=uses_onednn)
 
 
 def network_link(network: Network | None) -> Link:

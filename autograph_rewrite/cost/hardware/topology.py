@@ -69,6 +69,11 @@ class Topology:
         return all(parse(device).kind == "CPU" for device in self.plan.devices_of(0))
 
     @cached_property
+    def cpu(self) -> Machine | None:
+        """The machine whose CPU the replicas compute on; None where that is accelerators."""
+        return self.machine if self.on_cpu else None
+
+    @cached_property
     def lanes(self) -> tuple[str, ...]:
         """Where one process computes."""
         if self.on_cpu:

@@ -271,9 +271,16 @@ def _inside(staged: Staged, part: Part, values: Iterable[_Made], *, first: bool,
     for at, node in enumerate((None, *staged.parts[part]), start=-1):
         new, old = born[at], dying[at]
         taken = node is not None and staged.counts[node].reuses and next((one for one in new if one in old), 0)
-        most = max(most, alive + sum(new) - int(taken))
+        needed = _scratch(staged, node) if node is not None else 0
+        most = max(most, alive + sum(new) - int(taken) + needed)
         alive += sum(new) - sum(old)
     return most
+
+
+def _scratch(staged: Staged, node: Node) -> int:
+    """Return what a node needs while it runs, beside its outputs."""
+    counted = staged.counts[node]
+    return counted.scratch + counted.patches if staged.counts_here(node) else 0
 
 
 def _end(staged: Staged, made: _Made, part: Part, *, first: bool, copies: bool) -> int | None:

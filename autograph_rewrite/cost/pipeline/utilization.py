@@ -60,7 +60,7 @@ def use_of_pipeline(
         PlanError: the stages, or their schedule, are impossible.
     """
     assert plan.pipeline is not None
-    staged = stage(folded, plan, counts or count(folded, sizes))
+    staged = stage(folded, plan, counts or count(folded, sizes, topology.cpu))
     held = footprint(staged, sizes, interleaved=plan.interleaved)
     step = StagedStep(staged, held, plan.pipeline, plan.microbatches, topology)
     seconds = step.run()

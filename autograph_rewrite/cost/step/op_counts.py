@@ -7,9 +7,11 @@ from typing import NamedTuple
 
 from autograph_rewrite.analysis.facts.concrete_sizes import Shape, Sizes
 from autograph_rewrite.analysis.work.buffers import buffers_of
+from autograph_rewrite.analysis.work.convolution_scratch import GRADIENTS, patch_elements
 from autograph_rewrite.analysis.work.einsum_scratch import scratch_elements
 from autograph_rewrite.analysis.work.loop_trips import runs, trips_of
 from autograph_rewrite.analysis.work.op_work import Work, work_of
+from autograph_rewrite.cost.hardware.machine import Machine
 from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep, wanted
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.types import dtypes
@@ -28,6 +30,7 @@ class OpCounts(NamedTuple):
         reuses: its output may take the place of an input.
         runs: how often it runs in one step.
         scratch: bytes that it needs while it runs, beside its outputs.
+        patches: bytes of patches of images that it holds besides, of one micro-batch or all of them.
     """
 
     work: Work
@@ -37,10 +40,17 @@ class OpCounts(NamedTuple):
     reuses: bool
     runs: int
     scratch: int = 0
+    patches: int = 0
 
 
-def count(folded: AnalyzedStep, sizes: Sizes) -> dict[Node, OpCounts]:
-    """Return what each node of a step does."""
+def count(folded: AnalyzedStep, sizes: Sizes, cpu: Machine | None) -> dict[Node, OpCounts]:
+    """Return what each node of a step does.
+
+    Args:
+        folded: the step.
+        sizes: the numbers behind symbols.
+        cpu: the machine whose CPU runs it; None for accelerators.
+    """
     state, frames, found = folded.state, folded.frames, {}
     trips = trips_of(folded.order, frames)
     buffers = buffers_of(state, folded.order, frames, sizes)
@@ -62,6 +72,7 @@ def count(folded: AnalyzedStep, sizes: Sizes) -> dict[Node, OpCounts]:
             reuses,
             runs(frames.get(node, ()), trips) * (sizes.micro if node in folded.each else 1),
             _scratch(node, inputs),
+            _patches(node, inputs, outputs, cpu),
         )
     return found
 
@@ -92,3 +103,13 @@ def _scratch(node: Node, inputs: Sequence[Shape]) -> int:
     if node.op != "Einsum":
         return 0
     return scratch_elements(node.attr("equation").decode(), inputs) * dtypes.width(node.output().dtype)
+
+
+def _patches(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape], cpu: Machine | None) -> int:
+    """Return the bytes of patches that a kernel holds on a CPU while it runs."""
+    if cpu is None or node.op not in GRADIENTS:
+        return 0
+    width = dtypes.width(node.output().dtype)
+    if cpu.onednn and width <= dtypes.width(dtypes.FLOAT):
+        return 0
+    return patch_elements(node.op, inputs, outputs, width, cpu.cores) * width

@@ -69,7 +69,7 @@ def build(
         sizes: the numbers behind symbols.
         counts: what the nodes do, where that is known already.
     """
-    builder = Builder(folded, plan, topology, sizes, counts or count(folded, sizes))
+    builder = Builder(folded, plan, topology, sizes, counts or count(folded, sizes, topology.cpu))
     builder.run()
     return builder.built
 
@@ -351,10 +351,10 @@ class Builder:
         share = self.plan.replicas if holder is not None and holder.stage else 1
         share = len(holder.servers) if holder is not None and holder.is_on_server else share
         counted = self.counts[node]
-        if counted.scratch:
-            times = self.together if node in self.each else 1
+        needed = counted.scratch * (self.together if node in self.each else 1) + counted.patches
+        if needed:
             place = self.topology.place(lane, self.logical.of(node))
-            scratch = self._buffer(counted.scratch * times // share, place, task, each=node in self.each)
+            scratch = self._buffer(needed // share, place, task, each=node in self.each)
             scratch.is_scratch = True
         for value, nbytes in counted.made:
             if counted.hands_on:
