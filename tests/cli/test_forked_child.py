@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -40,3 +41,26 @@ def test_a_forked_process_hears_a_signal_once(
     """A second Ctrl-C is in a hurry: a worker that hears one twice ends by force, with nothing saved."""
     done = fresh_python(COUNTS.format(is_ready=is_ready))
     assert done.stdout == f"{code}\n", done.stderr
+
+
+FAILS = """
+import sys
+from autograph_rewrite.tools.launcher.run_script import execute
+
+try:
+    execute({script!r}, [])
+except Exception as error:
+    assert sys.last_value is error
+print(repr(sys.last_value))
+"""
+
+
+@pytest.mark.parametrize("error", ["ClusterError('gone')", "ValueError('bad')"])
+def test_what_runs_at_the_end_of_a_script_sees_that_it_has_failed(
+    error: str, tmp_path: Path, fresh_python: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    """Else it holds a stage for worker 0 as at a good end: a worker that missed it ended 8 s after it had said so."""
+    script = tmp_path / "script.py"
+    script.write_text(f"from autograph_rewrite.errors import ClusterError\nraise {error}\n")
+    done = fresh_python(FAILS.format(script=str(script)))
+    assert done.stdout == f"{error}\n", done.stderr

@@ -43,7 +43,7 @@ def main() -> int:
         sys.stdout.flush()  # a closed pipe must fail here, not at interpreter exit
         return code
     except KeyboardInterrupt as error:
-        sys.last_value = error  # as Python itself says that the program has failed, to what runs at its end
+        sys.last_value = error
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:
@@ -76,9 +76,9 @@ def execute(script: str, arguments: Sequence[str], *, module: bool = False) -> i
             _tell_if_idle(script)
         return code
     except Exception as error:
+        sys.last_value = error  # as Python itself says that the program has failed, to what runs at its end
         if _is_ours(error):
             raise
-        sys.last_value = error
         _print_traceback(error)
         return 1
     _tell_if_idle(script)
