@@ -75,19 +75,14 @@ class Question(Generic[Result]):
         self._answers: SimpleQueue[Result] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def answer(self, seconds: float = 0.0) -> Result | None:
-        """Ask, unless that is still going on, and return the last answer; None where there is no new one.
-
-        Args:
-            seconds: to wait for who answers at once.
-        """
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._wait, name="autograph_question", daemon=True)
-            self._thread.start()
-        self._thread.join(seconds)
+    def answer(self) -> Result | None:
+        """Return what was asked last time, and ask again; None where nobody has answered meanwhile."""
         found = None
         while not self._answers.empty():
             found = self._answers.get()
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._wait, name="autograph_question", daemon=True)
+            self._thread.start()
         return found
 
     def _wait(self) -> None:

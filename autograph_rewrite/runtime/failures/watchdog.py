@@ -28,8 +28,6 @@ Result = TypeVar("Result")
 
 _ASK = 1.0
 """Seconds of a step after which, again and again, we ask whether the others are still there."""
-_SOON = 0.2
-"""Seconds within which they answer, or refuse to, unless they have been stopped or cut off."""
 _BUSY = 0.05
 """Share of one processor below which a process counts as idle."""
 
@@ -107,7 +105,6 @@ class Watchdog:
         self.left: list[str] = []
         self._ahead = ahead
         self._asks_ahead: Question[list[str]] | None = None
-        self._asks_lost: Question[list[str]] | None = None
         self._make_lookout = lookout
         self._make_canceller = canceller
         self._may_idle = may_idle
@@ -181,7 +178,6 @@ class Watchdog:
             self._seen, self._idle, self._waited, self._asked, self._cpu = step, 0.0, 0.0, 0.0, {}
             self._told = False
             self._lookout = self._make_lookout() if self._make_lookout is not None and step else None
-            self._asks_lost = Question(self._lookout.lost) if self._lookout is not None else None
             self._asks_ahead = Question(self._ahead) if self._ahead is not None and step else None
             return
         before, self._cpu = self._cpu, _processor_time(self._caller)
@@ -190,9 +186,9 @@ class Watchdog:
         self._idle = 0.0 if is_busy else self._idle + elapsed
         self._waited += elapsed
         lost: list[str] = []
-        if self._lookout is not None and self._asks_lost is not None and self._waited - self._asked >= _ASK:
+        if self._lookout is not None and self._waited - self._asked >= _ASK:
             self._asked = self._waited
-            lost = self._asks_lost.answer(_SOON) or []  # who is silent for longer: this thread measures meanwhile
+            lost = self._lookout.lost()
             if not lost and self._asks_ahead is not None and self._idle >= _ASK and not self.left:
                 self._leave_with(step, self._lookout, self._asks_ahead.answer() or [])
         stood = self._waited if self._may_idle else self._idle
