@@ -18,9 +18,8 @@ HELD = 30 * 2**20
 SMALL = 256 * 2**10
 """Bytes of operands for each thread from which on the gradient of an input takes its images one by one."""
 
-_FILTER = ("Conv2DBackpropFilter",)
-_INPUT = ("Conv2DBackpropInput",)
-GRADIENTS = frozenset((*_FILTER, *_INPUT))
+_FILTER, _INPUT = "Conv2DBackpropFilter", "Conv2DBackpropInput"
+GRADIENTS = frozenset((_FILTER, _INPUT))
 
 
 def patch_elements(op: str, inputs: Sequence[Shape], outputs: Sequence[Shape], width: int, threads: int) -> int:
@@ -35,12 +34,12 @@ def patch_elements(op: str, inputs: Sequence[Shape], outputs: Sequence[Shape], w
     """
     if op not in GRADIENTS or len(inputs) != 3 or len(inputs[2]) != 4 or not math.prod(inputs[2]):
         return 0
-    kernel = outputs[0] if op in _FILTER else inputs[1]
+    kernel = outputs[0] if op == _FILTER else inputs[1]
     if len(kernel) != 4 or not math.prod(kernel):
         return 0
     images, places = inputs[2][0], math.prod(inputs[2][1:3])
     patch, depth = math.prod(kernel[:3]), kernel[3]
     operands = places * patch + places * depth + patch * depth
-    if op in _INPUT and (images == 1 or operands // threads >= SMALL // width):
+    if op == _INPUT and (images == 1 or operands // threads >= SMALL // width):
         return places * patch
     return math.ceil(HELD // width / operands) * places * patch

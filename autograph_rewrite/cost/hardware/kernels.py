@@ -24,8 +24,8 @@ def uses_onednn() -> bool:
     if told is not None:
         return told
     try:
-        lines = _PROCESSORS.read_text(errors="replace").splitlines()
+        with _PROCESSORS.open(errors="replace") as lines:  # all processors have the flags of the first
+            flags = next((line for line in lines if line.startswith("flags")), "")
     except OSError:
         return False
-    flags = next((line for line in lines if line.startswith("flags")), "")
     return not FEATURES.isdisjoint(flags.split())
