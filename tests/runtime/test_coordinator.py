@@ -182,6 +182,28 @@ def test_a_step_that_another_worker_has_left_ends_when_its_connection_is_broken(
     )
 
 
+def test_a_step_that_another_worker_has_left_ends_within_three_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken, answered = threading.Event(), threading.Event()
+    monkeypatch.setattr(liveness, "ask", lambda names, *_, **__: dict.fromkeys(names, "OK"))
+    monkeypatch.setattr(liveness, "break_connections", lambda _: broken.set() or True)
+    monkeypatch.setattr(watchdogs, "_processor_time", lambda _: {1: 7.0})
+    monkeypatch.setattr(watchdogs, "repeat", lambda *_: threading.current_thread())  # looks are made here
+    watchdog = Watchdog(5.0, lambda: PeerMonitor(MEMBER, 5.0), ahead=lambda: answered.set() or [OTHER])
+    watchdog.start()
+    watchdog.look(0.6)
+    assert not answered.is_set(), "a step that has just begun makes no work for others"
+    watchdog.look(0.6)
+    assert answered.wait(20)
+    assert not broken.is_set(), "a step may be idle for a moment"
+    for thread in threading.enumerate():
+        if thread.name == "autograph_question":
+            thread.join(20)
+    watchdog.look(0.6)
+    watchdog.stop(failed=True)
+    assert broken.is_set()
+    assert watchdog.left == [OTHER]
+
+
 def test_nobody_is_left_while_all_have_failed_equally_often(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = threading.Event()
     monkeypatch.setattr(liveness, "ask", lambda names, *_, **__: dict.fromkeys(names, "OK"))

@@ -175,10 +175,7 @@ class Watchdog:
         """Cancel the running step if it waits in vain (called by the thread)."""
         step = self._running
         if not step or step != self._seen:
-            self._seen, self._idle, self._waited, self._asked, self._cpu = step, 0.0, 0.0, 0.0, {}
-            self._told = False
-            self._lookout = self._make_lookout() if self._make_lookout is not None and step else None
-            self._asks_ahead = Question(self._ahead) if self._ahead is not None and step else None
+            self._begin(step)
             return
         before, self._cpu = self._cpu, _processor_time(self._caller)
         used = sum(seconds - before.get(thread, 0.0) for thread, seconds in self._cpu.items())
@@ -189,8 +186,8 @@ class Watchdog:
         if self._lookout is not None and self._waited - self._asked >= _ASK:
             self._asked = self._waited
             lost = self._lookout.lost()
-            if not lost and self._asks_ahead is not None and self._idle >= _ASK and not self.left:
-                self._leave_with(step, self._lookout, self._asks_ahead.answer() or [])
+        if not lost and self._idle and not self.left:
+            self._look_ahead(step)
         stood = self._waited if self._may_idle else self._idle
         if stood >= self.seconds * _TELL and self.tells and not self._told:
             self._told = True
@@ -199,6 +196,22 @@ class Watchdog:
         if (lost or stands_still) and self._running == step and not self.expired and self._canceller is not None:
             self.lost, self.expired = lost, True
             self._end(step, self._canceller)
+
+    def _begin(self, step: int) -> None:
+        """Begin to watch a step, or none (0): what has been computed until now is none of its."""
+        self._seen, self._idle, self._waited, self._asked = step, 0.0, 0.0, 0.0
+        self._told = False
+        self._cpu = _processor_time(self._caller) if step else {}
+        self._lookout = self._make_lookout() if self._make_lookout is not None and step else None
+        self._asks_ahead = Question(self._ahead) if self._ahead is not None and step else None
+
+    def _look_ahead(self, step: int) -> None:
+        """Leave a step that stands still with those whose part of it has failed; they are asked once it is idle."""
+        if self._lookout is None or self._asks_ahead is None:
+            return
+        left = self._asks_ahead.answer()
+        if left and self._idle >= _ASK:
+            self._leave_with(step, self._lookout, left)
 
     def _tell(self, stood: float) -> None:
         """Say for how long a step has stood still, and what is known of those that it may wait for."""
@@ -218,7 +231,7 @@ class Watchdog:
         First as far as it waits for servers: TensorFlow refuses all later collectives of a process in which the
         connection of one has broken, unless its step has failed by something else before.
         """
-        if not left or self._running != step:
+        if self._running != step:
             return
         self.left = left
         if not (lookout.break_off_servers() and self._has_ended(step)):
