@@ -23,6 +23,7 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +53,10 @@ class Worker:
         return self.code
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """Send a signal."""
+        """Send a signal; one that has ended needs none, though the nursery may not have said so yet."""
         if self.code is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     @property
     def output(self) -> str:
