@@ -8,6 +8,7 @@ import re
 import secrets
 import signal
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -77,12 +78,12 @@ def signal_host(agent: Worker, number: int) -> None:
     """Send a signal to an agent and its workers: first to the agent, which takes notice of what they get."""
     if agent.code is not None:
         return
-    children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
+    children: list[str] = []
+    with suppress(FileNotFoundError, ProcessLookupError):  # it may just have ended
+        children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
     for pid in (agent.pid, *map(int, children)):
-        try:
+        with suppress(ProcessLookupError):
             os.kill(pid, number)
-        except ProcessLookupError:
-            continue
 
 
 def steps_of_worker_0(agents: Sequence[Worker]) -> set[int]:

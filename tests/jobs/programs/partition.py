@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +50,8 @@ def removed() -> None:
     for host in range(1, COUNT + 1):
         found = subprocess.run(["ip", "netns", "pids", f"ag{host}"], check=False, capture_output=True, text=True)
         for pid in found.stdout.split():
-            os.kill(int(pid), signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
         subprocess.run(["ip", "netns", "del", f"ag{host}"], check=False, capture_output=True)
     for link in ("agbr", *(f"agv{host}" for host in range(1, COUNT + 1))):
         subprocess.run(["ip", "link", "del", link], check=False, capture_output=True)
