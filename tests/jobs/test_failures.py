@@ -20,6 +20,8 @@ from tests.jobs.programs.nursery import ROOT, Worker
 TROUBLE = "tests/jobs/programs/trouble.py"
 LIMIT = 180
 PATIENCE = 5
+LATE = 1
+"""Seconds by which who comes late does."""
 DID = {"session": "finish run [34] of the session", "function": "finish step [23]", "keras": "finish step [23]"}
 full = pytest.mark.full
 
@@ -151,10 +153,10 @@ def test_all_workers_together_can_carry_on_after_an_error(jobs: Jobs, mode: str,
 
 
 def run_with_server(
-    jobs: Jobs, kind: str, mode: str, signal_to_server: int | None = None, **options: object
+    jobs: Jobs, kind: str, mode: str, signal_to_server: int | None = None, late: int = -1, **options: object
 ) -> tuple[Worker, Worker, Worker]:
     """Run a job of two workers and a parameter server; return when those have ended of whom it is to be expected."""
-    environ = {"JOB_TIMEOUT": str(PATIENCE), "SLOW_EXIT": "1"}
+    environ = {"JOB_TIMEOUT": str(PATIENCE), "SLOW_EXIT": "1", "JOB_LATE": str(late)}
     if options:
         environ["JOB_CONFIG"] = json.dumps({"variables": [{"match": ".*", "synchronizer": "ps", **options}]})
     (first, second), (server,) = jobs.job_with_servers(2, 1, TROUBLE, kind, mode, jobs.folder, environ=environ)
@@ -232,13 +234,18 @@ def test_a_killed_worker_that_others_may_not_leave_behind_is_named_soon(jobs: Jo
     assert server.wait(LIMIT) == 0, server.output
 
 
+@pytest.mark.parametrize("late", [0, 1])
 @pytest.mark.parametrize("mode", [pytest.param("session", marks=full), "function"])
-def test_a_step_that_fails_on_one_worker_of_a_server_fails_on_all_at_once_and_all_go_on(jobs: Jobs, mode: str) -> None:
-    workers = run_with_server(jobs, "skips", mode)[:2]
+def test_a_step_that_fails_on_one_worker_of_a_server_fails_on_all_at_once_and_all_go_on(
+    jobs: Jobs, mode: str, late: int
+) -> None:
+    """Who comes to it when it has failed elsewhere stands still, until the watchdog asks the other; else none does."""
+    workers = run_with_server(jobs, "skips", mode, late=late)[:2]
     assert ended(workers, LIMIT) == [0, 0], "\n".join(worker.output[-3000:] for worker in workers)
     assert all("did step 6" in worker.output and "InvalidArgumentError" in worker.output for worker in workers)
     times = [float(re.findall(r"caught (\S+)", worker.output)[0]) for worker in workers]
-    assert abs(times[0] - times[1]) < PATIENCE / 2, "one has waited for the other until it was ended"
+    waited = abs(times[0] - times[1]) - (late == 0) * LATE
+    assert waited < PATIENCE / 2, "one has waited for the other until it was ended"
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,17 @@ class Rendezvous:
         with Exchange(self._member, self._seconds, value, FIRST_KEY, key) as exchange:
             return exchange.add_up(value, what)
 
+    def meet(self, what: str) -> None:
+        """Wait until all workers are here.
+
+        Args:
+            what: what it is for, for messages.
+
+        Raises:
+            ClusterError: somebody is missing.
+        """
+        self.add_up(np.zeros((), np.int32), what)
+
     def rows(self, value: Array, what: str) -> Array:
         """Return the workers' arrays, of equal shape, stacked in their order."""
         mine = np.zeros((len(self._member.workers), *value.shape), value.dtype)

@@ -15,10 +15,11 @@ import numpy as np
 from autograph_rewrite.errors import ClusterError
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.requires import tensorflow
-from autograph_rewrite.runtime.consensus.agreement import CARRY_ON, common_name, require_consensus
+from autograph_rewrite.runtime.consensus.agreement import CARRY_ON, require_consensus
 from autograph_rewrite.runtime.consensus.broadcast_queue import abandon
 from autograph_rewrite.runtime.consensus.coordinator import Coordinator, Workers
 from autograph_rewrite.runtime.consensus.failed_steps import FailedSteps
+from autograph_rewrite.runtime.consensus.rendezvous import Rendezvous
 from autograph_rewrite.runtime.consensus.replica_means import replica_means
 from autograph_rewrite.runtime.consensus.session_digest import SessionDigest
 from autograph_rewrite.runtime.job import tf_server
@@ -211,11 +212,17 @@ class DistributedSession:
         return got
 
     def _carry_on(self) -> None:
-        """Go on after an error: so must all, and each may have updated something else."""
+        """Go on after an error: so must all, and each may have updated something else.
+
+        Variables are compared when no step writes them any more: who comes late to the step that has failed elsewhere
+        may still update what is on servers, as decayed slots.
+        """
         assert self._member is not None
+        plan = self.item.report.plan
+        Rendezvous(self._member, plan.timeout_seconds).meet(CARRY_ON)
         values = list(self.read_variables().values())
-        require_consensus(self._member, self.item.report.plan, captured=values, what=CARRY_ON)
-        self._numbers.renew(self._session, self.item.report.plan.timeout_seconds)
+        require_consensus(self._member, plan, captured=values, what=CARRY_ON)
+        self._numbers.renew(self._session, plan.timeout_seconds)
         self._clear_servers()
 
     def _compared(self, wanted: list[Any], feeds: Mapping[str, Any], options: Any, changed: Mapping[str, str]) -> Any:
@@ -283,7 +290,7 @@ class DistributedSession:
         if self._member is None or not plan.homes or plan.is_asynchronous:
             return
         StoreDrain(self._session, own=not self._member.is_chief).remove()
-        common_name(self._member, plan.timeout_seconds)  # nobody begins before worker 0 is done
+        Rendezvous(self._member, plan.timeout_seconds).meet(CARRY_ON)  # nobody begins before worker 0 is done
 
     def _check_batch(self, feeds: Mapping[str, Any]) -> dict[str, int]:
         sizes = {

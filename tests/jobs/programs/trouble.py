@@ -46,7 +46,7 @@ def main() -> None:
     for number in range(1, STEPS + 1):
         if number == AT and job.task == 1:
             _trouble()
-        if KIND == "slow" or (KIND == "all_fail" and number == AT and job.task == LATE):
+        if KIND == "slow" or (KIND in ("all_fail", "skips") and number == AT and job.task == LATE):
             time.sleep(1)
         try:
             step(number)
