@@ -65,7 +65,7 @@ def missing(
     text = str(getattr(error, "message", error))
     if _REFUSED in text:
         return ClusterError(
-            f"{member.name} could not {what}: TensorFlow refuses all collectives once one was broken off",
+            f"{member.name} failed to {what}: TensorFlow refuses all collectives once one was broken off",
             where=where,
             hint="start the job again; `launch --elastic` does that by itself",
         )
