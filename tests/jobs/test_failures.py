@@ -234,26 +234,28 @@ def test_a_killed_worker_that_others_may_not_leave_behind_is_named_soon(jobs: Jo
     assert server.wait(LIMIT) == 0, server.output
 
 
-@pytest.mark.parametrize(("mode", "late"), [pytest.param("session", 0, marks=full), ("function", 0), ("function", 1)])
-def test_a_step_that_fails_on_one_worker_of_a_server_fails_on_all_at_once_and_all_go_on(
-    jobs: Jobs, mode: str, late: int
+@pytest.mark.parametrize("mode", [pytest.param("session", marks=full), "function"])
+def test_a_step_that_has_failed_on_another_worker_of_a_server_fails_at_once_and_all_go_on(
+    jobs: Jobs, mode: str
 ) -> None:
-    """Who comes to it when it has failed elsewhere stands still, until the watchdog asks the other; else none does."""
-    workers = run_with_server(jobs, "skips", mode, late=late)[:2]
+    """TensorFlow tells nothing to who comes to it later: the watchdog asks."""
+    workers = run_with_server(jobs, "skips", mode, late=0)[:2]
     assert ended(workers, LIMIT) == [0, 0], "\n".join(worker.output[-3000:] for worker in workers)
     assert all("did step 6" in worker.output for worker in workers)
-    assert_failed_at_once(workers, late)
+    assert_failed_at_once(workers, late=0)
 
 
-@pytest.mark.full
-def test_a_lookup_that_fails_on_the_server_while_another_worker_waits_ends_the_job_for_all_or_none(jobs: Jobs) -> None:
-    """TensorFlow aborts the collectives of who learns it from the other worker first: three of 26 times."""
-    workers = run_with_server(jobs, "skips", "session", late=1)[:2]
+@pytest.mark.parametrize("mode", [pytest.param("session", marks=full), "function"])
+def test_a_step_that_fails_while_another_worker_of_a_server_waits_fails_at_once_and_all_go_on_or_end(
+    jobs: Jobs, mode: str
+) -> None:
+    """TensorFlow aborts the collectives of who hears of it by them first, instead of by the server: one in 10 to 60."""
+    workers = run_with_server(jobs, "skips", mode, late=1)[:2]
     codes = ended(workers, LIMIT)
     assert codes in ([0, 0], [1, 1]), "\n".join(worker.output[-3000:] for worker in workers)
     expected = "TensorFlow refuses all collectives once one was broken off" if any(codes) else "did step 6"
     assert all(expected in worker.output for worker in workers)
-    assert_failed_at_once(workers, 1)
+    assert_failed_at_once(workers, late=1)
 
 
 def assert_failed_at_once(workers: Sequence[Worker], late: int) -> None:
