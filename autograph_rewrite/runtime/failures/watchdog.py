@@ -179,7 +179,7 @@ class Watchdog:
             return
         before, self._cpu = self._cpu, _processor_time(self._caller)
         used = sum(seconds - before.get(thread, 0.0) for thread, seconds in self._cpu.items())
-        is_busy = not before or used > _BUSY * elapsed
+        is_busy = used > _BUSY * elapsed
         self._idle = 0.0 if is_busy else self._idle + elapsed
         self._waited += elapsed
         lost: list[str] = []

@@ -21,6 +21,7 @@ import numpy as np
 from autograph_rewrite.cluster.membership import Membership
 from autograph_rewrite.ir.verify.collective_groups import is_collective
 from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime.consensus.agreement import CARRY_ON
 from autograph_rewrite.runtime.consensus.rendezvous import Rendezvous
 from autograph_rewrite.runtime.consensus.session_digest import ancestors
 from autograph_rewrite.runtime.job import tf_server
@@ -80,7 +81,7 @@ class StepNumbers:
         if self._member is None:
             return
         mine = tf_server.numbers_used()
-        used = Rendezvous(self._member, seconds).rows(np.array(mine, np.int64), "carry on after an error, too")
+        used = Rendezvous(self._member, seconds).rows(np.array(mine, np.int64), CARRY_ON)
         options = tensorflow().compat.v1.RunOptions()
         options.experimental.collective_graph_key = _KEY
         for _ in range(mine, int(used.max()) + 1):
