@@ -6,6 +6,8 @@
     parallax, no server    the same; worker 0 has the table
     mirrored               tf.distribute.MultiWorkerMirroredStrategy in a custom training loop
     servers                tf.distribute.ParameterServerStrategy: each worker does its part, then all are joined
+    auto                   what Auto makes of a job with a server, in a session
+    auto, no server        the same without one
 
 Every job has so many workers; those with a server have one more process, and TensorFlow's coordinator is another one.
 All start from the same weights and are given the same batch. A core has every second process.
@@ -32,9 +34,18 @@ OURS = {
     "all-reduce, session": ("AllReduce", 0),
     "parallax": ("Parallax", 1),
     "parallax, no server": ("Parallax", 0),
+    "auto": ("Auto", 1),
+    "auto, no server": ("Auto", 0),
 }
 """Strategy, and number of servers."""
+RIVALS = ("all-reduce", "all-reduce, session", "parallax", "parallax, no server")
 PEERS = ("mirrored", "servers")
+CHOICES = {
+    1: {"Auto": "auto", "AllReduce": "all-reduce, session", "Parallax": "parallax"},
+    0: {"Auto": "auto, no server", "AllReduce": "all-reduce, session", "Parallax": "parallax, no server"},
+}
+"""Contestants in sessions, by the number of servers and the strategy. A plan of Auto's own is measured beside both; one
+that is a builder's is that builder's contestant, as two runs of one plan differ by a tenth."""
 TARGETS = {"mirrored": 0.8, "servers": 0.6}
 
 
@@ -42,19 +53,24 @@ def run(effort: Effort) -> tuple[list[Figure], dict[str, Any]]:
     """Return the figures, and the times that they are made of."""
     figures, details = [], {}
     for workers in effort.some((2, 3)):
-        found = details[str(workers)] = {
-            "seconds": steps(workers, effort),
-            "plans": call("benchmarks.dist_embedding:plans", {"tiny": effort.tiny, "workers": workers}, timeout=300),
+        made = call("benchmarks.dist_embedding:plans", {"tiny": effort.tiny, "workers": workers}, timeout=300)
+        seconds = steps((*RIVALS, *PEERS), workers, effort)
+        choices = {
+            str(servers): seconds
+            if made[f"Auto, {servers} servers"]["is"]
+            else steps([*names.values()], workers, effort)
+            for servers, names in CHOICES.items()
         }
+        found = details[str(workers)] = {"seconds": seconds, "choices": choices, "plans": made}
         figures += _figures(workers, **found)
     return figures, details
 
 
-def steps(workers: int, effort: Effort) -> dict[str, list[float]]:
+def steps(contestants: Sequence[str], workers: int, effort: Effort) -> dict[str, list[float]]:
     """Return the seconds per step of each contestant, one number per round."""
     with ExitStack() as stack:
         crews = {}
-        for how in (*OURS, *PEERS):
+        for how in contestants:
             crews[how] = stack.enter_context(crew(how, workers, effort.tiny))
             crews[how].ready()
         return times(crews, rounds=effort.rounds(15), calls=2 if effort.tiny else 10)
@@ -222,6 +238,7 @@ def plans(tiny: bool, workers: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for servers in (0, 1):
         cluster = {"workers": [f"host-{i}:1" for i in range(workers)], "ps": ["host-ps:1"] * servers}
+        made: dict[str, Any] = {}
         for name in ("AllReduce", "Parallax", "Auto"):
             config = ar.Config.of({"devices": ["CPU:0"], "cluster": cluster, "strategy": {"name": name}})
             plan = ar.build_plan(item, config)
@@ -234,11 +251,19 @@ def plans(tiny: bool, workers: int) -> dict[str, Any]:
                 "copies": 1 if tables[0].servers else workers,
                 "notes": list(plan.notes),
             }
+            made[name] = plan
+        alike = (name for name, plan in made.items() if name != "Auto" and plan.variables == made["Auto"].variables)
+        found[f"Auto, {servers} servers"]["is"] = next(alike, "")
     return found
 
 
-def _figures(workers: int, seconds: Mapping[str, Sequence[float]], plans: Mapping[str, Any]) -> list[Figure]:
-    better = min(OURS, key=lambda how: median(seconds[how]))
+def _figures(
+    workers: int,
+    seconds: Mapping[str, Sequence[float]],
+    choices: Mapping[str, Mapping[str, Sequence[float]]],
+    plans: Mapping[str, Any],
+) -> list[Figure]:
+    better = min(RIVALS, key=lambda how: median(seconds[how]))
     shown = ", ".join(f"{how} {milliseconds(median(found))}" for how, found in seconds.items())
     figures = [
         Figure(
@@ -249,17 +274,23 @@ def _figures(workers: int, seconds: Mapping[str, Sequence[float]], plans: Mappin
         )
         for peer, target in TARGETS.items()
     ]
-    for servers in (0, 1):
-        ours = {name: plans[f"{name}, {servers} servers"] for name in ("AllReduce", "Parallax", "Auto")}
-        times = ", ".join(f"{name} {milliseconds(one['predicted'])}" for name, one in ours.items())
-        moved = ", ".join(f"{name} {one['bytes'] / 1e6:.3g} MB" for name, one in ours.items())
-        copies = ", ".join(f"{name} {one['copies']}" for name, one in ours.items())
-        how = f"table: {ours['Auto']['table']}; predicted: {times}; over links in a step: {moved}; copies: {copies}"
-        parallax = next(name for name, made in OURS.items() if made == ("Parallax", servers))
-        rivals = {False: "all-reduce, session", True: parallax}  # by whether a server has the table
-        chosen, least = rivals[ours["Auto"]["copies"] == 1], min(rivals.values(), key=lambda how: median(seconds[how]))
-        name = f"{workers} workers, {servers} servers: what Auto chose / the faster of both in a session"
-        figures.append(Figure(name, ratio(seconds[chosen], seconds[least]), at_most=1.0, how=how))
+    figures += [_choice(workers, servers, choices[str(servers)], plans) for servers in CHOICES]
     held = plans["Parallax, 1 servers"]["copies"]
     figures.append(Figure(f"{workers} workers: copies of the table under Parallax", held, "", at_most=1.0))
     return figures
+
+
+def _choice(workers: int, servers: int, seconds: Mapping[str, Sequence[float]], plans: Mapping[str, Any]) -> Figure:
+    """Return how good Auto's choice was, by what was measured, and why it chose so."""
+    names = CHOICES[servers]
+    ours = {name: plans[f"{name}, {servers} servers"] for name in names}
+    chosen = names[ours["Auto"]["is"] or "Auto"]
+    least = min((names["AllReduce"], names["Parallax"]), key=lambda how: median(seconds[how]))
+    measured = ", ".join(f"{how} {milliseconds(median(seconds[how]))}" for how in names.values() if how in seconds)
+    predicted = ", ".join(f"{name} {milliseconds(one['predicted'])}" for name, one in ours.items())
+    moved = ", ".join(f"{name} {one['bytes'] / 1e6:.3g} MB" for name, one in ours.items())
+    copies = ", ".join(f"{name} {one['copies']}" for name, one in ours.items())
+    table = ours["Auto"]["table"]
+    how = f"{measured}; table: {table}; predicted: {predicted}; over links in a step: {moved}; copies: {copies}"
+    name = f"{workers} workers, {servers} servers: what Auto chose / the faster of both in a session"
+    return Figure(name, ratio(seconds[chosen], seconds[least]), at_most=1.0, how=how)

@@ -4,8 +4,9 @@
     2. from the best of them, variable by variable (those alike together, the largest first): what another builder chose
     3. sizes of buckets, and compressors if the configuration allows one
 
-A change is kept if it shortens the step by more than a thousandth. Nothing is random and no clock is read, so every
-process finds the same plan; how many plans are tried depends on the size of the graph only.
+A change is kept if it shortens the step by more than a hundredth: of less, a model of this kind knows nothing. Nothing
+is random and no clock is read, so every process finds the same plan; how many plans are tried depends on the size of
+the graph only.
 
 Search by simulation instead of by measurement: Jia et al., Beyond Data and Model Parallelism for Deep Neural Networks
 (FlexFlow, 2019); a choice per variable: H. Zhang et al., AutoSync (2020).
@@ -28,7 +29,7 @@ from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve.wire_types import sizes_of
 
-WORTH = 0.999
+WORTH = 0.99
 """A change is kept if the step takes less than this part of what it took before."""
 
 

@@ -131,7 +131,7 @@ def simulated(
         return _in_stages(folded, resolved, topology, sizes, notes, counts)
     with no_garbage_collection():
         built = build(folded, resolved, topology, sizes, counts)
-        seconds = simulate_events(built.tasks, built.cores) + topology.machine.run_seconds
+        seconds = simulate_events(built.tasks, built.cores) + topology.machine.run_seconds + topology.remote_seconds
     return Simulation(
         step_seconds=seconds,
         exposed_seconds=_exposed(built.tasks, topology.computing),

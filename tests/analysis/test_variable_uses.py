@@ -71,6 +71,15 @@ def test_what_is_written_beside_a_variable_or_read_for_its_update_only_is_its_sl
     assert [node.name for node in uses["w"].updates] == ["train"]
 
 
+def test_what_one_op_writes_beside_a_variable_is_its_slot_though_both_are_declared_trained() -> None:
+    """TensorFlow runs an op on one device, so that they could not be placed apart."""
+    state, variables = analysed(FUSED, w=True, m=True)
+    uses = variable_uses(state, variables)
+    assert (uses["w"].slots, uses["m"].owner) == (("m",), "w")
+    state, variables = analysed(BY_ELEMENT, w=True, m=True)
+    assert variable_uses(state, variables)["m"].owner is None, "each has an op of its own"
+
+
 def test_a_slot_of_another_shape_is_found_by_the_gradient_that_it_is_computed_from() -> None:
     state, variables = analysed(OF_ROWS, w=True, r=False, m=False)
     gradient = state.graph.node("dw").output()

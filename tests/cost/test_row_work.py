@@ -41,3 +41,22 @@ def test_an_update_of_rows_takes_as_long_as_its_rows_whatever_the_table() -> Non
 def test_ids_count_as_distinct_as_nobody_knows_how_many_are() -> None:
     """Four accesses to a row, of the table and of its slot, of a tenth of a microsecond each, on four cores."""
     assert seconds_of_update(1_000_000, 8192) == pytest.approx(8192 * 4 * 512 / 6e9 / 4, rel=0.1)
+
+
+@pytest.mark.parametrize("shards", [2, 4])
+def test_rows_of_a_table_on_several_servers_meet_at_the_first_which_hands_on_the_shares_of_others(shards: int) -> None:
+    """Which rows there are is known only where all are: of so many servers, all but one get theirs later."""
+    item, batch = from_printed(TEXT.replace("ROWS", "100000"), {}), 4096
+    config = {
+        "devices": ["CPU:0"],
+        "cluster": {"workers": ["a:1", "b:1"], "ps": [f"c{i}:1" for i in range(shards)]},
+        "strategy": {"name": "PS"},
+        "variables": [{"match": "w", "partition": {"axis": 0, "shards": shards}}],
+    }
+    found = ar.simulate(item, ar.build_plan(item, config), config, batch=batch)
+    links = {link.name: link.bytes for link in found.links}
+    rows = batch * (32 * 4 + 4)
+    gradients, lookups = batch * 32 * 4 + batch * 4, batch * 32 * 4
+    assert links["job:ps/task:0 in"] == pytest.approx(gradients, rel=0.01)
+    assert links["job:ps/task:0 out"] == pytest.approx(lookups / shards + rows * (shards - 1) / shards, rel=0.01)
+    assert links["job:ps/task:1 in"] == pytest.approx(rows / shards, rel=0.01)

@@ -18,7 +18,7 @@ from autograph_rewrite.analysis.work.op_work import work_of
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.config.sections import Network
 from autograph_rewrite.cost.hardware.machine import Compute, Link, Machine, network_link
-from autograph_rewrite.cost.hardware.topology import IN, MESSAGE, OUT, Topology
+from autograph_rewrite.cost.hardware.topology import IN, MESSAGE, OUT, REMOTE_RUN, Topology
 from autograph_rewrite.cost.tasks.event_simulation import simulate_events
 from autograph_rewrite.cost.tasks.liveness import peak
 from autograph_rewrite.cost.tasks.result import Simulation
@@ -63,6 +63,36 @@ def test_a_ring_among_processes_takes_as_many_hops_as_a_ring_has() -> None:
     assert ring.seconds == pytest.approx(6 * 1e-4 + 6 * 1e6 / 1e9)
     assert ring.traffic == {OUT: 6e6, IN: 6e6}
     assert topology.ring_gather(1e6).seconds == pytest.approx(3 * (1e-4 + 1e-3))
+
+
+def test_messages_of_a_ring_of_cpus_keep_their_processes_busy() -> None:
+    plan, _ = planned(regression(), devices=["CPU:0"], cluster={"workers": ["a:1", "b:1"]})
+    ring = Topology(plan, FAST, Link(1e-4, 1e9)).ring_reduce(4e6)
+    assert ring.seconds == pytest.approx(2 * (1e-4 + MESSAGE) + 4e6 / 1e9)
+
+
+@pytest.mark.parametrize(
+    ("workers", "servers", "name", "parts"),
+    [(3, 1, "PS", 3), (3, 0, "PS", 2), (3, 1, "AllReduce", 0), (1, 1, "PS", 0)],
+)
+def test_a_step_takes_longer_where_processes_run_parts_for_others(
+    workers: int, servers: int, name: str, parts: int
+) -> None:
+    cluster = {"workers": [f"w{i}:1" for i in range(workers)], "ps": ["d:1"] * servers}
+    plan, _ = planned(regression(), name, devices=["CPU:0"], cluster=cluster)
+    assert Topology(plan, FAST, Link(1e-4, 1e9)).remote_seconds == pytest.approx(parts * REMOTE_RUN)
+
+
+def test_what_one_server_has_for_others_leaves_it_one_after_another() -> None:
+    plan, _ = planned(regression(), "PS", devices=["CPU:0"], cluster={"workers": ["a:1", "b:1", "c:1"]})
+    topology = Topology(plan, FAST, Link(1e-4, 1e9))
+    servers = [f"/job:worker/replica:0/task:{i}/device:CPU:0" for i in range(3)]
+    sent = topology.hand_on(3e6, *servers)
+    each = MESSAGE + 1e-3
+    assert sent.seconds == pytest.approx(1e-4 + 2 * each)
+    lanes = {"job:worker/task:0 out": 2 * each, "job:worker/task:1 in": each, "job:worker/task:2 in": each}
+    assert sent.holds == pytest.approx(lanes)
+    assert not topology.hand_on(3e6, servers[0], servers[0]).seconds, "they are in one process"
 
 
 def test_all_processes_share_the_link_of_a_server() -> None:

@@ -173,7 +173,10 @@ def _slots_by_shape(
     by_handle: Mapping[Node, list[Node]],
     settled: Collection[Node],
 ) -> list[Node]:
-    """Return the variables of one's shape that are written together with it, or that serve its update only."""
+    """Return the variables of one's shape that are written together with it, or that serve its update only.
+
+    What an op writes beside a variable is a slot of it whatever is declared: an op has all its variables on one device.
+    """
     shape = variables[handles[owner]].shape
     group = {owner: None}
     pending = [owner]
@@ -184,7 +187,8 @@ def _slots_by_shape(
             read = [node for node in _read_by(state, update) if _serves_only(node, {*group, node})]
             for node in (*together, *read):
                 alike = node in handles and variables[handles[node]].shape == shape
-                if node not in group and node not in settled and alike:
+                is_open = node not in settled or (node in together and together[0] is handle is owner)
+                if node not in group and is_open and alike:
                     group[node] = None
                     pending.append(node)
     return [node for node in group if node is not owner]

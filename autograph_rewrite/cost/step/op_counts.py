@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -15,8 +16,10 @@ from autograph_rewrite.cost.hardware.machine import Machine
 from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep, wanted
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.variable_ops import is_handle, updates_rows
 
 _UNIQUE = frozenset(("Unique", "UniqueV2"))
+_INDEX = dtypes.INT32
 
 
 class OpCounts(NamedTuple):
@@ -31,6 +34,7 @@ class OpCounts(NamedTuple):
         runs: how often it runs in one step.
         scratch: bytes that it needs while it runs, beside its outputs.
         patches: bytes of patches of images that it holds besides, of one micro-batch or all of them.
+        rows: bytes of the rows and indices that an update of rows is given, as if all were distinct.
     """
 
     work: Work
@@ -41,6 +45,7 @@ class OpCounts(NamedTuple):
     runs: int
     scratch: int = 0
     patches: int = 0
+    rows: int = 0
 
 
 def count(folded: AnalyzedStep, sizes: Sizes, cpu: Machine | None) -> dict[Node, OpCounts]:
@@ -73,6 +78,7 @@ def count(folded: AnalyzedStep, sizes: Sizes, cpu: Machine | None) -> dict[Node,
             runs(frames.get(node, ()), trips) * (sizes.micro if node in folded.each else 1),
             _scratch(node, inputs),
             _patches(node, inputs, outputs, cpu),
+            _rows(node, inputs),
         )
     return found
 
@@ -96,6 +102,15 @@ def _joined(folded: AnalyzedStep, node: Node, shape: Shape, sizes: Sizes) -> Sha
     if not shape or not placement.is_split or placement.dim or wanted(folded.state, node, 0) != "replicated":
         return shape
     return (shape[0] * sizes.replicas * sizes.micro, *shape[1:])
+
+
+def _rows(node: Node, inputs: Sequence[Shape]) -> int:
+    """Return the bytes of the rows that an update is given, and of an index for each."""
+    given = [(value, shape) for value, shape in zip(node.inputs, inputs, strict=True) if not is_handle(value)]
+    if not updates_rows(node) or not given:
+        return 0
+    value, rows = max(given, key=lambda one: math.prod(one[1]))
+    return math.prod(rows) * dtypes.width(value.dtype) + rows[0] * dtypes.width(_INDEX) if rows else 0
 
 
 def _scratch(node: Node, inputs: Sequence[Shape]) -> int:

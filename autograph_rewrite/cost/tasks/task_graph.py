@@ -24,6 +24,7 @@ from autograph_rewrite.cost.step.op_counts import OpCounts, count
 from autograph_rewrite.cost.tasks.communication import Group, groups, tasks_of
 from autograph_rewrite.cost.tasks.host_use import LINK, host_use
 from autograph_rewrite.cost.tasks.logical_devices import LogicalDevices
+from autograph_rewrite.cost.tasks.row_updates import handed_on, meeting_places
 from autograph_rewrite.cost.tasks.task import COMPUTE, EXCHANGE, Buffer, Task, compute_seconds, on_cores
 from autograph_rewrite.cost.tasks.variable_reads import Reads
 from autograph_rewrite.ir.graph import Node, Value
@@ -90,6 +91,7 @@ class Builder:
     ) -> None:
         self.folded, self.plan, self.topology, self.sizes, self.counts = folded, plan, topology, sizes, counts
         self.residences = {name: one for name, one in plan.residences.items() if one != REPLICATED}
+        self.meetings = meeting_places(folded, self.residences)
         self.once = self._made_once()
         self.each = folded.each - self.once
         meets = not plan.gathers_for_each and any(holder.stage == 3 for holder in self.residences.values())
@@ -112,7 +114,7 @@ class Builder:
     def run(self) -> None:
         """Make everything."""
         self._hold_variables()
-        found = groups(self.folded, self.plan.edges, self.residences, self.sizes)
+        found = groups(self.folded, self.plan.edges, self.meetings, self.sizes)
         starts = [(group, self._exchange(group)) for group in found]
         for node in self.folded.order:
             for lane in self._lanes(node):
@@ -130,7 +132,9 @@ class Builder:
     def _holder(self, node: Node) -> Residence | None:
         """Return who computes the update that a node belongs to, where that is not every replica."""
         name = self.folded.region.get(node)
-        return self.residences.get(name) if name is not None and node not in self.once else None
+        if name is None or node in self.once:
+            return None
+        return (self.residences if self.folded.variable_of(node) else self.meetings).get(name)
 
     def _made_once(self) -> frozenset[Node]:
         """Return what runs once, on the first device, though servers or replicas of this process hold its variable."""
@@ -240,6 +244,8 @@ class Builder:
                 read[index] = again.buffer
                 task.after(again.tasks)
         task.after(self.ends.get((control, lane)) for control in node.controls)
+        if holder is not None and holder.is_on_server:
+            self._hand_on(task, node, holder, lane)
         if lane in self.topology.lanes:
             task.after([self._cross(value, lane) for value in node.inputs if (value, node) in self.host.moved])
         pulled = self.reads.of(node, lane)
@@ -254,6 +260,14 @@ class Builder:
         self.built.tasks_of.setdefault(node, []).append(task)
         self.ends[node, lane] = task
         self._outputs(node, lane, task, holder, read)
+
+    def _hand_on(self, task: Task, node: Node, holder: Residence, lane: str) -> None:
+        """Let an update wait until the other servers of its table have their rows."""
+        exchange = handed_on(node, self.counts[node].rows, holder, self.topology)
+        if exchange is not None:
+            exchange.after(self.ends.get((value.node, lane)) for value in node.inputs)
+            task.after([exchange])
+            self.built.tasks.append(exchange)
 
     def _beside(self, node: Node, index: int, lane: str) -> list[Task | None]:
         """Return what makes the other inputs of a node."""

@@ -15,6 +15,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.replace_op import become
 from autograph_rewrite.ir.types import dtypes
@@ -25,6 +27,7 @@ from autograph_rewrite.passes.emit.replica_layout import ReplicaLayout
 LARGE = 1 << 20
 """Bytes of a table from which on this is worth more ops."""
 _UNIQUE = frozenset(("Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2"))
+_REARRANGE = frozenset(("Identity", "Reshape"))
 _TYPES = frozenset((dtypes.FLOAT, dtypes.DOUBLE))
 """Of others, a kernel may compute in a wider type."""
 OPERANDS = {"ResourceSparseApplyAdagrad": (2, 3, 4), "ResourceSparseApplyAdagradV2": (2, 4, 5)}
@@ -67,9 +70,24 @@ def _stated_bytes(handle: Node) -> int:
 
 
 def _are_distinct(indices: Value) -> bool:
-    while indices.node.op == "Identity":
-        indices = indices.node.inputs[0]
-    return indices.node.op in _UNIQUE and indices.index == 0
+    """Return whether no index is there twice: what `Unique` gave, or those of it that lie in one shard."""
+    node = indices.node
+    while node.op in _REARRANGE or _is_shift(node) or _selects(node):
+        indices = node.inputs[0]
+        node = indices.node
+    return node.op in _UNIQUE and indices.index == 0
+
+
+def _is_shift(node: Node) -> bool:
+    """Return whether one number is taken from all, or added to all."""
+    if node.op not in ("Sub", "AddV2") or node.inputs[1].node.op != "Const":
+        return False
+    return bool(np.size(node.inputs[1].node.attr("value")) == 1)
+
+
+def _selects(node: Node) -> bool:
+    """Return whether some of the first operand are taken, none of them twice."""
+    return node.op == "GatherNd" and node.inputs[1].node.op == "Where"
 
 
 def update_by_rows(graph: Graph, node: Node, place: Callable[[Node, Node], None]) -> None:
@@ -100,7 +118,7 @@ def update_by_rows(graph: Graph, node: Node, place: Callable[[Node, Node], None]
     old = value("old", "ResourceGather", slot, indices, controls=waits, dtype=rows.dtype)
     now = value("now", "ResourceGather", table, indices, controls=waits, dtype=rows.dtype)
     new = value("new", "AddV2", old, value("square", "Square", rows))
-    scaled = value("scaled", "Mul", rate, rows)
+    scaled = value("scaled", "Mul", rate, rows, controls=[old.node])  # else Grappler multiplies in another order
     if node.op == "ResourceSparseApplyAdagrad":
         change = value("change", "Mul", scaled, value("rsqrt", "Rsqrt", new))
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -13,11 +14,37 @@ import autograph_rewrite as ar
 from autograph_rewrite import GraphItem
 from tests.support.training import v1
 
+Choose = Callable[[Any, Any], tuple[Any, Any]]
 ROWS, WIDTH, STEPS = 4096, 64, 4
+NEVER = 1 << 40
 KERNELS = ("ResourceSparseApplyAdagrad", "ResourceSparseApplyAdagradV2")
 
 
-def item_of(op: str, dtype: Any = tf.float32, *, distinct: bool = True, locked: bool = False) -> GraphItem:
+def plain(rows: Any, added: Any) -> tuple[Any, Any]:
+    return rows, added
+
+
+def turned(rows: Any, added: Any) -> tuple[Any, Any]:
+    """Return what is distinct, by ops that do not tell."""
+    return tf.reverse(tf.reverse(rows, [0]), [0]), added
+
+
+def low(rows: Any, added: Any) -> tuple[Any, Any]:
+    """Return those of a part of the table, counted from its beginning and moved to the end of the table."""
+    places = tf.where(rows < ROWS // 2)
+    return tf.gather_nd(rows, places) - 0 + ROWS // 2, tf.gather_nd(added, places)
+
+
+def twice(rows: Any, added: Any) -> tuple[Any, Any]:
+    return tf.gather_nd(rows, [[0], [0]]), tf.gather_nd(added, [[0], [0]])
+
+
+def spread(rows: Any, added: Any) -> tuple[Any, Any]:
+    """Return rows that a different number is taken from each: they may meet."""
+    return tf.maximum(rows - tf.range(tf.size(rows)), 0), added
+
+
+def item_of(op: str, dtype: Any = tf.float32, *, choose: Choose = plain, locked: bool = False) -> GraphItem:
     """Return the training of a table of a mebibyte, and of a factor that is read in each step."""
     graph = tf.Graph()
     with graph.as_default():
@@ -33,7 +60,7 @@ def item_of(op: str, dtype: Any = tf.float32, *, distinct: bool = True, locked: 
         slices = v1.gradients(loss, [table])[0]
         rows, which = tf.unique(slices.indices)
         added = tf.math.unsorted_segment_sum(slices.values, which, tf.size(rows))
-        indices = rows if distinct else tf.reverse(tf.reverse(rows, [0]), [0])
+        indices, added = choose(rows, added)
         given: dict[str, Any] = {"var": table.handle, "accum": slot.handle, "lr": tf.constant(0.3, dtype)}
         given |= {"grad": added, "indices": indices, "use_locking": locked}
         if op == KERNELS[1]:
@@ -47,10 +74,10 @@ def item_of(op: str, dtype: Any = tf.float32, *, distinct: bool = True, locked: 
     return GraphItem.from_graph(graph, train_op="train", outputs=outputs, init_op="init", batch_inputs={"ids": 0})
 
 
-def rewritten(item: GraphItem, mode: str, *, large: bool = True, strategy: str = "AllReduce") -> GraphItem:
-    """Return the item over two devices, with the pass or without."""
+def rewritten(item: GraphItem, mode: str, *, large: int = 1 << 20, strategy: str = "AllReduce") -> GraphItem:
+    """Return the item over two devices, with the pass for tables of so many bytes."""
     config = {"devices": ["CPU:0", "CPU:1"], "strategy": {"name": strategy, "variables": mode}}
-    with mock.patch("autograph_rewrite.passes.emit.update_rows.LARGE", 1 << 20 if large else 1 << 40):
+    with mock.patch("autograph_rewrite.passes.emit.update_rows.LARGE", large):
         return ar.rewrite(item, config)
 
 
@@ -77,14 +104,34 @@ def ops(item: GraphItem) -> list[str]:
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
 def test_rows_that_are_fetched_together_are_updated_to_the_same_bits(op: str, dtype: Any, mode: str) -> None:
     item = item_of(op, dtype)
-    new, kernel = rewritten(item, mode), rewritten(item, mode, large=False)
+    kernel = rewritten(item, mode, large=NEVER)
+    expected = check_same_bits(op, rewritten(item, mode), kernel)
+    assert not np.array_equal(expected["table"], trained_once(kernel)), "it would not see a step that is missing"
+
+
+def check_same_bits(op: str, new: GraphItem, kernel: GraphItem) -> dict[str, Any]:
+    """Check an item without a kernel against one that has it; return what that one makes."""
     assert op not in ops(new)
     assert op in ops(kernel)
     found, expected = trained(new), trained(kernel)
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         assert np.array_equal(found[name], value), name
-    assert not np.array_equal(found["table"], trained_once(kernel)), "it would not see a step that is missing"
+    return expected
+
+
+@pytest.mark.parametrize("strategy", ["PartitionedPS", "UnevenPartitionedPS", "PartitionedAR"])
+@pytest.mark.parametrize("op", KERNELS)
+def test_rows_of_a_table_in_shards_are_updated_to_the_same_bits(op: str, strategy: str) -> None:
+    item = item_of(op)
+    new, kernel = (rewritten(item, "shared", large=size, strategy=strategy) for size in (1 << 16, NEVER))
+    assert ops(kernel).count(op) > 1, "the table is in one piece"
+    check_same_bits(op, new, kernel)
+
+
+def test_rows_of_which_some_are_taken_are_distinct_still() -> None:
+    item = item_of(KERNELS[0], choose=low)
+    check_same_bits(KERNELS[0], rewritten(item, "shared"), rewritten(item, "shared", large=NEVER))
 
 
 def trained_once(item: GraphItem) -> Any:
@@ -94,7 +141,9 @@ def trained_once(item: GraphItem) -> Any:
         return session.read_variable("table")
 
 
-@pytest.mark.parametrize("case", [{"distinct": False}, {"locked": True}, {"dtype": tf.half}])
+@pytest.mark.parametrize(
+    "case", [{"choose": turned}, {"choose": twice}, {"choose": spread}, {"locked": True}, {"dtype": tf.half}]
+)
 def test_the_kernel_stays_where_ids_may_repeat_or_others_write_or_types_are_narrow(case: dict[str, Any]) -> None:
     assert KERNELS[0] in ops(rewritten(item_of(KERNELS[0], **case), "shared"))
 
