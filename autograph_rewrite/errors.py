@@ -16,7 +16,12 @@ Each message says what is wrong, where (file:line, or the node with its op) and 
 
 from __future__ import annotations
 
+import re
 from typing import Protocol
+
+LONGEST = 1000
+"""Letters of a word in a message: a name from a damaged file may have millions."""
+_LONG = re.compile(rf"\S{{{LONGEST + 1},}}")
 
 
 class _NamedNode(Protocol):
@@ -71,7 +76,7 @@ class RewriteError(Exception):
             lines.append(f"  node '{self.node_name}' (op {self.node_op})")
         if self.hint is not None:
             lines.append(f"  hint {self.hint}")
-        return "\n".join(lines)
+        return _LONG.sub(lambda word: f"{word[0][:LONGEST]}...", "\n".join(lines))
 
 
 def add_note(error: Exception, note: str) -> None:

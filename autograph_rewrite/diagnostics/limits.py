@@ -16,6 +16,7 @@ DEFAULTS: Mapping[str, int] = MappingProxyType(
     {
         "bytes": 2**32,  # of a file
         "nodes": 10_000_000,  # of a graph, those of its functions included
+        "name": 2**16,  # letters of the name of a node, a function or a device
         "expanded": 1_000_000,  # copies of the nodes of functions, of one call
         "text": 2**25,  # bytes of a configuration, or of a plan as text
         "depth": 100,  # of collections in each other there

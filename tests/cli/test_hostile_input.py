@@ -11,7 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
+from autograph_rewrite.diagnostics.limits import VARIABLE
 from autograph_rewrite.tools.cli import main
 from tests.support.small_items import regression
 
@@ -91,3 +93,58 @@ def test_a_number_of_hundreds_of_digits_is_no_number(graph: str, refused: Refuse
 )
 def test_complaints_about_a_command_line_show_its_control_characters(line: list[str], refused: Refused) -> None:
     assert "\\x1b" in refused(*line)
+
+
+LONG = 70_000
+
+
+def long_named(where: str) -> tf.compat.v1.GraphDef:
+    """Return a graph with a name that nobody has written."""
+    made = tf.compat.v1.GraphDef()
+    node = made.node.add(name="x", op="Placeholder")
+    node.attr["dtype"].type = 1
+    if where == "function":
+        made.library.function.add().signature.name = "\n" * LONG
+    elif where == "body":
+        function = made.library.function.add()
+        function.signature.name = "f"
+        function.node_def.add(name="\n" * LONG, op="NoOp")
+    elif where == "input":
+        node.op = "Identity"
+        node.input.append("a" * LONG)
+    else:
+        setattr(node, where, "\n" * LONG)
+    return made
+
+
+@pytest.mark.parametrize("where", ["name", "device", "function", "body", "op", "input"])
+def test_a_name_of_thousands_of_letters_is_refused_in_few_words(where: str, tmp_path: Path, refused: Refused) -> None:
+    path = tmp_path / "long.pb"
+    path.write_bytes(long_named(where).SerializeToString())
+    assert len(refused("inspect", str(path)).encode()) < 4000
+
+
+def test_a_longer_name_is_read_where_somebody_says_so(
+    tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "long.pb"
+    path.write_bytes(long_named("name").SerializeToString().replace(b"\n" * LONG, b"a" * LONG))
+    hint = refused("dump", str(path)).partition("hint ")[2]
+    assert hint.startswith(f'{VARIABLE}="name={LONG}"')
+    monkeypatch.setenv(VARIABLE, f"name={LONG}")
+    assert main(["dump", str(path)]) == 0
+    assert "a" * LONG in capsys.readouterr().out
+
+
+def test_the_full_form_of_a_gigabyte_of_one_value_is_short(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every element was written out: 128 MiB took 24 GiB."""
+    with tf.Graph().as_default() as graph:
+        tf.compat.v1.placeholder(tf.float32, [None], "x")
+        tf.constant(0.1, shape=[1 << 13, 1 << 14], name="c")
+    (tmp_path / "splat.pb").write_bytes(graph.as_graph_def().SerializeToString())
+    assert main(["dump", "--full", str(tmp_path / "splat.pb")]) == 0
+    text = capsys.readouterr().out
+    assert "value=float32[8192,16384] splat 0.1" in text
+    (tmp_path / "splat.txt").write_text(text, encoding="utf-8")
+    assert main(["dump", "--full", str(tmp_path / "splat.txt")]) == 0
+    assert capsys.readouterr().out == text

@@ -184,6 +184,17 @@ def test_arrays_encode_as_tensorflow_reads_them(dtype: str) -> None:
         assert found.dtype == array.dtype
 
 
+@pytest.mark.parametrize("dtype", NUMPY_TYPES)
+def test_one_element_for_all_stays_one_as_tensorflow_reads_it(dtype: str) -> None:
+    array = np.broadcast_to(np.asarray(1).astype(dtype), (300, 5))
+    raw = encode("tensor", array)
+    assert len(raw) < 40
+    found = tf.make_ndarray(tensorflow_reads(raw).tensor)
+    np.testing.assert_array_equal(found, array)
+    assert found.dtype == array.dtype
+    assert attrs.is_splat(decode(raw))
+
+
 def test_arrays_in_any_memory_layout_encode_their_values() -> None:
     array = np.arange(6, dtype=">i4").reshape(2, 3).T
     np.testing.assert_array_equal(decode(encode("tensor", array)), [[0, 3], [1, 4], [2, 5]])

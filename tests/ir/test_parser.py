@@ -67,6 +67,32 @@ def test_a_graph_of_tensorflow_comes_back_whole_and_runs() -> None:
         tf.graph_util.import_graph_def(v1.GraphDef.FromString(serde.to_bytes(again)), name="")
 
 
+ELEMENTS: dict[str, tuple[complex, ...]] = {
+    **dict.fromkeys(("float16", "float32", "float64"), (0.1, -0.0, float("inf"), -3.0)),
+    **dict.fromkeys(("int8", "int64"), (7, -3)),
+    "uint64": (7,),
+    "bool": (True, False),
+    "complex64": (1 - 2j,),
+}
+
+
+@pytest.mark.parametrize(("dtype", "value"), [(dtype, value) for dtype, values in ELEMENTS.items() for value in values])
+def test_one_element_for_a_gigabyte_is_written_and_read_as_one(dtype: str, value: complex) -> None:
+    element = np.asarray(value).astype(dtype)
+    raw = encode("tensor", np.broadcast_to(element, (1 << 15, 1 << 15)))
+    text = literals.write(raw)
+    assert text.startswith(f"{dtype}[32768,32768] splat "), text
+    assert literals.Literals(text).value(None) == raw
+
+
+@pytest.mark.parametrize(
+    "text", ["float32[2] splat", "float32[2] splat [1.0]", 'float32[2] splat b64"AAAA"', "splat 1"]
+)
+def test_what_is_no_element_cannot_stand_for_all(text: str) -> None:
+    with pytest.raises((GraphError, ValueError)):
+        literals.Literals(text).value(None)
+
+
 def test_what_the_short_form_leaves_out_is_inferred_from_operands_and_results() -> None:
     graph = parse("""
         # a training step, as one would write it

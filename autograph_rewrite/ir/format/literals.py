@@ -2,6 +2,7 @@ r"""Attribute values as text that can be read back: what the full printed form h
 
     b"0\x01" ──write──► float32 ──read──► b"0\x01"        float32[2,1][0.5, 1.0]   [1, 2]   "text"   @body{T=int32}
 
+A large constant is a string in base 64, or one element where the graph states one for all: float32[1000,32] splat 0.1
 Bytes that no readable text gives back exactly are written as `raw"..."`, the AttrValue in base 64.
 """
 
@@ -18,7 +19,15 @@ import numpy as np
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.replication import PerInstance
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.ir.types.attrs import FunctionName, Shape, decode, decode_tensor, encode
+from autograph_rewrite.ir.types.attrs import (
+    FunctionName,
+    Shape,
+    decode,
+    decode_tensor,
+    encode,
+    is_splat,
+    splat_element,
+)
 from autograph_rewrite.ir.types.protos import proto
 
 LONGEST = 64  # elements of a tensor that are written one by one; more are one string in base 64
@@ -27,7 +36,7 @@ _KINDS = {b"\x12": "string", b"\x18": "int", b"%": "float", b"(": "bool", b"0": 
 _TRUTHS = ("true", "false")
 SHORTENED = "what was shortened in print cannot be read: print with --full"
 _TOKEN = re.compile(
-    r'\s*(?:(?P<coded>raw|b64)?(?P<string>"(?:[^"\\]|\\.)*")'
+    r'\s*(?:(?P<coded>raw|b64)?(?P<string>"(?:[^"\\]++|\\.)*+")'
     r"|(?P<number>[+-]?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|inf\b|nan\b))"
     r"|@(?P<function>[\w.\-/>]+)|(?P<word>[A-Za-z_]\w*)|(?P<mark>\.\.\.|[\[\](){},=|?:#<]))"
 )
@@ -86,10 +95,21 @@ def _tensor_text(value: Any) -> str | None:
             return None
         return f"string{shape_text(shape)}[{', '.join(json.dumps(one.decode()) for one in value.string_val)}]"
     head = f"{value.dtype.name}{shape_text(value.shape)}"
-    if value.size > LONGEST or value.dtype.kind == "c":
-        return f'{head} b64"{base64.b64encode(value.tobytes()).decode()}"'
-    texts = [str(bool(one)).lower() if value.dtype.kind == "b" else str(one) for one in value.ravel()]
-    return f"{head}[{', '.join(texts)}]"
+    coded = value.dtype.kind == "c"
+    if is_splat(value) and (value.size > LONGEST or coded):
+        element = splat_element(value)
+        return f"{head} splat {_base64_text(element) if coded else _element_text(element)}"
+    if value.size > LONGEST or coded:
+        return f"{head} {_base64_text(value)}"
+    return f"{head}[{', '.join(map(_element_text, value.ravel()))}]"
+
+
+def _base64_text(array: Any) -> str:
+    return f'b64"{base64.b64encode(array.tobytes()).decode()}"'
+
+
+def _element_text(element: Any) -> str:
+    return str(bool(element)).lower() if element.dtype.kind == "b" else str(element)
 
 
 def are_alike(raw: bytes | PerInstance, wanted: bytes) -> bool:
@@ -102,7 +122,11 @@ def are_alike(raw: bytes | PerInstance, wanted: bytes) -> bool:
     if one.dtype == dtypes.STRING:
         return bool(one == other)
     left, right = decode_tensor(one), decode_tensor(other)
-    return bool(left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes())
+    if left.dtype != right.dtype or left.shape != right.shape:
+        return False
+    if is_splat(left) and is_splat(right):
+        left, right = splat_element(left), splat_element(right)
+    return bool(left.tobytes() == right.tobytes())
 
 
 class Literals:
@@ -217,6 +241,8 @@ class Literals:
     def _contents(self, dtype: int, shape: Shape | None) -> Any:
         """Return a constant; without a shape it is a scalar or a vector, as it is written."""
         token = self.next()
+        if token["word"] == "splat":
+            return self._splat(dtype, shape)
         if token["coded"] == "b64":
             data = base64.b64decode(json.loads(token["string"]))
             return np.frombuffer(data, dtypes.numpy_dtype(dtype)).reshape([dim or 0 for dim in shape or ()])
@@ -232,6 +258,15 @@ class Literals:
             )
         array = np.array(items, object if dtype == dtypes.STRING else dtypes.numpy_dtype(dtype))
         return array.reshape([dim or 0 for dim in shape])
+
+    def _splat(self, dtype: int, shape: Shape | None) -> Any:
+        """Return a constant whose elements are all the one that follows; no memory is taken for them."""
+        token = self.next()
+        if token["coded"] == "b64":
+            (element,) = np.frombuffer(base64.b64decode(json.loads(token["string"])), dtypes.numpy_dtype(dtype))
+        else:
+            element = np.array(self._element(token, dtype), dtypes.numpy_dtype(dtype))
+        return np.broadcast_to(element, [dim or 0 for dim in shape or ()])
 
     def _elements(self, dtype: int) -> list[Any]:
         items: list[Any] = []

@@ -144,6 +144,16 @@ def decode_tensor(tensor: Any) -> Any:
     return whole.reshape(shape)
 
 
+def is_splat(array: Any) -> bool:
+    """Return whether one number in memory stands for all elements of an array of several."""
+    return bool(array.size > 1 and not any(array.strides))
+
+
+def splat_element(array: Any) -> Any:
+    """Return the number that stands for all elements, without an array of them."""
+    return array[(0,) * array.ndim]
+
+
 def encode(kind: str, value: Any) -> bytes:
     """Return the raw AttrValue for a Python value of an OpDef attribute kind.
 
@@ -196,8 +206,24 @@ def _put_tensor(message: Any, value: Any) -> None:
         message.string_val.extend(v.encode() if isinstance(v, str) else bytes(v) for v in array.ravel())
     else:
         message.dtype = dtypes.from_numpy(array.dtype)
-        message.tensor_content = array.astype(array.dtype.newbyteorder("="), copy=False).tobytes()
+        if not is_splat(array) or not _put_element(message, splat_element(array)):
+            message.tensor_content = array.astype(array.dtype.newbyteorder("="), copy=False).tobytes()
     _put_shape(message.tensor_shape, array.shape)
+
+
+def _put_element(message: Any, element: Any) -> bool:
+    """State one element for all of a tensor; return whether its type has a field for that."""
+    if message.dtype == dtypes.HALF:
+        message.half_val.append(int(element.view(np.uint16)))
+    elif message.dtype == dtypes.COMPLEX64:
+        message.scomplex_val.extend((element.real, element.imag))
+    elif message.dtype == dtypes.COMPLEX128:
+        message.dcomplex_val.extend((element.real, element.imag))
+    elif message.dtype in _VALUE_FIELDS:
+        getattr(message, _VALUE_FIELDS[message.dtype]).append(element.item())
+    else:
+        return False
+    return True
 
 
 def _put_function(message: Any, value: FunctionName) -> None:

@@ -141,7 +141,8 @@ def _from_binary(data: bytes, named: dict[str, Any]) -> GraphItem:
         if _is_meta_graph(data):
             raise GraphError("the file is a MetaGraphDef", hint="name it .meta") from None
         if error.node_name is None:
-            raise GraphError(error.problem, hint="the file may be truncated, or not be a GraphDef at all") from None
+            hint = error.hint or "the file may be truncated, or not be a GraphDef at all"
+            raise GraphError(error.problem, hint=hint) from None
         raise
     return build_item(graph, Collected(), **named)
 

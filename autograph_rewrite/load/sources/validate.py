@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 from google.protobuf.message import DecodeError
 
 from autograph_rewrite.diagnostics.limits import VARIABLE, limit
+from autograph_rewrite.diagnostics.progress_line import printable
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.attr_inference import OWN_FUNCTIONS
 from autograph_rewrite.ir.format.function_library import Function, Library, called
@@ -15,6 +17,9 @@ from autograph_rewrite.ir.types.opdefs import get_op
 from autograph_rewrite.ir.types.protos import proto
 from autograph_rewrite.load.sources.body_check import check_body
 from autograph_rewrite.load.sources.node_check import NodeCheck, Stated
+
+SHOWN = 40
+"""Letters that a message shows of a name that is too long."""
 
 
 def check(graph: Graph) -> None:
@@ -48,12 +53,13 @@ def check_file(graph: Graph) -> None:
     """Check what TensorFlow would check of a graph that nobody has imported yet.
 
     Raises:
-        GraphError: it has too many nodes, a part of it is no protobuf, or a node does not fit its op.
+        GraphError: it has too many nodes, a name is too long, a part is no protobuf, or a node does not fit its op.
     """
     library, functions = _functions(graph)
     count = len(graph) + sum(len(function.nodes) for function in functions)
     if count > limit("nodes"):
         raise GraphError(f"the graph has {count:,} nodes, more than {limit('nodes'):,} ({VARIABLE}: nodes)")
+    _check_names(graph, functions)
     node_check = NodeCheck(library)
     for function in functions:
         check_body(function, library, node_check)
@@ -61,6 +67,22 @@ def check_file(graph: Graph) -> None:
     for node in graph:
         operands = None if is_folded else [(value.name, _type(value, node, node_check)) for value in node.inputs]
         node_check.check(_stated(node, operands))
+
+
+def _check_names(graph: Graph, functions: Sequence[Function]) -> None:
+    """Refuse names that nobody has written, before a message or a table repeats one."""
+    longest = limit("name")
+    for name in chain.from_iterable((node.name, node.device) for node in graph):
+        _check_name(name, longest)
+    for function in functions:
+        for name in chain((function.name,), *((node.name, node.device) for node in function.nodes)):
+            _check_name(name, longest)
+
+
+def _check_name(name: str, longest: int) -> None:
+    if len(name) > longest:
+        problem = f"the name '{printable(name[:SHOWN])}...' has {len(name):,} letters, more than {longest:,}"
+        raise GraphError(f"{problem} ({VARIABLE}: name)", hint=f'{VARIABLE}="name={len(name)}" reads it all the same')
 
 
 def _functions(graph: Graph) -> tuple[Library, list[Function]]:
@@ -91,6 +113,7 @@ def _type(value: Value, reader: Node, node_check: NodeCheck) -> int | None:
 
 
 def _check_op(node: Node) -> None:
+    _check_name(node.op, limit("name"))
     try:
         get_op(node.op)
     except GraphError as error:
