@@ -182,12 +182,25 @@ def test_a_step_that_another_worker_has_left_ends_when_its_connection_is_broken(
     )
 
 
-def test_a_step_that_another_worker_has_left_ends_within_three_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    broken, answered = threading.Event(), threading.Event()
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Return whether a connection was broken, where every step is idle, all answer, and looks are made by hand."""
+    broken = threading.Event()
     monkeypatch.setattr(liveness, "ask", lambda names, *_, **__: dict.fromkeys(names, "OK"))
     monkeypatch.setattr(liveness, "break_connections", lambda _: broken.set() or True)
     monkeypatch.setattr(watchdogs, "_processor_time", lambda _: {1: 7.0})
-    monkeypatch.setattr(watchdogs, "repeat", lambda *_: threading.current_thread())  # looks are made here
+    monkeypatch.setattr(watchdogs, "repeat", lambda *_: threading.current_thread())
+    return broken
+
+
+def wait_for_answers() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "autograph_question":
+            thread.join(20)
+
+
+def test_a_step_that_another_worker_has_left_ends_within_three_looks(broken: threading.Event) -> None:
+    answered = threading.Event()
     watchdog = Watchdog(5.0, lambda: PeerMonitor(MEMBER, 5.0), ahead=lambda: answered.set() or [OTHER])
     watchdog.start()
     watchdog.look(0.6)
@@ -195,13 +208,32 @@ def test_a_step_that_another_worker_has_left_ends_within_three_looks(monkeypatch
     watchdog.look(0.6)
     assert answered.wait(20)
     assert not broken.is_set(), "a step may be idle for a moment"
-    for thread in threading.enumerate():
-        if thread.name == "autograph_question":
-            thread.join(20)
+    wait_for_answers()
     watchdog.look(0.6)
     watchdog.stop(failed=True)
     assert broken.is_set()
     assert watchdog.left == [OTHER]
+
+
+def test_a_session_leaves_a_second_step_that_another_worker_has_left_as_soon_as_the_first(
+    broken: threading.Event,
+) -> None:
+    watchdog = Watchdog(5.0, lambda: PeerMonitor(MEMBER, 5.0), ahead=lambda: [OTHER])
+
+    def stand_still() -> None:
+        for _ in range(3):
+            watchdog.look(0.6)
+            wait_for_answers()
+        raise CancelledError
+
+    for _ in range(2):
+        broken.clear()
+        with pytest.raises(CancelledError):
+            watchdog.run(stand_still)
+        assert broken.is_set()
+        assert watchdog.left == [OTHER]
+    watchdog.run(lambda: None)
+    assert not watchdog.left, "nobody has left that one"
 
 
 def test_nobody_is_left_while_all_have_failed_equally_often(monkeypatch: pytest.MonkeyPatch) -> None:

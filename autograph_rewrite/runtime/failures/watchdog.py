@@ -155,7 +155,8 @@ class Watchdog:
         """Begin a step; return what cancels it."""
         if self._failed:
             self._canceller, self.expired, self._failed = self._make_canceller(), False, False
-            self.lost, self.left = [], []
+            self.lost = []
+        self.left = []
         self._steps += 1
         self._caller = threading.get_native_id()
         self._running = self._steps
