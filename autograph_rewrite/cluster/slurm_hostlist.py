@@ -16,7 +16,7 @@ from collections.abc import Iterator
 # Nobody has that many nodes; a slip of the hand in a range should not fill the memory.
 MOST_HOSTS = 100_000
 
-_ENTRY = re.compile(r"(?:[^,\[\]]++|\[[^\[\]]*\])++")
+_ENTRY = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\]){1,100000}")
 _PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _COUNT = re.compile(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?")

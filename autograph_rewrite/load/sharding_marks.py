@@ -29,7 +29,7 @@ _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _FRAMEWORKS = tuple(f"{os.sep}{name}{os.sep}" for name in ("tensorflow", "keras", "importlib"))
 Part = int | str | None
 _PART = r"(?:\d+|model)"
-_MARK = re.compile(rf"(?:.*/)?{SCOPE}/(?:split-({_PART}(?:x{_PART})*+)|(replicate)|assign-(\d+))(?:_\d+)?")
+_MARK = re.compile(rf"(?:.*/)?{SCOPE}/(?:split-({_PART}(?:x{_PART}){{0,100}})|(replicate)|assign-(\d+))(?:_\d+)?")
 
 
 class Mark(NamedTuple):

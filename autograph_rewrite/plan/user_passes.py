@@ -24,7 +24,7 @@ from autograph_rewrite.plan.parts.messages import OwnPass
 
 PassFunction = Callable[[Any], None]
 """What a pass calls with the `passes.base.rewriting.Rewrite` under way."""
-_NAME = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*+")
+_NAME = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+){0,100}")
 _REGISTERED: dict[str, tuple[PassFunction, str]] = {}
 _LOADED: dict[str, PassFunction] = {}
 """What configurations have named: plans that do not name it do not run it."""

@@ -91,10 +91,9 @@ class Topology:
         if self.processes == 1:
             return 0.0
         held = [holder.servers for holder in self.plan.residences.values() if holder.is_on_server]
-        homes = {process_of(server) for servers in held for server in servers}
-        hosted = [self.processes - (home in self.plan.processes) for home in homes]
-        away = [len(homes - {process}) + (process in homes) * (self.processes - 1) for process in self.plan.processes]
-        return REMOTE_RUN * max((*hosted, *away))
+        homes, workers = {process_of(server) for servers in held for server in servers}, set(self.plan.processes)
+        hosted = {process: len(workers - {process}) if process in homes else 0 for process in homes | workers}
+        return REMOTE_RUN * max(hosted[one] + (len(homes) - (one in homes)) * (one in workers) for one in hosted)
 
     @cached_property
     def logical(self) -> int:

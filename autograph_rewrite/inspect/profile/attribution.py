@@ -23,7 +23,7 @@ from autograph_rewrite.item import GraphItem
 MOVES = frozenset(("_Send", "_Recv", "_HostSend", "_HostRecv"))
 _NUMBERED = re.compile(r"(?:/_|_[SG])\d+$")
 _INLINED = re.compile(r"/_\d+/")
-_GRAPPLER = re.compile(r"^(?:ConstantFolding/|[A-Za-z]+Optimizer/)++(?:[A-Z][A-Za-z]+_)?")
+_GRAPPLER = re.compile(r"^(?:ConstantFolding/|[A-Za-z]+Optimizer/){1,100}(?:[A-Z][A-Za-z]+_)?")
 _FOLDED = re.compile(r"(?:-folded)?-\d+$|-[A-Za-z0-9]+-LayoutOptimizer$|_arg$|/eval_\d+$")
 
 

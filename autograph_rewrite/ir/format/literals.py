@@ -36,10 +36,11 @@ _KINDS = {b"\x12": "string", b"\x18": "int", b"%": "float", b"(": "bool", b"0": 
 _TRUTHS = ("true", "false")
 SHORTENED = "what was shortened in print cannot be read: print with --full"
 _TOKEN = re.compile(
-    r'\s*(?:(?P<coded>raw|b64)?(?P<string>"(?:[^"\\]++|\\.)*+")'
+    r'\s*(?:(?P<coded>raw|b64)?(?P<string>")'
     r"|(?P<number>[+-]?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|inf\b|nan\b))"
     r"|@(?P<function>[\w.\-/>]+)|(?P<word>[A-Za-z_]\w*)|(?P<mark>\.\.\.|[\[\](){},=|?:#<]))"
 )
+_JSON = json.JSONDecoder()
 
 
 def write(raw: bytes | PerInstance) -> str:
@@ -140,6 +141,7 @@ class Literals:
     def __init__(self, text: str, at: int = 0) -> None:
         self.text = text
         self.at = at
+        self.string = ""  # what the last token says, if it is a string
         self.constant: tuple[int, Shape | None] | None = None  # type and shape of a constant that does not say its own
 
     def peek(self) -> str:
@@ -159,7 +161,17 @@ class Literals:
             what = f"'{wanted}'" if wanted else "a value"
             raise GraphError(f"{what} is wanted where '{here}' stands")
         self.at = found.end()
+        if found["string"]:  # a pattern would remember each letter of it
+            self.string, self.at = self._string(found.end() - 1)
         return found
+
+    def _string(self, at: int) -> tuple[str, int]:
+        """Return the string that begins with a quotation mark somewhere, and where it ends."""
+        try:
+            text, end = _JSON.raw_decode(self.text, at)
+        except ValueError:
+            raise GraphError(f"a string is wanted where '{self.text[at:][:20]}' stands") from None
+        return text, end
 
     def attrs(self, kinds: Mapping[str, str]) -> dict[str, bytes | PerInstance]:
         """Return what stands between braces, by attribute; `kinds` are those that an op declares."""
@@ -190,9 +202,9 @@ class Literals:
             self.at = begin
             return encode("tensor", self._contents(*self.constant))
         if token["coded"] == "raw":
-            return base64.b64decode(json.loads(token["string"]))
+            return base64.b64decode(self.string)
         if token["string"]:
-            return encode("string", json.loads(token["string"]))
+            return encode("string", self.string)
         if token["function"]:
             raws = self.attrs({}) if self.peek() == "{" else {}
             pairs = tuple(sorted((key, raw) for key, raw in raws.items() if isinstance(raw, bytes)))
@@ -244,7 +256,7 @@ class Literals:
         if token["word"] == "splat":
             return self._splat(dtype, shape)
         if token["coded"] == "b64":
-            data = base64.b64decode(json.loads(token["string"]))
+            data = base64.b64decode(self.string)
             return np.frombuffer(data, dtypes.numpy_dtype(dtype)).reshape([dim or 0 for dim in shape or ()])
         is_list = token["mark"] == "["
         items = self._elements(dtype) if is_list else [self._element(token, dtype)]
@@ -263,7 +275,7 @@ class Literals:
         """Return a constant whose elements are all the one that follows; no memory is taken for them."""
         token = self.next()
         if token["coded"] == "b64":
-            (element,) = np.frombuffer(base64.b64decode(json.loads(token["string"])), dtypes.numpy_dtype(dtype))
+            (element,) = np.frombuffer(base64.b64decode(self.string), dtypes.numpy_dtype(dtype))
         else:
             element = np.array(self._element(token, dtype), dtypes.numpy_dtype(dtype))
         return np.broadcast_to(element, [dim or 0 for dim in shape or ()])
@@ -279,7 +291,7 @@ class Literals:
 
     def _element(self, token: re.Match[str], dtype: int) -> Any:
         if token["string"] and dtype == dtypes.STRING:
-            return json.loads(token["string"])
+            return self.string
         if token["word"] in _TRUTHS:
             return token["word"] == "true"
         if token["number"] is None:

@@ -32,7 +32,7 @@ SAYS_ITS_SHAPE = HAS_SHAPE_ATTR | {"Const"}
 """Ops whose attributes have the shape of their result; of all others TensorFlow keeps it beside them."""
 _SHAPES = "_output_shapes"
 
-_NAME = r'(?:"(?:[^"\\]++|\\.)*+"|[\w.\-/>\\]+)'
+_NAME = r'(?:"(?:[^"\\]|\\.){0,1000000}"|[\w.\-/>\\]+)'
 _HEAD = re.compile(rf"\s*%(?P<name>{_NAME})\s*(?::(?P<types>[^=]*))?=\s*(?P<op>[\w.\-/>]+)\s*\(")
 _OPERAND = re.compile(
     rf"\s*(?:(?P<select>all|first)\(%(?P<selected>{_NAME})(?::(?P<at>\d+))?\)|%(?P<name>{_NAME})(?::(?P<index>\d+))?)\s*"

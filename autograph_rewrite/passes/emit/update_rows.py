@@ -6,8 +6,8 @@
 
 TensorFlow's kernel reads, computes and writes row by row, and waits for memory at each: a row of a table that no cache
 holds takes it about a microsecond. A gather fetches rows ahead, and a scatter does not wait for what it writes. The
-arithmetic is that of the kernel, in its order, so results have the same bits; a control edge keeps Grappler from another
-order. The ids have to be distinct: those that a step looked up, or such of them as lie in one shard.
+arithmetic is that of the kernel, in its order, so results have the same bits; a control edge keeps Grappler from
+another order. The ids have to be distinct: those that a step looked up, or such of them as lie in one shard.
 """
 
 from __future__ import annotations
