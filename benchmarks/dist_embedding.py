@@ -38,11 +38,11 @@ OURS = {
     "auto, no server": ("Auto", 0),
 }
 """Strategy, and number of servers."""
-RIVALS = ("all-reduce", "all-reduce, session", "parallax", "parallax, no server")
+RIVALS = tuple(how for how, (name, _) in OURS.items() if name != "Auto")
 PEERS = ("mirrored", "servers")
 CHOICES = {
-    1: {"Auto": "auto", "AllReduce": "all-reduce, session", "Parallax": "parallax"},
-    0: {"Auto": "auto, no server", "AllReduce": "all-reduce, session", "Parallax": "parallax, no server"},
+    0: {"AllReduce": "all-reduce, session", "Parallax": "parallax, no server", "Auto": "auto, no server"},
+    1: {"AllReduce": "all-reduce, session", "Parallax": "parallax", "Auto": "auto"},
 }
 """Contestants in sessions, by the number of servers and the strategy. A plan of Auto's own is measured beside both; one
 that is a builder's is that builder's contestant, as two runs of one plan differ by a tenth."""
@@ -236,10 +236,10 @@ def plans(tiny: bool, workers: int) -> dict[str, Any]:
     size = embedding.size(tiny)
     item = embedding.item(size)
     found: dict[str, Any] = {}
-    for servers in (0, 1):
+    for servers, names in CHOICES.items():
         cluster = {"workers": [f"host-{i}:1" for i in range(workers)], "ps": ["host-ps:1"] * servers}
         made: dict[str, Any] = {}
-        for name in ("AllReduce", "Parallax", "Auto"):
+        for name in names:
             config = ar.Config.of({"devices": ["CPU:0"], "cluster": cluster, "strategy": {"name": name}})
             plan = ar.build_plan(item, config)
             step = ar.simulate(item, plan, config, batch=size.examples)

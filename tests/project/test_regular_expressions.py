@@ -6,15 +6,23 @@ import ast
 import importlib
 import pkgutil
 import re
+import sys
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
-from re import _constants, _parser  # type: ignore[attr-defined]  # there is no public one
 from typing import Any
 
 import pytest
 
 import autograph_rewrite
 from autograph_rewrite.ir.format.literals import Literals
+
+_parser: Any  # Python has no public one
+if sys.version_info >= (3, 11):
+    from re import _constants, _parser
+else:
+    import sre_constants as _constants
+    import sre_parse as _parser
 
 MANY = 1_000_000
 """Repeats of a group that take no more memory than there is: 120 MB."""
@@ -79,8 +87,6 @@ def test_what_such_a_pattern_is(pattern: str, is_bad: bool) -> None:
 
 @pytest.mark.parametrize("content", ["a", "\\n"])
 def test_a_long_string_in_the_text_form_is_read_in_the_memory_of_a_few_of_it(content: str) -> None:
-    import tracemalloc
-
     text = f'"{content * (4_000_000 // len(content))}"'
     tracemalloc.start()
     try:

@@ -13,10 +13,9 @@ from typing import NamedTuple
 
 from autograph_rewrite.analysis.facts.concrete_sizes import Shape
 from autograph_rewrite.analysis.rule_table import TABLE, families
-from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.shapes.functions import constant
-from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.ir.variable_ops import updates_rows
+from autograph_rewrite.ir.variable_ops import is_handle, updates_rows
 
 _VIEWS = """
     Identity IdentityN Reshape ExpandDims Squeeze StopGradient PreventGradient Snapshot CheckNumerics Enter Exit
@@ -119,12 +118,17 @@ def work_of(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape], nbyte
 
 def _rows_updated(node: Node, inputs: Sequence[Shape]) -> Work:
     """Return the work of an update of some rows: of the table and of each slot, all are read and written."""
-    given = [(value, shape) for value, shape in zip(node.inputs, inputs, strict=True)]
-    rows = max((shape for value, shape in given if value.dtype != dtypes.RESOURCE), key=math.prod, default=())
-    tables = sum(value.dtype == dtypes.RESOURCE for value, _ in given)
+    _, rows = rows_given(node, inputs)
+    tables = sum(map(is_handle, node.inputs))
     count = rows[0] if rows else 1
     nbytes = 2.0 * tables * (4.0 * math.prod(rows) + _row_bytes(rows, count))
     return Work("elementwise", 2.0 * tables * math.prod(rows), nbytes)
+
+
+def rows_given(node: Node, inputs: Sequence[Shape]) -> tuple[Value, Shape]:
+    """Return the rows that an update of some rows is given, the largest of its operands, and their shape."""
+    given = [(value, shape) for value, shape in zip(node.inputs, inputs, strict=True) if not is_handle(value)]
+    return max(given, key=lambda one: math.prod(one[1]))
 
 
 def _row_bytes(shape: Shape, count: int) -> float:

@@ -11,12 +11,12 @@ from autograph_rewrite.analysis.work.buffers import buffers_of
 from autograph_rewrite.analysis.work.convolution_scratch import GRADIENTS, patch_elements
 from autograph_rewrite.analysis.work.einsum_scratch import scratch_elements
 from autograph_rewrite.analysis.work.loop_trips import runs, trips_of
-from autograph_rewrite.analysis.work.op_work import Work, work_of
+from autograph_rewrite.analysis.work.op_work import Work, rows_given, work_of
 from autograph_rewrite.cost.hardware.machine import Machine
 from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep, wanted
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.ir.variable_ops import is_handle, updates_rows
+from autograph_rewrite.ir.variable_ops import updates_rows
 
 _UNIQUE = frozenset(("Unique", "UniqueV2"))
 _INDEX = dtypes.INT32
@@ -106,10 +106,9 @@ def _joined(folded: AnalyzedStep, node: Node, shape: Shape, sizes: Sizes) -> Sha
 
 def _rows(node: Node, inputs: Sequence[Shape]) -> int:
     """Return the bytes of the rows that an update is given, and of an index for each."""
-    given = [(value, shape) for value, shape in zip(node.inputs, inputs, strict=True) if not is_handle(value)]
-    if not updates_rows(node) or not given:
+    if not updates_rows(node):
         return 0
-    value, rows = max(given, key=lambda one: math.prod(one[1]))
+    value, rows = rows_given(node, inputs)
     return math.prod(rows) * dtypes.width(value.dtype) + rows[0] * dtypes.width(_INDEX) if rows else 0
 
 

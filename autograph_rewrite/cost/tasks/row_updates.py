@@ -26,10 +26,10 @@ def meeting_places(folded: AnalyzedStep, residences: Mapping[str, Residence]) ->
         folded: the analysed step.
         residences: by variable, where it is not every replica.
     """
-    by_rows = {folded.variable_of(node) for node in folded.order if updates_rows(node)}
 
     def place(name: str, holder: Residence) -> Residence:
-        return OnServer(holder.servers[0]) if name in by_rows and holder.is_on_server else holder
+        by_rows = name in folded.uses and any(map(updates_rows, folded.uses[name].updates))
+        return OnServer(holder.servers[0]) if by_rows and holder.is_on_server else holder
 
     return {name: place(name, holder) for name, holder in residences.items()}
 

@@ -256,8 +256,7 @@ class Literals:
         if token["word"] == "splat":
             return self._splat(dtype, shape)
         if token["coded"] == "b64":
-            data = base64.b64decode(self.string)
-            return np.frombuffer(data, dtypes.numpy_dtype(dtype)).reshape([dim or 0 for dim in shape or ()])
+            return self._coded(dtype).reshape([dim or 0 for dim in shape or ()])
         is_list = token["mark"] == "["
         items = self._elements(dtype) if is_list else [self._element(token, dtype)]
         if shape is None:
@@ -271,11 +270,15 @@ class Literals:
         array = np.array(items, object if dtype == dtypes.STRING else dtypes.numpy_dtype(dtype))
         return array.reshape([dim or 0 for dim in shape])
 
+    def _coded(self, dtype: int) -> Any:
+        """Return the elements that the last token says in base 64."""
+        return np.frombuffer(base64.b64decode(self.string), dtypes.numpy_dtype(dtype))
+
     def _splat(self, dtype: int, shape: Shape | None) -> Any:
         """Return a constant whose elements are all the one that follows; no memory is taken for them."""
         token = self.next()
         if token["coded"] == "b64":
-            (element,) = np.frombuffer(base64.b64decode(self.string), dtypes.numpy_dtype(dtype))
+            (element,) = self._coded(dtype)
         else:
             element = np.array(self._element(token, dtype), dtypes.numpy_dtype(dtype))
         return np.broadcast_to(element, [dim or 0 for dim in shape or ()])

@@ -70,7 +70,7 @@ def _decode(raw: bytes) -> Any:
 def _decode_small(raw: bytes) -> Any:
     value = _decode(raw)
     if isinstance(value, np.ndarray):
-        if value.nbytes > _MOST_KEPT and any(value.strides):
+        if value.nbytes > _MOST_KEPT and not is_splat(value):
             raise _LargeError
         value.setflags(write=False)  # shared by every node with the same bytes
     return value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from google.protobuf.message import DecodeError
@@ -15,6 +15,7 @@ from autograph_rewrite.ir.format.function_library import Function, Library, call
 from autograph_rewrite.ir.graph import Graph, Node, Span, Value
 from autograph_rewrite.ir.types.opdefs import get_op
 from autograph_rewrite.ir.types.protos import proto
+from autograph_rewrite.ir.types.wire import RawNode
 from autograph_rewrite.load.sources.body_check import check_body
 from autograph_rewrite.load.sources.node_check import NodeCheck, Stated
 
@@ -72,11 +73,10 @@ def check_file(graph: Graph) -> None:
 def _check_names(graph: Graph, functions: Sequence[Function]) -> None:
     """Refuse names that nobody has written, before a message or a table repeats one."""
     longest = limit("name")
-    for name in chain.from_iterable((node.name, node.device) for node in graph):
+    nodes: Iterable[Node | RawNode] = chain(graph, *(function.nodes for function in functions))
+    places = chain.from_iterable((node.name, node.device) for node in nodes)
+    for name in chain(places, (function.name for function in functions)):
         _check_name(name, longest)
-    for function in functions:
-        for name in chain((function.name,), *((node.name, node.device) for node in function.nodes)):
-            _check_name(name, longest)
 
 
 def _check_name(name: str, longest: int) -> None:
