@@ -31,9 +31,11 @@ CERTIFIED = frozenset(("test_matrix", "test_fuzz", "test_verify"))
 # as often as Python does by itself took a tenth of the time of tests.
 GARBAGE = (1000, 10, 100)
 
-GROWTH = 256 * 1024**2
+GROWTH, GROWTH_OF_ALL = 256 * 1024**2, 1536 * 1024**2
 """Bytes by which a test process grows before garbage is collected all the same: TensorFlow's sessions and graphs are
-large, and hang on few of Python's objects. Without it two processes came to 22 GB."""
+large, and hang on few of Python's objects. Without it two processes came to 22 GB. What has survived a collection is
+left out of the next ones (millions of objects of modules and cached items: seconds each time) until the process has
+grown by the second number."""
 
 # One thread per operation: xdist's workers share the machine's cores, and tiny shapes gain nothing from more.
 os.environ.update(
@@ -85,16 +87,23 @@ class TensorFlowHook(importlib.abc.MetaPathFinder):
 
 
 class Collector:
-    """Collects garbage behind a test where the process has grown."""
+    """Collects garbage after a test where the process has grown."""
 
     def __init__(self) -> None:
-        self._kept = resident_bytes()
+        self._last = self._of_all = resident_bytes()
 
     def pytest_runtest_teardown(self) -> None:
         """Look how large the process is."""
-        if resident_bytes() > self._kept + GROWTH:
-            gc.collect()
-            self._kept = resident_bytes()
+        size = resident_bytes()
+        if size <= self._last + GROWTH:
+            return
+        if size > self._of_all + GROWTH_OF_ALL:
+            gc.unfreeze()
+        gc.collect()
+        self._last = resident_bytes()
+        if not gc.get_freeze_count():
+            self._of_all = self._last
+        gc.freeze()
 
 
 def resident_bytes() -> int:

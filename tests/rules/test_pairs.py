@@ -35,5 +35,11 @@ def test_the_test_of_pairs_sees_a_rule_that_is_wrong_for_blocks_only() -> None:
 
 
 def test_most_ops_that_one_axis_cuts_are_cut_by_both() -> None:
-    cut = {s.op for s in SAMPLES for pair in itertools.permutations(s.letters, 2) if check_pair(s, TABLE[s.op], *pair)}
-    assert len(cut) >= 150
+    """A rule that gave up on every block would pass the test above, so a tenth of the samples counts what it says."""
+    chosen = [sample for sample in SAMPLES[::10] if len(sample.letters) > 1]
+    cut = [
+        sample
+        for sample in chosen
+        if any(check_pair(sample, TABLE[sample.op], *pair) for pair in itertools.permutations(sample.letters, 2))
+    ]
+    assert len(cut) >= 0.6 * len(chosen)
