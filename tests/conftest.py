@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-pytest_plugins = ("tests.matrix.summary", "tests.jobs.programs.fixtures")
+pytest_plugins = ("tests.matrix.summary", "tests.jobs.programs.fixtures", "tests.slow")
 VIRTUAL_DEVICES = 4
 CERTIFIED = frozenset(("test_matrix", "test_fuzz", "test_verify"))
 """Test modules whose rewrites are certified in every run; with AUTOGRAPH_CERTIFY=all, those of all modules are."""
