@@ -15,7 +15,8 @@ from tests.support.paths import ROOT
     ("spent", "problem"),
     [
         (Spent(count=1, quick=[4.6]), "takes 4.6 s without the marker"),
-        (Spent(count=2, quick=[2.4, 2.2]), "takes 4.6 s without the marker"),
+        (Spent(count=2, quick=[0.1, 4.6]), "takes 4.6 s without the marker"),
+        (Spent(count=2, quick=[2.9, 2.9]), ""),
         (Spent(count=1, slow=[0.5]), "its slow cases take 0.5 s"),
         (Spent(count=2, quick=[0.1], slow=[0.5]), "its slow cases take 0.5 s"),
         (Spent(count=1, quick=[2.9]), ""),

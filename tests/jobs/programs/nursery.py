@@ -75,6 +75,7 @@ class Nursery:
         )
         self._workers: dict[int, Worker] = {}
         self._starting, self._started = threading.Lock(), threading.Condition()
+        self._is_ready = threading.Event()
         self._last: Worker | None = None
         self._log = Path()
         threading.Thread(target=self._listen, daemon=True).start()
@@ -86,6 +87,10 @@ class Nursery:
         assert self._process.stdin is not None
         self._process.stdin.close()  # it kills whoever is left
         self._process.wait(30)
+
+    def wait(self, seconds: float) -> None:
+        """Wait until it has imported TensorFlow, so that this is not part of the first test that needs it."""
+        assert self._is_ready.wait(seconds), "the nursery does not start"
 
     def start(
         self,
@@ -114,6 +119,9 @@ class Nursery:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             said = json.loads(line)
+            if "ready" in said:
+                self._is_ready.set()
+                continue
             if "code" in said:
                 self._workers[said["pid"]].ended(said["code"])
                 continue
@@ -129,6 +137,7 @@ def serve() -> None:
     import tensorflow  # noqa: F401
 
     _load_package()
+    _tell(ready=1)
     children: set[int] = set()
     rest = b""
     is_open = True
