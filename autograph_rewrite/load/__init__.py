@@ -1,1 +1,1 @@
-"""Loaders: graphs, files, functions and Keras models to a GraphItem."""
+"""Loaders: graphs, files, functions and Keras models to a TrainingGraph."""

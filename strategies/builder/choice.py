@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from autograph_rewrite.analysis.variables.roles import Role
-from autograph_rewrite.item import Variable
+from autograph_rewrite.training_graph import Variable
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ import functools
 from typing import Any, TypeVar
 
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.item import Variable
 from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.training_graph import Variable
 
 Class = TypeVar("Class", bound=type)
 
