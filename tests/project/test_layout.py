@@ -40,8 +40,8 @@ STRANGERS = {("strategies", "passes"), ("passes", "strategies")}
 NOTHING_OF = ("training_graph", "load", "normalize", "analysis", "resolve", "passes", "strategies", "configs")
 STRANGERS |= {("certify", part) for part in NOTHING_OF}
 STRANGERS |= {(part, "certify") for part in ("passes", "strategies", "configs")}
-# A strategy that searches asks the cost model, and the cost model compiles what strategies have planned: so `Auto` imports
-# it when it is called.
+# `Auto` asks the cost model, and the cost model compiles what strategies have planned: one of both has to wait until it
+# is called.
 REACHES_UP_WHEN_CALLED = {("strategies", "cost")}
 
 

@@ -1,7 +1,7 @@
 """A rewrite under way: the current graph, item and plan, and the results of passes, one of each type.
 
     propagate         rewrite.put(state)                        a Propagation
-    insert-reshards   rewrite.get(Propagation).answers[node]    asked for by its type
+    insert-reshards   rewrite.get(Propagation).transfers[node]  asked for by its type
 
 A result that no pass has found yet is an error that names the pass to run first, so no result is ever half there.
 """

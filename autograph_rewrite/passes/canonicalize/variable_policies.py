@@ -6,7 +6,7 @@
 
 A variable with components always holds what they come to, so whoever reads it from outside (savers, fetches, another
 step, Python) reads that, and what is written from outside becomes the components of the next step
-(`passes.emit.components`). TensorFlow has these as `VariableSynchronization` and `VariableAggregation`.
+(`passes.compression.components`). TensorFlow has these as `VariableSynchronization` and `VariableAggregation`.
 """
 
 from __future__ import annotations

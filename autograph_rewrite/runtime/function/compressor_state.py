@@ -55,7 +55,7 @@ class ExtraState:
 
 
 def trackable(cls: Class) -> Class:
-    """Return a subclass that `tf.train.Checkpoint` takes; instances track what `_track` is told."""
+    """Return a subclass that `tf.train.Checkpoint` takes; instances track what `track` is told."""
     made: Class = _trackable(cls)
     return made
 
