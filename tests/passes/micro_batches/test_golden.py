@@ -9,7 +9,8 @@ import pytest
 import autograph_rewrite as ar
 from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.item import GraphItem, TensorInfo, Variable
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.training_graph import TensorInfo, Variable
 from tests.support.golden_text import check_golden
 from tests.support.small_items import const, regression, variable
 
