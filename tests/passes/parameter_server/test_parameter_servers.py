@@ -23,8 +23,8 @@ from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.verify.folded import folded_faults
 from autograph_rewrite.ir.verify.ranks import verify_ranks
 from autograph_rewrite.normalize.normalize import normalise
-from tests.mutation.mutations import mutants, refusal
-from tests.mutation.servers import KINDS
+from tests.seeded_mistakes.ranks import mutants, refusal
+from tests.seeded_mistakes.servers import KINDS
 from tests.support.golden_text import check_golden
 from tests.support.rank_jobs import Job, item_of, served_job, served_jobs
 from tests.support.small_items import regression
