@@ -13,7 +13,6 @@ import pytest
 import tensorflow as tf
 
 import autograph_rewrite as ar
-from autograph_rewrite.errors import PassError
 from autograph_rewrite.passes.tensor_parallel.halo_exchange import HaloExchange
 from tests.support import cut_images
 
@@ -122,14 +121,6 @@ def test_rows_that_do_not_lie_on_the_blocks_are_computed_whole_and_it_is_said() 
     item = ar.GraphItem.from_function(step_of(op, filters), tf.TensorSpec([None, 9, 9, 2], tf.float64, name="x"))
     said = [note for note in ar.rewrite(item, config).report.plan.notes if "model axis" in note]
     assert any("makes 5 rows of 9" in note for note in said), said
-
-
-def test_strict_refuses_what_cannot_be_cut() -> None:
-    op = partial(pooled, kind=tf.nn.avg_pool2d, size=3, stride=1, padding="SAME")
-    filters = tf.Variable(np.zeros((1, 1, 2, 2)), name="f")
-    item = ar.GraphItem.from_function(step_of(op, filters), tf.TensorSpec([None, 8, 8, 2], tf.float64, name="x"))
-    with pytest.raises(PassError, match=r"AvgPool .* cannot be cut on the model axis: AvgPool pads its input"):
-        ar.rewrite(item, {**cut_images.config(2), "semantics": {"strict": True}})
 
 
 @pytest.mark.parametrize(("data", "model"), [(1, 2), (2, 2), (1, 4), (2, 4)])
