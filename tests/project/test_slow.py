@@ -14,11 +14,11 @@ from tests.support.paths import ROOT
 @pytest.mark.parametrize(
     ("spent", "problem"),
     [
-        (Spent(count=1, quick=[4.6]), "takes 4.6 s without the marker"),
-        (Spent(count=2, quick=[0.1, 4.6]), "takes 4.6 s without the marker"),
+        (Spent(count=1, quick=[6.1]), "takes 6.1 s without the marker"),
+        (Spent(count=2, quick=[0.1, 6.1]), "takes 6.1 s without the marker"),
         (Spent(count=2, quick=[2.9, 2.9]), ""),
-        (Spent(count=1, slow=[0.5]), "its slow cases take 0.5 s"),
-        (Spent(count=2, quick=[0.1], slow=[0.5]), "its slow cases take 0.5 s"),
+        (Spent(count=1, slow=[0.4]), "its slow cases take 0.4 s"),
+        (Spent(count=2, quick=[0.1], slow=[0.4]), "its slow cases take 0.4 s"),
         (Spent(count=1, quick=[2.9]), ""),
         (Spent(count=1, slow=[1.1]), ""),
         (Spent(count=3, slow=[0.1]), ""),  # the other cases did not run, so nobody knows
