@@ -72,7 +72,7 @@ def _entry(name: str, settings: Settings, ranks: Sequence[int] | None = None, it
 
 def _on(replicas: int, strategy: str = "AllReduce", variables: str | None = None, **more: Any) -> dict[str, Any]:
     mode = {} if variables is None else {"variables": variables}
-    return {"devices": [f"CPU:{i}" for i in range(replicas)], "strategy": {"name": strategy, **mode}, **more}
+    return {"devices": [f"CPU:{i}" for i in range(replicas)], "strategy": {"name": strategy, **mode}} | more
 
 
 def _job(workers: int, replicas: int = 1, strategy: str = "AllReduce", servers: int = 0, **more: Any) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def _micro_batches() -> Iterator[Entry]:
         yield _entry(f"micro_{form}_servers", _on(2, "PSLoadBalancing", microbatches=2, **how))
         yield _entry(f"micro_{form}_fsdp", _on(2, "FSDP", microbatches=2, **how))
         yield _entry(f"micro_{form}_job", _job(2, microbatches=2, **how), (0, 1))
-        by_turns = {"accumulation": {"form": form, "layout": "interleaved"}}
+        by_turns: dict[str, Any] = {"accumulation": {"form": form, "layout": "interleaved"}}
         yield _entry(f"micro_{form}_interleaved", _on(2, variables="shared", microbatches=2, **by_turns))
 
 
@@ -160,14 +160,14 @@ def _remat() -> Iterator[Entry]:
     for name, remat in given.items():
         yield _entry(f"remat_{name}", _on(2, remat=remat))
     yield _entry("remat_micro", _on(2, microbatches=2, remat={"policy": "every:1"}))
-    loop = {"accumulation": {"form": "loop"}, "microbatches": 2}
+    loop: dict[str, Any] = {"accumulation": {"form": "loop"}, "microbatches": 2}
     yield _entry("remat_micro_loop", _on(1, remat={"policy": "sqrt"}, **loop))
     yield _entry("remat_fsdp", _on(2, "FSDP", "mirrored", remat={"policy": "save_matmuls"}))
     yield _entry("remat_deep", _on(2, remat={"policy": "hierarchical"}), items="deep_.*")
     yield _entry("remat_deep_budget", _on(2, remat={"policy": "budget:1KiB"}), items="deep_.*")
     scopes = {"policy": "scopes", "scopes": ["layer_\\d+", "block_\\d+"]}
     yield _entry("remat_deep_scopes", _on(2, variables="mirrored", remat=scopes), items="deep_.*")
-    offload = {"policy": "sqrt", "offload": "auto"}
+    offload: dict[str, Any] = {"policy": "sqrt", "offload": "auto"}
     yield _entry("remat_offload", {"devices": ["GPU:0", "GPU:1"], "remat": offload}, items="deep_.*|mlp|cnn")
 
 
