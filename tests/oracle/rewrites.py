@@ -92,7 +92,7 @@ def outcome(folder: Path, case: Case, ignored: Collection[str] = PROVENANCE, tex
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             new = ar.rewrite(_item(folder / f"{case.item}.ar"), dict(case.settings), task=rank, observers=watch)
-    except ar.RewriteError as error:
+    except Exception as error:  # a RewriteError refuses; anything else is a defect, and no reason to stop either
         first, _, more = str(error).partition("\n")
         told = f"{first} {more.strip()}".partition("\n")[0] if first.endswith(":") else first  # "... 2 problems:"
         return Outcome(refusal=f"{type(error).__name__}: {told}")
