@@ -34,9 +34,11 @@ class Request:
     """The folder for printed forms, where they are asked for."""
 
 
-def git(*arguments: str) -> str:
+def git(*arguments: str, **environment: str) -> str:
     """What a git command in this repository prints."""
-    return subprocess.run(("git", *arguments), cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+    every = {**os.environ, **environment}
+    done = subprocess.run(("git", *arguments), cwd=ROOT, env=every, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
 
 
 def head() -> str:
@@ -58,16 +60,16 @@ def installed(revision: str) -> Iterator[Path]:
         raise NoCommit(f"this repository has no commit {revision}") from None
     with tempfile.TemporaryDirectory(prefix="oracle-") as folder:
         tree, site = Path(folder, "tree"), Path(folder, "site")
-        git("worktree", "add", "--detach", str(tree), commit)
-        try:
-            command = (sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", "install", "--no-deps")
-            subprocess.run((*command, "--no-build-isolation", "--target", str(site), str(tree)), check=True)
-            # The oracle of that commit knows its internals; a commit from before the oracle has today's.
-            has_oracle = (tree / "tests/oracle/earlier.py").exists()
-            (site / "tests").symlink_to((tree if has_oracle else ROOT) / "tests")
-            yield site
-        finally:
-            git("worktree", "remove", "--force", str(tree))
+        # With an index of its own the repository keeps no trace of this, however it ends.
+        index = {"GIT_INDEX_FILE": str(Path(folder, "index"))}
+        git("read-tree", commit, **index)
+        git("checkout-index", "--all", f"--prefix={tree}/", **index)
+        command = (sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", "install", "--no-deps")
+        subprocess.run((*command, "--no-build-isolation", "--target", str(site), str(tree)), check=True)
+        # The oracle of that commit knows its internals; a commit from before the oracle has today's.
+        has_oracle = (tree / "tests/oracle/earlier.py").exists()
+        (site / "tests").symlink_to((tree if has_oracle else ROOT) / "tests")
+        yield site
 
 
 def ask(site: Path, request: Request) -> Recording:

@@ -44,6 +44,7 @@ def builders() -> Mapping[str, Callable[[], ar.GraphItem]]:
     found |= {"split_mlp": split_models.item, "split_images": _images, "iterator": _iterator, "replicas": _replicas}
     found |= {"deep_chain": lambda: make_item(recomputed.chain())}
     found |= {"deep_transformer": lambda: make_item(recomputed.transformer(dropout="stateless"))}
+    found |= {"with_checkpoints": lambda: make_item(_checkpoints)}
     return found | {name: _of_corpus(name) for name in CORPUS}
 
 
@@ -71,6 +72,14 @@ def _staged(name: str) -> Callable[[], ar.GraphItem]:
 
 def _of_corpus(name: str) -> Callable[[], ar.GraphItem]:
     return lambda: judge.build(catalogue.programs()[name][1]).item
+
+
+def _checkpoints() -> Mapping[str, tf.Tensor]:
+    """Layers of which the graph's collection names two."""
+    found = recomputed.chain(8)()
+    for i in (2, 5):
+        v1.add_to_collection("checkpoints", v1.get_default_graph().get_tensor_by_name(f"layer_{i}/act:0"))
+    return found
 
 
 def _images() -> ar.GraphItem:

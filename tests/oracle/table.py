@@ -150,9 +150,10 @@ def _compressors() -> Iterator[Entry]:
 
 
 def _remat() -> Iterator[Entry]:
-    policies = ("sqrt", "hierarchical", "every:1", "every:2", "save_matmuls", "collection", "budget:2KiB")
+    policies = ("sqrt", "hierarchical", "every:1", "every:2", "save_matmuls", "collection", "budget:32KiB")
     for name in policies:
-        yield _entry(f"remat_{name}", _on(2, remat={"policy": name}))
+        items = "with_checkpoints" if name == "collection" else ""
+        yield _entry(f"remat_{name}", _on(2, remat={"policy": name}), items=items)
     given: Mapping[str, Any] = {
         "names": {"policy": "names", "names": [".*(Tanh|Relu|relu|Add|add|act|h\\d).*"]},
         "scopes": {"policy": "scopes", "scopes": [".*(layer|block|hidden|dense)[^/]*"]},
@@ -164,8 +165,8 @@ def _remat() -> Iterator[Entry]:
     yield _entry("remat_micro_loop", _on(1, remat={"policy": "sqrt"}, **loop))
     yield _entry("remat_fsdp", _on(2, "FSDP", "mirrored", remat={"policy": "save_matmuls"}))
     yield _entry("remat_deep", _on(2, remat={"policy": "hierarchical"}), items="deep_.*")
-    yield _entry("remat_deep_budget", _on(2, remat={"policy": "budget:1KiB"}), items="deep_.*")
-    scopes = {"policy": "scopes", "scopes": ["layer_\\d+", "block_\\d+"]}
+    yield _entry("remat_deep_budget", _on(2, remat={"policy": "budget:24KiB"}), items="deep_.*")
+    scopes = {"policy": "scopes", "scopes": ["layer_[4-9]|block_\\d+"]}
     yield _entry("remat_deep_scopes", _on(2, variables="mirrored", remat=scopes), items="deep_.*")
     offload: dict[str, Any] = {"policy": "sqrt", "offload": "auto"}
     yield _entry("remat_offload", {"devices": ["GPU:0", "GPU:1"], "remat": offload}, items="deep_.*|mlp|cnn")
@@ -175,7 +176,7 @@ def _local() -> Iterator[Entry]:
     yield _entry("local_sgd", _on(2, local_sgd={"period": 2}))
     yield _entry("local_sgd_warm", _on(3, local_sgd={"period": 4, "warmup_steps": 3}))
     yield _entry("local_sgd_slots", _on(2, local_sgd={"period": 2, "average_slots": False}))
-    yield _entry("local_sgd_micro", _on(2, local_sgd={"period": 2}, microbatches=2))
+    yield _entry("local_sgd_fsdp", _on(2, "FSDP", local_sgd={"period": 2}))
     yield _entry("local_sgd_job", _job(2, local_sgd={"period": 3}), (0, 1))
 
 
