@@ -9,18 +9,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tests.oracle.rewrites import Case
 
 Settings = Mapping[str, Any]
 ADDRESSES = [f"127.0.0.1:{port}" for port in (1, 2, 3)]
+CONFIGS = Path(__file__).parents[2] / "configs"
 CUTS = ("h0", "h1", "h2")
 """Where models of `tests.support.staged` end their stages."""
-EVERY = 4
-"""One item in so many meets a configuration; of large items one in twice as many."""
-LARGE = 800
-"""Nodes from which on an item counts as large."""
+EVERY, EVERY_LARGE = 2, 8
+"""One item in so many meets a configuration, and one large item."""
+LARGE = 500
+"""Nodes from which on an item counts as large: its rewrites take most of the time."""
 APART = ("replicas",)
 """Items that only meet the configurations that name them: all others are refused."""
 PRINTED = 3
@@ -42,7 +44,7 @@ def cases(items: Mapping[str, Any]) -> Iterator[Case]:
     table = list(entries())
     for place, (name, item) in enumerate(sorted(items.items())):
         size = sum(1 for _ in item.graph)
-        every = EVERY * (1 if size < LARGE else 2)
+        every = EVERY if size < LARGE else EVERY_LARGE
         met = [entry for i, entry in enumerate(table) if _meets(entry, name, place + i, every)]
         printed = {met[(place + k * len(met) // PRINTED) % len(met)].name for k in range(PRINTED)}
         for entry in met:
@@ -176,7 +178,7 @@ def _local() -> Iterator[Entry]:
     yield _entry("local_sgd", _on(2, local_sgd={"period": 2}))
     yield _entry("local_sgd_warm", _on(3, local_sgd={"period": 4, "warmup_steps": 3}))
     yield _entry("local_sgd_slots", _on(2, local_sgd={"period": 2, "average_slots": False}))
-    yield _entry("local_sgd_fsdp", _on(2, "FSDP", local_sgd={"period": 2}))
+    yield _entry("local_sgd_mirrored", _on(2, variables="mirrored", local_sgd={"period": 2}))
     yield _entry("local_sgd_job", _job(2, local_sgd={"period": 3}), (0, 1))
 
 
@@ -228,9 +230,11 @@ def _mesh() -> Iterator[Entry]:
 
 
 def _preset(name: str) -> Settings:
-    import autograph_rewrite as ar
+    """A shipped configuration as its file says it."""
+    import yaml
 
-    return dict(ar.Config.load(name).model_dump(exclude_unset=True, mode="json"))
+    found: Settings = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
+    return found
 
 
 def _matrices(item: Any) -> list[str]:
