@@ -67,11 +67,36 @@ def first_place(old: Texts, new: Texts) -> Place | None:
     now = dict(new.forms)
     for name, text in old.forms:
         if name in now and now[name] != text:
-            return Place(f"after {name}", *first_line(text, now[name]))
+            return Place(f"after {name}", *first_node(text, now[name]))
     for name, before, after in (("plan", old.plan, new.plan), ("encoded graph", old.encoded, new.encoded)):
         if before != after:
             return Place(name, *first_line(before, after))
     return None
+
+
+def first_node(old: str, new: str) -> tuple[str, str]:
+    """The first line of a node that differs, before and after; where nodes only change places, the first one.
+
+    An empty line stands for a node that was only put in, or only left out.
+    """
+    before, after = old.splitlines(), new.splitlines()
+    kept = set(before) & set(after)
+    gone = {_name(line): (at, line) for at, line in enumerate(before) if line not in kept}
+    come = {_name(line): (at, line) for at, line in enumerate(after) if line not in kept}
+    if not gone and not come:
+        return first_line(old, new)
+    none = (len(before) + len(after), "")
+    was, now = next(iter(gone.items()), ("", none)), next(iter(come.items()), ("", none))
+    is_renamed = was[1][0] == now[1][0] and was[0] not in come and now[0] not in gone
+    if is_renamed:
+        return was[1][1], now[1][1]
+    if (now[1][0], now[0] in gone) < (was[1][0], was[0] in come):
+        return gone.get(now[0], none)[1], now[1][1]
+    return was[1][1], come.get(was[0], none)[1]
+
+
+def _name(line: str) -> str:
+    return line.partition(" =")[0].partition(":")[0]
 
 
 def first_line(old: str, new: str) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -133,6 +134,7 @@ def _some(
         found.append((case, outcome(folder, case, ignored, kept)))
         if texts is not None and kept is not None:
             (texts / f"{case}.json").write_text(json.dumps(asdict(kept)))
+    gc.collect()  # rewriting holds it off, and graphs are circles
     return found
 
 
