@@ -14,7 +14,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: help install demo test test-rest test-all test-full fuzz damage corpus mistakes bench bench-dist bench-pipeline bench-cost bench-remat bench-auto bench-mesh bench-steps docs lint format types wheel clean distclean
+.PHONY: help install demo test test-rest test-all test-full fuzz damage corpus mistakes oracle bench bench-dist bench-pipeline bench-cost bench-remat bench-auto bench-mesh bench-steps docs lint format types wheel clean distclean
 
 help:
 	@echo "make demo        train a Keras CNN on one device and over two replicas, and compare"
@@ -25,6 +25,7 @@ help:
 	@echo "make damage      read 10,000 damaged files of ten formats (half an hour; ARGS='--cases 100' for fewer)"
 	@echo "make corpus      run programs of public libraries, compare, write docs/corpus.md (an hour; ARGS='--only dcgan')"
 	@echo "make mistakes    seed mistakes into rewrites, run them, and see what the certificate refuses (an hour)"
+	@echo "make oracle      compare all rewritten graphs and plans with the recorded ones (minutes; ARGS='--only transformer')"
 	@echo "make bench       measure rewrite throughput, step time, start-up time and memory"
 	@echo "make bench-pipeline  measure two stages in two processes against one process"
 	@echo "make bench-dist  measure two processes: exchanges, buckets, compressors on a slow link, MultiWorkerMirroredStrategy, servers"
@@ -70,6 +71,9 @@ test-full: $(VENV)/.ok
 mistakes: $(VENV)/.ok
 	mkdir -p out
 	$(BIN)/python -m tests.seeded_mistakes --out out/mistakes.jsonl $(ARGS)
+
+oracle: $(VENV)/.ok
+	$(BIN)/python -m tests.oracle.digests compare --jobs $(WORKERS) $(ARGS)
 
 fuzz: $(VENV)/.ok
 	$(BIN)/python -m tests.fuzz --seeds $(SEEDS) --workers $(WORKERS) --out out/fuzz.jsonl $(ARGS)

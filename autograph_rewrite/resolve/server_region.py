@@ -45,7 +45,7 @@ def find_server_region(plan: Plan, state: Propagation, variables: Mapping[str, V
     uses = variable_uses(state, variables, owners=plan.homes, gradients=taken)
     homes |= {name: homes[use.owner] for name, use in uses.items() if use.owner is not None}
     if plan.is_asynchronous:
-        homes |= dict.fromkeys(_stepped(state, variables) - homes.keys(), min(homes.values()))
+        homes |= dict.fromkeys(sorted(_stepped(state, variables) - homes.keys()), min(homes.values()))
     dependent, differing = _dependents(state, taken), _differing(state)
     known = {variable.handle: name for name, variable in variables.items()}
     while True:
@@ -58,7 +58,7 @@ def find_server_region(plan: Plan, state: Propagation, variables: Mapping[str, V
         written = {handle_node(node.inputs[0]) for node in region.nodes if is_update(node)} - handles.keys()
         if not written:  # else what a branch on a server writes is there as well
             break
-        homes |= {known[handle.name]: min(homes.values()) for handle in written}
+        homes |= dict.fromkeys(sorted(known[handle.name] for handle in written), min(homes.values()))
     _keep_reads_together(state, region, differing)
     _place(state, region, {value: homes[owner] for value, owner in taken.items()})
     return region

@@ -1,149 +1,151 @@
-"""Whether a change of the code leaves every rewritten graph and every resolved plan as they were, byte by byte.
+"""Whether a change of the code leaves every rewritten graph and every resolved plan as they were.
 
-python -m tests.oracle.digests record     before: the items as files, and the digest of what each rewrite gives
-python -m tests.oracle.digests compare    after: the same files again; exit code 1, and a line for each difference
-python -m tests.oracle.digests compare --only transformer --jobs 2
+python -m tests.oracle.digests compare                    with what is recorded; exit code 1 where anything differs
+python -m tests.oracle.digests compare --only transformer --names-may-differ
+python -m tests.oracle.digests compare --against HEAD~3   with what that commit makes of the same items, made anew
+python -m tests.oracle.digests record                     after a change that is meant; the recording is committed
 
-Attributes that tell which pass made a node are left out of the digest: passes may be divided and renamed.
+The recording is a file in the repository that holds the items, the digests and the commit that they are of. The texts
+in which a difference shows are made by that commit when there is one: nothing that is recorded can then be out of step
+with the code that it is said to come from, and the file stays small.
+
+Each graph has two digests: of its bytes, and modulo the names of nodes that passes have added. Attributes that say
+which pass made a node are in neither.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-FOLDER = Path("build/golden_digests")
-DIGESTS = "digests.json"
-PORTS = [f"127.0.0.1:{port}" for port in (1, 2, 3)]
+from tests.oracle import earlier, recording
+from tests.oracle.differences import Place, by_turns, counts, first_place, kinds, only_names, report
+from tests.oracle.graphs import PROVENANCE
+from tests.oracle.recording import Recording
+from tests.oracle.rewrites import Case, Outcome, Texts, outcomes
 
-
-def configurations() -> Iterator[tuple[str, Mapping[str, Any], int]]:
-    """Yield a name, a configuration and the number of ranks that each make a graph of it."""
-    from tests.seeded_mistakes.draws import CONFIGS
-
-    for name, config in CONFIGS.items():
-        yield name, config, 1
-    yield "random_axis2", _strategy("RandomAxisPartitionAR", 2), 1
-    yield "uneven_ps3", _strategy("UnevenPartitionedPS", 3), 1
-    yield "auto2", _strategy("Auto", 2), 1
-    yield "mirrored_job", _job("AllReduce", 1, workers=2), 2
-    yield "mirrored_job_2x2", _job("AllReduce", 2, workers=2), 2
-    yield "shared_job_2x2", _job("AllReduce", 2, workers=2, variables="shared"), 2
-    yield "fsdp_job", _job("FSDP", 1, workers=2), 2
-    yield "partitioned_ar_job", _job("PartitionedAR", 1, workers=3), 3
-    yield "ps_job", _job("PS", 1, workers=2, servers=1), 2
-    yield "balanced_job", _job("PSLoadBalancing", 2, workers=3, servers=2), 3
-    yield "parallax_job", _job("Parallax", 1, workers=3, servers=2), 3
-    yield "compressed_job", _job("AllReduce", 1, workers=2, compressor="powersgd"), 2
+EXPLAINED = 20
 
 
-def _strategy(name: str, replicas: int) -> dict[str, Any]:
-    return {"devices": [f"CPU:{i}" for i in range(replicas)], "strategy": {"name": name}}
+@dataclass(frozen=True)
+class Options:
+    """What the command line says."""
+
+    verb: str
+    file: Path
+    only: str
+    jobs: int
+    against: str
+    ignored: frozenset[str]
+    explained: int
+    names_may_differ: bool
+    trace: bool
 
 
-def _job(name: str, replicas: int, *, workers: int, servers: int = 0, **strategy: Any) -> dict[str, Any]:
-    cluster = {"workers": PORTS[:workers]} | (
-        {"ps": [f"127.0.0.1:{10 + i}" for i in range(servers)]} if servers else {}
-    )
-    settings = _strategy(name, replicas)
-    return {**settings, "cluster": cluster, "strategy": settings["strategy"] | strategy}
+def record(options: Options) -> int:
+    """Make the recording: stored items stay as they are, new ones are traced."""
+    commit = earlier.head()
+    if commit.endswith("+"):
+        print("the package differs from the commit that the recording would name: commit it first", file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory(prefix="oracle-") as folder:
+        items, begin = Path(folder), time.monotonic()
+        if options.file.exists() and not options.trace:
+            recording.read(options.file, items)
+        kept = [file.stem for file in items.glob("*.ar")]
+        subprocess.run((sys.executable, "-m", "tests.oracle.items", folder, *kept), cwd=earlier.ROOT, check=True)
+        found = dict(outcomes(items, _cases(items), options.jobs))
+        recording.write(Recording(commit, found), items, options.file)
+        print(f"recorded {_summary(found, begin)}; {options.file.stat().st_size:,} bytes")
+    return 0
 
 
-def make_items(folder: Path) -> None:
-    """Write the zoo as files: what tracing names differently the next time would hide a difference, or be one."""
-    from autograph_rewrite.runtime.function.session_step import stand_alone
-    from tests.support.rank_jobs import EXTRA, item_of
-    from tests.support.staged import MODELS, staged_item
-    from tests.zoo import ZOO
+def compare(options: Options) -> int:
+    """Rewrite the stored items again, and print what differs."""
+    with tempfile.TemporaryDirectory(prefix="oracle-") as folder:
+        items, begin = Path(folder), time.monotonic()
+        kept = recording.read(options.file, items)
+        old = {case: one for case, one in kept.outcomes.items() if options.only in str(case)}
+        revision = options.against or kept.commit
+        if options.against or options.ignored != PROVENANCE:
+            with earlier.installed(revision) as site:
+                asked = earlier.Request(folder, list(old), options.jobs, options.ignored)
+                old = dict(earlier.ask(site, asked).outcomes)
+        new = dict(outcomes(items, list(old), options.jobs, options.ignored))
+        differing = [case for case in sorted(new, key=str) if kinds(old[case], new[case])]
+        seconds = time.monotonic() - begin
+        shown = by_turns(differing)[: options.explained]
+        for line in report(old, new, _places(shown, items, revision, options) if shown else {}):
+            print(line)
+    named = sum(only_names(old[case], new[case]) for case in differing)
+    if len(shown) < len(differing):
+        print(f"the first line of {len(shown)} is shown; --explain {len(differing)} shows that of all")
+    print(f"compared {counts(new.values())}, with {revision[:12]}, in {seconds:.0f} s")
+    print(f"{len(differing)} differ, {named} of them in names of added nodes only" if differing else "nothing differs")
+    return int(len(differing) > (named if options.names_may_differ else 0))
 
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in (*ZOO, *EXTRA):
-        item = item_of(name)
-        (stand_alone(item) if item.binding is not None else item).save(folder / f"{name}.ar")
-    for name, model in MODELS.items():
-        item, cuts = staged_item(model)
-        item.save(folder / f"staged_{name}.ar")
-        (folder / f"staged_{name}.json").write_text(json.dumps(cuts))
 
-
-def digests(file: Path) -> dict[str, str]:
-    """Return the digest of every rewrite of an item's file, or the error that it ends with."""
+def _cases(items: Path) -> Sequence[Case]:
     import autograph_rewrite as ar
+    from tests.oracle import table
 
-    item = ar.GraphItem.load(file)
-    cuts = file.with_suffix(".json")
-    found = {}
-    for name, config, ranks in pipelines(json.loads(cuts.read_text())) if cuts.exists() else configurations():
-        for rank in range(ranks):
-            try:
-                new = ar.rewrite(item, dict(config), task=rank if ranks > 1 else None)
-            except ar.RewriteError as error:
-                found[f"{file.stem} {name} {rank}"] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-                continue
-            digest = hashlib.sha256(_without_provenance(new.graph_bytes))
-            digest.update(new.report.plan.to_yaml().encode())
-            found[f"{file.stem} {name} {rank}"] = digest.hexdigest()[:24]
-    return found
+    return list(table.cases({file.stem: ar.GraphItem.load(file) for file in sorted(items.glob("*.ar"))}))
 
 
-def pipelines(cuts: list[str]) -> Iterator[tuple[str, Mapping[str, Any], int]]:
-    """Yield the configurations of a model with boundaries."""
-    for schedule in ("gpipe", "1f1b"):
-        pipeline = {"stages": len(cuts) + 1, "microbatches": 4, "boundaries": cuts, "schedule": schedule}
-        yield schedule, {"devices": ["CPU:0"], "pipeline": pipeline}, 1
-    pipeline = {"stages": 2, "microbatches": 4, "boundaries": cuts[:1], "form": "loop"}
-    yield "loop", {"devices": ["CPU:0"], "pipeline": pipeline}, 1
-    pipeline = {"stages": 2, "microbatches": 2, "boundaries": cuts[:1]}
-    hosts = {"devices": ["CPU:0"], "cluster": {"workers": PORTS[:2]}, "strategy": {"name": "Pipeline"}}
-    yield "hosts", {**hosts, "pipeline": pipeline}, 2
+def _places(cases: Sequence[Case], items: Path, revision: str, options: Options) -> Mapping[Case, Place | None]:
+    """Where cases first differ: both sides make their texts again."""
+    with tempfile.TemporaryDirectory(prefix="oracle-") as old, tempfile.TemporaryDirectory(prefix="oracle-") as new:
+        try:
+            with earlier.installed(revision) as site:
+                earlier.ask(site, earlier.Request(str(items), cases, options.jobs, options.ignored, old))
+        except earlier.NoCommit as error:
+            print(f"no lines can be shown: {error}, of which the recording is (--against names another one)")
+            return {}
+        made = dict(outcomes(items, cases, options.jobs, options.ignored, Path(new)))
+        return {case: first_place(Texts.read(Path(old), case), Texts.read(Path(new), case)) for case in made}
 
 
-def _without_provenance(graph: bytes) -> bytes:
-    from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR
-    from autograph_rewrite.ir.types.protos import proto
-
-    parsed = proto("GraphDef").FromString(graph)
-    for node in parsed.node:
-        for key in (PASS_ATTR, ORIGIN_ATTR):
-            node.attr.pop(key, None)
-    return bytes(parsed.SerializeToString(deterministic=True))
+def _summary(found: Mapping[Case, Outcome], begin: float) -> str:
+    items = len({case.item for case in found})
+    return f"{len(found):,} rewrites of {items} items: {counts(found.values())}, in {time.monotonic() - begin:.0f} s"
 
 
-def all_digests(folder: Path, only: str, jobs: int) -> dict[str, str]:
-    """Return the digests of all items of a folder."""
-    files = sorted(file for file in folder.glob("*.ar") if only in file.stem)
-    with ProcessPoolExecutor(jobs) as pool:
-        return {name: digest for found in pool.map(digests, files) for name, digest in found.items()}
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Return the exit code."""
+def parsed(arguments: Collection[str] | None = None) -> Options:
+    """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.oracle.digests")
     parser.add_argument("verb", choices=("record", "compare"))
-    parser.add_argument("--folder", type=Path, default=FOLDER)
-    parser.add_argument("--only", default="", help="items with this text in their name")
-    parser.add_argument("--jobs", type=int, default=1)
-    options = parser.parse_args(arguments)
-    kept = options.folder / DIGESTS
-    if options.verb == "record":
-        make_items(options.folder)
-        found = all_digests(options.folder, "", options.jobs)
-        kept.write_text(json.dumps(found, indent=1, sort_keys=True))
-        refused = sum(":" in digest for digest in found.values())
-        print(f"{len(found)} rewrites recorded, {refused} of them refusals")
-        return 0
-    wanted = {name: digest for name, digest in json.loads(kept.read_text()).items() if options.only in name.split()[0]}
-    found = all_digests(options.folder, options.only, options.jobs)
-    differing = [name for name in sorted(wanted.keys() | found.keys()) if wanted.get(name) != found.get(name)]
-    for name in differing:
-        print(f"{name}: {wanted.get(name)} before, {found.get(name)} now")
-    print(f"{len(found)} rewrites compared, {len(differing)} differ")
-    return int(bool(differing))
+    parser.add_argument("--file", type=Path, default=recording.FILE, help="of the recording")
+    parser.add_argument("--only", default="", help="compare the rewrites with this text in their name")
+    parser.add_argument("--jobs", type=int, default=2, help="how many processes rewrite")
+    parser.add_argument("--against", default="", metavar="REV", help="compare with what this commit makes now")
+    parser.add_argument("--ignore", action="append", default=[], metavar="ATTR", help="an attribute that may differ")
+    parser.add_argument("--explain", type=int, default=EXPLAINED, metavar="N", help="show the first line of so many")
+    parser.add_argument("--names-may-differ", action="store_true", help="exit with 0 if only names of added nodes do")
+    parser.add_argument("--trace", action="store_true", help="record: trace all items anew (needs TensorFlow)")
+    given = parser.parse_args(None if arguments is None else list(arguments))
+    return Options(
+        verb=given.verb,
+        file=given.file,
+        only=given.only,
+        jobs=given.jobs,
+        against=given.against,
+        ignored=PROVENANCE | set(given.ignore),
+        explained=given.explain,
+        names_may_differ=given.names_may_differ,
+        trace=given.trace,
+    )
+
+
+def main(arguments: Collection[str] | None = None) -> int:
+    """Return the exit code."""
+    options = parsed(arguments)
+    return record(options) if options.verb == "record" else compare(options)
 
 
 if __name__ == "__main__":

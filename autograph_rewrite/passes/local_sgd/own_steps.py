@@ -68,7 +68,7 @@ def find_own_steps(state: Propagation, variables: Mapping[str, Variable]) -> Own
     sources = [*parts, *(node for node in state.order if VARYING in node.attrs)]
     handles = {state.graph.nodes[v.handle]: name for name, v in variables.items() if v.handle in state.graph.nodes}
     nodes, trained = _reached(sources, handles)
-    for node in nodes:
+    for node in [one for one in state.graph if one in nodes]:
         _require_alone(node, nodes)
         if VARYING not in node.attrs:
             node.set_raw_attr(OF_BLOCK, OWN_NODE)

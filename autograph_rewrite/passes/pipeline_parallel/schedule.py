@@ -98,7 +98,7 @@ def _require_no_cycle(clusters: Mapping[Cluster, list[Node]], given: Orders, mic
     of = {node: cluster for cluster, nodes in clusters.items() for node in nodes}
     reads = {(of[producer], of[node]) for node in of for producer in predecessors(node) if producer in of}
     waiting: nx.DiGraph[Task] = nx.DiGraph()
-    for (first_kind, first), (kind, stage) in reads:
+    for (first_kind, first), (kind, stage) in sorted(reads):
         if (first_kind, first) != (kind, stage):
             waiting.add_edges_from((Task(first_kind, m, first), Task(kind, m, stage)) for m in range(micro))
     for tasks in given:

@@ -36,7 +36,7 @@ def recompute_in_loops(rewrite: Rewrite, acts: Activations, cells: Sequence[Cell
     for number, cell in enumerate(cells, start=len(graph)):  # the names of segments outside of loops count from 0
         readers = [(one.value, use) for one in cell.dropped for use in one.taken.uses]
         known = {value: one.taken for value, one in cell.kept.items()}
-        for value in cell.moved:
+        for value in [one for one in cell.kept if one in cell.moved]:
             _put_instead(graph, cell, value)
         known |= {value: _enter(graph, node, cell, number) for value, node in cell.fixed.items()}
         copies = _copy(graph, cell, known, number)
