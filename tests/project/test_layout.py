@@ -272,5 +272,5 @@ def test_no_file_names_a_machine_or_a_package_index() -> None:
 
 
 def is_text(path: Path) -> bool:
-    binary = {".pb", ".binpb", ".gz", ".npz", ".pyc", ".png", ".ar", ".keras"}
+    binary = {".pb", ".binpb", ".gz", ".npz", ".pyc", ".png", ".ar", ".keras", ".xz"}
     return path.is_file() and path.suffix not in binary and "__pycache__" not in path.parts

@@ -25,8 +25,8 @@ from tests.support.paths import ROOT
     ],
 )
 def test_a_row_is_stale_where_its_function_is_too_slow_or_too_quick(spent: Spent, problem: str) -> None:
-    assert problem in slow.verdict("tests/a.py::test_a", spent)
-    assert bool(problem) == bool(slow.verdict("tests/a.py::test_a", spent))
+    assert problem in slow.verdict("a.py::test_a", spent)
+    assert bool(problem) == bool(slow.verdict("a.py::test_a", spent))
 
 
 SECONDS = {"a::quick[1]": 0.4, "a::quick[2]": 0.4, **{f"a::slow[{i}]": 1.0 + i / 10 for i in range(9)}, "a::job": 9.0}
@@ -42,7 +42,7 @@ def test_a_function_keeps_its_quickest_case_and_what_runs_blocks_that_nothing_el
 
 
 def test_the_list_comes_back_as_it_was_written(tmp_path: Path) -> None:
-    rows = {"tests/a.py::test_a": Row(12.3, frozenset({"x: 1", "[]-2"})), "tests/b.py::test_b": Row(4.0)}
+    rows = {"a.py::test_a": Row(12.3, frozenset({"x: 1", "[]-2"})), "b.py::test_b": Row(4.0)}
     slow.write(rows, tmp_path / "list.yaml")
     assert slow.read(tmp_path / "list.yaml") == rows
 
