@@ -10,7 +10,6 @@ from tests import slow
 from tests.slow import Row, Spent
 from tests.support.paths import ROOT
 
-
 TOO_MUCH, TOO_LITTLE = 1.01 * slow.MOST * slow.SLACK, 0.99 * slow.LEAST / slow.SLACK
 
 
