@@ -14,11 +14,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: help install demo test test-full fuzz damage corpus mistakes oracle bench bench-dist bench-pipeline bench-cost bench-remat bench-auto bench-mesh bench-steps docs lint format types wheel clean distclean
+.PHONY: help install demo test test-rest test-all test-full fuzz damage corpus mistakes oracle bench bench-dist bench-pipeline bench-cost bench-remat bench-auto bench-mesh bench-steps docs lint format types wheel clean distclean
 
 help:
 	@echo "make demo        train a Keras CNN on one device and over two replicas, and compare"
-	@echo "make test        run the tests;  make test-full: the whole matrix too (about an hour)"
+	@echo "make test        run the tests of every day (6 minutes on two cores)"
+	@echo "make test-all    run every test (20 minutes);  make test-rest: those that make test leaves out (14 minutes)"
+	@echo "make test-full   run the whole matrix, too (about an hour)"
 	@echo "make fuzz        run 3,000 random programs under random configurations (hours; SEEDS=0:100 for fewer)"
 	@echo "make damage      read 10,000 damaged files of ten formats (half an hour; ARGS='--cases 100' for fewer)"
 	@echo "make corpus      run programs of public libraries, compare, write docs/corpus.md (an hour; ARGS='--only dcgan')"
@@ -55,7 +57,13 @@ demo: $(VENV)/.ok
 	$(BIN)/python examples/digits.py $(ARGS)
 
 test: $(VENV)/.ok
-	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not full" $(ARGS)
+
+test-rest: $(VENV)/.ok
+	$(BIN)/python -m pytest -n $(WORKERS) -m "slow and not full" $(ARGS)
+
+test-all: $(VENV)/.ok
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not full" $(ARGS)
 
 test-full: $(VENV)/.ok
 	$(BIN)/python -m pytest -n $(WORKERS) -m "" --timeout 900 $(ARGS)

@@ -23,11 +23,12 @@ from autograph_rewrite.plan import user_passes
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.selected import chosen, chosen_config
 from autograph_rewrite.resolve import coverage
+from autograph_rewrite.training_graph import TrainingGraph
 
 T = TypeVar("T")
 
 
-def build_plan(item: GraphItem, config: ConfigLike | None = None, *, batch: int | None = None) -> Plan:
+def build_plan(item: TrainingGraph, config: ConfigLike | None = None, *, batch: int | None = None) -> Plan:
     """Decide how to distribute an item, and list what follows from it: every reshard edge with its reason.
 
     Args:
@@ -50,7 +51,7 @@ def build_plan(item: GraphItem, config: ConfigLike | None = None, *, batch: int 
 
 
 def rewrite(
-    item: GraphItem,
+    item: TrainingGraph,
     config: ConfigLike | Plan | None = None,
     *,
     verify_each: bool = True,
@@ -60,6 +61,9 @@ def rewrite(
     batch: int | None = None,
 ) -> GraphItem:
     """Return the distributed item: same inputs, outputs and variables, computing the same numbers on many devices.
+
+    Nothing else happens: the process joins no job and opens no port. In the process of a parameter server this returns
+    the graph of worker 0; the server serves as soon as it opens a session of it (`new.session()`).
 
     Args:
         item: a training graph; it is not changed.
@@ -78,22 +82,16 @@ def rewrite(
         GraphError: the graph cannot be distributed; the message says why.
         PassError: an edge cannot be lowered, or less is divided than `semantics.min_coverage` asks for.
     """
-    from autograph_rewrite.runtime.elastic.own_loop import keep_steps
-    from autograph_rewrite.runtime.servers.serve import serve
-
     with no_garbage_collection():
         flat = normalise_original(item)
         job = Job.of(chosen(config), task)
-        if job.member is not None and not job.member.is_worker:
-            serve(job.member, job.given.timeout_seconds)
-        keep_steps(job.config)
         plan = request(flat, job.given)
         looking = Instrumentation(verify_each, observers)
         new = compile_item(flat, plan, job, training=training, batch=batch, instrumentation=looking)
         if training:
             coverage.require(new.report.covered)
             coverage.warn_below(new.report.covered)
-        return new
+        return GraphItem.of(new)
 
 
 def distribute(
@@ -127,19 +125,18 @@ def join(config: ConfigLike | None = None) -> None:
 
     Importing the package and TensorFlow does so where TF_CONFIG or its like say it all. A program whose configuration
     gives the addresses calls this before its first TensorFlow operation. One process alone: nothing happens. A
-    parameter server serves here until all workers have ended, and then ends the program; so it does in `rewrite` and
-    `distribute`.
+    parameter server serves here until all workers have ended, and then ends the program; so it does in `distribute`,
+    where it asks for its part of the data, and where it opens a session of what `rewrite` returned.
 
     Raises:
         ConfigError: nothing says which process this is.
         ClusterError: TensorFlow has started already.
     """
     from autograph_rewrite.runtime.job.tf_server import join as run
-    from autograph_rewrite.runtime.servers.serve import serve
+    from autograph_rewrite.runtime.servers.serve import serve_if_server
 
     given, member = in_job(chosen_config(config))
-    if member is not None and not member.is_worker:
-        serve(member, given.timeout_seconds)
+    serve_if_server(member, given.timeout_seconds)
     if member is not None:
         run(member)
 

@@ -17,7 +17,6 @@ from autograph_rewrite.cluster.membership import Membership, in_job
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.ir.claims import Certifier
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes import pass_pipeline
 from autograph_rewrite.passes.base.pass_manager import Observer
 from autograph_rewrite.passes.base.rewriting import Request
@@ -26,6 +25,7 @@ from autograph_rewrite.plan.parts.common_graph import contents
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.verify import check_plan
 from autograph_rewrite.strategies import builder_for
+from autograph_rewrite.training_graph import TrainingGraph
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Job:
     Attributes:
         given: the plan; or the configuration, with the processes that the environment names.
         member: this process; None of one process alone, or where the graph is for another one.
-        task: the worker that graphs are for.
+        task: the worker that graphs are for; a parameter server is given the graph of worker 0.
     """
 
     given: Config | Plan
@@ -55,7 +55,7 @@ class Job:
             given, member = in_job(given)
         else:
             member = in_job(Config())[1] if given.workers > 1 else None
-        return cls(given, member, member.task if member is not None else 0)
+        return cls(given, member, member.task if member is not None and member.is_worker else 0)
 
     @property
     def config(self) -> Config | None:
@@ -102,7 +102,7 @@ def with_processes(given: Config) -> Config:
     return given if given.workers > 1 else in_job(given)[0]
 
 
-def request(item: GraphItem, given: Config | Plan) -> Plan:
+def request(item: TrainingGraph, given: Config | Plan) -> Plan:
     """The plan of a strategy for a normalised item, without the edges that follow from it; a plan as it is.
 
     The edges of a plan are checked once the graph is analysed.
@@ -120,7 +120,7 @@ def request(item: GraphItem, given: Config | Plan) -> Plan:
     return plan
 
 
-def resolve_plan(item: GraphItem, given: Config, batch: int | None = None) -> Plan:
+def resolve_plan(item: TrainingGraph, given: Config, batch: int | None = None) -> Plan:
     """The plan of a normalised item with every edge, and a note for each setting that does nothing.
 
     Args:
@@ -135,14 +135,14 @@ def resolve_plan(item: GraphItem, given: Config, batch: int | None = None) -> Pl
 
 
 def compile_task(
-    item: GraphItem,
+    item: TrainingGraph,
     plan: Plan,
     task: int = 0,
     *,
     training: bool = True,
     batch: int | None = None,
     instrumentation: Instrumentation = VERIFIED,
-) -> GraphItem:
+) -> TrainingGraph:
     """What one worker of a plan runs; the item is not changed.
 
     Args:
@@ -161,14 +161,14 @@ def compile_task(
 
 
 def compile_item(
-    item: GraphItem,
+    item: TrainingGraph,
     plan: Plan,
     job: Job,
     *,
     training: bool = True,
     batch: int | None = None,
     instrumentation: Instrumentation = VERIFIED,
-) -> GraphItem:
+) -> TrainingGraph:
     """What this process of a job runs, with what all workers must agree on and the settings that do nothing.
 
     Args:
@@ -192,4 +192,6 @@ def compile_item(
     if job.config is not None and training:
         new = with_unused_settings(new, job.config, item)
     covered = replace(new.report.covered, place=job.given.where("semantics", "min_coverage"))
-    return new.with_(report=replace(new.report, member=job.member, contents=common, covered=covered))
+    every = job.config.snapshot_steps if job.config is not None else None
+    report = replace(new.report, member=job.member, contents=common, covered=covered, snapshot_steps=every)
+    return replace(new, report=report)

@@ -17,11 +17,12 @@ from autograph_rewrite.config.sections import Cluster, Network
 from autograph_rewrite.diagnostics.files import write_whole
 from autograph_rewrite.diagnostics.stages import stage
 from autograph_rewrite.errors import ConfigError, GraphError
-from autograph_rewrite.item import GraphItem, RewrittenTrace
+from autograph_rewrite.item import GraphItem
 from autograph_rewrite.normalize.normalize import normalise_original
 from autograph_rewrite.passes.base.pass_manager import Observer
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.selected import chosen
+from autograph_rewrite.training_graph import RewrittenTrace, TrainingGraph
 
 if TYPE_CHECKING:
     from autograph_rewrite.cost.hardware.machine import Machine
@@ -146,7 +147,7 @@ def reduce(
     rtol: float = 1e-5,
     specs: Sequence[Any] = (),
     observers: Sequence[Observer] = (),
-) -> Reduction:
+) -> Reduction[GraphItem]:
     """Return a graph as small as can be found whose rewrite still fails as that of an item does, on random feeds.
 
     Args:
@@ -166,13 +167,15 @@ def reduce(
         ConfigError: a plan is given.
         RewriteError: as for `rewrite`.
     """
+    from autograph_rewrite.runtime.reduce.reduce import Reduction
     from autograph_rewrite.runtime.reduce.reduce import reduce as run
 
     given = chosen(config)
     if isinstance(given, Plan):
         raise ConfigError("a plan is of one graph, not of what becomes of it", hint="give a configuration")
     original = _traces(item, specs)[0].original
-    return run(original, given, steps=steps, seed=seed, batch=batch, rtol=rtol, observers=observers)
+    found = run(original, given, steps=steps, seed=seed, batch=batch, rtol=rtol, observers=observers)
+    return Reduction(GraphItem.of(found.item), found.kind, found.before, found.tries)
 
 
 def simulate(
@@ -209,7 +212,7 @@ def simulate(
     return run(flat, requested(flat, given), given if cluster is None else cluster, batch=batch, machine=machine)
 
 
-def requested(item: GraphItem, config: Config) -> Plan:
+def requested(item: TrainingGraph, config: Config) -> Plan:
     """Return the request of the builder that a configuration names, whether or not it can be carried out yet.
 
     Raises:
@@ -271,7 +274,7 @@ def report(
         shown = Shown(states, original, measured=found)
     else:
 
-        def ranked(flat: GraphItem, observers: list[Observer], task: int) -> GraphItem:
+        def ranked(flat: TrainingGraph, observers: list[Observer], task: int) -> TrainingGraph:
             return rewrite(flat, plan if given is None else given, observers=observers, batch=batch, task=task)
 
         new = of_ranks(states, original, ranked, task)
@@ -282,7 +285,7 @@ def report(
     return Path(out)
 
 
-def _compared(item: Any, config: ConfigLike | Plan | None, specs: Sequence[Any]) -> tuple[GraphItem, Config | Plan]:
+def _compared(item: Any, config: ConfigLike | Plan | None, specs: Sequence[Any]) -> tuple[TrainingGraph, Config | Plan]:
     """Return an original, and what it is rewritten by."""
     trace = _traces(item, specs)[0]
     has_run = trace.original is not trace.rewritten
@@ -291,7 +294,7 @@ def _compared(item: Any, config: ConfigLike | Plan | None, specs: Sequence[Any])
 
 def _traces(target: Any, specs: Sequence[Any] = ()) -> Sequence[RewrittenTrace]:
     """Return what was rewritten of an item, or of what `distribute` has returned; of what it takes, the original."""
-    if not isinstance(target, GraphItem):
+    if not isinstance(target, TrainingGraph):
         from autograph_rewrite.runtime.distribute import is_keras_model, traces_of
 
         if not specs:

@@ -11,13 +11,13 @@ from types import MappingProxyType
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.config.strategy_names import own_builder
 from autograph_rewrite.errors import ConfigError
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.strategies.auto import Auto
 from autograph_rewrite.strategies.builder.protocol import StrategyBuilder
 from autograph_rewrite.strategies.builder.user_defined import load_own
 from autograph_rewrite.strategies.per_variable import BUILDERS
 from autograph_rewrite.strategies.pipeline import Pipeline
+from autograph_rewrite.training_graph import TrainingGraph
 
 _SINGLE: Mapping[str, StrategyBuilder] = MappingProxyType({one.name: one for one in BUILDERS})
 STRATEGIES: Mapping[str, StrategyBuilder] = MappingProxyType({**_SINGLE, "Pipeline": Pipeline(), "Auto": Auto(_SINGLE)})
@@ -26,7 +26,7 @@ STRATEGIES: Mapping[str, StrategyBuilder] = MappingProxyType({**_SINGLE, "Pipeli
 class _Row:
     """A builder by the name of its class, for users who build on one of ours: `AllReduce().build(item, config)`."""
 
-    def build(self, item: GraphItem, config: Config) -> Plan:
+    def build(self, item: TrainingGraph, config: Config) -> Plan:
         """Return what the builder of this name returns.
 
         Raises:

@@ -17,7 +17,6 @@ from autograph_rewrite.config.config import Config
 from autograph_rewrite.config.sections import Override
 from autograph_rewrite.diagnostics.faults import raise_if_any
 from autograph_rewrite.errors import ConfigError
-from autograph_rewrite.item import GraphItem, Variable
 from autograph_rewrite.plan.parts import messages
 from autograph_rewrite.plan.parts.residence import OnServer, Sharded, placed
 from autograph_rewrite.plan.plan import Plan
@@ -26,10 +25,11 @@ from autograph_rewrite.strategies.builder.choice import Choice, TrainedVariable
 from autograph_rewrite.strategies.builder.overrides import misfits, overridden
 from autograph_rewrite.strategies.builder.servers import Load, servers
 from autograph_rewrite.strategies.builder.shard_counts import shard_sizes
+from autograph_rewrite.training_graph import TrainingGraph, Variable
 
 
 def assemble(
-    item: GraphItem,
+    item: TrainingGraph,
     config: Config,
     choose: Callable[[TrainedVariable], Choice],
     *,
@@ -75,7 +75,7 @@ class Decided(NamedTuple):
     whole: list[TrainedVariable]
 
 
-def decide(item: GraphItem, config: Config, plan: Plan, choose: Callable[[TrainedVariable], Choice]) -> Decided:
+def decide(item: TrainingGraph, config: Config, plan: Plan, choose: Callable[[TrainedVariable], Choice]) -> Decided:
     """Return what a builder, the variables themselves and the configuration make of each trained variable.
 
     Args:
@@ -94,7 +94,7 @@ def decide(item: GraphItem, config: Config, plan: Plan, choose: Callable[[Traine
     return Decided(trained, choices, whole)
 
 
-def trained_variables(item: GraphItem, digest: str = "") -> dict[str, TrainedVariable]:
+def trained_variables(item: TrainingGraph, digest: str = "") -> dict[str, TrainedVariable]:
     """Return the trained variables of an item by name, in its order."""
     found = roles(item)
     return {
@@ -104,7 +104,7 @@ def trained_variables(item: GraphItem, digest: str = "") -> dict[str, TrainedVar
     }
 
 
-def _obstacle(item: GraphItem, variable: Variable, role: Role) -> str:
+def _obstacle(item: TrainingGraph, variable: Variable, role: Role) -> str:
     """Return why a variable cannot be split; empty where it can."""
     if variable.shape is None or None in variable.shape:
         return "its shape is open"

@@ -17,7 +17,6 @@ from autograph_rewrite.analysis.facts.concrete_sizes import EXAMPLES
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.config.sections import Network
 from autograph_rewrite.diagnostics.progress_line import progress_on
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.plan.codecs import shown
 from autograph_rewrite.plan.parts.messages import VariableRequest
 from autograph_rewrite.plan.parts.residence import Sharded, residence_of
@@ -30,6 +29,7 @@ from autograph_rewrite.strategies.candidates import PLAIN, Compared, in_mode, pl
 from autograph_rewrite.strategies.memory_limit import Starts, room_of
 from autograph_rewrite.strategies.mesh_annotations import wants_annotations
 from autograph_rewrite.strategies.mesh_search import MeshSearch, annotated
+from autograph_rewrite.training_graph import TrainingGraph
 
 if TYPE_CHECKING:
     from autograph_rewrite.cost.search import Candidate, Evaluator, Search
@@ -55,7 +55,7 @@ class Auto:
     builders: Mapping[str, StrategyBuilder]
     every: bool = False
 
-    def build(self, item: GraphItem, config: Config) -> Plan:
+    def build(self, item: TrainingGraph, config: Config) -> Plan:
         """The request that makes a step shortest in simulation; its notes say why.
 
         Raises:
@@ -64,7 +64,7 @@ class Auto:
         with progress_on(sys.stderr, lines=False):
             return self._build(item, config)
 
-    def _build(self, item: GraphItem, config: Config) -> Plan:
+    def _build(self, item: TrainingGraph, config: Config) -> Plan:
         from autograph_rewrite.cost.hardware.machine import Machine
         from autograph_rewrite.cost.search import Evaluator, Search
         from autograph_rewrite.cost.simulate import Hardware
@@ -99,7 +99,7 @@ class Auto:
         found, impossible = first_possible(item, [*reversed(search.kept), *others])
         return _named(search, compared, found, [*dropped, *impossible, *faults], ranked)
 
-    def _annotated(self, item: GraphItem, config: Config, network: Network | None) -> Config:
+    def _annotated(self, item: TrainingGraph, config: Config, network: Network | None) -> Config:
         """Return a configuration with what is best cut on its mesh, as if each device had cores of its own."""
         from autograph_rewrite.cost.hardware.machine import Machine
         from autograph_rewrite.cost.search import Evaluator
@@ -117,7 +117,7 @@ class Auto:
 
         return {name: Candidate(plan, evaluator.simulate(plan)) for name, plan in plans.items()}
 
-    def _mix(self, item: GraphItem, config: Config, search: Search, plans: list[Plan]) -> None:
+    def _mix(self, item: TrainingGraph, config: Config, search: Search, plans: list[Plan]) -> None:
         """Give variables that are alike what another builder chose for them, the largest first."""
         trained = trained_variables(item, search.best.plan.graph_digest)
         choices = {name: _choices(name, plans) for name in trained}
@@ -146,7 +146,7 @@ class Auto:
                 make = partial(_with_options, changed, free, bucket_bytes=size)
                 search.offer(make, f"buckets of {size:,} bytes")
 
-    def _compress(self, item: GraphItem, config: Config, search: Search) -> None:
+    def _compress(self, item: TrainingGraph, config: Config, search: Search) -> None:
         """Try the compressor that the configuration allows, on variables that are alike, the largest first."""
         allowed = default_options(config).compressor
         if allowed == "none":
@@ -159,7 +159,7 @@ class Auto:
                 search.offer(make, f"{_shown(alike)} sent as {shown(allowed)}")
 
 
-def _assembled(item: GraphItem, config: Config, choices: Mapping[str, Choice]) -> Plan:
+def _assembled(item: TrainingGraph, config: Config, choices: Mapping[str, Choice]) -> Plan:
     return assemble(item, config, lambda one: choices.get(one.name, Choice()), strategy="Auto")
 
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.errors import RewriteError
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.plan.parts.ranking import CHOSEN, SHOWN, Row
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.strategies.builder.protocol import StrategyBuilder
+from autograph_rewrite.training_graph import TrainingGraph
 
 if TYPE_CHECKING:
     from autograph_rewrite.cost.tasks.result import Simulation
@@ -83,7 +83,7 @@ def in_mode(config: Config, mode: str | None) -> Config:
 
 
 def plans_of(
-    item: GraphItem, config: Config, builders: Mapping[str, StrategyBuilder]
+    item: TrainingGraph, config: Config, builders: Mapping[str, StrategyBuilder]
 ) -> tuple[dict[str, Plan], list[str]]:
     """Return the plans of all builders that have one for this item, and why the others have none.
 

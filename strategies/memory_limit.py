@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.config.sections import Pipeline, Remat
 from autograph_rewrite.errors import PlanError, RewriteError
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.strategies.builder.over_replicas import over_replicas
 from autograph_rewrite.strategies.builder.protocol import StrategyBuilder
 from autograph_rewrite.strategies.candidates import PLAIN, Compared, in_mode, modes_of, with_settings
 from autograph_rewrite.strategies.mesh_annotations import annotated_configs, meshes_of, wants_annotations
 from autograph_rewrite.strategies.mesh_search import MeshSearch
 from autograph_rewrite.strategies.per_variable import PerVariable
+from autograph_rewrite.training_graph import TrainingGraph
 
 if TYPE_CHECKING:
     from autograph_rewrite.cost.search import Candidate, Evaluator
@@ -96,7 +96,7 @@ class Starts:
         faults: why annotations could not be tried, where that is a fault of this package.
     """
 
-    item: GraphItem
+    item: TrainingGraph
     config: Config
     evaluator: Evaluator
     builders: Mapping[str, StrategyBuilder]

@@ -10,22 +10,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autograph_rewrite.config.config import Config
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.sharding_marks import mark_of
 from autograph_rewrite.strategies.mesh_search import Cuts, MeshSearch, annotated, on_mesh
 from autograph_rewrite.strategies.mesh_seeds import can_be_cut
+from autograph_rewrite.training_graph import TrainingGraph
 
 KEPT = 4
 """So many of what was the best, one after another, are tried on other meshes, and with recomputation."""
 
 
-def wants_annotations(item: GraphItem, config: Config) -> bool:
+def wants_annotations(item: TrainingGraph, config: Config) -> bool:
     """Return whether there is a model axis, and nobody has said what to cut on it."""
     is_open = config.model_size > 1 and config.mesh is not None and len(config.mesh.model_axes) == 1
     return is_open and not config.sharding and not any(mark_of(name) for name in item.graph.nodes)
 
 
-def meshes_of(item: GraphItem, config: Config) -> list[Config]:
+def meshes_of(item: TrainingGraph, config: Config) -> list[Config]:
     """Return the configurations of meshes with a model axis, the smallest first; none where the user rules it out."""
     if config.mesh is not None:
         return [config] if wants_annotations(item, config) else []
@@ -53,5 +53,5 @@ def annotated_configs(search: MeshSearch, others: list[Config]) -> Iterator[Conf
                 yield annotated(config, search.item, cuts)
 
 
-def _fits(item: GraphItem, cuts: Cuts, devices: int) -> bool:
+def _fits(item: TrainingGraph, cuts: Cuts, devices: int) -> bool:
     return all(can_be_cut(item.variables[name].shape or (), dim, devices) for name, dim in cuts.items())

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.config.sections import Mesh, Sharding
 from autograph_rewrite.errors import RewriteError
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.strategies.assemble import trained_variables
 from autograph_rewrite.strategies.candidates import with_settings
 from autograph_rewrite.strategies.mesh_seeds import Seed, can_be_cut, pattern_of, seeds_of, wanted_in_blocks
+from autograph_rewrite.training_graph import TrainingGraph
 
 if TYPE_CHECKING:
     from autograph_rewrite.cost.search import Evaluator
@@ -66,7 +66,7 @@ class MeshSearch:
         left: how many plans may still be made.
     """
 
-    item: GraphItem
+    item: TrainingGraph
     config: Config
     evaluator: Evaluator
     build: Build
@@ -190,7 +190,7 @@ class MeshSearch:
         return over < BETTER * over_before or (over <= over_before and seconds < BETTER * seconds_before)
 
 
-def annotated(config: Config, item: GraphItem, cuts: Cuts) -> Config:
+def annotated(config: Config, item: TrainingGraph, cuts: Cuts) -> Config:
     """Return a configuration with an entry of `sharding` for each group of variables that is cut alike.
 
     Args:
@@ -201,7 +201,7 @@ def annotated(config: Config, item: GraphItem, cuts: Cuts) -> Config:
     return with_settings(config, sharding=(*config.sharding, *entries(cuts, item, config.model_size)))
 
 
-def entries(cuts: Cuts, item: GraphItem, devices: int) -> list[Sharding]:
+def entries(cuts: Cuts, item: TrainingGraph, devices: int) -> list[Sharding]:
     """Return the entries of `sharding` that cut some variables and no others.
 
     Args:

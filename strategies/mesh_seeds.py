@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from autograph_rewrite.ir.variable_ops import handle_uses
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.strategies.assemble import trained_variables
 from autograph_rewrite.strategies.builder.choice import TrainedVariable
+from autograph_rewrite.training_graph import TrainingGraph
 
 _NUMBERS, _NUMBERED = re.compile(r"\d+"), re.compile(r"_?\d+")
 _CONVOLUTION = re.compile(r".*Conv\d?D.*")
@@ -46,7 +46,7 @@ def pattern_of(name: str) -> str:
     return r"\d+".join(re.escape(part) for part in _NUMBERS.split(name))
 
 
-def seeds_of(item: GraphItem, devices: int) -> Iterator[Seed]:
+def seeds_of(item: TrainingGraph, devices: int) -> Iterator[Seed]:
     """Yield what may be cut into so many blocks, the largest group first; what is cut in turn comes last.
 
     Args:
@@ -80,7 +80,7 @@ def can_be_cut(shape: tuple[int | None, ...], dim: int, devices: int) -> bool:
     return size is not None and size >= devices and size % devices == 0
 
 
-def wanted_in_blocks(item: GraphItem, sliced: Mapping[str, int]) -> dict[str, int]:
+def wanted_in_blocks(item: TrainingGraph, sliced: Mapping[str, int]) -> dict[str, int]:
     """Return the variables of which a reader takes blocks, with the dimension.
 
     Args:
@@ -100,7 +100,7 @@ def wanted_in_blocks(item: GraphItem, sliced: Mapping[str, int]) -> dict[str, in
     return found
 
 
-def _dimensions(item: GraphItem, one: TrainedVariable) -> list[int]:
+def _dimensions(item: TrainingGraph, one: TrainedVariable) -> list[int]:
     handle, rank = item.graph.nodes.get(one.variable.handle), len(one.shape)
     reads = [use.node for use in handle_uses(handle) if use.node.op == "ReadVariableOp"] if handle is not None else []
     is_filter = any(_CONVOLUTION.fullmatch(node.op) for read in reads for node, _ in read.output().uses)

@@ -21,7 +21,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from autograph_rewrite.config.config import Config
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.request import job_devices, request
 from autograph_rewrite.strategies.assemble import assemble, decide
@@ -30,6 +29,7 @@ from autograph_rewrite.strategies.builder.over_replicas import over_replicas
 from autograph_rewrite.strategies.builder.servers import first_server
 from autograph_rewrite.strategies.builder.shard_counts import smallest_divisor, smallest_non_divisor
 from autograph_rewrite.strategies.builder.splittable import in_parts
+from autograph_rewrite.training_graph import TrainingGraph
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class PerVariable:
     choose: Callable[[TrainedVariable, int], Choice]
     pool: Callable[[Config], tuple[str, ...]] | None = None
 
-    def build(self, item: GraphItem, config: Config) -> Plan:
+    def build(self, item: TrainingGraph, config: Config) -> Plan:
         """Return the request in which every trained variable lives where it is chosen to.
 
         Raises:
@@ -56,7 +56,7 @@ class PerVariable:
         pool = self.pool(config) if self.pool is not None else None
         return assemble(item, config, lambda one: self.choose(one, replicas), strategy=self.name, pool=pool)
 
-    def choices(self, item: GraphItem, config: Config) -> Mapping[str, Choice]:
+    def choices(self, item: TrainingGraph, config: Config) -> Mapping[str, Choice]:
         """Return what is chosen for each trained variable, overrides included, with the reasons against more."""
         plan = request(item, config, strategy=self.name)
         return decide(item, config, plan, lambda one: self.choose(one, plan.replicas)).choices

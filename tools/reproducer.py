@@ -18,14 +18,14 @@ from autograph_rewrite.compile import request, with_processes
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.errors import RewriteError, VerifyError, add_note
 from autograph_rewrite.inspect.dump import dump
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.normalize.normalize import normalise_original
 from autograph_rewrite.passes.base.pass_manager import failed_pass
 from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.training_graph import TrainingGraph
 
 
 @contextmanager
-def reproducible(item: GraphItem, chosen: Config | Plan, task: int = 0) -> Iterator[None]:
+def reproducible(item: TrainingGraph, chosen: Config | Plan, task: int = 0) -> Iterator[None]:
     """Run passes; if one of them breaks, leave a reproducer and let the error name it.
 
     Args:
@@ -43,7 +43,7 @@ def reproducible(item: GraphItem, chosen: Config | Plan, task: int = 0) -> Itera
         raise
 
 
-def _keep(item: GraphItem, chosen: Config | Plan, task: int, name: str) -> str:
+def _keep(item: TrainingGraph, chosen: Config | Plan, task: int, name: str) -> str:
     """Write graph and plan into a folder of their own; return the command."""
     flat = normalise_original(item)
     plan = chosen if isinstance(chosen, Plan) else request(flat, with_processes(chosen))

@@ -4,9 +4,8 @@
     MatMul(x^T, dy): partial(sum)   ──►   ResourceApplyAdam wants it replicated: one reshard edge
 
 Loops are walked until nothing changes, each before what comes behind it is looked at: a first guess about what a loop
-hands out could confirm itself in the next one. Values that arise as contributions are summed where `cut.choose` says;
-the walk is then repeated with those values seen as replicated. Equal nodes share one answer (`_answer` is cached by
-facts).
+hands out could confirm itself in the next one. Values that arise as contributions are summed where `place_reductions`
+says; the walk is then repeated with those values seen as replicated. Equal nodes share one answer (`cache`, by facts).
 
 Propagation of placements from a few annotations to all values follows Lepikhin et al., GShard (2020), and Xu et al.,
 GSPMD (2021); here the only annotation is the batch, and `partial` is a placement, as in PyTorch's DTensor.
@@ -58,7 +57,7 @@ class Propagation:
         order: its nodes, producers first.
         facts: what readers see of each value.
         raw: what each value in `whole_inputs` and `reduced` is before its conversion.
-        answers: per node.
+        transfers: of each node, its placements and the conversions of its inputs.
         reduced: contributions that are summed, and rows that are gathered, once for all readers.
         whole_inputs: batch inputs: whole in the graph, split for their readers.
         given: placements or facts that somebody states, in the place of those that rules find.

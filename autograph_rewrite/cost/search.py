@@ -24,10 +24,10 @@ from autograph_rewrite.cost.tasks.result import Simulation
 from autograph_rewrite.diagnostics.stages import stage
 from autograph_rewrite.errors import RewriteError
 from autograph_rewrite.ir.graph import Node
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve.wire_types import sizes_of
+from autograph_rewrite.training_graph import TrainingGraph
 
 WORTH = 0.99
 """A change is kept if the step takes less than this part of what it took before."""
@@ -44,7 +44,7 @@ class Evaluator:
         batch: examples of the global batch where the graph does not say, the same for all plans.
     """
 
-    item: GraphItem
+    item: TrainingGraph
     hardware: Hardware = field(default_factory=Hardware)
     tried: int = 0
     batch: int | None = None

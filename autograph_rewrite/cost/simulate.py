@@ -32,7 +32,6 @@ from autograph_rewrite.diagnostics.stages import stage
 from autograph_rewrite.errors import GraphError, PlanError
 from autograph_rewrite.ir.gc_pause import no_garbage_collection
 from autograph_rewrite.ir.graph import Node
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.normalize.normalize import normalise_original
 from autograph_rewrite.passes.alternatives import add_alternatives
 from autograph_rewrite.plan.parts.exchanged import exchanged_bytes
@@ -41,6 +40,7 @@ from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.verify.check_plan import require
 from autograph_rewrite.plan.verify.variables import VARIABLE_CHECKS
 from autograph_rewrite.resolve.wire_types import sizes_of
+from autograph_rewrite.training_graph import TrainingGraph
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Hardware:
 
 
 def simulate(
-    item: GraphItem,
+    item: TrainingGraph,
     plan: Plan,
     cluster: ConfigLike | Cluster | Network | None = None,
     *,

@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from autograph_rewrite.compile import compile_task, request
 from autograph_rewrite.cost.search import Candidate
 from autograph_rewrite.errors import RewriteError
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.training_graph import TrainingGraph
 
 
-def refusal(item: GraphItem, plan: Plan) -> RewriteError | None:
+def refusal(item: TrainingGraph, plan: Plan) -> RewriteError | None:
     """Return why a plan cannot be carried out, None where it can.
 
     Args:
@@ -32,7 +32,7 @@ def refusal(item: GraphItem, plan: Plan) -> RewriteError | None:
     return None
 
 
-def first_possible(item: GraphItem, candidates: Iterable[Candidate]) -> tuple[Candidate, list[str]]:
+def first_possible(item: TrainingGraph, candidates: Iterable[Candidate]) -> tuple[Candidate, list[str]]:
     """Return the first candidate that can be carried out, and for each before it why it cannot.
 
     Args:

@@ -29,8 +29,8 @@ from autograph_rewrite.ir.shapes.inference import Shapes
 from autograph_rewrite.ir.traversal import ancestors, topological_order
 from autograph_rewrite.ir.types import device_specs, dtypes
 from autograph_rewrite.ir.variable_ops import VARIABLES
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.normalize.normalize import normalise
+from autograph_rewrite.training_graph import TrainingGraph
 
 SIZE = "a size that is computed with: of the batch, as a number"
 INDICES = "indices, worked out on the host of inputs or sizes there"
@@ -195,7 +195,7 @@ def accelerator_use(source: Source, before: Source | None = None, batch: int | N
     )
 
 
-def _flat(item: GraphItem) -> GraphItem:
+def _flat(item: TrainingGraph) -> TrainingGraph:
     try:
         return normalise(item) if item.report is None else item
     except GraphError:  # what cannot be inlined can still be looked at
@@ -209,7 +209,7 @@ class _Step:
         item: flat, original or rewritten.
     """
 
-    def __init__(self, item: GraphItem) -> None:
+    def __init__(self, item: TrainingGraph) -> None:
         graph = item.graph
         order = topological_order(graph)
         self.fed = frozenset(graph.nodes[info.tensor.partition(":")[0]] for info in item.inputs.values())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Any
 
 from autograph_rewrite.errors import GraphError
@@ -19,8 +20,8 @@ from autograph_rewrite.ir.format.printer import provenance, render
 from autograph_rewrite.ir.gc_pause import no_garbage_collection
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.types import device_specs
-from autograph_rewrite.item import GraphItem, TensorInfo
 from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.training_graph import TensorInfo, TrainingGraph
 
 Nodes = Collection[Node] | None  # None: all of them
 DETAILED = 200  # nodes that a table still lists one by one
@@ -60,7 +61,7 @@ def dump(
         raise GraphError(f"there is no full form of {format}, only text has one", hint="--format text --full")
     item = as_item(source)
     if plan is not None:
-        item = item.with_(report=None, plan_bytes=plan.to_bytes())
+        item = replace(item, report=None, plan_bytes=plan.to_bytes())
     nodes: Nodes = None
     if any(one is not None for one in (op, name, device, around)):
         nodes = chosen(item.graph, op=op, name=name, device=device, around=around, depth=depth)
@@ -68,13 +69,13 @@ def dump(
         return _text(item, nodes, full=True) if full else FORMATS[format](item, nodes)
 
 
-def _text(item: GraphItem, nodes: Nodes, *, full: bool = False) -> str:
+def _text(item: TrainingGraph, nodes: Nodes, *, full: bool = False) -> str:
     shown = None if nodes is None else set(nodes)
     remarks = {} if full else Values.of(item).remarks()
     return header(item, nodes) + render(item.graph, nodes=shown, full=full, placements=item.placements, remarks=remarks)
 
 
-def header(item: GraphItem, nodes: Nodes) -> str:
+def header(item: TrainingGraph, nodes: Nodes) -> str:
     """Return comment lines with the signature of an item and what is shown of it."""
     count = f"{len(item.graph)} nodes" if nodes is None else f"{len(nodes)} of {len(item.graph)} nodes"
     lines = [f"# {count}"]
@@ -91,7 +92,7 @@ def _signature(info: TensorInfo) -> str:
     return f"{info.name} = %{info.tensor.removesuffix(':0')}: {info.dtype}{shape}{batch}"
 
 
-def _table(item: GraphItem, nodes: Nodes) -> str:
+def _table(item: TrainingGraph, nodes: Nodes) -> str:
     shown = list(item.graph if nodes is None else nodes)
     parts = [_op_table(shown)]
     if len(shown) <= DETAILED:
@@ -143,7 +144,7 @@ def _types(node: Node) -> str:
     )
 
 
-def _json(item: GraphItem, nodes: Nodes) -> str:
+def _json(item: TrainingGraph, nodes: Nodes) -> str:
     values = Values.of(item)
 
     def conversions(value: Value) -> list[dict[str, Any]]:
@@ -153,7 +154,7 @@ def _json(item: GraphItem, nodes: Nodes) -> str:
     return json.dumps(data, indent=1, ensure_ascii=False) + "\n"
 
 
-FORMATS: dict[Form, Callable[[GraphItem, Nodes], str]] = {
+FORMATS: dict[Form, Callable[[TrainingGraph, Nodes], str]] = {
     "text": _text,
     "table": _table,
     "json": _json,

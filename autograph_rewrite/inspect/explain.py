@@ -9,13 +9,13 @@ from autograph_rewrite.inspect.render.format import few, several, size
 from autograph_rewrite.inspect.render.ranking_table import ranking_text
 from autograph_rewrite.inspect.report_view import STEP, Account, Edge, account_of
 from autograph_rewrite.ir.types.device_names import short
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.plan.codecs import shown
+from autograph_rewrite.training_graph import TrainingGraph
 
 SHOWN = 10  # entries of one list
 
 
-def explain(new: GraphItem, *, batch: int | None = None) -> str:
+def explain(new: TrainingGraph, *, batch: int | None = None) -> str:
     """Say in sentences what was rewritten, what is divided, what runs whole, why, and what it costs.
 
     Args:

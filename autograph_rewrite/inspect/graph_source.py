@@ -7,20 +7,21 @@ from collections import deque
 from pathlib import Path
 
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.ir.format import serde
 from autograph_rewrite.ir.graph import Graph, Node
-from autograph_rewrite.item import GraphItem
+from autograph_rewrite.training_graph import EncodedGraph, TrainingGraph
 
-Source = GraphItem | Graph | bytes | str | Path
+Source = TrainingGraph | Graph | bytes | str | Path
 
 
-def as_item(source: Source) -> GraphItem:
+def as_item(source: Source) -> TrainingGraph:
     """Return an item; what is no item yet gets one without inputs and outputs."""
-    if isinstance(source, GraphItem):
+    if isinstance(source, TrainingGraph):
         return source
     if isinstance(source, (str, Path)):
-        return GraphItem.load(source)
-    return GraphItem(source if isinstance(source, Graph) else serde.from_bytes(source))
+        from autograph_rewrite.load.sources import files  # only a path needs the loaders
+
+        return files.load(Path(source))
+    return TrainingGraph(source if isinstance(source, Graph) else EncodedGraph(source))
 
 
 def as_graph(source: Source) -> Graph:

@@ -17,12 +17,12 @@ from autograph_rewrite.inspect.dump import header
 from autograph_rewrite.inspect.placements import placements_of
 from autograph_rewrite.ir.format.printer import render
 from autograph_rewrite.ir.graph import Span
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes.base.pass_manager import Pass, run_passes
 from autograph_rewrite.passes.base.rewriting import Request, Rewrite
 from autograph_rewrite.passes.preconditions import require_no_servers
 from autograph_rewrite.passes.propagation_passes import take_placements_as_given
 from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.training_graph import TrainingGraph
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ NOTHING = Shown()
 
 
 def optimize(
-    item: GraphItem,
+    item: TrainingGraph,
     plan: Plan,
     passes: Sequence[Pass],
     *,
@@ -80,7 +80,7 @@ def optimize(
     return rewrite
 
 
-def require_unfolded(item: GraphItem) -> None:
+def require_unfolded(item: TrainingGraph) -> None:
     """Refuse a graph on which passes have run that convert values.
 
     Raises:
@@ -97,5 +97,5 @@ def text_of(rewrite: Rewrite, *, full: bool = False) -> str:
     """Return the graph of a rewrite as text, with its signature and the placements of its values."""
     graph, moved = rewrite.graph, zip(rewrite.item.outputs.items(), rewrite.outputs, strict=True)
     outputs = {name: replace(info, tensor=value.name) for (name, info), value in moved}
-    item = rewrite.item.with_(graph=graph, outputs=outputs)
+    item = replace(rewrite.item, source=graph, outputs=outputs)
     return header(item, None) + render(graph, full=full, placements=placements_of(rewrite))

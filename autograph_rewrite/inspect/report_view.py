@@ -8,7 +8,6 @@ from typing import Literal
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.render.ranking_table import without_ranking
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.plan.codecs import shown
 from autograph_rewrite.plan.parts.exchanged import exchanged_bytes
 from autograph_rewrite.plan.parts.lowerings import Operation, lowering
@@ -17,6 +16,7 @@ from autograph_rewrite.plan.parts.ranking import row_of
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.replica_devices import devices_by_replica
 from autograph_rewrite.resolve.coverage import NOT_MEASURED, NOTE, Coverage
+from autograph_rewrite.training_graph import TrainingGraph
 
 __all__ = ["STEP", "Account", "Edge", "account_of", "edges_of", "model_edges_of", "plan_of"]
 
@@ -105,7 +105,7 @@ class Account:
     ranking: tuple[str, ...] = ()
 
 
-def account_of(item: GraphItem, batch: int | None = None) -> Account:
+def account_of(item: TrainingGraph, batch: int | None = None) -> Account:
     """Return the account of a rewritten item; of its coverage, for a batch of so many examples.
 
     Raises:
@@ -140,7 +140,7 @@ def account_of(item: GraphItem, batch: int | None = None) -> Account:
     )
 
 
-def plan_of(item: GraphItem, plan: Plan | None = None) -> Plan | None:
+def plan_of(item: TrainingGraph, plan: Plan | None = None) -> Plan | None:
     """Return a plan, or else the one that an item was rewritten by: from its report, or from its archive."""
     if plan is not None:
         return plan
@@ -150,7 +150,7 @@ def plan_of(item: GraphItem, plan: Plan | None = None) -> Plan | None:
     return None if item.plan_bytes is None else Plan.from_bytes(item.plan_bytes)
 
 
-def edges_of(item: GraphItem, plan: Plan | None = None) -> tuple[Edge, ...]:
+def edges_of(item: TrainingGraph, plan: Plan | None = None) -> tuple[Edge, ...]:
     """Return the reshards of a plan, or of an item's own; none when neither is at hand."""
     found = plan_of(item, plan)
     return () if found is None else tuple(_edges(found, "edges"))

@@ -25,9 +25,9 @@ from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import device_specs, dtypes
 from autograph_rewrite.ir.types.opdefs import find_op
 from autograph_rewrite.ir.verify.collective_groups import is_collective
-from autograph_rewrite.item import GraphItem, TensorInfo
 from autograph_rewrite.normalize.normalize import normalise
 from autograph_rewrite.plan.replica_devices import devices_by_replica
+from autograph_rewrite.training_graph import TensorInfo, TrainingGraph
 
 OPS_SHOWN = 30
 _UNSEEDED = frozenset(("RandomUniform", "RandomStandardNormal", "TruncatedNormal", "RandomUniformInt", "Multinomial"))
@@ -61,7 +61,7 @@ class VariableLine:
 class Summary:
     """What `inspect` shows."""
 
-    item: GraphItem
+    item: TrainingGraph
     variables: tuple[VariableLine, ...]
     ops: Counter[str]
     functions: tuple[str, ...]
@@ -166,7 +166,7 @@ def summarise(source: Source) -> Summary:
     )
 
 
-def _flattened(item: GraphItem) -> GraphItem:
+def _flattened(item: TrainingGraph) -> TrainingGraph:
     """Return the item with its calls, branches and loops inlined, so that updates inside them are found."""
     try:
         return normalise(item)
@@ -174,11 +174,11 @@ def _flattened(item: GraphItem) -> GraphItem:
         return item
 
 
-def _step_names(item: GraphItem) -> list[str]:
+def _step_names(item: TrainingGraph) -> list[str]:
     return [*item.targets, *(info.tensor.partition(":")[0] for info in item.outputs.values())]
 
 
-def _variable_lines(item: GraphItem, step: set[Node]) -> tuple[VariableLine, ...]:
+def _variable_lines(item: TrainingGraph, step: set[Node]) -> tuple[VariableLine, ...]:
     uses = _uses(item, step)
     devices = _handle_devices(item)
     return tuple(
@@ -198,7 +198,7 @@ def _variable_lines(item: GraphItem, step: set[Node]) -> tuple[VariableLine, ...
     )
 
 
-def _handle_devices(item: GraphItem) -> dict[str, tuple[str, ...]]:
+def _handle_devices(item: TrainingGraph) -> dict[str, tuple[str, ...]]:
     """Return on which devices the handles of each variable are, those of its shards and copies."""
     owners: dict[str, str] = {}
     for variable in item.variables.values():
@@ -217,14 +217,16 @@ def _lives_on(variable: VariableLine) -> str:
     return f"{places}, in shards of {few([str(size) for size in variable.shards])}" if variable.shards else places
 
 
-def _uses(item: GraphItem, step: set[Node]) -> dict[str, VariableUse]:
+def _uses(item: TrainingGraph, step: set[Node]) -> dict[str, VariableUse]:
     try:
         return variable_uses(propagate(item.graph, {}, Semantics()), item.variables, step=step)
     except GraphError:  # of a graph with unknown or malformed ops, it can still be told what writes what
         return plain_uses([node for node in item.graph if node in step], item.variables, item.graph)
 
 
-def _warnings(item: GraphItem, flat: GraphItem, step: set[Node], variables: Sequence[VariableLine]) -> Iterator[str]:
+def _warnings(
+    item: TrainingGraph, flat: TrainingGraph, step: set[Node], variables: Sequence[VariableLine]
+) -> Iterator[str]:
     if not any(info.batch_axis is not None for info in item.inputs.values()):
         yield "no input has a batch axis: name one with --batch-input NAME=AXIS"
     if not item.targets:

@@ -21,10 +21,10 @@ from autograph_rewrite.ir.format.printer import static_shape, type_text
 from autograph_rewrite.ir.graph import PASS_ATTR, Node, Span, Value
 from autograph_rewrite.ir.types import device_specs
 from autograph_rewrite.ir.types.placement import Placement
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes.emit.merge_instances import INSTANCE_SUFFIX
 from autograph_rewrite.plan.parts.messages import SIZES
 from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.training_graph import TrainingGraph
 
 DATA, MODEL = "data", "model"
 CONVERTING = frozenset((b"insert-reshards", b"merge-instances"))
@@ -113,11 +113,11 @@ class Values:
         plan: of the rewrite, where that is known.
     """
 
-    item: GraphItem
+    item: TrainingGraph
     plan: Plan | None = None
 
     @classmethod
-    def of(cls, item: GraphItem, plan: Plan | None = None) -> Values:
+    def of(cls, item: TrainingGraph, plan: Plan | None = None) -> Values:
         """Return the values of an item, with a plan or the item's own."""
         return cls(item, plan_of(item, plan))
 

@@ -1,1 +1,1 @@
-"""Loaders: graphs, files, functions and Keras models to a GraphItem."""
+"""Loaders: from graphs, files, functions and Keras models to a training graph."""

@@ -14,7 +14,6 @@ from dataclasses import replace
 
 from autograph_rewrite.diagnostics.stages import stage
 from autograph_rewrite.ir.graph import Graph, Node
-from autograph_rewrite.item import GraphItem, TensorInfo
 from autograph_rewrite.load.signature.inputs import ITERATORS, default_axis, describe
 from autograph_rewrite.load.signature.variables import merge_handles
 from autograph_rewrite.load.sources.original import require_original
@@ -26,11 +25,12 @@ from autograph_rewrite.normalize.reference_variables.convert import convert
 from autograph_rewrite.normalize.sequential_loops import run_in_turn
 from autograph_rewrite.normalize.split_identities import separate_identities
 from autograph_rewrite.normalize.xla_annotations import forward_annotated, require_automatic
+from autograph_rewrite.training_graph import TensorInfo, TrainingGraph
 
 PASS = "normalise"
 
 
-def normalise(item: GraphItem, *, in_place: bool = False) -> GraphItem:
+def normalise(item: TrainingGraph, *, in_place: bool = False) -> TrainingGraph:
     """Return the item in normal form.
 
     Args:
@@ -66,10 +66,10 @@ def normalise(item: GraphItem, *, in_place: bool = False) -> GraphItem:
         for name, variable in item.variables.items()
     }
     inputs = {**item.inputs, **_revealed(item, graph)}
-    return item.with_(graph=graph, variables=variables, inputs=inputs, notes=(*item.notes, *converted.notes))
+    return replace(item, source=graph, variables=variables, inputs=inputs, notes=(*item.notes, *converted.notes))
 
 
-def normalise_original(item: GraphItem) -> GraphItem:
+def normalise_original(item: TrainingGraph) -> TrainingGraph:
     """Return an item in normal form that a rewrite can start from.
 
     Raises:
@@ -81,13 +81,13 @@ def normalise_original(item: GraphItem) -> GraphItem:
     return flat
 
 
-def roots(item: GraphItem, graph: Graph) -> Iterable[Node]:
+def roots(item: TrainingGraph, graph: Graph) -> Iterable[Node]:
     """Return the nodes that a step of the item is run for; every node, when nothing is declared."""
     names = [*item.targets, *(info.tensor.partition(":")[0] for info in item.outputs.values())]
     return [graph.node(name) for name in dict.fromkeys(names)] if names else list(graph)
 
 
-def _revealed(item: GraphItem, graph: Graph) -> dict[str, TensorInfo]:
+def _revealed(item: TrainingGraph, graph: Graph) -> dict[str, TensorInfo]:
     """Return the outputs of iterators that stood in function bodies; batches, unless the item has some already."""
     has_batch = any(info.batch_axis is not None for info in item.inputs.values())
     known = {info.tensor for info in item.inputs.values()}

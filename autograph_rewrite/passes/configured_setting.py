@@ -12,10 +12,10 @@ from autograph_rewrite.config.sections import Override
 from autograph_rewrite.diagnostics.located_yaml import KeyPath
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.traversal import ancestors
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes.base.report import Report
 from autograph_rewrite.plan.parts.messages import STEP, EdgePlan, VariableRequest
 from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.training_graph import TrainingGraph
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Setting:
 
     config: Config
     plan: Plan
-    item: GraphItem
+    item: TrainingGraph
     path: KeyPath
     value: Any
     overrides: Mapping[str, Override | None]

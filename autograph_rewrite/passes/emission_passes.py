@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.graph import Node
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes.base.anchors import digest_names
 from autograph_rewrite.passes.base.context import Context
 from autograph_rewrite.passes.base.pass_manager import Pass
@@ -33,6 +32,7 @@ from autograph_rewrite.resolve.batch.batch_inputs import named_groups, own_input
 from autograph_rewrite.resolve.remat.decision import Decision
 from autograph_rewrite.resolve.stages.assignment import Stages
 from autograph_rewrite.resolve.variable_memory import held_bytes
+from autograph_rewrite.training_graph import EncodedGraph, TrainingGraph
 
 MEETING = "all micro-batches meet before it, and what each has made so far is kept until then"
 OTHER_SIZE = "its static size is not that of the batch, so every replica has all of it"
@@ -86,14 +86,14 @@ ROWS = Pass("update-rows", _update_rows, _updates_rows, needs=(Context, ReplicaL
 EXPAND = Pass("expand", _expand, needs=(Merged, ReplicaLayout), gives=(Expanded,))
 
 
-def finished(rewrite: Rewrite) -> GraphItem:
+def finished(rewrite: Rewrite) -> TrainingGraph:
     """Return the distributed item of a rewrite that has run every pass."""
     item, task, state = rewrite.item, rewrite.task, rewrite.get(Propagation)
     variables = rewrite.get(Sharded).variables if rewrite.has(Sharded) else item.variables
-    return item.with_(
-        graph=None,
-        placements=None,
-        data=rewrite.get(Expanded).data,
+    return replace(
+        item,
+        source=EncodedGraph(rewrite.get(Expanded).data),
+        stated_placements=None,
         report=_report(rewrite),
         layout=_layout(rewrite),
         inputs=own_inputs(item, rewrite.plan, state, task),

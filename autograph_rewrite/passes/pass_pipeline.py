@@ -16,7 +16,6 @@ from autograph_rewrite.errors import PassError, PlanError
 from autograph_rewrite.ir.gc_pause import no_garbage_collection
 from autograph_rewrite.ir.graph import Graph, Value
 from autograph_rewrite.ir.verify.dead_values import check_arrivals, on_other_replicas
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes.alternatives import add_alternatives
 from autograph_rewrite.passes.base.pass_manager import Observer, Pass, run_passes
 from autograph_rewrite.passes.base.rewriting import Request, Rewrite
@@ -27,13 +26,14 @@ from autograph_rewrite.passes.propagation_passes import ANALYSIS, PLANNING, PROP
 from autograph_rewrite.passes.user_passes import with_user_passes
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.replica_devices import run_devices
+from autograph_rewrite.training_graph import TrainingGraph
 
 PIPELINE: tuple[Pass, ...] = (*PROPAGATION, *CONVERSION, PLACE, ROWS, EXPAND)
 
 
 def rewrite(
     request: Request, *, verify: bool = False, observers: Sequence[Observer] = (), in_place: bool = False
-) -> GraphItem:
+) -> TrainingGraph:
     """Distribute a normalised item over the replicas of a plan.
 
     Args:
@@ -59,13 +59,15 @@ def rewrite(
 
             def attempt(other: Plan) -> None:
                 graph = kept.clone()
-                _rewrite(Request(item.with_(graph=graph), other, request.task, request.training), graph)
+                _rewrite(Request(replace(item, source=graph), other, request.task, request.training), graph)
 
             add_alternatives(error, request.plan, attempt)
             raise
 
 
-def _rewrite(request: Request, graph: Graph, *, verify: bool = False, observers: Sequence[Observer] = ()) -> GraphItem:
+def _rewrite(
+    request: Request, graph: Graph, *, verify: bool = False, observers: Sequence[Observer] = ()
+) -> TrainingGraph:
     state = Rewrite.of(request, graph)
     require_no_servers(state.job)
     run_passes(state, with_user_passes(PIPELINE[:-1], state.plan), verify=verify, observers=observers)
@@ -75,7 +77,7 @@ def _rewrite(request: Request, graph: Graph, *, verify: bool = False, observers:
     return finished(state)
 
 
-def resolve(item: GraphItem, plan: Plan, batch: int | None = None) -> Plan:
+def resolve(item: TrainingGraph, plan: Plan, batch: int | None = None) -> Plan:
     """Return the plan with the edges that follow from it on this graph, and its coverage; nothing is edited.
 
     Args:
@@ -92,7 +94,7 @@ def resolve(item: GraphItem, plan: Plan, batch: int | None = None) -> Plan:
         return replace(state.plan, devices=plan.devices, mode=plan.mode, mesh=plan.mesh, variables=plan.variables)
 
 
-def analyse(graph: Graph, item: GraphItem, plan: Plan, batch: int | None = None) -> tuple[Propagation, list[Value]]:
+def analyse(graph: Graph, item: TrainingGraph, plan: Plan, batch: int | None = None) -> tuple[Propagation, list[Value]]:
     """Propagate placements through `graph`, decomposing what mixes examples; return them with the declared outputs.
 
     Args:

@@ -8,8 +8,8 @@ from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.ir.traversal import ancestors, depends_on_any
 from autograph_rewrite.ir.types.device_names import process_of
 from autograph_rewrite.ir.variable_ops import is_update
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.training_graph import TrainingGraph
 
 
 def require_no_servers(plan: Plan) -> None:
@@ -36,7 +36,7 @@ def _lives_here(plan: Plan) -> bool:
     return {process_of(home) for home in plan.homes.values()} <= set(plan.processes)
 
 
-def require_training(graph: Graph, item: GraphItem, state: Propagation) -> None:
+def require_training(graph: Graph, item: TrainingGraph, state: Propagation) -> None:
     """Refuse what would be a silent no-op.
 
     Args:

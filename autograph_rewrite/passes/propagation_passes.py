@@ -17,7 +17,6 @@ from autograph_rewrite.analysis.gather_placement import choose_gathers
 from autograph_rewrite.analysis.propagate import Propagation, notes, revise
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.graph import Node
-from autograph_rewrite.item import TensorInfo, Variable
 from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
@@ -55,6 +54,7 @@ from autograph_rewrite.resolve.remat.decision import Decision
 from autograph_rewrite.resolve.segmentable import propagate_parts
 from autograph_rewrite.resolve.stated_placements import taken_as_given, with_stated
 from autograph_rewrite.resolve.wire_types import sizes_of
+from autograph_rewrite.training_graph import TensorInfo, Variable
 
 MAX_DECOMPOSITIONS = 8
 OF_PARTS = "statistics of each part of the batch, not of the whole (semantics.batch_norm: local)"
@@ -115,14 +115,14 @@ def _partition(rewrite: Rewrite) -> None:
     known = rewrite.get(Sharded).variables if rewrite.has(Sharded) else rewrite.item.variables
     item, rewrite.plan = shard_variables_of(rewrite.graph, rewrite.item, rewrite.plan)
     rewrite.put(Sharded(in_pieces(known, item.variables)))  # the model axis may have cut others
-    rewrite.item = item.with_(variables=shard_variables(item.variables))
+    rewrite.item = replace(item, variables=shard_variables(item.variables))
 
 
 def _cut_model(rewrite: Rewrite) -> None:
     """Cut tensors into blocks for the logical devices of each replica, and what is computed of them."""
     item, rewrite.plan = partition(rewrite.graph, rewrite.item, rewrite.plan, rewrite.task)
     rewrite.put(Sharded(item.variables))
-    rewrite.item = item.with_(variables=shard_variables(item.variables))
+    rewrite.item = replace(item, variables=shard_variables(item.variables))
     rewrite.put(access_order(rewrite.graph, rewrite.targets))
 
 
@@ -327,7 +327,7 @@ def _resolve(rewrite: Rewrite) -> None:
         found.append(Note("semantics.batch_norm", "local", IDLE))
     sizes = sizes_of(rewrite.job, state, rewrite.request.batch)
     resolved = _resolved(rewrite, state, sizes)
-    plan = accept_user_edges(rewrite.plan, resolved, state, item.with_(graph=rewrite.graph))
+    plan = accept_user_edges(rewrite.plan, resolved, state, replace(item, source=rewrite.graph))
     plan = with_bytes(plan, state, sizes)
     found += skipped(plan, state, item.variables)
     stages = plan.pipeline.stages if plan.pipeline is not None else 1

@@ -23,13 +23,13 @@ from autograph_rewrite.diagnostics.located_yaml import KeyPath, dotted
 from autograph_rewrite.diagnostics.patterns import matches
 from autograph_rewrite.diagnostics.user_warning import warn_user
 from autograph_rewrite.ir.types.device_names import parse
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes.base.report import Report
 from autograph_rewrite.passes.configured_setting import Setting
 from autograph_rewrite.plan.codecs import codec_of
 from autograph_rewrite.plan.parts.messages import STEP, EdgePlan
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.request import override_of
+from autograph_rewrite.training_graph import TrainingGraph
 
 SHOWN = 5
 PLACING = frozenset(
@@ -340,7 +340,7 @@ def written(section: BaseModel, path: KeyPath = ()) -> Iterator[tuple[KeyPath, A
                 yield from written(part, (*here, i))
 
 
-def unused_settings(config: Config, plan: Plan, item: GraphItem, report: Report | None = None) -> list[str]:
+def unused_settings(config: Config, plan: Plan, item: TrainingGraph, report: Report | None = None) -> list[str]:
     """The settings that nothing reads, as notes.
 
     Args:
@@ -367,7 +367,7 @@ def _shown(value: Any) -> str:
     return f": {str(value).lower() if isinstance(value, bool) else value}"
 
 
-def with_unused_settings(item: GraphItem, config: Config, original: GraphItem) -> GraphItem:
+def with_unused_settings(item: TrainingGraph, config: Config, original: TrainingGraph) -> TrainingGraph:
     """A rewritten training step whose plan notes the settings that do nothing; there is one warning for all of them.
 
     Args:
@@ -376,10 +376,10 @@ def with_unused_settings(item: GraphItem, config: Config, original: GraphItem) -
         original: what was rewritten.
     """
     plan = noted(item.report.plan, config, original, item.report)
-    return item.with_(report=replace(item.report, plan=plan)) if plan is not item.report.plan else item
+    return replace(item, report=replace(item.report, plan=plan)) if plan is not item.report.plan else item
 
 
-def noted(plan: Plan, config: Config, item: GraphItem, report: Report | None = None) -> Plan:
+def noted(plan: Plan, config: Config, item: TrainingGraph, report: Report | None = None) -> Plan:
     """The resolved plan of a training step with a note for each setting that does nothing, and one warning for all.
 
     Args:

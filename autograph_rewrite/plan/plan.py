@@ -206,7 +206,7 @@ class Plan(PlanView):
         return self.model.devices[logical :: self.model.size * each]
 
     def options_of(self, owner: str) -> Options:
-        """The options of an edge's owner: a variable, or `parts.STEP`."""
+        """The options of an edge's owner: a variable, or `messages.STEP`."""
         return self._options.get(owner, self.default)
 
     @cached_property

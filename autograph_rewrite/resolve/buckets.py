@@ -28,13 +28,13 @@ from autograph_rewrite.ir.control_flow import Guards, frames_of, guards_of, unco
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.traversal import ancestors, dependencies, levels
 from autograph_rewrite.ir.types.device_names import parse
-from autograph_rewrite.item import Variable
 from autograph_rewrite.plan.codecs import codec_of
 from autograph_rewrite.plan.parts.batch_split import DIGEST
 from autograph_rewrite.plan.parts.lowerings import Operation
 from autograph_rewrite.plan.parts.messages import SIZES, STEP, EdgePlan
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve import wire_types
+from autograph_rewrite.training_graph import Variable
 
 TOO_LARGE_TO_COPY = 128 * 1024
 """Bytes from which on, between devices of one memory, packing a value into a bucket takes longer than a collective of

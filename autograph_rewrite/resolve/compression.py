@@ -25,13 +25,13 @@ from autograph_rewrite.codecs.codec import round_bytes
 from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.item import Variable
 from autograph_rewrite.plan.codecs import codec_of, shown
 from autograph_rewrite.plan.parts.lowerings import Lowering
 from autograph_rewrite.plan.parts.messages import STEP, EdgePlan
 from autograph_rewrite.plan.parts.notes import Note
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve import wire_types
+from autograph_rewrite.training_graph import Variable
 
 FACTOR = "factor"
 """The role of the second exchange of a codec that has two."""

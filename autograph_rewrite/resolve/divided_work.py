@@ -31,10 +31,10 @@ from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.op_traits import forwards_handle
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_node, is_update
-from autograph_rewrite.item import GraphItem, Variable
 from autograph_rewrite.plan.parts.messages import STEP
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve.coverage import Amount, Coverage, WholeWork
+from autograph_rewrite.training_graph import TrainingGraph, Variable
 
 ALONE = "computed from variables and sizes alone, alike on every device"
 DRAWN = "drawn whole, as on one device (semantics.random: exact)"
@@ -48,7 +48,7 @@ BY_ELEMENT = families("elementwise", "layout")
 
 
 def coverage_of(
-    plan: Plan, state: Propagation, item: GraphItem, *, parts: int, sizes: Sizes, assumed: bool
+    plan: Plan, state: Propagation, item: TrainingGraph, *, parts: int, sizes: Sizes, assumed: bool
 ) -> Coverage:
     """Measure a step.
 

@@ -20,16 +20,16 @@ from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.traversal import marks_before
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.plan.parts.lowerings import LOWERINGS
 from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.verify import check_plan
 from autograph_rewrite.plan.verify.edges import Finding
 from autograph_rewrite.resolve.wire_types import may_change
+from autograph_rewrite.training_graph import TrainingGraph
 
 
-def accept_user_edges(given: Plan, resolved: Plan, state: Propagation, item: GraphItem) -> Plan:
+def accept_user_edges(given: Plan, resolved: Plan, state: Propagation, item: TrainingGraph) -> Plan:
     """Return the given plan if it has edges, and they can be carried out on this graph; else the one just resolved.
 
     Args:

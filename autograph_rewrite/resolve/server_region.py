@@ -23,11 +23,11 @@ from autograph_rewrite.ir.op_traits import SWITCHES, is_of_the_program
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_node, is_update
-from autograph_rewrite.item import Variable
 from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve.server_nodes import ServerRegion
 from autograph_rewrite.resolve.spans import differs_by_replica
+from autograph_rewrite.training_graph import Variable
 
 
 def find_server_region(plan: Plan, state: Propagation, variables: Mapping[str, Variable]) -> ServerRegion:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from autograph_rewrite.ir.graph import Graph, Span
-from autograph_rewrite.item import Variable
+from autograph_rewrite.training_graph import Variable
 
 
 def held_bytes(graph: Graph, variables: Mapping[str, Variable], devices: Sequence[str]) -> dict[str, int]:

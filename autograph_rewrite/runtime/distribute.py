@@ -14,7 +14,6 @@ from autograph_rewrite.config.config import Config, ConfigLike
 from autograph_rewrite.errors import ConfigError, GraphError
 from autograph_rewrite.ir.gc_pause import no_garbage_collection
 from autograph_rewrite.ir.types.device_names import parse
-from autograph_rewrite.item import GraphItem, RewrittenTrace
 from autograph_rewrite.normalize.normalize import normalise_original
 from autograph_rewrite.plan.parts.graph_digest import graph_digest
 from autograph_rewrite.plan.plan import Plan
@@ -37,7 +36,8 @@ from autograph_rewrite.runtime.job.tf_server import be_patient, join
 from autograph_rewrite.runtime.keras.multi_worker import KerasJob
 from autograph_rewrite.runtime.preemption.elastic_loop import kept_loop
 from autograph_rewrite.runtime.preemption.keras_fit import make_preemptible, saved_at_the_end
-from autograph_rewrite.runtime.servers.serve import serve
+from autograph_rewrite.runtime.servers.serve import serve_if_server
+from autograph_rewrite.training_graph import RewrittenTrace, TrainingGraph
 
 ORDERED = "buckets of gradients are filled in the order in which worker 0 had them ready in the first steps"
 
@@ -150,12 +150,11 @@ class Rewriter:
 
     def __init__(self, config: ConfigLike | Plan | None) -> None:
         self._job = job = Job.of(chosen(config))
-        if job.member is not None and not job.member.is_worker:
-            serve(job.member, job.given.timeout_seconds)
+        serve_if_server(job.member, job.given.timeout_seconds)
         if job.member is not None:
             join(job.member)
             be_patient(job.member, job.given.timeout_seconds)
-        keep_steps(job.config)
+        keep_steps(job.config.snapshot_steps if job.config is not None else None)
         require_alike(trains_alone=self.trains_alone)
         if job.config is not None:
             self._job = replace(job, given=with_local_devices(job.config))
@@ -205,7 +204,9 @@ class Rewriter:
         whole = ("train",) if has_stages else ()
         return KerasJob(self.member, given.timeout_seconds, splits=splits, batch_inputs=batch_inputs, whole=whole)
 
-    def __call__(self, item: GraphItem, *, training: bool = True, bucket_order: Sequence[str] = ()) -> GraphItem:
+    def __call__(
+        self, item: TrainingGraph, *, training: bool = True, bucket_order: Sequence[str] = ()
+    ) -> TrainingGraph:
         """Return the distributed item.
 
         Args:
@@ -231,10 +232,10 @@ class Rewriter:
             new = compile_item(flat, plan, self._job, training=training)
             if training and self.member is not None:  # of one process, once the first batch is there
                 coverage.require(new.report.covered)
-            return new.with_(binding=item.binding) if is_remote and training else new
+            return replace(new, binding=item.binding) if is_remote and training else new
 
 
-def _for_session(item: GraphItem, plan: Plan) -> tuple[GraphItem, Plan]:
+def _for_session(item: TrainingGraph, plan: Plan) -> tuple[TrainingGraph, Plan]:
     """Return an item and its plan for a step that runs in a session."""
     alone = stand_alone(item)
     return alone, replace(with_proxies(plan), graph_digest=graph_digest(alone.graph))

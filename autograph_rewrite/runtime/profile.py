@@ -9,12 +9,12 @@ from typing import Any, cast
 from autograph_rewrite.cost.hardware.machine import Machine
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.profile.profile import Profile
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.runtime.distribute import is_keras_model
 from autograph_rewrite.runtime.function.function import DistributedFunction
 from autograph_rewrite.runtime.keras.model import functions_of
 from autograph_rewrite.runtime.session.session import DistributedSession
 from autograph_rewrite.runtime.tracing.recording import Observed, Recording
+from autograph_rewrite.training_graph import TrainingGraph
 
 WARM_UP = 2
 """Steps that run before those that are measured: the first ones trace, connect and allocate."""
@@ -25,7 +25,7 @@ def profile(
     *args: Any,
     steps: int = 5,
     warmup: int = WARM_UP,
-    original: GraphItem | None = None,
+    original: TrainingGraph | None = None,
     machine: Machine | None = None,
     **kwargs: Any,
 ) -> Profile:
@@ -69,13 +69,13 @@ def _runner(target: Any) -> Callable[..., Any]:
     if is_keras_model(target):
         run: Callable[..., Any] = target.train_on_batch
         return run
-    if isinstance(target, GraphItem) or not callable(target):
+    if isinstance(target, TrainingGraph) or not callable(target):
         hint = "give what ar.distribute returned, a session of a rewritten item, or a function"
         raise GraphError(f"an object of type {type(target).__name__} runs no step", hint=hint)
     return cast("Callable[..., Any]", target)
 
 
-def _observed(target: Any) -> tuple[Sequence[Observed], Sequence[GraphItem]]:
+def _observed(target: Any) -> tuple[Sequence[Observed], Sequence[TrainingGraph]]:
     """Return what tells of its steps, and what was rewritten of it."""
     if isinstance(target, DistributedSession):
         return [target], [target.item]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from autograph_rewrite.analysis.variables.roles import Role
-from autograph_rewrite.item import Variable
+from autograph_rewrite.training_graph import Variable
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Choice:
     Attributes:
         synchronizer: "all_reduce" (every replica holds it) or "ps" (servers do).
         parts: how it is split; None leaves it whole.
-        stage: 1, 2 or 3 where its parts are those of the replicas (`parts.VariableRequest.stage`).
+        stage: 1, 2 or 3 where its parts are those of the replicas (`messages.VariableRequest.stage`).
         because: why it is not split, or not on servers, where the builder has a reason; `why-not` says it.
     """
 

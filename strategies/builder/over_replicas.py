@@ -14,7 +14,7 @@ def over_replicas(trained: TrainedVariable, replicas: int, *, stage: int, axis: 
     Args:
         trained: the variable.
         replicas: how many there are.
-        stage: what is split (`parts.VariableRequest.stage`).
+        stage: what is split (`messages.VariableRequest.stage`).
         axis: the axis; left out, the first that the replicas divide evenly, else the first that is long enough.
     """
     sizes = [size or 0 for size in trained.shape]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from autograph_rewrite.config.config import Config
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.training_graph import TrainingGraph
 
 
 class StrategyBuilder(Protocol):
@@ -15,7 +15,7 @@ class StrategyBuilder(Protocol):
     The same item and configuration give the same plan in every process: workers build theirs independently.
     """
 
-    def build(self, item: GraphItem, config: Config) -> Plan:
+    def build(self, item: TrainingGraph, config: Config) -> Plan:
         """The request: devices, placements and options. Its edges follow from propagation, later.
 
         Raises:

@@ -82,19 +82,15 @@ def made(loss: Loss) -> tuple[Any, tf.Variable]:
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_it_is_divided(loss: Loss) -> None:
-    covered = ar.rewrite(ar.GraphItem.from_function(made(loss)[0]), CONFIG, batch=512).report.covered
-    assert covered.share > 0.9, covered.lines(5)
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-def test_it_is_that_of_one_device(loss: Loss) -> None:
+def test_it_is_divided_and_that_of_one_device(loss: Loss) -> None:
     (one, w), (other, v) = made(loss), made(loss)
     two = ar.distribute(other, CONFIG)
     for rows in (5, 1, 8):
         x = tf.constant(np.random.default_rng(rows).normal(size=(rows, WIDTH)))
         np.testing.assert_allclose(one(x), two(x), rtol=1e-9)
         np.testing.assert_allclose(w, v, rtol=1e-8, atol=1e-10)
+    covered = two.items[0].report.covered.at(512)
+    assert covered.share > 0.9, covered.lines(5)
 
 
 def test_work_on_segments_is_counted_by_all_of_their_rows() -> None:

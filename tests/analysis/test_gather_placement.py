@@ -72,13 +72,15 @@ def v1_item(optimizer: str, batch: int | None) -> tuple[GraphItem, set[str]]:
 
 @pytest.mark.parametrize("batch", [None, 8])
 @pytest.mark.parametrize("optimizer", KERAS_OPTIMIZERS)
-def test_the_rows_of_a_table_are_gathered_once_before_anything_is_computed_from_them(
+def test_rows_of_a_table_are_gathered_once_and_raw_and_what_is_dense_is_summed_once(
     optimizer: str, batch: int | None
 ) -> None:
     edges = exchanged(keras_item(optimizer, batch))
     assert [edge.lowering for edge in edges["words"]] == ["collective_gather"] * 2
     if optimizer != "sgd":  # which reads the rows once, scaled: as many bytes, and less to do for each replica
         assert not any(edge.value.startswith("optimizer") for edge in edges["words"])
+    for owner in ("positions", "kernel"):
+        assert [edge.lowering for edge in edges[owner]] == ["collective_reduce"]
     assert len(edges[STEP]) == 1, "the loss only: norms of updates are computed of whole rows"
 
 
@@ -91,16 +93,6 @@ def test_what_is_gathered_is_the_raw_gradient(optimizer: str, batch: int | None)
     assert [edge.lowering for edge in edges["kernel"]] == ["collective_reduce"]
     if optimizer != "sgd":
         assert {edge.value for edge in edges["words"]} == raw
-
-
-@pytest.mark.parametrize("batch", [None, 8])
-@pytest.mark.parametrize("optimizer", KERAS_OPTIMIZERS)
-def test_a_dense_gradient_that_is_a_sum_over_the_batch_keeps_its_one_reduction(
-    optimizer: str, batch: int | None
-) -> None:
-    edges = exchanged(keras_item(optimizer, batch))
-    for owner in ("positions", "kernel"):
-        assert [edge.lowering for edge in edges[owner]] == ["collective_reduce"]
 
 
 def analysed(item: GraphItem) -> Propagation:

@@ -55,7 +55,7 @@ def test_what_is_trained_is_found_where_nothing_says_so(name: str) -> None:
     item = item_of(name)
     stated = {variable for variable, role in roles(item).items() if role.trained}
     assert stated
-    silent = item.with_(variables={key: replace(one, trainable=None) for key, one in item.variables.items()})
+    silent = replace(item, variables={key: replace(one, trainable=None) for key, one in item.variables.items()})
     assert {variable for variable, role in roles(silent).items() if role.trained} == stated
 
 

@@ -8,7 +8,7 @@ from autograph_rewrite.analysis.propagate import Propagation, propagate
 from autograph_rewrite.analysis.rules.base import Semantics
 from autograph_rewrite.analysis.variables.uses import update_regions, variable_uses
 from autograph_rewrite.ir.format.parser import parse
-from autograph_rewrite.item import Variable
+from autograph_rewrite.training_graph import Variable
 
 FORWARD = """
 %x: float32[4,3] = Placeholder()

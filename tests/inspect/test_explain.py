@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,7 +51,7 @@ def rewritten(edges: tuple[EdgePlan, ...] = EDGES, notes: tuple[Note, ...] = ())
         *(PassRecord(name, took, added, 0) for name, (took, added) in seconds.items()),
         PassRecord("propagate", 0.5, 0, 0),
     )
-    return mirrored().with_(report=Report(plan, passes, notes, 18, 20, 41, 1.5))
+    return replace(mirrored(), report=Report(plan, passes, notes, 18, 20, 41, 1.5))
 
 
 def test_an_explanation_is_as_it_was() -> None:

@@ -25,7 +25,7 @@ NAMES = ("item", "plan", "report", "verify", "diff", "bisect", "reduce", "simula
 def views() -> dict[str, NotebookView]:
     item = regression()
     new = ar.rewrite(item, "all_reduce_mirrored")
-    renamed = item.with_(inputs={HOSTILE: replace(item.inputs["x"], name=HOSTILE)})
+    renamed = replace(item, inputs={HOSTILE: replace(item.inputs["x"], name=HOSTILE)})
     plan = new.report.plan
     row = Row(HOSTILE, "variable", 0.5, 1.0, "step 1", ok=False)
     config = {"strategy": HOSTILE, "mode": "shared", "devices": ["CPU:0"]}

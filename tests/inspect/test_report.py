@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,7 @@ def test_a_graph_alone_and_a_rewritten_file_say_what_is_missing(tmp_path: Path) 
     assert alone["overview"]["rewrite"] is None
     assert [step["pass"] for step in alone["graph"]["steps"]] == ["graph"]
     ar.rewrite(regression(), CONFIG).save(tmp_path / "new.ar")
-    as_pb = ar.GraphItem.load(tmp_path / "new.ar").with_(plan_bytes=None)
+    as_pb = replace(ar.GraphItem.load(tmp_path / "new.ar"), plan_bytes=None)
     kept = data_of(ar.report(as_pb, tmp_path / "kept.html"))
     assert [note.partition(":")[0] for note in kept["overview"]["notes"]] == [
         "There are no snapshots of the passes",

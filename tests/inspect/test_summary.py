@@ -11,7 +11,8 @@ import pytest
 import autograph_rewrite as ar
 from autograph_rewrite.inspect.summary import summarise
 from autograph_rewrite.ir.graph import Node
-from autograph_rewrite.item import GraphItem, TensorInfo
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.training_graph import TensorInfo
 from tests.support.golden_text import check_golden
 from tests.support.small_items import FLOAT, const, mirrored, regression
 
@@ -41,11 +42,11 @@ def test_a_sound_item_has_no_warning() -> None:
 
 
 def without_batch(item: GraphItem) -> GraphItem:
-    return item.with_(inputs={"x": TensorInfo("x", "x:0", "float32", (8, 3))})
+    return replace(item, inputs={"x": TensorInfo("x", "x:0", "float32", (8, 3))})
 
 
 def without_train_op(item: GraphItem) -> GraphItem:
-    return item.with_(targets=())
+    return replace(item, targets=())
 
 
 def without_update(item: GraphItem) -> GraphItem:
@@ -54,11 +55,11 @@ def without_update(item: GraphItem) -> GraphItem:
 
 
 def unknown_rank(item: GraphItem) -> GraphItem:
-    return item.with_(inputs={"x": TensorInfo("x", "x:0", "float32", None, 0)})
+    return replace(item, inputs={"x": TensorInfo("x", "x:0", "float32", None, 0)})
 
 
 def without_initializer(item: GraphItem) -> GraphItem:
-    return item.with_(variables={"w": replace(item.variables["w"], initializer=None)})
+    return replace(item, variables={"w": replace(item.variables["w"], initializer=None)})
 
 
 def unknown_op(item: GraphItem) -> GraphItem:

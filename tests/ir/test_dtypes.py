@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.item import Variable
+from autograph_rewrite.training_graph import Variable
 
 
 def variable(dtype: str, *shape: int | None) -> Variable:

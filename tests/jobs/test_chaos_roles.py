@@ -26,14 +26,10 @@ KINDS = {"replicas": ("chief", "worker"), "served": ("chief", "worker", "server"
 
 CHOSEN = (
     Trouble("function", "replicas", "chief", "absent", "start"),
-    Trouble("session", "replicas", "chief", "stranger", "start"),
-    Trouble("session", "replicas", "chief", "stopped", "start"),
     Trouble("keras", "replicas", "chief", "stopped", "step"),
     Trouble("session", "served", "server", "stopped", "start"),
     Trouble("function", "stages", "chief", "stranger", "step"),
-    Trouble("session", "replicas", "chief", "absent", "met"),
     Trouble("session", "replicas", "chief", "stopped", "open"),
-    Trouble("keras", "replicas", "chief", "stopped", "met"),
 )
 MATRIX = (
     tuple(

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.jobs.programs.fixtures import Jobs, Once, ended
-from tests.jobs.programs.job import Array, Results
+from tests.jobs.programs.job import Array, Job, Results
 from tests.jobs.programs.nursery import ROOT, Nursery
 
 GRAPHS = (
@@ -233,6 +233,31 @@ def fork(job: Kind, folder: Path, nursery: Nursery) -> None:
         assert set(codes) == {0}, "\n".join(process.output[-4000:] for process in (*workers, *servers))
     finally:
         jobs.end()
+
+
+MODES = {
+    "session": (Kind(2, ("mlp_adam_mirrored",)), EXACT),
+    "function": (Kind(2, ("custom_loop",)), EXACT),
+    "keras": (Kind(2, ("fit",)), SINGLE_PRECISION),
+    "session with a server": (Kind(2, ("mlp_adam_mirrored",), 1, "PS"), EXACT),
+    "function with shards": (Kind(2, ("custom_loop",), 0, "FSDP"), EXACT),
+}
+"""One small job of each mode: all others share their processes with many cases, which takes a minute."""
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_two_processes_train_one_model_in_each_mode(mode: str, nursery: Nursery, tmp_path: Path) -> None:
+    from tests.jobs.programs import worker
+
+    job, tolerance = MODES[mode]
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(fork, job, tmp_path, nursery)
+        one = worker.run(list(job.cases), Job(folder=tmp_path / "single"))
+        alone = worker.run(list(job.cases), Job(0, 2, alone=True, folder=tmp_path / "alone"))
+        done.result()
+    found = {path.stem: pickle.loads(path.read_bytes()) for path in tmp_path.glob("worker*.pkl")}
+    assert len(found) == job.workers
+    assert_trains_as_one({**found, "single": one, "alone": alone}, job.cases[0], tolerance)
 
 
 def launch(job: Kind, folder: Path, nursery: Nursery) -> None:

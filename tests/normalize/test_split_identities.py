@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from autograph_rewrite.ir.graph import Graph
-from autograph_rewrite.item import TensorInfo
 from autograph_rewrite.normalize.normalize import normalise
 from autograph_rewrite.normalize.split_identities import separate_identities
+from autograph_rewrite.training_graph import TensorInfo
 from tests.support.training import assert_trains_alike, make_item, placeholder, variable
 
 X = np.arange(8.0).reshape(4, 2)
@@ -54,4 +55,4 @@ def test_a_program_trains_alike_and_its_outputs_are_still_there() -> None:
     flat = normalise(item)
     assert [node.name for node in flat.graph if node.op == "IdentityN" and len(node.inputs) > 1] == []
     both = TensorInfo(name="out_both", tensor="both:1", dtype="float64", shape=(None, 2))
-    assert_trains_alike(item.with_(outputs={**item.outputs, "out_both": both}), [{"x": X}] * 2)
+    assert_trains_alike(replace(item, outputs={**item.outputs, "out_both": both}), [{"x": X}] * 2)

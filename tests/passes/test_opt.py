@@ -227,7 +227,7 @@ def test_what_an_analysis_leaves_is_found_again_and_may_be_given(path: Path) -> 
     given, _ = text_cases.parts(path)
     propagate = next(one for one in PIPELINE if one.name == "propagate")
     reading = Pass("read", lambda rewrite: None, needs=(Propagation,))
-    for name in (one.name for one in ANALYSIS):
+    for name in (ANALYSIS[0].name, ANALYSIS[-1].name):  # what each one between adds, text cases show
         try:
             rewrite, config = text_cases.optimized(given, name)
         except RewriteError:

@@ -20,7 +20,7 @@ CPUS, GPUS = {"devices": ["CPU:0", "CPU:1"]}, {"devices": ["GPU:0", "GPU:1"]}
 def function(text: str = CASE) -> GraphItem:
     """Return an item whose variables a function has captured."""
     item = from_printed(text, {})
-    return item.with_(variables={name: replace(one, captured=True) for name, one in item.variables.items()})
+    return replace(item, variables={name: replace(one, captured=True) for name, one in item.variables.items()})
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,7 @@ def definitions() -> tuple[frozenset[str], frozenset[str]]:
     """
     names: set[str] = set()
     starts: set[str] = set()
+    facade: set[str] = set()  # of what users have in hand, pages also name what it inherits
     sources = {path: path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py")}
     sources |= {path: path.relative_to(ROOT) for top in ("strategies", "tools") for path in (ROOT / top).rglob("*.py")}
     for path, relative in sources.items():
@@ -91,8 +92,10 @@ def definitions() -> tuple[frozenset[str], frozenset[str]]:
             if not isinstance(node, ast.ClassDef):
                 continue
             starts.add(name)
+            facade |= {ast.unparse(base) for base in node.bases} if name == "GraphItem" else set()
             for member, _ in _defined(node.body):
                 names |= {f"{module}.{name}.{member}", f"{name}.{member}"}
+    names |= {f"GraphItem.{name.rpartition('.')[2]}" for name in names if name.rpartition(".")[0] in facade}
     return frozenset(names), frozenset(starts)
 
 

@@ -17,8 +17,15 @@ from tests.rules.test_rules import name
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=[name(i) for i in range(len(SAMPLES))])
 def test_blocks_of_blocks_give_what_the_whole_gives(sample: Sample) -> None:
-    for first, second in itertools.product(sample.letters, repeat=2):
+    for first, second in pairs_of(sample):
         check_pair(sample, TABLE[sample.op], first, second)
+
+
+def pairs_of(sample: Sample) -> list[tuple[str, str]]:
+    """Return each size with itself, with the next one, and with the one before: of up to three sizes all pairs."""
+    letters = list(sample.letters)
+    turned = [letters[at:] + letters[:at] for at in sorted({0, 1 % len(letters), -1 % len(letters)})]
+    return [pair for other in turned for pair in zip(letters, other, strict=True)]
 
 
 def test_the_test_of_pairs_sees_a_rule_that_is_wrong_for_blocks_only() -> None:
@@ -35,5 +42,11 @@ def test_the_test_of_pairs_sees_a_rule_that_is_wrong_for_blocks_only() -> None:
 
 
 def test_most_ops_that_one_axis_cuts_are_cut_by_both() -> None:
-    cut = {s.op for s in SAMPLES for pair in itertools.permutations(s.letters, 2) if check_pair(s, TABLE[s.op], *pair)}
-    assert len(cut) >= 150
+    """A rule that gave up on every block would pass the test above, so a tenth of the samples counts what it says."""
+    chosen = [sample for sample in SAMPLES[::10] if len(sample.letters) > 1]
+    cut = [
+        sample
+        for sample in chosen
+        if any(check_pair(sample, TABLE[sample.op], *pair) for pair in itertools.permutations(sample.letters, 2))
+    ]
+    assert len(cut) >= 0.6 * len(chosen)

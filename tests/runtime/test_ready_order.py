@@ -45,7 +45,7 @@ def item(
     config = {"devices": [devices], "cluster": {"workers": WORKERS}, "strategy": strategy, **more}
     new = run_pipeline(original, plan or ar.build_plan(original, config), task=0)
     member = Membership(tuple(WORKERS), (), "worker", 0)
-    return new.with_(report=replace(new.report, member=member))
+    return replace(new, report=replace(new.report, member=member))
 
 
 def edges(owners: str) -> list[EdgePlan]:
@@ -114,7 +114,7 @@ def test_nothing_is_learnt_of_a_step_that_draws_with_a_seed_which_another_functi
 
 def test_one_process_learns_nothing() -> None:
     new = item()
-    assert ready_order.ready_order(new.with_(report=replace(new.report, member=None))) is None
+    assert ready_order.ready_order(replace(new, report=replace(new.report, member=None))) is None
 
 
 def test_a_timed_step_has_a_timestamp_behind_each_gradient_and_is_the_same_otherwise() -> None:
@@ -133,7 +133,7 @@ def test_a_timed_step_has_a_timestamp_behind_each_gradient_and_is_the_same_other
 
 def test_worker_0_alone_measures_and_in_the_first_steps_only() -> None:
     new = item()
-    second = new.with_(report=replace(new.report, member=replace(new.report.member, task=1)))
+    second = replace(new, report=replace(new.report, member=replace(new.report.member, task=1)))
     first, other = ready_order.ready_order(new), ready_order.ready_order(second)
     assert first is not None
     assert other is not None

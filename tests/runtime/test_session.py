@@ -36,7 +36,7 @@ def two_parts() -> Mapping[str, Any]:
 def test_an_output_that_nobody_declared_can_be_fetched_beside_one_that_is(mode: str) -> None:
     item = make_item(two_parts)
     second = item.outputs["out_second"]
-    item = item.with_(outputs={"out_loss": item.outputs["out_loss"], "parts:1": replace(second, tensor="parts:1")})
+    item = replace(item, outputs={"out_loss": item.outputs["out_loss"], "parts:1": replace(second, tensor="parts:1")})
     for fetches in ("parts:0", ["parts:1", "parts:0"], ["out_loss", "parts:0"]):
         want = first_fetch(item, fetches, {"x": X})
         got = first_fetch(distributed(item, mode), fetches, {"x": X})

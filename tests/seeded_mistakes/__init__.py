@@ -1,1 +1,1 @@
-"""Mistakes seeded into real rewrites: what a certificate of the rewritten graph has to refuse."""
+"""Mistakes seeded into real rewrites: what a certificate, or the verifier of all ranks of a job, has to refuse."""

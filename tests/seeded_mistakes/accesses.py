@@ -9,7 +9,7 @@ from autograph_rewrite.ir.graph import Node, Select, Span, Value
 from autograph_rewrite.ir.op_traits import writes_variable
 from autograph_rewrite.ir.traversal import ancestors, descendants
 from autograph_rewrite.ir.types import dtypes
-from tests.seeded_mistakes.bench import Bench, Kind, each, set_each
+from tests.seeded_mistakes.bench import Bench, Kind, alike, each, let_go, set_each
 
 
 def updates_swapped(bench: Bench) -> str:
@@ -53,8 +53,7 @@ def read_behind_update(bench: Bench) -> str:
     read, update = bench.pick(found)
     for node in [n for n in ancestors([update]) if read in n.controls]:
         node.remove_control(read)
-    for user in read.control_users:
-        user.remove_control(read)
+    let_go(read)
     read.add_control(update)
     bench.keep_acyclic()
     return f"'{read.name}' reads behind the update '{update.name}'"
@@ -96,35 +95,29 @@ def stale_alias(bench: Bench) -> str:
                 if between and late.op == early.op == "ReadVariableOp" and late.span is early.span:
                     found.append((early, late))
     early, late = bench.pick(found)
-    for use in late.output().uses:
-        bench.read_instead(use, early.output())
+    bench.replace(late.output(), early.output())
     bench.keep_acyclic()
     return f"readers of '{late.name}' get '{early.name}', from before an update"
 
 
 def update_dropped(bench: Bench) -> str:
     """An update does not happen."""
-    update = bench.pick(node for found in bench.updates().values() for node in found)
+    update = bench.pick(bench.all_updates())
     stand_in = bench.graph.add("NoOp", name=f"{update.name}/lost", span=update.span, device=update.device)
     for value in update.inputs:
         stand_in.add_control(value.node)
     for control in update.controls:
         stand_in.add_control(control)
     for user in update.control_users:
-        user.remove_control(update)
         user.add_control(stand_in)
+    let_go(update)
     return f"'{update.name}' is not run"
 
 
 def update_doubled(bench: Bench) -> str:
     """An update happens twice."""
-    update = bench.pick(node for found in bench.updates().values() for node in found)
-    again = bench.graph.add(
-        update.op, update.inputs, name=f"{update.name}/again", span=update.span, device=update.device,
-        selects=dict(update.selects), controls=[update],
-    )  # fmt: skip
-    for key, raw in update.attrs.items():
-        again.set_raw_attr(key, raw)
+    update = bench.pick(bench.all_updates())
+    again = bench.again(update, update.inputs, [update])
     for user in update.control_users:
         if user is not again:
             user.add_control(again)
@@ -133,9 +126,7 @@ def update_doubled(bench: Bench) -> str:
 
 def update_on_first_replica_only(bench: Bench) -> str:
     """A copy of a variable is not updated with the others."""
-    update = bench.pick(
-        node for found in bench.updates().values() for node in found if node.span is Span.EACH and len(node.inputs) > 1
-    )
+    update = bench.pick(node for node in bench.all_updates() if node.span is Span.EACH and len(node.inputs) > 1)
     index = max(i for i, value in enumerate(update.inputs) if value.dtype != dtypes.RESOURCE)
     value = update.inputs[index]
     mine = bench.const(0, value)
@@ -147,25 +138,18 @@ def update_on_first_replica_only(bench: Bench) -> str:
 
 def gradients_swapped(bench: Bench) -> str:
     """Two updates of alike variables get each other's operand."""
-    updates = [node for found in bench.updates().values() for node in found]
-    shapes = {node: _shape(node) for node in updates}
-    found = [
+    one, other = bench.pick(
         (a, b)
-        for a in updates
-        for b in updates
-        if a.name < b.name and a.op == b.op and a.span is b.span and shapes[a] == shapes[b] != ()
+        for a, b in alike(bench.all_updates())
+        if _shape(a) == _shape(b) != ()
         and variable_ops.handle_node(a.inputs[0]) is not variable_ops.handle_node(b.inputs[0])
-    ]  # fmt: skip
-    one, other = bench.pick(found)
+    )
     index = bench.pick(
         i for i, value in enumerate(one.inputs)
         if value.dtype != dtypes.RESOURCE and value is not other.inputs[i] and value.dtype == other.inputs[i].dtype
         and value.node.op != "Const"
     )  # fmt: skip
-    left, right = one.inputs[index], other.inputs[index]
-    one.set_input(index, right, other.selects.get(index))
-    other.set_input(index, left, one.selects.get(index))
-    bench.keep_acyclic()
+    bench.trade(one, other, index)
     return f"'{one.name}' and '{other.name}' have swapped operand {index}"
 
 
@@ -176,26 +160,13 @@ def _shape(node: Node) -> tuple[int, ...]:
 
 def slots_swapped(bench: Bench) -> str:
     """Two updates use each other's slot."""
-    updates = [
-        n
-        for found in bench.updates().values()
-        for n in found
-        if n.op.startswith(("ResourceApply", "ResourceSparseApply"))
-    ]
+    updates = [n for n in bench.all_updates() if n.op.startswith(("ResourceApply", "ResourceSparseApply"))]
     slots = {n: [i for i, v in enumerate(n.inputs) if i and v.dtype == dtypes.RESOURCE] for n in updates}
-    found = [
-        (a, b)
-        for a in updates
-        for b in updates
-        if a.name < b.name and a.op == b.op and slots[a] and _shape(a) == _shape(b) and a.span is b.span
-    ]
-    one, other = bench.pick(found)
+    one, other = bench.pick((a, b) for a, b in alike(updates) if slots[a] and _shape(a) == _shape(b))
     index = bench.pick(slots[one])
-    left, right = one.inputs[index], other.inputs[index]
-    if left is right:
+    if one.inputs[index] is other.inputs[index]:
         raise LookupError("they share it")
-    one.set_input(index, right)
-    other.set_input(index, left)
+    bench.trade(one, other, index)
     return f"'{one.name}' and '{other.name}' have swapped slot {index}"
 
 
@@ -235,7 +206,7 @@ def other_variable_updated(bench: Bench) -> str:
 
 def copy_of_another_replica(bench: Bench) -> str:
     """A replica uses the copy of a variable that is another one's."""
-    handle = bench.pick(bench.where(lambda node: node.op == "VarHandleOp" and node.span is Span.EACH))
+    handle = bench.one(lambda node: node.op == "VarHandleOp" and node.span is Span.EACH)
     names = each(handle, "shared_name")
     set_each(handle, "shared_name", "string", [names[0]] * len(names))
     return f"all replicas use '{handle.name}' of the first"
@@ -243,14 +214,12 @@ def copy_of_another_replica(bench: Bench) -> str:
 
 def shards_swapped(bench: Bench) -> str:
     """Shards are joined in another order."""
-    joins = bench.where(
+    node = bench.one(
         lambda n: n.op == "ConcatV2" and len(n.inputs) > 2 and all(v.node.op in READ_OF_SHARD for v in n.inputs[:-1])
     )
-    node = bench.pick(joins)
     inputs = [*node.inputs]
     inputs[0], inputs[1] = inputs[1], inputs[0]
-    selects = {**node.selects}
-    node.set_inputs(inputs, selects)
+    node.set_inputs(inputs, node.selects)
     return f"'{node.name}' joins two shards the wrong way round"
 
 
@@ -259,18 +228,10 @@ READ_OF_SHARD = frozenset(("ReadVariableOp", "Identity", "CollectiveGatherV2", "
 
 def effect_repeated(bench: Bench) -> str:
     """What has to happen once happens on every replica."""
-    nodes = [
-        node
-        for found in bench.updates().values()
-        for node in found
-        if node.span is Span.ONCE
-        and node.op in ("AssignAddVariableOp", "AssignSubVariableOp", "ResourceApplyGradientDescent")
-    ]
-    node = bench.pick(nodes)
-    for index, value in enumerate(node.inputs):
-        if value.node.span is Span.EACH:
-            raise LookupError("it reads replicas")
-        node.set_input(index, value)
+    plain = ("AssignAddVariableOp", "AssignSubVariableOp", "ResourceApplyGradientDescent")
+    node = bench.pick(node for node in bench.all_updates() if node.span is Span.ONCE and node.op in plain)
+    if any(value.node.span is Span.EACH for value in node.inputs):
+        raise LookupError("it reads replicas")
     node.set_span(Span.EACH)
     return f"'{node.name}' happens on each replica"
 

@@ -1,7 +1,7 @@
-"""What seeding a mistake takes: the folded graph between two passes, and ways to find something in it to spoil.
+"""What seeding a mistake takes: a graph, ways to find something in it to spoil, and ways to spoil it.
 
-A kind of mistake is a function of a bench. It edits the graph in place and says in one sentence what it did; where
-there is nothing to spoil in that way, it raises LookupError.
+A kind of mistake is a function of a bench, and has the function's name. It edits the graph in place and says in one
+sentence what it did; where there is nothing to spoil in that way, it raises LookupError or StopIteration.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,9 +21,6 @@ from autograph_rewrite.ir.traversal import ancestors, descendants, topological_o
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import decode, encode
 from autograph_rewrite.item import GraphItem
-
-REDUCES = frozenset(("CollectiveReduceV2", "AddN"))
-GATHERS = frozenset(("CollectiveGatherV2", "ConcatV2"))
 
 
 class Bench:
@@ -67,9 +64,21 @@ class Bench:
         """
         return self.rng.choice(list(among))
 
+    def one(self, fits: Callable[[Node], bool]) -> Node:
+        """Choose a node of the step that fits.
+
+        Raises:
+            LookupError: there is none.
+        """
+        return self.rng.choice(self.where(fits))
+
     def updates(self) -> dict[Node, list[Node]]:
         """Return the updates of the step by the variable's handle."""
         return variable_ops.updates(self.order)
+
+    def all_updates(self) -> list[Node]:
+        """Return the updates of the step."""
+        return [node for found in self.updates().values() for node in found]
 
     def reads(self) -> dict[Node, list[Node]]:
         """Return the reads of the step by the variable's handle."""
@@ -88,20 +97,53 @@ class Bench:
         once = near.span is Span.ONCE
         selects = {i: Select.FIRST for i, v in enumerate(inputs) if once and v.node.span is Span.EACH}
         name = f"{near.name}/{op}"
-        return self.graph.add(op, inputs, name=name, span=near.span, selects=selects, attrs=attrs, device=near.device)
+        return near.graph.add(op, inputs, name=name, span=near.span, selects=selects, attrs=attrs, device=near.device)
 
-    def const(self, content: Any, like: Value, *, in_loop: bool = True) -> Value:
-        """Return a constant of the type of a value, beside it."""
-        array = np.asarray(content, dtypes.numpy_dtype(like.dtype))
-        node = self.add("Const", [], like.node, value=array, dtype=like.dtype)
-        if in_loop:  # it would run outside of the loop that the value may be in
-            node.add_control(like.node)
+    def again(self, node: Node, inputs: Sequence[Value], controls: Iterable[Node] = ()) -> Node:
+        """Add a node that does what another one does."""
+        declared = {key: raw for key, raw in node.attrs.items() if key[0] != "_" and not isinstance(raw, PerInstance)}
+        again = node.graph.add(
+            node.op, inputs, name=f"{node.name}/again", attrs={key: node.attr(key) for key in declared},
+            device=node.device, controls=controls, span=node.span, selects=node.selects,
+        )  # fmt: skip
+        for key, raw in node.attrs.items():
+            again.set_raw_attr(key, raw)
+        return again
+
+    def const(
+        self, content: Any, like: Value, *, dtype: int | None = None, controls: Iterable[Node] | None = None
+    ) -> Value:
+        """Return a constant beside a value and of its type, unless another is given.
+
+        It waits for the value: by itself it would be outside of the loop that the value may be in.
+        """
+        dtype = like.dtype if dtype is None else dtype
+        node = self.add("Const", [], like.node, value=np.asarray(content, dtypes.numpy_dtype(dtype)), dtype=dtype)
+        for control in [like.node] if controls is None else controls:
+            node.add_control(control)
         return node.output()
+
+    def computed(self, op: str, value: Value, number: float, near: Node | None = None) -> Value:
+        """Return what an op makes of a value and a number."""
+        return self.add(op, [value, self.const(number, value)], near or value.node).output()
 
     def read_instead(self, use: Use, value: Value) -> None:
         """Let a reader read another value."""
         crosses = use.node.span is Span.ONCE and value.node.span is Span.EACH
         use.node.set_input(use.index, value, Select.FIRST if crosses else None)
+
+    def replace(self, old: Value, new: Value) -> None:
+        """Let all who read a value read another one, but for what was added to make that."""
+        for use in self.uses(old):
+            self.read_instead(use, new)
+
+    def trade(self, one: Node, other: Node, index: int = 0) -> None:
+        """Let two nodes have each other's input."""
+        left, right = one.inputs[index], other.inputs[index]
+        select = one.selects.get(index)
+        one.set_input(index, right, other.selects.get(index))
+        other.set_input(index, left, select)
+        self.keep_acyclic()
 
     def keep_acyclic(self) -> None:
         """Refuse an edit that closed a cycle.
@@ -125,6 +167,30 @@ class Bench:
             for second in nodes:
                 if second is not first and second in behind:
                     yield first, second
+
+
+B = TypeVar("B", bound=Bench)
+Kind = Callable[[Bench], str]
+
+
+def attempt(kind: Callable[[B], str], bench: B) -> str:
+    """Make a mistake, and say it in a sentence; that is empty where there is nothing to spoil in that way."""
+    try:
+        return kind(bench)
+    except (LookupError, StopIteration):
+        return ""
+
+
+def alike(nodes: Iterable[Node]) -> list[tuple[Node, Node]]:
+    """Return the pairs of nodes of one op that run equally often."""
+    nodes = list(nodes)
+    return [(a, b) for a in nodes for b in nodes if a.name < b.name and a.op == b.op and a.span is b.span]
+
+
+def let_go(node: Node) -> None:
+    """Let nobody wait for a node."""
+    for user in node.control_users:
+        user.remove_control(node)
 
 
 def is_float(value: Value) -> bool:
@@ -164,6 +230,3 @@ def each(node: Node, attr: str) -> list[Any]:
 def set_each(node: Node, attr: str, kind: str, contents: Sequence[Any]) -> None:
     """State an attribute for each instance."""
     node.set_raw_attr(attr, PerInstance(tuple(encode(kind, content) for content in contents)))
-
-
-Kind = Callable[[Bench], str]

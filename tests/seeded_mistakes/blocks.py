@@ -33,34 +33,34 @@ def limit_off_by_one(bench: Bench) -> str:
     node = bench.pick(_blocks(bench))
     which = bench.rng.randrange(len(_limits(bench, node)))
     limit = _limits(bench, node)[which]
-    moved = bench.add("AddV2", [limit, bench.const(1 if which == 0 else -1, limit)], node).output()
-    node.set_input(1 + which, moved)
+    node.set_input(1 + which, bench.computed("AddV2", limit, 1 if which == 0 else -1, node))
     return f"limit {which} of '{node.name}' is off by one"
 
 
 def blocks_overlap(bench: Bench) -> str:
     """A block also has the first row of the next one."""
     node = bench.pick(node for node in _blocks(bench) if node.op == "StridedSlice")
-    limit = node.inputs[2]
-    node.set_input(2, bench.add("AddV2", [limit, bench.const(1, limit)], node).output())
+    node.set_input(2, bench.computed("AddV2", node.inputs[2], 1, node))
     return f"'{node.name}' has a row of the next block as well"
 
 
 def block_of_another_replica(bench: Bench) -> str:
     """Replicas take each other's blocks, of one input only."""
     node = bench.pick(_blocks(bench))
-    found = []
+    found, seen = [], set[Value]()
     pending = list(node.inputs[1:3])
-    while pending:
+    while pending:  # limits in a loop of micro-batches depend on themselves
         value = pending.pop()
+        if value in seen:
+            continue
+        seen.add(value)
         if value.node.op == "Const" and any(isinstance(raw, PerInstance) for raw in value.node.attrs.values()):
             found.append(value.node)
         elif value.node.span is Span.EACH:
             pending += value.node.inputs
-    changed = dict.fromkeys(found)
-    if not changed:
+    if not found:
         raise LookupError("no limits of its own")
-    for const in changed:
+    for const in found:
         contents = each(const, "value")
         set_each(const, "value", "tensor", [*contents[1:], contents[0]])
     return f"'{node.name}' is the block of the next replica"
@@ -69,8 +69,7 @@ def block_of_another_replica(bench: Bench) -> str:
 def whole_for_block(bench: Bench) -> str:
     """A replica works on the whole batch."""
     node = bench.pick(_blocks(bench))
-    for use in node.output().uses:
-        bench.read_instead(use, node.inputs[0])
+    bench.replace(node.output(), node.inputs[0])
     return f"'{node.inputs[0].name}' is read whole where '{node.name}' was"
 
 
@@ -110,32 +109,23 @@ def _counted(bench: Bench) -> list[Node]:
 def size_of_one_replica(bench: Bench) -> str:
     """The size of the batch is divided by the number of replicas."""
     node = bench.pick(_counted(bench))
-    uses = bench.uses(node.output())
-    less = bench.add("FloorDiv", [node.output(), bench.const(bench.instances, node.output())], node).output()
-    for use in uses:
-        bench.read_instead(use, less)
+    bench.replace(node.output(), bench.computed("FloorDiv", node.output(), bench.instances))
     return f"'{node.name}' is divided by {bench.instances}"
 
 
 def global_size_for_local(bench: Bench) -> str:
     """What shapes a block is as large as the batch."""
-    node = bench.pick(
-        bench.where(lambda n: n.span is Span.EACH and n.op in ("Shape", "Size") and bool(bench.uses(n.output())))
-    )
+    node = bench.one(lambda n: n.span is Span.EACH and n.op in ("Shape", "Size") and bool(bench.uses(n.output())))
     value = node.output()
     use = bench.pick(bench.uses(value))
-    more = bench.add("Mul", [value, bench.const(bench.instances, value)], node).output()
-    bench.read_instead(use, more)
+    bench.read_instead(use, bench.computed("Mul", value, bench.instances))
     return f"'{use.node.name}' takes {bench.instances} times the size '{node.name}'"
 
 
 def term_on_every_replica(bench: Bench) -> str:
     """A term that is added to a partial sum counts on every replica."""
-    node = bench.pick(
-        bench.where(lambda node: node.op == "SelectV2" and node.name.rpartition("/")[2].startswith("term"))
-    )
-    for use in node.output().uses:
-        bench.read_instead(use, node.inputs[1])
+    node = bench.one(lambda node: node.op == "SelectV2" and node.name.rpartition("/")[2].startswith("term"))
+    bench.replace(node.output(), node.inputs[1])
     return f"'{node.inputs[1].name}' counts on every replica"
 
 
@@ -160,25 +150,22 @@ def consumer_rewired(bench: Bench) -> str:
 
 def operands_swapped(bench: Bench) -> str:
     """The operands of a difference, a quotient or a product of matrices change places."""
-    node = bench.pick(bench.where(lambda n: n.op in ("Sub", "RealDiv", "MatMul", "BatchMatMulV2", "SquaredDifference")))
+    node = bench.one(lambda n: n.op in ("Sub", "RealDiv", "MatMul", "BatchMatMulV2", "SquaredDifference"))
     left, right = node.inputs
     selects = {1 - index: select for index, select in node.selects.items()}
     node.set_inputs([right, left], selects)
     return f"the operands of '{node.name}' have changed places"
 
 
+def _constants(bench: Bench, *types: int) -> list[Node]:
+    """Return what is the same constant on all instances, and is read."""
+    found = bench.where(lambda n: n.op == "Const" and n.output().dtype in types and bool(bench.uses(n.output())))
+    return [node for node in found if isinstance(node.attrs.get("value"), bytes)]
+
+
 def constant_scaled(bench: Bench) -> str:
     """A factor is 1/N of what it was."""
-    node = bench.pick(
-        bench.where(
-            lambda n: (
-                n.op == "Const"
-                and is_float(n.output())
-                and isinstance(n.attrs.get("value"), bytes)
-                and bool(bench.uses(n.output()))
-            )
-        )
-    )
+    node = bench.pick(_constants(bench, dtypes.FLOAT, dtypes.DOUBLE))
     array = np.asarray(node.attr("value"))
     node.set_attr("value", array / array.dtype.type(bench.instances))
     return f"'{node.name}' is divided by {bench.instances}"
@@ -186,16 +173,7 @@ def constant_scaled(bench: Bench) -> str:
 
 def integer_changed(bench: Bench) -> str:
     """An integer constant, an axis or a size for example, is one more."""
-    node = bench.pick(
-        bench.where(
-            lambda n: (
-                n.op == "Const"
-                and n.output().dtype in (dtypes.INT32, dtypes.INT64)
-                and isinstance(n.attrs.get("value"), bytes)
-                and bool(bench.uses(n.output()))
-            )
-        )
-    )
+    node = bench.pick(_constants(bench, dtypes.INT32, dtypes.INT64))
     array = np.asarray(node.attr("value"))
     if not array.size:
         raise LookupError("it is empty")
@@ -206,8 +184,7 @@ def integer_changed(bench: Bench) -> str:
 def attribute_changed(bench: Bench) -> str:
     """A flag of an op is turned round."""
     flags = ("transpose_a", "transpose_b", "keep_dims", "use_nesterov", "adj_x", "adj_y", "exclusive", "reverse")
-    nodes = bench.where(lambda node: any(flag in node.attrs for flag in flags))
-    node = bench.pick(nodes)
+    node = bench.one(lambda node: any(flag in node.attrs for flag in flags))
     flag = bench.pick(flag for flag in flags if flag in node.attrs)
     node.set_attr(flag, not node.attr(flag))
     return f"'{flag}' of '{node.name}' is turned round"
@@ -215,17 +192,16 @@ def attribute_changed(bench: Bench) -> str:
 
 def seed_changed(bench: Bench) -> str:
     """Something random has another seed."""
-    node = bench.pick(bench.where(lambda node: "seed2" in node.attrs and node.op.startswith(RANDOM)))
+    node = bench.one(lambda node: "seed2" in node.attrs and node.op.startswith(RANDOM))
     node.set_attr("seed2", node.attr("seed2") + 1)
     return f"'{node.name}' has another seed"
 
 
 def mask_of_its_own(bench: Bench) -> str:
     """Every replica draws for itself."""
-    node = bench.pick(bench.where(lambda n: n.span is Span.ONCE and n.op.startswith(RANDOM) and "seed2" in n.attrs))
-    for value in node.inputs:
-        if value.node.span is Span.EACH:
-            raise LookupError("it reads replicas")
+    node = bench.one(lambda n: n.span is Span.ONCE and n.op.startswith(RANDOM) and "seed2" in n.attrs)
+    if any(value.node.span is Span.EACH for value in node.inputs):
+        raise LookupError("it reads replicas")
     node.set_span(Span.EACH)
     for use in node.output().uses:
         if use.node.span is Span.ONCE:
@@ -253,7 +229,7 @@ def predicate_of_its_own(bench: Bench) -> str:
 
 def predicate_inverted(bench: Bench) -> str:
     """A branch is taken when it should not be."""
-    node = bench.pick(bench.where(lambda node: node.op == "Switch" and node.inputs[1].node.op != "LoopCond"))
+    node = bench.one(lambda node: node.op == "Switch" and node.inputs[1].node.op != "LoopCond")
     value = node.inputs[1]
     node.set_input(1, bench.add("LogicalNot", [value], value.node).output(), node.selects.get(1))
     return f"'{node.name}' takes the other branch"
@@ -267,19 +243,15 @@ def accumulator_not_empty(bench: Bench) -> str:
         inner = start.inputs[0] if start.op == "Enter" else node.inputs[0]
         found.append((start if start.op == "Enter" else node, inner))
     node, inner = bench.pick(found)
-    changed = bench.add("AddV2", [inner, bench.const(1, inner)], inner.node).output()
-    node.set_input(0, changed, node.selects.get(0))
+    node.set_input(0, bench.computed("AddV2", inner, 1), node.selects.get(0))
     return f"'{node.name}' begins with one more"
 
 
 def iteration_lost(bench: Bench) -> str:
     """A loop runs once less."""
-    nodes = bench.where(
-        lambda n: n.op == "Less" and any(use.node.op in ("LoopCond", "LogicalAnd") for use in n.output().uses)
-    )
-    node = bench.pick(nodes)
-    limit = node.inputs[1]
-    node.set_input(1, bench.add("Sub", [limit, bench.const(1, limit)], node).output())
+    ends = ("LoopCond", "LogicalAnd")
+    node = bench.one(lambda n: n.op == "Less" and any(use.node.op in ends for use in n.output().uses))
+    node.set_input(1, bench.computed("Sub", node.inputs[1], 1, node))
     return f"'{node.name}' ends one iteration early"
 
 

@@ -2,55 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from autograph_rewrite.ir.graph import Node, Select, Span, Value
 from autograph_rewrite.ir.types import dtypes
-from tests.seeded_mistakes.bench import Bench, Kind, gathers_all, is_float, is_join, is_sum, set_each
+from tests.seeded_mistakes.bench import Bench, Kind, alike, gathers_all, is_float, is_join, is_sum, set_each
 
 
 def sum_dropped(bench: Bench) -> str:
     """What should be summed is read as the first replica, or each for itself, holds it."""
-    node = bench.pick(bench.where(is_sum))
+    node = bench.one(is_sum)
     value = node.inputs[0]
-    for use in node.output().uses:
-        bench.read_instead(use, value)
-    _anchors(bench, node.output(), value)
+    bench.replace(node.output(), value)
+    bench.graph.move_anchors(node.output(), value)
     return f"'{node.name}' is not summed"
-
-
-def _anchors(bench: Bench, old: Value, new: Value) -> None:
-    for name, value in bench.graph.anchors.items():
-        if value is old:
-            bench.graph.set_anchor(name, new)
 
 
 def sum_doubled(bench: Bench) -> str:
     """A value that is whole is summed over the replicas once more."""
-    node = bench.pick(bench.where(lambda node: is_sum(node) and is_float(node.output())))
+    node = bench.one(lambda node: is_sum(node) and is_float(node.output()))
     total = node.output()
-    uses = bench.uses(total)
     if node.op == "CollectiveReduceV2" and node.inputs[2].node.op == "Const":
-        attrs = dict(node.attrs)
         key = bench.const(np.asarray(node.inputs[2].node.attr("value")) + 100000, node.inputs[2])
-        again = bench.graph.add(
-            node.op, [total, node.inputs[1], key, *node.inputs[3:]], name=f"{node.name}/again", span=node.span
-        )
-        for name, raw in attrs.items():
-            again.set_raw_attr(name, raw)
+        again = bench.again(node, [total, node.inputs[1], key, *node.inputs[3:]])
     else:
         again = bench.add("AddN", [total] * bench.instances, node)
-    for use in uses:
-        if use.node is not again:
-            bench.read_instead(use, again.output())
+    bench.replace(total, again.output())
     return f"'{node.name}' is summed again"
 
 
 def other_way_to_combine(bench: Bench) -> str:
     """The maximum is taken instead of the sum, or the sum instead of the maximum."""
-    node = bench.pick(bench.where(lambda n: n.op == "CollectiveReduceV2" or (n.op == "AddN" and gathers_all(n))))
+    node = bench.one(lambda n: n.op == "CollectiveReduceV2" or (n.op == "AddN" and gathers_all(n)))
     if node.op == "CollectiveReduceV2":
         merge = node.attr("merge_op")
         node.set_attr("merge_op", "Max" if merge == b"Add" else "Add")
@@ -58,63 +41,52 @@ def other_way_to_combine(bench: Bench) -> str:
     stack = bench.graph.add(
         "Pack", node.inputs, name=f"{node.name}/Pack", selects={0: Select.ALL}, attrs={"axis": 0, "N": node.attr("N")}
     )
-    axis = bench.graph.add("Const", name=f"{node.name}/axis", attrs={"value": np.int32(0), "dtype": dtypes.INT32})
-    axis.add_control(stack)
-    fold = bench.graph.add("Max", [stack.output(), axis.output()], name=f"{node.name}/Max")
+    axis = bench.const(0, stack.output(), dtype=dtypes.INT32)
+    fold = bench.graph.add("Max", [stack.output(), axis], name=f"{node.name}/Max")
     node.output().replace_all_uses_with(fold.output())
     return f"'{node.name}' takes the maximum"
 
 
 def average_for_sum(bench: Bench) -> str:
     """A sum is divided by the number of replicas."""
-    node = bench.pick(bench.where(lambda node: is_sum(node) and is_float(node.output())))
-    _scale(bench, node.output(), 1 / bench.instances)
+    node = bench.one(lambda node: is_sum(node) and is_float(node.output()))
+    bench.replace(node.output(), bench.computed("Mul", node.output(), 1 / bench.instances))
     return f"'{node.name}' is averaged"
 
 
 def sum_for_average(bench: Bench) -> str:
     """A value is multiplied by the number of replicas."""
-    node = bench.pick(
-        bench.where(lambda node: node.op in ("RealDiv", "Mul", "AddV2", "Sub") and is_float(node.output()))
-    )
-    _scale(bench, node.output(), bench.instances)
+    ops = ("RealDiv", "Mul", "AddV2", "Sub")
+    node = bench.one(lambda node: node.op in ops and is_float(node.output()))
+    bench.replace(node.output(), bench.computed("Mul", node.output(), bench.instances))
     return f"'{node.name}' is multiplied by {bench.instances}"
 
 
-def _scale(bench: Bench, value: Value, factor: float) -> None:
-    uses = bench.uses(value)
-    scaled = bench.add("Mul", [value, bench.const(factor, value)], value.node).output()
-    for use in uses:
-        bench.read_instead(use, scaled)
-
-
-def contribution(bench: Bench, counts: tuple[int, ...]) -> str:
-    """Let the last instance count as often as it says in a sum over replicas."""
-    node = bench.pick(
-        bench.where(lambda node: is_sum(node) and is_float(node.output()) and node.inputs[0].node.span is Span.EACH)
-    )
+def _contribution(bench: Bench, times: int) -> str:
+    """Let the last instance count that often in a sum over replicas."""
+    node = bench.one(lambda node: is_sum(node) and is_float(node.output()) and node.inputs[0].node.span is Span.EACH)
     value = node.inputs[0]
     factor = bench.const(1, value)
     ones = [np.ones((), dtypes.numpy_dtype(value.dtype)) for _ in range(bench.instances)]
-    ones[-1] = ones[-1] * counts[0]
+    ones[-1] = ones[-1] * times
     set_each(factor.node, "value", "tensor", ones)
     node.set_input(0, bench.add("Mul", [value, factor], value.node).output(), node.selects.get(0))
-    return f"the last instance counts {counts[0]} times in '{node.name}'"
+    return f"the last instance counts {times} times in '{node.name}'"
 
 
 def contribution_lost(bench: Bench) -> str:
     """One replica, or micro-batch, does not count in a sum."""
-    return contribution(bench, (0,))
+    return _contribution(bench, 0)
 
 
 def contribution_doubled(bench: Bench) -> str:
     """One replica, or micro-batch, counts twice in a sum."""
-    return contribution(bench, (2,))
+    return _contribution(bench, 2)
 
 
 def partial_read_as_whole(bench: Bench) -> str:
     """One reader gets the value from before the sum."""
-    node = bench.pick(bench.where(lambda node: is_sum(node) and bool(bench.uses(node.output()))))
+    node = bench.one(lambda node: is_sum(node) and bool(bench.uses(node.output())))
     use = bench.pick(bench.uses(node.output()))
     bench.read_instead(use, node.inputs[0])
     return f"'{use.node.name}' reads '{node.inputs[0].name}' without the sum"
@@ -122,78 +94,48 @@ def partial_read_as_whole(bench: Bench) -> str:
 
 def other_value_summed(bench: Bench) -> str:
     """Two sums are of each other's value."""
-    sums = bench.where(is_sum)
-    found = [
-        (a, b)
-        for a in sums
-        for b in sums
-        if a.name < b.name and a.op == b.op and a.span is b.span and a.inputs[0].dtype == b.inputs[0].dtype
-        and a.inputs[0].node.span is b.inputs[0].node.span and a.inputs[0] is not b.inputs[0]
-    ]  # fmt: skip
-    one, other = _trade_values(bench, found)
+    found = [(a, b) for a, b in _of_one_type(bench.where(is_sum)) if a.inputs[0].node.span is b.inputs[0].node.span]
+    one, other = bench.pick(found)
+    bench.trade(one, other)
     return f"'{one.name}' and '{other.name}' sum each other's value"
 
 
-def _trade_values(bench: Bench, pairs: Sequence[tuple[Node, Node]]) -> tuple[Node, Node]:
-    """Let the nodes of one of the pairs read each other's first input; return them."""
-    one, other = bench.pick(pairs)
-    left, right = one.inputs[0], other.inputs[0]
-    one.set_input(0, right, one.selects.get(0))
-    other.set_input(0, left, other.selects.get(0))
-    bench.keep_acyclic()
-    return one, other
+def _of_one_type(nodes: list[Node]) -> list[tuple[Node, Node]]:
+    """Return the pairs of nodes of one op whose first inputs are two values of one type."""
+    pairs = [(a, b, a.inputs[0], b.inputs[0]) for a, b in alike(nodes)]
+    return [(a, b) for a, b, left, right in pairs if left is not right and left.dtype == right.dtype]
 
 
 def gather_dropped(bench: Bench) -> str:
     """A block is read where all blocks are wanted."""
-    node = bench.pick(bench.where(is_join))
-    for use in node.output().uses:
-        bench.read_instead(use, node.inputs[0])
+    node = bench.one(is_join)
+    bench.replace(node.output(), node.inputs[0])
     return f"'{node.name}' does not gather"
 
 
 def gather_reversed(bench: Bench) -> str:
     """Blocks are joined in another order."""
-    node = bench.pick(bench.where(is_join))
+    node = bench.one(is_join)
     value = node.output()
-    uses = bench.uses(value)
-    axis = bench.graph.add(
-        "Const",
-        name=f"{node.name}/reversed",
-        attrs={"value": np.array([0], np.int32), "dtype": dtypes.INT32},
-        span=node.span,
-    )
-    axis.add_control(node)
-    turned = bench.add("ReverseV2", [value, axis.output()], node)
-    for use in uses:
-        bench.read_instead(use, turned.output())
+    turned = bench.add("ReverseV2", [value, bench.const([0], value, dtype=dtypes.INT32)], node)
+    bench.replace(value, turned.output())
     return f"the rows of '{node.name}' are turned round"
 
 
 def gather_along_other_axis(bench: Bench) -> str:
     """Blocks are joined along another dimension."""
-    node = bench.pick(bench.where(lambda node: node.op == "ConcatV2" and gathers_all(node)))
-    axis = node.inputs[-1]
-    number = int(axis.node.attr("value"))
-    other = bench.graph.add(
-        "Const", name=f"{node.name}/other_axis", attrs={"value": np.int32(number + 1), "dtype": dtypes.INT32}
-    )
-    other.add_control(node.inputs[0].node)
-    node.set_input(len(node.inputs) - 1, other.output())
-    return f"'{node.name}' joins along {number + 1}"
+    node = bench.one(lambda node: node.op == "ConcatV2" and gathers_all(node))
+    axis = int(node.inputs[-1].node.attr("value")) + 1
+    # Not beside what is joined: that is there once per instance.
+    other = bench.const(axis, node.inputs[-1], controls=[node.inputs[0].node])
+    node.set_input(len(node.inputs) - 1, other)
+    return f"'{node.name}' joins along {axis}"
 
 
 def other_block_gathered(bench: Bench) -> str:
     """Two gathers are of each other's value."""
-    joins = bench.where(is_join)
-    found = [
-        (a, b)
-        for a in joins
-        for b in joins
-        if a.name < b.name and a.op == b.op and a.span is b.span and a.inputs[0].dtype == b.inputs[0].dtype
-        and a.inputs[0] is not b.inputs[0]
-    ]  # fmt: skip
-    one, other = _trade_values(bench, found)
+    one, other = bench.pick(_of_one_type(bench.where(is_join)))
+    bench.trade(one, other)
     return f"'{one.name}' and '{other.name}' gather each other's value"
 
 
@@ -218,11 +160,14 @@ def _elements(value: Value) -> int:
     return -1
 
 
+def _outputs(bench: Bench) -> list[Node]:
+    return [bench.graph.nodes[info.tensor.partition(":")[0]] for info in bench.item.outputs.values()]
+
+
 def output_of_one_replica(bench: Bench) -> str:
     """An output is what the first replica has instead of what all have together."""
-    outputs = [bench.graph.nodes[info.tensor.partition(":")[0]] for info in bench.item.outputs.values()]
     found = []
-    for node in outputs:
+    for node in _outputs(bench):
         for index, value in enumerate(node.inputs):
             inner = value.node
             if inner.span is Span.ONCE and inner.inputs and inner.inputs[0].node.span is Span.EACH:
@@ -236,19 +181,8 @@ def output_of_one_replica(bench: Bench) -> str:
 
 def output_of_another_value(bench: Bench) -> str:
     """An output is another value of its type and rank."""
-    outputs = sorted(
-        {bench.graph.nodes[info.tensor.partition(":")[0]] for info in bench.item.outputs.values()}, key=lambda n: n.name
-    )
-    found = [
-        (a, b)
-        for a in outputs
-        for b in outputs
-        if a is not b
-        and a.inputs
-        and b.inputs
-        and a.inputs[0].dtype == b.inputs[0].dtype
-        and a.op == b.op == "Identity"
-    ]
+    outputs = sorted({node for node in _outputs(bench) if node.op == "Identity"}, key=lambda n: n.name)
+    found = [(a, b) for a in outputs for b in outputs if a is not b and a.inputs[0].dtype == b.inputs[0].dtype]
     one, other = bench.pick(found)
     one.set_input(0, other.inputs[0], other.selects.get(0))
     bench.keep_acyclic()
@@ -257,7 +191,7 @@ def output_of_another_value(bench: Bench) -> str:
 
 def narrow_sum(bench: Bench) -> str:
     """A sum is taken in a coarser type."""
-    node: Node = bench.pick(bench.where(lambda node: is_sum(node) and node.output().dtype == dtypes.DOUBLE))
+    node = bench.one(lambda node: is_sum(node) and node.output().dtype == dtypes.DOUBLE)
     value = node.inputs[0]
     narrow = bench.add("Cast", [value], value.node, DstT=dtypes.FLOAT)
     wide = bench.add("Cast", [narrow.output()], value.node, DstT=dtypes.DOUBLE)

@@ -21,16 +21,12 @@ def _next(merge: Node) -> Node | None:
 
 def _number(bench: Bench) -> Node:
     """Return the loop variable that counts."""
-    less = bench.pick(bench.where(lambda n: n.op == "Less" and n.output().uses[0].node.op == "LoopCond"))
-    merge: Node = less.inputs[0].node
-    return merge
+    return bench.one(lambda n: n.op == "Less" and n.output().uses[0].node.op == "LoopCond").inputs[0].node
 
 
 def _added(bench: Bench) -> Node:
     """Return what adds an iteration's value to a running sum."""
-    sums = bench.where(lambda n: n.op == "AddV2" and n.name.endswith("/added") and is_float(n.output()))
-    node: Node = bench.pick(sums)
-    return node
+    return bench.one(lambda n: n.op == "AddV2" and n.name.endswith("/added") and is_float(n.output()))
 
 
 def _outside(bench: Bench, value: Value) -> Node:
@@ -89,8 +85,7 @@ def addend_doubled(bench: Bench) -> str:
 def only_the_last_kept(bench: Bench) -> str:
     """A running sum is forgotten in each iteration."""
     node = _added(bench)
-    zero = bench.add("ZerosLike", [node.inputs[0]], node).output()
-    node.set_input(0, zero)
+    node.set_input(0, bench.add("ZerosLike", [node.inputs[0]], node).output())
     return f"'{node.name}' forgets what it has"
 
 
@@ -101,10 +96,7 @@ def other_addend(bench: Bench) -> str:
         lambda n: n.op == "AddV2" and n.name.endswith("/added") and n.output().dtype == one.output().dtype
     )
     other = bench.pick(node for node in others if node is not one)
-    first, second = one.inputs[1], other.inputs[1]
-    one.set_input(1, second)
-    other.set_input(1, first)
-    bench.keep_acyclic()
+    bench.trade(one, other, 1)
     return f"'{one.name}' and '{other.name}' add each other's values"
 
 
@@ -143,7 +135,7 @@ def every_other_one(bench: Bench) -> str:
 
 def condition_inverted(bench: Bench) -> str:
     """The loop goes on where it should end."""
-    cond = bench.pick(bench.where(lambda n: n.op == "LoopCond"))
+    cond = bench.one(lambda n: n.op == "LoopCond")
     cond.set_input(0, bench.add("LogicalNot", [cond.inputs[0]], cond.inputs[0].node).output())
     return f"'{cond.name}' is inverted"
 
@@ -181,7 +173,7 @@ def table_shuffled(bench: Bench) -> str:
 
 def value_of_earlier_iteration(bench: Bench) -> str:
     """A node reads what another one made in the iteration before."""
-    cond = bench.pick(bench.where(lambda n: n.op == "LoopCond"))
+    cond = bench.one(lambda n: n.op == "LoopCond")
     like = bench.pick(n for n in bench.order if n.op == "Enter" and n.output().uses and _reads(cond, n))
     values = [n.output() for n in bench.nodes if n.span is Span.EACH and _is_of_body(bench, n)]
     value = bench.pick(value for value in values if is_float(value) and bench.uses(value))
@@ -207,63 +199,48 @@ def _is_of_body(bench: Bench, node: Node) -> bool:
     return node.name in bench.item.graph.nodes and any(v.node.span is Span.EACH for v in node.inputs)
 
 
+def _exits(bench: Bench) -> list[Node]:
+    return bench.where(lambda n: n.op == "Exit" and n.span is Span.EACH and is_float(n.output()))
+
+
 def exits_swapped(bench: Bench) -> str:
     """What two loop variables were at the end is confused."""
-    exits = bench.where(lambda n: n.op == "Exit" and n.span is Span.EACH and is_float(n.output()))
+    exits = _exits(bench)
     one = bench.pick(exits)
     other = bench.pick(n for n in exits if n is not one and n.output().dtype == one.output().dtype)
-    first, second = one.inputs[0], other.inputs[0]
-    one.set_input(0, second)
-    other.set_input(0, first)
+    bench.trade(one, other)
     return f"'{one.name}' and '{other.name}' are swapped"
 
 
 def total_averaged(bench: Bench) -> str:
     """What the loop has summed is divided by the number of micro-batches."""
-    exits = bench.where(lambda n: n.op == "Exit" and n.span is Span.EACH and is_float(n.output()))
-    total = bench.pick(exits).output()
-    uses = bench.uses(total)
-    part = bench.graph.add(
-        "Const",
-        name=f"{total.node.name}/share",
-        attrs={"value": np.asarray(0.5, dtypes.numpy_dtype(total.dtype)), "dtype": total.dtype},
-    )
-    half = bench.graph.add("Mul", [total, part.output()], name=f"{total.node.name}/half", span=Span.EACH)
-    for use in uses:
-        use.node.set_input(use.index, half.output(), use.node.selects.get(use.index))
+    total = bench.pick(_exits(bench)).output()
+    half = bench.computed("Mul", total, 0.5)
+    total.replace_all_uses_with(half, keep=[half.node])
     return f"'{total.name}' is halved"
 
 
 def total_of_one_replica(bench: Bench) -> str:
     """What all replicas' loops have made is taken from the first."""
-    node = bench.pick(bench.where(lambda n: n.name.endswith("/looped") and Select.ALL in n.selects.values()))
+    node = bench.one(lambda n: n.name.endswith("/looped") and Select.ALL in n.selects.values())
     value = node.inputs[0]
-    for use in node.output().uses:
-        bench.read_instead(use, value)
+    bench.replace(node.output(), value)
     return f"'{value.name}' is that of the first replica"
 
 
 def pushed_twice(bench: Bench) -> str:
     """A list gets the value of each micro-batch twice."""
-    node = bench.pick(bench.where(lambda n: n.op == "TensorListPushBack" and n.span is Span.EACH))
-    again = bench.graph.add(
-        "TensorListPushBack", [node.output(), node.inputs[1]], name=f"{node.name}/again", span=Span.EACH
-    )
-    again.set_raw_attr("element_dtype", node.attrs["element_dtype"])
+    node = bench.one(lambda n: n.op == "TensorListPushBack" and n.span is Span.EACH)
+    again = bench.again(node, [node.output(), node.inputs[1]])
     node.output().replace_all_uses_with(again.output(), keep={again})
     return f"'{node.name}' is pushed twice"
 
 
 def list_reversed(bench: Bench) -> str:
     """The rows that a loop has kept are the other way round."""
-    joins = ("TensorListConcatV2", "TensorListStack")
-    node = bench.pick(bench.where(lambda n: n.op in joins and n.span is Span.EACH))
-    zero = {"value": np.zeros(1, np.int32), "dtype": dtypes.INT32}
-    axis = bench.graph.add("Const", name=f"{node.name}/first_axis", attrs=zero).output()
-    turned = bench.graph.add("ReverseV2", [node.output(), axis], name=f"{node.name}/turned", span=Span.EACH)
-    for use in node.output().uses:
-        if use.node is not turned:
-            use.node.set_input(use.index, turned.output(), use.node.selects.get(use.index))
+    node = bench.one(lambda n: n.op in ("TensorListConcatV2", "TensorListStack") and n.span is Span.EACH)
+    turned = bench.add("ReverseV2", [node.output(), bench.const([0], node.output(), dtype=dtypes.INT32)], node)
+    node.output().replace_all_uses_with(turned.output(), keep=[turned])
     return f"'{node.name}' is the other way round"
 
 
@@ -279,7 +256,7 @@ def other_list(bench: Bench) -> str:
 
 def item_of_another_micro_batch(bench: Bench) -> str:
     """A backward stage reads what the first micro-batch has left for it."""
-    node = bench.pick(bench.where(lambda n: n.op == "TensorListGetItem" and n.span is Span.EACH))
+    node = bench.one(lambda n: n.op == "TensorListGetItem" and n.span is Span.EACH)
     node.set_input(1, bench.add("ZerosLike", [node.inputs[1]], node).output())
     return f"'{node.name}' is always that of the first"
 
@@ -313,27 +290,9 @@ def one_loop_for_all(bench: Bench) -> str:
 
 
 KINDS: tuple[Kind, ...] = (
-    one_loop_for_all,
-    sum_begins_with_one,
-    addend_lost,
-    addend_doubled,
-    only_the_last_kept,
-    other_addend,
-    one_iteration_more,
-    one_iteration_less,
-    begins_with_the_second,
-    every_other_one,
-    condition_inverted,
-    entry_of_first_micro_batch,
-    entry_of_another_micro_batch,
-    table_shuffled,
-    value_of_earlier_iteration,
-    exits_swapped,
-    total_averaged,
-    total_of_one_replica,
-    pushed_twice,
-    list_reversed,
-    other_list,
-    item_of_another_micro_batch,
-    slot_skipped,
-)
+    one_loop_for_all, sum_begins_with_one, addend_lost, addend_doubled, only_the_last_kept, other_addend,
+    one_iteration_more, one_iteration_less, begins_with_the_second, every_other_one, condition_inverted,
+    entry_of_first_micro_batch, entry_of_another_micro_batch, table_shuffled, value_of_earlier_iteration,
+    exits_swapped, total_averaged, total_of_one_replica, pushed_twice, list_reversed, other_list,
+    item_of_another_micro_batch, slot_skipped,
+)  # fmt: skip

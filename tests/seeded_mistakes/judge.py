@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,7 +27,7 @@ def judge(mistake: Mistake, *, run_refused: bool = True) -> dict[str, Any]:
         "boundary": mistake.boundary,
         "number": mistake.number,
     }
-    guard = Refusals()
+    began, guard = time.perf_counter(), Refusals()
     try:
         spoilt = spoil(mistake, guard)
     except StillbornError as error:
@@ -39,6 +40,7 @@ def judge(mistake: Mistake, *, run_refused: bool = True) -> dict[str, Any]:
         "sentence": spoilt.sentence,
         "refused": guard.refusal,
         "not_covered": len(guard.certificate.not_covered),
+        "seconds": round(time.perf_counter() - began, 2),
     }
 
 

@@ -17,7 +17,7 @@ from autograph_rewrite.errors import RewriteError, VerifyError
 from autograph_rewrite.ir.claims import Certifier
 from autograph_rewrite.ir.graph import Graph
 from tests.seeded_mistakes import accesses, blocks, exchanges, iterations
-from tests.seeded_mistakes.bench import Bench, Kind
+from tests.seeded_mistakes.bench import Bench, Kind, attempt
 from tests.seeded_mistakes.draws import Draw
 from tests.support.rewriting import run_pipeline
 
@@ -83,10 +83,10 @@ def spoil(mistake: Mistake, certificate: Certifier | None = None, *, let_through
             return
         instances = plan.replicas if name == "roll-loop" else plan.instances
         bench = Bench(graph, draw.flat, instances, random.Random(str(mistake)))
-        try:
-            said.append(mistake.kind(bench))
-        except (LookupError, StopIteration) as error:
-            raise StillbornError("nothing to spoil") from error
+        if sentence := attempt(mistake.kind, bench):
+            said.append(sentence)
+        else:
+            raise StillbornError("nothing to spoil")
 
     try:
         item = run_pipeline(draw.flat, plan, observers=[observe], certificate=certificate)

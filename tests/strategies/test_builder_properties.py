@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.ir.types.dtypes import FLOAT
-from autograph_rewrite.item import GraphItem, TensorInfo, Variable
+from autograph_rewrite.item import GraphItem
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.verify.check_plan import check
 from autograph_rewrite.strategies import STRATEGIES, named_builder
 from autograph_rewrite.strategies.builder.shard_counts import shard_sizes, smallest_divisor, smallest_non_divisor
+from autograph_rewrite.training_graph import TensorInfo, Variable
 from tests.support.small_items import const, variable
 
 SHAPES = st.lists(st.lists(st.integers(1, 40), max_size=3).map(tuple), min_size=1, max_size=6)

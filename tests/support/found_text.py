@@ -10,13 +10,13 @@ from collections.abc import Iterator
 
 from autograph_rewrite.ir.format.literals import shape_text
 from autograph_rewrite.ir.types.device_names import short
-from autograph_rewrite.item import Variable
 from autograph_rewrite.passes.base.instance_order import HappensAfter
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.emit.replica_layout import ReplicaLayout
 from autograph_rewrite.passes.propagation_passes import Resolved
 from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.resolve.remat.decision import Decision
+from autograph_rewrite.training_graph import Variable
 
 
 def found(rewrite: Rewrite) -> Iterator[str]:

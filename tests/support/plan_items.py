@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.ir.types.dtypes import FLOAT, INT32
-from autograph_rewrite.item import GraphItem, TensorInfo, Variable
+from autograph_rewrite.item import GraphItem
 from autograph_rewrite.plan.parts.collective_keys import with_keys
 from autograph_rewrite.plan.parts.messages import Axis, BatchInput, EdgePlan, VariableRequest
 from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.training_graph import TensorInfo, Variable
 
 TWO_DEVICES = ("/device:CPU:0", "/device:CPU:1")
 

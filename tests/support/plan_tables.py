@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from autograph_rewrite.ir.graph import Graph, Value
 from autograph_rewrite.ir.types.dtypes import FLOAT, INT32
-from autograph_rewrite.item import GraphItem, TensorInfo, Variable
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.training_graph import TensorInfo, Variable
 from tests.support.small_items import const, variable
 
 SHAPES = {

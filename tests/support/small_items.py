@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.item import GraphItem, TensorInfo, Variable
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.training_graph import TensorInfo, Variable
 
 FLOAT, INT32 = dtypes.FLOAT, dtypes.INT32
 DEVICES = ("/device:CPU:0", "/device:CPU:1")
@@ -81,7 +82,7 @@ class Mirrored:
         graph.current_pass = ""
         graph.add("NoOp", name="train", controls=updates, device=DEVICES[0])
         graph.add("NoOp", name="init", controls=inits, device=DEVICES[0])
-        return regression().with_(graph=graph)
+        return replace(regression(), source=graph)
 
     def _replica(self, replica: int, device: str, keys: list[Value]) -> tuple[Value, Node, list[Node]]:
         graph = self.graph

@@ -36,13 +36,14 @@ from autograph_rewrite.inspect.optimize import optimize
 from autograph_rewrite.inspect.placements import placements_of
 from autograph_rewrite.ir.format.printer import line
 from autograph_rewrite.ir.gc_pause import no_garbage_collection
-from autograph_rewrite.item import GraphItem, Variable
+from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.sources.printed import from_printed
 from autograph_rewrite.normalize.normalize import normalise_original
 from autograph_rewrite.passes.base.pass_manager import run_passes
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.pass_pipeline import PIPELINE, resolve
 from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.training_graph import Variable
 from tests.support.found_text import found as found_by
 from tests.support.paths import CASES
 
@@ -119,7 +120,7 @@ def _with_captured(item: GraphItem, given: str) -> GraphItem:
         shape = tuple(int(dim) for dim in dims.split(",") if dim)
         captured[name] = Variable(name, name, dtype, shape, trainable=True, captured=True)
     inputs = {name: info for name, info in item.inputs.items() if name not in captured}
-    return item.with_(inputs=inputs, variables={**item.variables, **captured})
+    return replace(item, inputs=inputs, variables={**item.variables, **captured})
 
 
 def _lines(rewrite: Rewrite) -> dict[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -82,7 +83,7 @@ class BuiltModel:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A named zoo entry; `build` makes a fresh one, the same every time."""
+    """A named zoo entry; `build` makes one, the same every time: a graph once for all, which nobody can add to."""
 
     name: str
     kind: str  # graph, function or keras
@@ -93,4 +94,12 @@ class Case:
 
     def build(self, options: Options | None = None, **changes: Any) -> Any:
         """Return a Built, BuiltFunction or BuiltModel, by `kind`."""
-        return self.builder(replace(options or Options(), **changes))
+        options = replace(options or Options(), **changes)
+        return _graph_of(self.builder, options) if self.kind == "graph" else self.builder(options)
+
+
+@lru_cache(maxsize=32)
+def _graph_of(builder: Callable[[Options], Any], options: Options) -> Any:
+    built = builder(options)
+    built.graph.finalize()
+    return built

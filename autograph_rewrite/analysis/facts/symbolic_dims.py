@@ -167,6 +167,18 @@ def broadcast_dim(a: Dim, b: Dim) -> Dim:
     return next((dim for dim in (a, b) if isinstance(dim, int)), None)
 
 
+def broadcast(shapes: Sequence[tuple[Dim, ...] | None]) -> tuple[Dim, ...] | None:
+    """Return the broadcast shape, None when a rank is unknown."""
+    result: list[Dim] = []
+    for shape in shapes:
+        if shape is None:
+            return None
+        longer, shorter = (result, list(shape)) if len(result) >= len(shape) else (list(shape), result)
+        offset = len(longer) - len(shorter)
+        result = longer[:offset] + [broadcast_dim(x, y) for x, y in zip(longer[offset:], shorter, strict=True)]
+    return tuple(result)
+
+
 def is_whole_of(dim: Dim, block: Dim, batch: int | None) -> bool:
     """Return whether a size is known to be that of which `block` is one replica's part.
 

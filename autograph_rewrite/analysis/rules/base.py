@@ -132,7 +132,7 @@ class Placed(NamedTuple):
 
     Attributes:
         outputs: a placement per output.
-        wants: conversions by input index; an input that is not named is read as it is.
+        operand_reshards: conversions by input index; an input that is not named is read as it is.
         decompose: the op has to be rewritten into simpler ops first (`passes.canonicalize.decompose`), for example a
             mean over the split dimension; `outputs` then only matters until the next round.
         zero: per output, known to be zero.

@@ -20,7 +20,7 @@ from autograph_rewrite.ir.shapes.recorded import Shape
 from autograph_rewrite.ir.traversal import ancestors, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_update
-from autograph_rewrite.item import Variable
+from autograph_rewrite.training_graph import Variable
 
 GATHERS = frozenset(("Gather", "GatherV2"))
 MEASURES = frozenset(("Shape", "ShapeN", "Size", "Rank", "VariableShape", "VarIsInitializedOp"))

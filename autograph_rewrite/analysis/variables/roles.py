@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from autograph_rewrite.analysis.variables.uses import VariableUse, plain_uses
 from autograph_rewrite.ir.variable_ops import handle_uses, is_update
-from autograph_rewrite.item import GraphItem
+from autograph_rewrite.training_graph import TrainingGraph
 
 CAPTURES = frozenset(
     ("Enter", "RefEnter", "Switch", "RefSwitch", "Merge", "RefMerge", "If", "StatelessIf", "Case", "StatelessCase")
@@ -32,7 +32,7 @@ class Role:
     captured: bool = False
 
 
-def roles(item: GraphItem) -> dict[str, Role]:
+def roles(item: TrainingGraph) -> dict[str, Role]:
     """Return the role of every variable of an item.
 
     Where nothing says what is trained, it is what a step updates and an output depends on.

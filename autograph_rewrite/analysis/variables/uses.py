@@ -34,7 +34,7 @@ from autograph_rewrite.ir.variable_ops import (
     updates_rows,
     written,
 )
-from autograph_rewrite.item import Variable
+from autograph_rewrite.training_graph import Variable
 
 _PASSES = families("elementwise", "gather_scatter", "control", "layout", "concat_split", "slicing", "segment")
 """The families of rules through which contents of a slot come to an update, also row by row."""

@@ -23,7 +23,6 @@ from autograph_rewrite.ir.graph import Graph, Node, Span, Value
 from autograph_rewrite.ir.op_traits import forwards_handle
 from autograph_rewrite.ir.traversal import descendants
 from autograph_rewrite.ir.variable_ops import handle_node
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes import pass_pipeline
 from autograph_rewrite.passes.base.anchors import anchor_outputs
 from autograph_rewrite.passes.base.context import Context
@@ -37,6 +36,7 @@ from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve.edges import reshard_edges as edge_list
 from autograph_rewrite.resolve.model_axis.logical_devices import logical_devices
 from autograph_rewrite.resolve.wire_types import sizes_of
+from autograph_rewrite.training_graph import TrainingGraph
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class AnalyzedStep:
         model_edges: the conversions between the logical devices of a replica.
     """
 
-    item: GraphItem
+    item: TrainingGraph
     state: Propagation
     outputs: tuple[Value, ...]
     order: tuple[Node, ...]
@@ -136,7 +136,7 @@ def _homed(plan: Plan) -> Plan:
     return whole(plan) if len(plan.processes) > 1 else _joined(plan, lambda cut: OnServer(plan.devices[0]))
 
 
-def fold(item: GraphItem, plan: Plan, batch: int | None = None) -> AnalyzedStep:
+def fold(item: TrainingGraph, plan: Plan, batch: int | None = None) -> AnalyzedStep:
     """Analyse a normalised item under a plan.
 
     Args:
@@ -155,7 +155,7 @@ def fold(item: GraphItem, plan: Plan, batch: int | None = None) -> AnalyzedStep:
         model_edges = plan.model_edges
         cut = {name: one for name, one in item.variables.items() if one.shards is not None}
         blocks = {name: tuple(piece.name for piece in pieces_of(one)) for name, one in cut.items()}
-        item = item.with_(variables=shard_variables(item.variables))
+        item = replace(item, variables=shard_variables(item.variables))
     homed = _homed(plan)
     if splits(plan) and plan.remat is not None and plan.remat.limit is not None:
         uses = fold(item, replace(plan, remat=None), batch).uses
@@ -190,7 +190,7 @@ def fold(item: GraphItem, plan: Plan, batch: int | None = None) -> AnalyzedStep:
     )
 
 
-def cut_model(item: GraphItem, plan: Plan) -> tuple[dict[str, int], tuple[EdgePlan, ...]]:
+def cut_model(item: TrainingGraph, plan: Plan) -> tuple[dict[str, int], tuple[EdgePlan, ...]]:
     """Return which dimension of each variable is cut, and the conversions between the logical devices of a replica.
 
     Args:
@@ -205,7 +205,7 @@ def cut_model(item: GraphItem, plan: Plan) -> tuple[dict[str, int], tuple[EdgePl
     return {name: one.axis for name, one in shards.items()}, cut.model_edges
 
 
-def _step_graph(item: GraphItem) -> Graph:
+def _step_graph(item: TrainingGraph) -> Graph:
     """Return a copy of a graph, of what a step needs."""
     graph = item.graph.clone()
     anchor_outputs(graph, item)
@@ -234,7 +234,7 @@ def wanted(state: Propagation, node: Node, index: int) -> str | None:
     return "partial(sum)" if reshard == PARTIAL else "replicated"
 
 
-def _step_roots(graph: Graph, item: GraphItem) -> list[Node]:
+def _step_roots(graph: Graph, item: TrainingGraph) -> list[Node]:
     names = [*item.targets, *(info.tensor.partition(":")[0] for info in item.outputs.values())]
     names += [info.tensor.partition(":")[0] for info in item.inputs.values()]
     names += [variable.handle for variable in item.variables.values()]

@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from autograph_rewrite.item import Variable
 from autograph_rewrite.plan.parts.residence import REPLICATED, Sharded
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve.remat.step_memory import variable_bytes
+from autograph_rewrite.training_graph import Variable
 
 
 def with_same_room(whole: Plan, plan: Plan, variables: Mapping[str, Variable], owners: Mapping[str, str]) -> Plan:

@@ -64,7 +64,7 @@ class Task:
         reuses: its output may take the place of an input of the same size that nobody else needs any more.
         traffic: bytes over one link of each kind.
         place: the device that computes it, where that is not its lane.
-        ready: when what it needs has ended; set by `play`, as its start and end are.
+        ready: when what it needs has ended; set by `simulate_events`, as its start and end are.
     """
 
     name: str

@@ -18,7 +18,7 @@ from autograph_rewrite.inspect.profile.rank_trace import Source
 from autograph_rewrite.ir.graph import PASS_ATTR, Node
 from autograph_rewrite.ir.types import device_specs
 from autograph_rewrite.ir.types.device_names import process_of
-from autograph_rewrite.item import GraphItem
+from autograph_rewrite.training_graph import TrainingGraph
 
 MOVES = frozenset(("_Send", "_Recv", "_HostSend", "_HostRecv"))
 _NUMBERED = re.compile(r"(?:/_|_[SG])\d+$")
@@ -34,7 +34,7 @@ class Attribution:
         items: rewritten or original, that ran; none of a program that is not distributed.
     """
 
-    def __init__(self, items: Sequence[GraphItem] = ()) -> None:
+    def __init__(self, items: Sequence[TrainingGraph] = ()) -> None:
         self._items = items
 
     def source(self, name: str, op: str, route: tuple[str, str] | None = None) -> Source:
@@ -119,7 +119,7 @@ def told(meeting: Meeting) -> str:
     return f"{meeting.kind} {meeting.value}{owner}"
 
 
-def _meetings(item: GraphItem) -> Iterable[Meeting]:
+def _meetings(item: TrainingGraph) -> Iterable[Meeting]:
     if item.report is None and not any(PASS_ATTR in node.attrs for node in item.graph):
         return ()
     return meetings(item)

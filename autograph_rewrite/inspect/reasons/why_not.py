@@ -23,7 +23,6 @@ from autograph_rewrite.inspect.values import conversion
 from autograph_rewrite.ir.attr_inference import closest
 from autograph_rewrite.ir.format.literals import shape_text
 from autograph_rewrite.ir.types import device_specs
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.normalize.normalize import normalise_original
 from autograph_rewrite.plan.parts.residence import Residence
 from autograph_rewrite.plan.plan import Plan
@@ -31,6 +30,7 @@ from autograph_rewrite.plan.request import request
 from autograph_rewrite.strategies import STRATEGIES, named_builder
 from autograph_rewrite.strategies.candidates import with_settings
 from autograph_rewrite.strategies.per_variable import PerVariable
+from autograph_rewrite.training_graph import TrainingGraph
 
 MODEL = "model"
 """The word for the model axis, beside the names of strategies."""
@@ -76,7 +76,7 @@ class Answer:
 
 
 def why_not(
-    item: GraphItem, variable: str, strategy: str, config: Config | None = None, *, batch: int | None = None
+    item: TrainingGraph, variable: str, strategy: str, config: Config | None = None, *, batch: int | None = None
 ) -> Answer:
     """Return what a strategy makes of a variable, and why it makes no more of it.
 
@@ -131,7 +131,7 @@ def _about(line: VariableLine, lines: dict[str, VariableLine]) -> str:
     return f"'{line.name}' ({line.dtype}{shape_text(line.shape)}, {size(line.bytes or 0)}{beside})"
 
 
-def _under(flat: GraphItem, line: VariableLine, about: str, config: Config, batch: int | None) -> Answer:
+def _under(flat: TrainingGraph, line: VariableLine, about: str, config: Config, batch: int | None) -> Answer:
     strategy, name = config.strategy.name, line.name
     try:
         builder = named_builder(config)
@@ -166,7 +166,7 @@ def _exchanged(edges: list[Edge]) -> Iterator[str]:
         yield f"{len(edges) - 4} more exchanges"
 
 
-def _on_model_axis(flat: GraphItem, line: VariableLine, config: Config) -> tuple[str, str]:
+def _on_model_axis(flat: TrainingGraph, line: VariableLine, config: Config) -> tuple[str, str]:
     """Return along which dimensions a variable can be cut in two on the model axis, and why not along the others."""
     can, cannot = [], []
     for dim in range(len(line.shape or ())):

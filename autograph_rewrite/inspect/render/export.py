@@ -11,7 +11,7 @@ from autograph_rewrite.ir.format.printer import NO_PLACEMENTS, functions, shown_
 from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Graph, Node, Value
 from autograph_rewrite.ir.replication import Span
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.item import GraphItem
+from autograph_rewrite.training_graph import TrainingGraph
 
 if TYPE_CHECKING:
     import networkx
@@ -94,7 +94,7 @@ def output_data(node: Node) -> list[dict[str, Any]]:
     ]
 
 
-def signature_data(item: GraphItem) -> dict[str, Any]:
+def signature_data(item: TrainingGraph) -> dict[str, Any]:
     """Return inputs, outputs, targets and variables as plain data."""
 
     def tensors(infos: Any) -> list[dict[str, Any]]:
@@ -118,7 +118,7 @@ def signature_data(item: GraphItem) -> dict[str, Any]:
 
 
 def item_data(
-    item: GraphItem, nodes: Collection[Node] | None = None, conversions: Conversions | None = None
+    item: TrainingGraph, nodes: Collection[Node] | None = None, conversions: Conversions | None = None
 ) -> dict[str, Any]:
     """Return an item as plain data: signature, nodes in graph order, functions.
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from autograph_rewrite.inspect.render.export import item_data
 from autograph_rewrite.ir.graph import Node
-from autograph_rewrite.item import GraphItem
+from autograph_rewrite.training_graph import TrainingGraph
 
 
-def to_html(item: GraphItem, nodes: Collection[Node] | None = None) -> str:
+def to_html(item: TrainingGraph, nodes: Collection[Node] | None = None) -> str:
     """Return a page that needs no network: data, style and script are in it."""
     template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     data = json.dumps(item_data(item, nodes), ensure_ascii=False, separators=(",", ":"))

@@ -17,10 +17,10 @@ from autograph_rewrite.inspect.report.html_file import page
 from autograph_rewrite.inspect.report_view import account_of
 from autograph_rewrite.inspect.summary import summarise
 from autograph_rewrite.ir.graph import PASS_ATTR, Graph
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.normalize.normalize import normalise_original
 from autograph_rewrite.passes.base.pass_manager import Observer
 from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.training_graph import TrainingGraph
 
 SCHEMA = 1
 NO_SNAPSHOTS = "There are no snapshots of the passes: give the original graph and --config, and they run again."
@@ -43,8 +43,8 @@ class Shown:
     """
 
     states: GraphStates
-    original: GraphItem | None = None
-    new: GraphItem | None = None
+    original: TrainingGraph | None = None
+    new: TrainingGraph | None = None
     plan: Plan | None = None
     config: ConfigLike | None = None
     batch: int | None = None
@@ -53,10 +53,10 @@ class Shown:
 
 def of_ranks(
     states: GraphStates,
-    original: GraphItem,
-    run: Callable[[GraphItem, list[Observer], int], GraphItem],
+    original: TrainingGraph,
+    run: Callable[[TrainingGraph, list[Observer], int], TrainingGraph],
     task: int | None,
-) -> GraphItem:
+) -> TrainingGraph:
     """Keep the graph behind every pass, and of several processes that of each; return the first that is shown.
 
     Args:

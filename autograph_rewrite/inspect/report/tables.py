@@ -10,10 +10,10 @@ from autograph_rewrite.inspect.report_view import Edge, edges_of, model_edges_of
 from autograph_rewrite.inspect.summary import VariableLine
 from autograph_rewrite.ir.replication import Axis
 from autograph_rewrite.ir.types import device_specs
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.plan.parts.messages import MODEL_AXIS, EdgePlan
 from autograph_rewrite.plan.parts.residence import Residence
 from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.training_graph import TrainingGraph
 
 
 def variables(lines: Sequence[VariableLine], plan: Plan | None) -> list[dict[str, Any]]:
@@ -65,7 +65,7 @@ def _devices(residence: Residence | None, plan: Plan | None) -> list[str]:
     return [device_specs.short(place) for place in dict.fromkeys(places)]
 
 
-def exchanges(item: GraphItem, plan: Plan | None) -> list[dict[str, Any]]:
+def exchanges(item: TrainingGraph, plan: Plan | None) -> list[dict[str, Any]]:
     """Return what replicas exchange in a step, in the order of the collectives.
 
     Args:
@@ -103,7 +103,7 @@ def _crosses(edge: EdgePlan | None, plan: Plan | None) -> bool:
     return any(Axis.PROCESS in hop.over for hop in edge.lowered.hops)
 
 
-def reshards(item: GraphItem, plan: Plan) -> list[dict[str, Any]]:
+def reshards(item: TrainingGraph, plan: Plan) -> list[dict[str, Any]]:
     """Return every edge of a plan, with its place in the plan's file."""
     return _rows(edges_of(item, plan))
 

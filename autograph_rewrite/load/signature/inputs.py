@@ -15,8 +15,8 @@ from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.shapes.recorded import static_shape
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.replica_marks import replica_mark
-from autograph_rewrite.item import GraphItem, TensorInfo
 from autograph_rewrite.load.signature.references import find_value, tensor_name
+from autograph_rewrite.training_graph import TensorInfo, TrainingGraph
 
 PLACEHOLDERS = frozenset(("Placeholder", "PlaceholderV2", "PlaceholderWithDefault"))
 ITERATORS = frozenset(("IteratorGetNext", "IteratorGetNextSync", "MultiDeviceIteratorGetNextFromShard"))
@@ -224,7 +224,7 @@ def checked(info: TensorInfo) -> TensorInfo:
     return _with_axis(info, axis)
 
 
-def check_batch(item: GraphItem) -> None:
+def check_batch(item: TrainingGraph) -> None:
     """Make sure that at least one input of the step is a batch.
 
     Raises:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.item import Variable
 from autograph_rewrite.load.signature.collections import Collected
+from autograph_rewrite.training_graph import Variable
 
 REF_VARIABLES = frozenset(("VariableV2", "Variable"))
 HANDLES = REF_VARIABLES | {"VarHandleOp"}

@@ -16,7 +16,7 @@ import json
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,11 @@ from autograph_rewrite.diagnostics.files import replacing
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.format.annotations import Annotation, Annotations, read_annotation
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.item import GraphItem, Shards, TensorInfo, Variable
 from autograph_rewrite.load.signature.captures import FunctionBinding, SavedBinding, SavedCapture
 from autograph_rewrite.load.signature.inputs import describe_output, named_batches
 from autograph_rewrite.load.signature.references import as_list, find_node
 from autograph_rewrite.load.sources.graphs import read
+from autograph_rewrite.training_graph import Shards, TensorInfo, TrainingGraph, Variable
 
 FORMAT = "autograph-rewrite graph item"
 VERSION = 1
@@ -40,7 +40,7 @@ _SMALL, _RATIO = 2**24, 200
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
-def save(item: GraphItem, path: Path) -> None:
+def save(item: TrainingGraph, path: Path) -> None:
     """Write an item; the file is complete or not there.
 
     Raises:
@@ -88,14 +88,14 @@ def _write(path: Path, parts: Mapping[str, bytes]) -> None:
         raise GraphError(f"cannot write the file: {error.strerror}", where=str(path)) from None
 
 
-def _plan_data(item: GraphItem) -> bytes | None:
+def _plan_data(item: TrainingGraph) -> bytes | None:
     if item.report is None:
         return item.plan_bytes
     data: bytes = item.report.plan.to_bytes()
     return data
 
 
-def _placements_data(item: GraphItem) -> bytes:
+def _placements_data(item: TrainingGraph) -> bytes:
     names: dict[str, list[str]] = {}
     for name in sorted(item.placements):
         names.setdefault(str(item.placements[name]), []).append(name)
@@ -170,7 +170,7 @@ def load(
     outputs: Sequence[str] | None = None,
     init_op: str | None = None,
     batch_inputs: Mapping[str, int | None] | None = None,
-) -> GraphItem:
+) -> TrainingGraph:
     """Read what `save` wrote; names that are given replace those of the file.
 
     Args:
@@ -196,7 +196,7 @@ def load(
             data = _member(archive, "graph.pb")
             item = _item(manifest, data, _binding(manifest.get("function"), archive))
             plan = _member(archive, _PLAN) if _PLAN in archive.namelist() else None
-            item = item.with_(placements=_placements(archive), plan_bytes=plan)
+            item = replace(item, stated_placements=_placements(archive), plan_bytes=plan)
     except (zipfile.BadZipFile, KeyError, ValueError, TypeError, EOFError, AttributeError, zlib.error) as error:
         raise GraphError(f"the file is corrupt or truncated ({error})") from None
     except RecursionError:
@@ -229,16 +229,16 @@ def _binding(function: Any, archive: zipfile.ZipFile) -> SavedBinding | None:
     return SavedBinding(captures, tuple(function["inputs"]), tuple(function["outputs"]))
 
 
-def _item(manifest: Any, data: bytes, binding: SavedBinding | None) -> GraphItem:
-    return GraphItem(
-        graph=read(data),
+def _item(manifest: Any, data: bytes, binding: SavedBinding | None) -> TrainingGraph:
+    return TrainingGraph(
+        read(data),
         inputs={entry["name"]: TensorInfo(**_tupled(entry)) for entry in manifest["inputs"]},
         outputs={entry["name"]: TensorInfo(**_tupled(entry)) for entry in manifest["outputs"]},
         targets=tuple(manifest["targets"]),
         init_op=manifest["init_op"],
         variables={entry["name"]: _variable(entry) for entry in manifest["variables"]},
         keep=tuple(manifest["keep"]),
-        notes=[(node, op, text) for node, op, text in manifest.get("notes", ())],
+        notes=tuple((node, op, text) for node, op, text in manifest.get("notes", ())),
         binding=binding,
     )
 
@@ -257,7 +257,7 @@ def _tupled(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
 
 
-def _renamed(item: GraphItem, train_op: Any, outputs: Any, init_op: Any, batch_inputs: Any) -> GraphItem:
+def _renamed(item: TrainingGraph, train_op: Any, outputs: Any, init_op: Any, batch_inputs: Any) -> TrainingGraph:
     graph = item.graph
     changes: dict[str, Any] = {}
     if train_op is not None:
@@ -269,4 +269,4 @@ def _renamed(item: GraphItem, train_op: Any, outputs: Any, init_op: Any, batch_i
         changes["init_op"] = find_node(graph, init_op, "init_op").name
     if batch_inputs is not None:
         changes["inputs"] = named_batches(item.inputs, batch_inputs)
-    return item.with_(**changes) if changes else item
+    return replace(item, **changes) if changes else item

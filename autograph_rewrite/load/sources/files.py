@@ -18,13 +18,14 @@ from autograph_rewrite.diagnostics.files import UnfitFileError, read_whole
 from autograph_rewrite.diagnostics.time_limit import in_time
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.format.serde import from_bytes
+from autograph_rewrite.ir.gc_pause import no_garbage_collection
 from autograph_rewrite.ir.types.protos import Message, proto
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.signature.collections import Collected
 from autograph_rewrite.load.sources import archive, metagraph, validate
 from autograph_rewrite.load.sources.graphs import Declared, build_item, read
 from autograph_rewrite.load.sources.printed import from_printed, is_printed
 from autograph_rewrite.load.sources.saved_model import load_directory
+from autograph_rewrite.training_graph import TrainingGraph
 
 _SAID = 300
 """Characters of what a parser says: it may quote all of a line."""
@@ -32,7 +33,7 @@ _ZIPPED = b"PK\x03\x04"
 _KINDS = ".pb, .pbtxt, .meta, .ar, .txt (as `dump --full` prints it), or a SavedModel directory"
 
 
-def load(path: Path, *, signature: str | None = None, **named: Any) -> GraphItem:
+def load(path: Path, *, signature: str | None = None, **named: Any) -> TrainingGraph:
     """Read a graph from disk. See `GraphItem.load`.
 
     Args:
@@ -43,10 +44,11 @@ def load(path: Path, *, signature: str | None = None, **named: Any) -> GraphItem
     Raises:
         GraphError: no such file, not a graph, corrupt or truncated, a name that it does not have, or it takes too long.
     """
-    return in_time(lambda: _load(path, signature, named), name=str(path), error=GraphError)
+    with no_garbage_collection():
+        return in_time(lambda: _load(path, signature, named), name=str(path), error=GraphError)
 
 
-def _load(path: Path, signature: str | None, named: dict[str, Any]) -> GraphItem:
+def _load(path: Path, signature: str | None, named: dict[str, Any]) -> TrainingGraph:
     try:
         if path.is_dir():
             return load_directory(path, _saved_model(path), signature, Declared(**named))
@@ -114,7 +116,7 @@ def _content(path: Path) -> bytes:
     return data
 
 
-def _reader(path: Path) -> Callable[[bytes, dict[str, Any]], GraphItem]:
+def _reader(path: Path) -> Callable[[bytes, dict[str, Any]], TrainingGraph]:
     if path.suffix in (".pbtxt", ".txt"):
         return partial(_from_text, name=str(path))
     if path.suffix == ".meta":
@@ -129,7 +131,7 @@ def _looks_like_text(data: bytes) -> bool:
     return all(byte >= 0x20 or byte in b"\t\r\n" for byte in head) and any(mark in head for mark in (b"{", b"#"))
 
 
-def _from_binary(data: bytes, named: dict[str, Any]) -> GraphItem:
+def _from_binary(data: bytes, named: dict[str, Any]) -> TrainingGraph:
     if _looks_like_text(data):
         raise GraphError(
             "the file holds text, where .pb means a binary GraphDef",
@@ -155,7 +157,7 @@ def _is_meta_graph(data: bytes) -> bool:
     return len(message.graph_def.node) > 0
 
 
-def _from_text(data: bytes, named: dict[str, Any], name: str) -> GraphItem:
+def _from_text(data: bytes, named: dict[str, Any], name: str) -> TrainingGraph:
     text = "" if b"\0" in data else data.decode("utf-8", errors="replace")
     if is_printed(text):
         item = from_printed(text, named, name)
@@ -164,7 +166,7 @@ def _from_text(data: bytes, named: dict[str, Any], name: str) -> GraphItem:
     return build_item(read(_parse_text(data, "GraphDef").SerializeToString(deterministic=True)), Collected(), **named)
 
 
-def _from_meta_graph(data: bytes, named: dict[str, Any]) -> GraphItem:
+def _from_meta_graph(data: bytes, named: dict[str, Any]) -> TrainingGraph:
     if _looks_like_text(data):
         data = _parse_text(data, "MetaGraphDef").SerializeToString(deterministic=True)
     try:

@@ -1,4 +1,4 @@
-"""A tf.function, or a plain function over tf.Variables, as a GraphItem: traced, captures as placeholders."""
+"""A tf.function, or a plain function over tf.Variables, as a TrainingGraph: traced, captures as placeholders."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.ir.replace_op import take_name
 from autograph_rewrite.ir.types.attrs import encode
-from autograph_rewrite.item import GraphItem, TensorInfo, Variable
 from autograph_rewrite.load.marks import mark_checkpoints
 from autograph_rewrite.load.signature.captures import Capture, FunctionBinding
 from autograph_rewrite.load.signature.collections import declared, from_tf_graph
@@ -18,6 +17,7 @@ from autograph_rewrite.load.signature.keras_names import keras_variables
 from autograph_rewrite.load.signature.nested_specs import as_spec, leaves, output_leaves
 from autograph_rewrite.load.signature.variable_owners import variables_of
 from autograph_rewrite.load.sources.graphs import read
+from autograph_rewrite.training_graph import TensorInfo, TrainingGraph, Variable
 
 _NO_EFFECT = frozenset(("ReadVariableOp", "VariableShape", "VarIsInitializedOp"))
 """Registered as stateful, but nobody runs one for its effect."""
@@ -25,7 +25,7 @@ _NO_EFFECT = frozenset(("ReadVariableOp", "VariableShape", "VarIsInitializedOp")
 
 def from_function(
     function: Any, *specs: Any, batch_inputs: Mapping[str, int | None] | None = None, **named_specs: Any
-) -> GraphItem:
+) -> TrainingGraph:
     """Trace a function. See `GraphItem.from_function`.
 
     Args:
@@ -97,7 +97,7 @@ def from_concrete(
     search: Sequence[Any] = (),
     owner: Any = None,
     first: Any = None,
-) -> GraphItem:
+) -> TrainingGraph:
     """Wrap a ConcreteFunction.
 
     Args:
@@ -133,8 +133,8 @@ def from_concrete(
         first=first if first is not concrete else None,
     )
     effects = {op.name for op in traced.control_outputs if op.type not in _NO_EFFECT}
-    return GraphItem(
-        graph=graph,
+    return TrainingGraph(
+        graph,
         inputs=named_batches(inputs, batch_inputs, composite),
         outputs=outputs,
         targets=tuple(name for name in graph.nodes if name in effects),

@@ -1,4 +1,4 @@
-"""A tf.Graph or GraphDef, and a few names in it, as a GraphItem.
+"""A tf.Graph or GraphDef, and a few names in it, as a TrainingGraph.
 
     graph ──bytes──► ir.Graph ──names──► targets, outputs, init_op ──reach──► inputs, variables
 
@@ -14,10 +14,10 @@ from typing import Any
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.format import serde
+from autograph_rewrite.ir.gc_pause import no_garbage_collection
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.op_traits import forwards_value
 from autograph_rewrite.ir.traversal import ancestors, descendants
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.marks import mark_checkpoints
 from autograph_rewrite.load.signature import collections
 from autograph_rewrite.load.signature.collections import Collected
@@ -27,6 +27,7 @@ from autograph_rewrite.load.signature.savers import savers
 from autograph_rewrite.load.signature.train_ops import infer_init_op, infer_train_ops
 from autograph_rewrite.load.signature.variables import find_variables
 from autograph_rewrite.load.sources import metagraph, validate
+from autograph_rewrite.training_graph import TrainingGraph
 
 _SHOWN = 5
 """How many nodes a note names."""
@@ -40,7 +41,7 @@ def from_graph(
     outputs: Sequence[Any] = (),
     init_op: Any = None,
     batch_inputs: Mapping[str, int | None] | None = None,
-) -> GraphItem:
+) -> TrainingGraph:
     """Wrap a tf.Graph, a GraphDef or its bytes, or a MetaGraphDef. See `GraphItem.from_graph`.
 
     Args:
@@ -53,12 +54,13 @@ def from_graph(
     Raises:
         GraphError: malformed graph, unknown name, or a batch of unknown rank.
     """
-    known = collections.from_tf_graph(graph) if hasattr(graph, "as_graph_def") else Collected()
-    if hasattr(graph, "graph_def") and hasattr(graph, "collection_def"):
-        known, graph = metagraph.collected(graph), graph.graph_def
-    return build_item(
-        read(graph), known, train_op=train_op, outputs=outputs, init_op=init_op, batch_inputs=batch_inputs
-    )
+    with no_garbage_collection():
+        known = collections.from_tf_graph(graph) if hasattr(graph, "as_graph_def") else Collected()
+        if hasattr(graph, "graph_def") and hasattr(graph, "collection_def"):
+            known, graph = metagraph.collected(graph), graph.graph_def
+        return build_item(
+            read(graph), known, train_op=train_op, outputs=outputs, init_op=init_op, batch_inputs=batch_inputs
+        )
 
 
 def read(graph: Any) -> Graph:
@@ -119,7 +121,7 @@ def build_item(
     outputs: Sequence[Any] | None = None,
     init_op: Any = None,
     batch_inputs: Mapping[str, int | None] | None = None,
-) -> GraphItem:
+) -> TrainingGraph:
     """Wrap an IR graph; what is not named is inferred where the graph leaves no doubt.
 
     Args:
@@ -147,15 +149,15 @@ def build_item(
     step = ancestors(roots) if roots else set(graph)
     initial = ancestors([graph.node(init)]) if init is not None else set()
     kept = (*collected.keep, *savers(graph, step | initial))
-    return GraphItem(
-        graph=graph,
+    return TrainingGraph(
+        graph,
         inputs=graph_inputs(graph, step, initial - step, batch_inputs),
         outputs=declared,
         targets=targets,
         init_op=init,
         variables=find_variables(graph, collected, init, step),
         keep=tuple(name for name in dict.fromkeys(kept) if name in graph),
-        notes=[*_left_out(graph, targets, left_out), *_undeclared(graph, targets, declared, step | initial)],
+        notes=(*_left_out(graph, targets, left_out), *_undeclared(graph, targets, declared, step | initial)),
     )
 
 

@@ -1,4 +1,4 @@
-"""A compiled Keras 3 model as a GraphItem: its own `train_step`, traced on `(x, y[, sample_weight])`."""
+"""A compiled Keras 3 model as a TrainingGraph: its own `train_step`, traced on `(x, y[, sample_weight])`."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.signature.nested_specs import of_any_batch
 from autograph_rewrite.load.sources.functions import from_concrete, trace
+from autograph_rewrite.training_graph import TrainingGraph
 
 _ARGUMENTS = ("x", "y", "sample_weight")
 
 
 def from_keras(
     model: Any, *specs: Any, batch_inputs: Mapping[str, int | None] | None = None, step: str = "train_step"
-) -> GraphItem:
+) -> TrainingGraph:
     """Trace a step of a model. See `GraphItem.from_keras`.
 
     Args:

@@ -8,12 +8,12 @@ from __future__ import annotations
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.attr_inference import PASS_ATTR
 from autograph_rewrite.ir.graph import Node
-from autograph_rewrite.item import GraphItem
+from autograph_rewrite.training_graph import TrainingGraph
 
 _COLLECTIVES = ("Collective", "Nccl", "XlaAllReduce")
 
 
-def require_original(item: GraphItem, own_pass: str) -> None:
+def require_original(item: TrainingGraph, own_pass: str) -> None:
     """Make sure that an item is a single-device graph.
 
     Args:

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from autograph_rewrite.ir.format.parser import read
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.signature.collections import Collected
 from autograph_rewrite.load.sources.graphs import build_item
+from autograph_rewrite.training_graph import TrainingGraph
 
 _NODE = re.compile(r"\s*(%|anchor\s)")
 _SIGNATURE = re.compile(
@@ -32,7 +33,7 @@ def is_printed(text: str) -> bool:
     return _NODE.match(next(lines, "")) is not None
 
 
-def from_printed(text: str, named: Mapping[str, Any], name: str = "text") -> GraphItem:
+def from_printed(text: str, named: Mapping[str, Any], name: str = "text") -> TrainingGraph:
     """Read a graph, and the placements that are stated of its values.
 
     Args:
@@ -56,7 +57,7 @@ def from_printed(text: str, named: Mapping[str, Any], name: str = "text") -> Gra
     item = build_item(graph, Collected(), **{**said, "batch_inputs": said["batch_inputs"] or None, **given})
     public = {_tensor(one["tensor"]): one["name"] for one in of["output"] if one["name"]}
     outputs = {public.get(info.tensor, key): info for key, info in item.outputs.items()}
-    return item.with_(outputs=outputs, placements=placements)
+    return replace(item, outputs=outputs, stated_placements=placements)
 
 
 def _tensor(name: str) -> str:

@@ -1,4 +1,4 @@
-"""A SavedModel directory as a GraphItem: a v1 graph with signatures, or a TF2 signature function.
+"""A SavedModel directory as a TrainingGraph: a v1 graph with signatures, or a TF2 signature function.
 
 v1: the MetaGraph is the graph; `init_op` restores the saved variables and runs the initialisers of tables.
 TF2: TensorFlow loads the objects; the signature is a function over their variables (this imports TensorFlow).
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +17,19 @@ from autograph_rewrite.ir.format.serde import from_bytes
 from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.ir.replace_op import become
 from autograph_rewrite.ir.types.protos import proto
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.signature.inputs import BatchInputs, describe
 from autograph_rewrite.load.signature.references import find_value
 from autograph_rewrite.load.sources.graphs import Declared, build_item, read
 from autograph_rewrite.load.sources.metagraph import collected
 from autograph_rewrite.load.sources.validate import check_file
+from autograph_rewrite.training_graph import TrainingGraph
 
 _INTERNAL = frozenset(("__saved_model_init_op", "__saved_model_train_op"))
 _MAIN_OPS = ("saved_model_main_op", "legacy_init_op")
 _PREFERRED = ("train", "serving_default")
 
 
-def load_directory(directory: Path, message: Any, signature: str | None, declared: Declared) -> GraphItem:
+def load_directory(directory: Path, message: Any, signature: str | None, declared: Declared) -> TrainingGraph:
     """Wrap a parsed SavedModel message.
 
     Args:
@@ -122,7 +123,7 @@ def _string(text: str) -> Any:
     return tensor
 
 
-def _with_signature_names(item: GraphItem, signature: Any, outputs_given: bool) -> GraphItem:
+def _with_signature_names(item: TrainingGraph, signature: Any, outputs_given: bool) -> TrainingGraph:
     """Call inputs and outputs what the signature calls them."""
     tensors = {info.name: key for key, info in sorted(signature.inputs.items()) if info.name}
     inputs = {}
@@ -133,7 +134,7 @@ def _with_signature_names(item: GraphItem, signature: Any, outputs_given: bool) 
     if not outputs_given:
         named = {key: info.name for key, info in sorted(signature.outputs.items()) if info.name}
         outputs = {key: describe(key, find_value(item.graph, name, "output")) for key, name in named.items()}
-    return item.with_(inputs=inputs, outputs=outputs)
+    return replace(item, inputs=inputs, outputs=outputs)
 
 
 def _require_assets_inside(directory: Path, message: Any) -> None:
@@ -163,7 +164,7 @@ def _tell_of_initialisers(directory: Path, message: Any) -> None:
         warnings.warn(f"{what}; they can read and write files, so mind whose model it is", stacklevel=4)
 
 
-def _from_objects(directory: Path, signature: str | None, batch_inputs: BatchInputs | None) -> GraphItem:
+def _from_objects(directory: Path, signature: str | None, batch_inputs: BatchInputs | None) -> TrainingGraph:
     import tensorflow as tf
 
     from autograph_rewrite.load.sources.functions import from_concrete

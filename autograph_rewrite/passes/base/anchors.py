@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.item import GraphItem
+from autograph_rewrite.training_graph import TrainingGraph
 
 DIGEST_OF_PROCESS, DIGESTS_OF_ALL = "digest of this process", "digests of all processes"
 _OUTPUT = "output {}"
 """What the anchor of a declared output is called: it follows the value whatever takes its place."""
 
 
-def anchor_outputs(graph: Graph, item: GraphItem) -> None:
+def anchor_outputs(graph: Graph, item: TrainingGraph) -> None:
     """Follow the declared outputs of an item, whatever takes their places in a graph of it."""
     for name, info in item.outputs.items():
         graph.set_anchor(_OUTPUT.format(name), graph.value(info.tensor))
 
 
-def outputs_of(graph: Graph, item: GraphItem) -> list[Value]:
+def outputs_of(graph: Graph, item: TrainingGraph) -> list[Value]:
     """Return the declared outputs of an item, wherever they are now."""
     return [graph.anchors[_OUTPUT.format(name)] for name in item.outputs]
 

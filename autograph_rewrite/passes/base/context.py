@@ -22,10 +22,10 @@ from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Select, Span, V
 from autograph_rewrite.ir.replication import Mesh
 from autograph_rewrite.ir.types import attrs as raw_attrs
 from autograph_rewrite.ir.types.placement import Placement
-from autograph_rewrite.item import Variable
 from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve.server_nodes import ServerRegion
+from autograph_rewrite.training_graph import Variable
 
 if TYPE_CHECKING:
     from autograph_rewrite.passes.base.compression_record import CompressedSum

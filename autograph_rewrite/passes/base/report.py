@@ -47,6 +47,7 @@ class Report(NotebookView):
         batches: names of the batch inputs in groups of one size each; none where all are of one.
         inexact: what is another quantity than on one device because the configuration asks for it.
         averaged: names of variables that replicas train by themselves, and average (`local_sgd`).
+        snapshot_steps: how many steps an elastic job does between two snapshots; None where a plan was given.
         contents: of one of several processes, what its graph must have in common with the others'.
         digests: of one of several processes, the tensor that is fed its digest, and the one that holds those of all.
         policies: of each variable, what an update means on several replicas, and who says so.
@@ -64,6 +65,7 @@ class Report(NotebookView):
     compressed: tuple[Compressed, ...] = ()
     task: int = 0
     member: Membership | None = None
+    snapshot_steps: int | None = None
     contents: bytes = b""
     digests: tuple[str, str] | None = None
     homes: Mapping[str, str] = field(default_factory=dict)

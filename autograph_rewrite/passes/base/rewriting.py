@@ -1,7 +1,7 @@
 """A rewrite under way: the current graph, item and plan, and the results of passes, one of each type.
 
     propagate         rewrite.put(state)                        a Propagation
-    insert-reshards   rewrite.get(Propagation).answers[node]    asked for by its type
+    insert-reshards   rewrite.get(Propagation).transfers[node]  asked for by its type
 
 A result that no pass has found yet is an error that names the pass to run first, so no result is ever half there.
 """
@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.claims import Certifier
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes.base.anchors import anchor_outputs, digest_nodes, outputs_of
 from autograph_rewrite.passes.base.report import PassRecord
 from autograph_rewrite.plan.parts.messages import VariableRequest
 from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.training_graph import TrainingGraph
 
 Result = TypeVar("Result")
 
@@ -37,7 +37,7 @@ class Request:
         certificate: compares the rewrite with the original.
     """
 
-    item: GraphItem
+    item: TrainingGraph
     plan: Plan
     task: int = 0
     training: bool = True
@@ -68,7 +68,7 @@ class Rewrite:
     request: Request
     graph: Graph
     job: Plan
-    item: GraphItem
+    item: TrainingGraph
     plan: Plan
     task: int = 0
     feeds: frozenset[str] = frozenset()

@@ -22,14 +22,14 @@ from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.shapes.recorded import record_shapes
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.plan.parts.batch_split import block_begin, limits
 from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.training_graph import TrainingGraph
 
 _ENDS = ("begin", "end")
 
 
-def slice_batch_inputs(graph: Graph, item: GraphItem, plan: Plan, task: int = 0) -> GraphItem:
+def slice_batch_inputs(graph: Graph, item: TrainingGraph, plan: Plan, task: int = 0) -> TrainingGraph:
     """Cut the batch inputs that are whole in every process; return the item whose inputs are the parts.
 
     Args:
@@ -53,7 +53,7 @@ def slice_batch_inputs(graph: Graph, item: GraphItem, plan: Plan, task: int = 0)
         own = part.of_static(size) if size is not None else part.of_measured()
         record_shapes(own, [info.shape])  # as of an input that is fed, the shape of the whole
         inputs[given.name] = replace(info, tensor=f"{own.name}:0")
-    return item.with_(inputs=inputs)
+    return replace(item, inputs=inputs)
 
 
 class _Part:

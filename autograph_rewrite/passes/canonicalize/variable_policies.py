@@ -6,7 +6,7 @@
 
 A variable with components always holds what they come to, so whoever reads it from outside (savers, fetches, another
 step, Python) reads that, and what is written from outside becomes the components of the next step
-(`passes.emit.components`). TensorFlow has these as `VariableSynchronization` and `VariableAggregation`.
+(`passes.compression.components`). TensorFlow has these as `VariableSynchronization` and `VariableAggregation`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.types.replica_marks import ADDED, IS_FIRST, PART, VARYING, replica_mark
 from autograph_rewrite.ir.variable_ops import handle_node, is_update, updates_rows
-from autograph_rewrite.item import Variable
 from autograph_rewrite.passes.canonicalize.replica_context import ReplicaContext
 from autograph_rewrite.passes.canonicalize.varying_values import (
     is_of_batch,
@@ -37,6 +36,7 @@ from autograph_rewrite.passes.canonicalize.varying_values import (
 )
 from autograph_rewrite.plan.parts.messages import Policy
 from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.training_graph import Variable
 
 ADDS = {"AssignAddVariableOp": "AddV2", "AssignSubVariableOp": "Sub"}
 WRITES = frozenset(("AssignVariableOp", *ADDS))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -18,11 +19,11 @@ from autograph_rewrite.analysis.facts.placement import Fact
 from autograph_rewrite.ir.graph import Node, Span, Value
 from autograph_rewrite.ir.traversal import marks_before, topological_order
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.item import GraphItem, Variable
 from autograph_rewrite.passes.base.context import Context, Site
 from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.resolve import wire_types
 from autograph_rewrite.resolve.compression import shape_of, static_shape
+from autograph_rewrite.training_graph import TrainingGraph, Variable
 
 SCOPE = "autograph_state"
 
@@ -126,7 +127,7 @@ def residual_of(context: Context, value: Value, fact: Fact, edge: EdgePlan) -> A
     return AuxiliaryVariable(context, auxiliary_name(edge.owner, "residual"), kept, wide, near=value, used=used)
 
 
-def attach(context: Context, item: GraphItem) -> GraphItem:
+def attach(context: Context, item: TrainingGraph) -> TrainingGraph:
     """Let the item's targets update what was added, and its init op reset it; return the item with that state."""
     if not context.added:
         return item
@@ -141,7 +142,7 @@ def attach(context: Context, item: GraphItem) -> GraphItem:
             if item.init_op is not None:
                 graph.nodes[item.init_op].add_control(initialiser)
         state[added.name] = added.described(initialiser.name if initialiser is not None else None)
-    return item.with_(state=state, keep=keep)
+    return replace(item, state=state, keep=tuple(keep))
 
 
 def _update_with_targets(context: Context, targets: Sequence[Node]) -> None:

@@ -31,9 +31,9 @@ from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.types.replica_marks import AVERAGES
 from autograph_rewrite.ir.variable_ops import handle_uses, updates
-from autograph_rewrite.item import Variable
 from autograph_rewrite.passes.local_sgd.own_steps import OWN_NODE, share_of
 from autograph_rewrite.plan.parts.messages import LocalSgd
+from autograph_rewrite.training_graph import Variable
 
 SCOPE = AVERAGES
 

@@ -27,7 +27,7 @@ from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.types.replica_marks import ADDED, VARYING, replica_mark
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_handle, updates
-from autograph_rewrite.item import Variable
+from autograph_rewrite.training_graph import Variable
 
 OWN_NODE = encode("string", OF_ONE)
 EXACT = "or leave local_sgd out"

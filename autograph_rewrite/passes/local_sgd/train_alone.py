@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.analysis.variables.uses import variable_uses
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.item import Variable
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.emit.order_accesses import access_order
 from autograph_rewrite.passes.local_sgd.averages import Averages, add_averages, wait_for
 from autograph_rewrite.passes.local_sgd.own_steps import OwnSteps, find_own_steps, let_out
 from autograph_rewrite.plan.parts.messages import LocalSgd
 from autograph_rewrite.plan.parts.notes import Note
+from autograph_rewrite.training_graph import Variable
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def train_alone(rewrite: Rewrite) -> None:
     averages = add_averages(state, plan.local_sgd, plan.replicas, averaged, groups)
     for waiting, done in averages.done:
         if together:  # a function runs all of its targets, by their names
-            rewrite.item = rewrite.item.with_(targets=[*rewrite.item.targets, done.name])
+            rewrite.item = replace(rewrite.item, targets=(*rewrite.item.targets, done.name))
         else:
             wait_for(graph, waiting, done)
     rewrite.put(revise(state))

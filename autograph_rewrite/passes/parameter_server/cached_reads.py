@@ -18,16 +18,16 @@ from autograph_rewrite.ir.op_traits import MERGES, forwards_handle
 from autograph_rewrite.ir.traversal import dependencies, topological_order, users
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_update
-from autograph_rewrite.item import GraphItem, Variable
 from autograph_rewrite.passes.base.context import Context, Site
 from autograph_rewrite.passes.collectives.server_stores import ServerBuilder
 from autograph_rewrite.passes.parameter_server.await_writes import await_writes
 from autograph_rewrite.plan.parts.names import proxy_name
+from autograph_rewrite.training_graph import TrainingGraph, Variable
 
 _LOOKUPS = frozenset(("ResourceGather", "ResourceGatherNd"))
 
 
-def cache_reads(context: Context, item: GraphItem) -> None:
+def cache_reads(context: Context, item: TrainingGraph) -> None:
     """Make the copies that the plan asks for; a variable that the process does not read needs none."""
     servers = {request.name: request.server for request in context.plan.variables if request.server is not None}
     asked = [name for name, server in servers.items() if server.proxy]
@@ -83,7 +83,7 @@ def _proxy(context: Context, variable: Variable, handle: Node) -> Node:
     return context.add("VarHandleOp", (), Site(name, Span.ONCE, handle), attrs=attrs | {"shared_name": name})
 
 
-def _refresh(context: Context, item: GraphItem, proxies: dict[str, Node]) -> None:
+def _refresh(context: Context, item: TrainingGraph, proxies: dict[str, Node]) -> None:
     """Refresh copies behind whatever waits for their variables to be written."""
     order = topological_order(context.graph)
     unconditional = unconditional_nodes(order)

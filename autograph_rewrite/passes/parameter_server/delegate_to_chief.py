@@ -22,17 +22,17 @@ from autograph_rewrite.ir.traversal import ancestors, dependencies, marks_before
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_uses, is_update
 from autograph_rewrite.ir.verify.collective_groups import is_collective
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes.base.anchors import outputs_of
 from autograph_rewrite.passes.base.context import Context
 from autograph_rewrite.passes.collectives.server_stores import ServerBuilder
 from autograph_rewrite.passes.parameter_server.branches import Branches
 from autograph_rewrite.passes.parameter_server.turns import Turns
+from autograph_rewrite.training_graph import TrainingGraph
 
 SUFFIX = "/on_server"
 
 
-def name_server_roots(context: Context, item: GraphItem) -> None:
+def name_server_roots(context: Context, item: TrainingGraph) -> None:
     """Give each server op that is run or read by name a node of that name in every process."""
     graph, on_server = context.graph, context.server_region.nodes
     on_server &= set(graph)
@@ -55,7 +55,7 @@ def name_server_roots(context: Context, item: GraphItem) -> None:
             graph.set_anchor(anchor, moved.get(value, value))
 
 
-def _initializers(item: GraphItem) -> Iterator[str]:
+def _initializers(item: TrainingGraph) -> Iterator[str]:
     """Yield the names of what initialises single variables: programs run them one by one, too."""
     for variable in item.variables.values():
         if variable.initializer is not None:
@@ -69,7 +69,7 @@ def lock_updates(nodes: Iterable[Node]) -> None:
             node.set_attr("use_locking", True)
 
 
-def delegate_to_chief(context: Context, item: GraphItem) -> None:
+def delegate_to_chief(context: Context, item: TrainingGraph) -> None:
     """Rewrite this process's graph; afterwards only worker 0 has server ops.
 
     Where workers do not wait for each other, each runs its own updates, and worker 0 the initialisers only.
@@ -128,7 +128,7 @@ def _wait(
         reader.add_control(token)
 
 
-def _begin_together(context: Context, item: GraphItem, turns: Turns) -> None:
+def _begin_together(context: Context, item: TrainingGraph, turns: Turns) -> None:
     """Let updates that need nothing of other workers wait until those have begun, and so read what was there before.
 
     A counter of steps is such a variable. What waits for contributions of all waits for that already.
@@ -151,14 +151,14 @@ def _begin_together(context: Context, item: GraphItem, turns: Turns) -> None:
         pending.extend(new)
 
 
-def _own_updates(context: Context, item: GraphItem) -> set[str]:
+def _own_updates(context: Context, item: TrainingGraph) -> set[str]:
     """Return the names of the updates that the step makes in every process."""
     graph = context.graph
     step = ancestors(graph.nodes[name] for name in item.targets if name in graph.nodes)
     return {node.name for node in step if is_update(node) and node not in context.server_region.nodes}
 
 
-def _require_own_updates(context: Context, item: GraphItem, own: set[str]) -> None:
+def _require_own_updates(context: Context, item: TrainingGraph, own: set[str]) -> None:
     """Make sure that what every process updates itself does not depend on what only worker 0 runs.
 
     Raises:
@@ -309,7 +309,7 @@ def _with_branches(order: Sequence[Node], on_server: set[Node]) -> set[Node]:
     return found
 
 
-def _read_before_pushing(context: Context, item: GraphItem) -> None:
+def _read_before_pushing(context: Context, item: TrainingGraph) -> None:
     """Let this process's reads of a variable come before its contribution to the next value.
 
     What no push is for may follow from sums that all workers have: those are contributions, too.
@@ -345,7 +345,7 @@ def _reads(handle: Node) -> list[Node]:
     return [node for node, _ in handle_uses(handle) if not forwards_handle(node.op) and not is_update(node)]
 
 
-def _forget(graph: Graph, on_server: set[Node], item: GraphItem) -> None:
+def _forget(graph: Graph, on_server: set[Node], item: TrainingGraph) -> None:
     """Remove the server ops; initialisers that the outside knows by name stay, and do nothing."""
     known = {*item.keep, *(variable.initializer for variable in item.variables.values())}
     for node in [node for node in graph if node in on_server and node.name in known]:

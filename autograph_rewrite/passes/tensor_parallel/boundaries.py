@@ -14,12 +14,12 @@ from autograph_rewrite.analysis.rules.base import WHOLE
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.shapes.recorded import record_shapes, static_shape
 from autograph_rewrite.ir.types.attrs import encode
-from autograph_rewrite.item import GraphItem
+from autograph_rewrite.training_graph import TrainingGraph
 
 _CUT = "_autograph_cut"
 
 
-def mark_boundaries(graph: Graph, item: GraphItem, cuts: Mapping[str, Sequence[int | None]]) -> None:
+def mark_boundaries(graph: Graph, item: TrainingGraph, cuts: Mapping[str, Sequence[int | None]]) -> None:
     """Add the copies of all tensors.
 
     Args:
@@ -41,7 +41,7 @@ def mark_boundaries(graph: Graph, item: GraphItem, cuts: Mapping[str, Sequence[i
             value = node.output()
 
 
-def keep_whole(graph: Graph, item: GraphItem, names: Iterable[str]) -> list[Node]:
+def keep_whole(graph: Graph, item: TrainingGraph, names: Iterable[str]) -> list[Node]:
     """Let readers of tensors see the whole on every axis; return what hands it to them, marked until all is cut.
 
     Args:

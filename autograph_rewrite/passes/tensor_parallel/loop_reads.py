@@ -22,7 +22,7 @@ from autograph_rewrite.ir.shapes.recorded import Shape, record_shapes
 from autograph_rewrite.ir.traversal import ancestors, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, written
-from autograph_rewrite.item import GraphItem
+from autograph_rewrite.training_graph import TrainingGraph
 
 _KINDS = ("ReadVariableOp", "ResourceGather", "VariableShape")
 _CARRIERS = ENTERS | SWITCHES | {"Identity"}
@@ -47,7 +47,7 @@ class Captured(NamedTuple):
     shapes: tuple[Node, ...]
 
 
-def read_before_loops(graph: Graph, item: GraphItem, names: Iterable[str]) -> list[str]:
+def read_before_loops(graph: Graph, item: TrainingGraph, names: Iterable[str]) -> list[str]:
     """Read variables before the loops that capture them; return a note for each loop.
 
     Args:

@@ -27,7 +27,6 @@ from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_handle
-from autograph_rewrite.item import GraphItem, Shards, Variable
 from autograph_rewrite.passes.tensor_parallel.boundaries import boundaries, keep_whole, mark_boundaries
 from autograph_rewrite.passes.tensor_parallel.exchanges import ALL, Exchanges
 from autograph_rewrite.passes.tensor_parallel.gathered import gathered_reads
@@ -47,12 +46,13 @@ from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.replica_devices import run_devices
 from autograph_rewrite.resolve.model_axis.logical_devices import LOGICAL, assign, number_devices, put, settle
 from autograph_rewrite.resolve.model_axis.splits import Round, cut_dimensions, rounds_of
+from autograph_rewrite.training_graph import Shards, TrainingGraph, Variable
 
 HELD_THERE = "'{}' is cut on the model axis, so the devices of each replica hold it, and not what the strategy chose"
 LOOKUPS = ("ResourceGather", "ResourceGatherNd")
 
 
-def partition(graph: Graph, item: GraphItem, plan: Plan, task: int = 0) -> tuple[GraphItem, Plan]:
+def partition(graph: Graph, item: TrainingGraph, plan: Plan, task: int = 0) -> tuple[TrainingGraph, Plan]:
     """Cut what the plan wants cut on the model axis; return the item and the request with blocks instead of it.
 
     Args:
@@ -87,19 +87,19 @@ def partition(graph: Graph, item: GraphItem, plan: Plan, task: int = 0) -> tuple
             if dim is not None
             for one in pieces_of(item.variables[name])
         }
-        within = item.with_(graph=graph, variables=shard_variables(item.variables))
+        within = replace(item, source=graph, variables=shard_variables(item.variables))
         for cut in rounds_of(size, within, wanted, boundaries(graph, axis), whole) if size > 1 else ():
             within, plan = _partition(graph, within, plan, cut, exchanges)
-        item = item.with_(graph=graph, variables=in_pieces(item.variables, within.variables))
+        item = replace(item, source=graph, variables=in_pieces(item.variables, within.variables))
         settle(topological_order(graph), axis)
     for node in kept:
         node.drop_attr(WHOLE)
     number_devices(graph, model.axes)
-    item = item.with_(variables=_on_devices(graph, item, model, devices))
+    item = replace(item, variables=_on_devices(graph, item, model, devices))
     return item, replace(plan, model_edges=tuple(exchanges.edges(graph, step_of(graph, item))))
 
 
-def _on_devices(graph: Graph, item: GraphItem, model: Model, devices: Sequence[str]) -> dict[str, Variable]:
+def _on_devices(graph: Graph, item: TrainingGraph, model: Model, devices: Sequence[str]) -> dict[str, Variable]:
     """Return the variables, whose blocks say on which devices they are."""
     found = dict(item.variables)
     for name, variable in item.variables.items():
@@ -111,7 +111,7 @@ def _on_devices(graph: Graph, item: GraphItem, model: Model, devices: Sequence[s
     return found
 
 
-def _assign(graph: Graph, item: GraphItem, model: Model) -> list[str]:
+def _assign(graph: Graph, item: TrainingGraph, model: Model) -> list[str]:
     """Put what is assigned to one logical device there; return what stays where its user made it."""
     notes = []
     for one in model.shardings:
@@ -141,7 +141,9 @@ def _together(handle: Node) -> set[Node]:
     return found
 
 
-def _partition(graph: Graph, item: GraphItem, plan: Plan, cut: Round, exchanges: Exchanges) -> tuple[GraphItem, Plan]:
+def _partition(
+    graph: Graph, item: TrainingGraph, plan: Plan, cut: Round, exchanges: Exchanges
+) -> tuple[TrainingGraph, Plan]:
     found = model_placements(graph, item, cut, step_of(graph, item), batch_facts(graph, item, plan))
     whole = notes(found.state)
     if plan.semantics.strict and whole:

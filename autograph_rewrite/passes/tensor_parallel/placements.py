@@ -11,7 +11,7 @@ Shardy's way; `partial`, and where it is summed, are DTensor's and this package'
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from autograph_rewrite.analysis.facts.placement import REPLICATED, Fact, split
@@ -25,7 +25,6 @@ from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_handle, written
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes.base.anchors import outputs_of
 from autograph_rewrite.passes.canonicalize import class_axis, decompose
 from autograph_rewrite.passes.tensor_parallel.backward import BlockReads, block_reads, cut_operands
@@ -34,6 +33,7 @@ from autograph_rewrite.passes.variable_sharding.shard_variables import with_slot
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve.batch.batch_inputs import batch_values
 from autograph_rewrite.resolve.model_axis.splits import Round
+from autograph_rewrite.training_graph import TrainingGraph
 
 MAX_ROUNDS = 64
 _NUMBER = (dtypes.INT32, dtypes.INT64)
@@ -59,7 +59,7 @@ class ModelPlacements:
 
 
 def model_placements(
-    graph: Graph, item: GraphItem, cut: Round, step: set[Node], inputs: Mapping[Value, Fact]
+    graph: Graph, item: TrainingGraph, cut: Round, step: set[Node], inputs: Mapping[Value, Fact]
 ) -> ModelPlacements:
     """Find the placements of all values; ops that mix blocks are decomposed.
 
@@ -71,7 +71,7 @@ def model_placements(
         inputs: what is known of the batch.
     """
     free = {name: one for name, one in item.variables.items() if one.shards is None and name not in cut.whole}
-    item = item.with_(variables=free)
+    item = replace(item, variables=free)
     whole_already = {node for node in graph if WHOLE in node.attrs}
     wanted = dict(cut.variables)
     by_hand = {graph.value(name): dim for name, dim in cut.tensors.items()}
@@ -154,7 +154,7 @@ class _More(NamedTuple):
         return any(self[:])
 
 
-def _more(state: Propagation, item: GraphItem, members: Mapping[Node, ShardedVariable], units: int) -> _More:
+def _more(state: Propagation, item: TrainingGraph, members: Mapping[Node, ShardedVariable], units: int) -> _More:
     """Return what is read in blocks only, and is therefore cut; copies are added to the graph."""
     graph, reads = state.graph, block_reads(state, units)
     variables = _read_in_blocks(graph, item, reads, members, units)
@@ -163,7 +163,7 @@ def _more(state: Propagation, item: GraphItem, members: Mapping[Node, ShardedVar
     return _More(variables, copies, rows, reads.early)
 
 
-def batch_facts(graph: Graph, item: GraphItem, plan: Plan) -> dict[Value, Fact]:
+def batch_facts(graph: Graph, item: TrainingGraph, plan: Plan) -> dict[Value, Fact]:
     """Return what is known of the batch inputs: all of them have as many examples, also where nobody states it.
 
     Args:
@@ -188,7 +188,7 @@ def _held(handle: Value, member: ShardedVariable) -> Fact:
 
 
 def _members(
-    graph: Graph, item: GraphItem, cut: Round, wanted: Mapping[str, int]
+    graph: Graph, item: TrainingGraph, cut: Round, wanted: Mapping[str, int]
 ) -> tuple[dict[Node, ShardedVariable], dict[Node, str]]:
     members, names = {}, {}
     for name, dim in wanted.items():
@@ -241,7 +241,7 @@ def _is_given(want: Reshard) -> bool:
 
 
 def _read_in_blocks(
-    graph: Graph, item: GraphItem, reads: BlockReads, members: Mapping[Node, ShardedVariable], units: int
+    graph: Graph, item: TrainingGraph, reads: BlockReads, members: Mapping[Node, ShardedVariable], units: int
 ) -> dict[str, int]:
     """Return variables of which all reads take blocks of one dimension: they are cut like that, too.
 

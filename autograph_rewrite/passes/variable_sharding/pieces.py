@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from autograph_rewrite.item import Shards, Variable
 from autograph_rewrite.plan.parts.residence import Sharded, shard_name
+from autograph_rewrite.training_graph import Shards, Variable
 
 
 def pieces_of(variable: Variable) -> Iterator[Variable]:

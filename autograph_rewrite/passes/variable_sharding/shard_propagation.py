@@ -64,7 +64,7 @@ class ShardPlacements:
         extent: the size of the axis that is cut.
         members: the variables, by the node that gives the handle.
         facts: what readers in the update see of each value that is cut, or a sum over the shards.
-        answers: of the nodes that run for each shard.
+        transfers: of the nodes that run for each shard.
         gradients: whole values that are cut for their readers, with the axis.
         summed: values that all readers see whole, although they arise in parts.
     """

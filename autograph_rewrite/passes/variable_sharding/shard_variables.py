@@ -21,7 +21,6 @@ from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.control_flow import frames_of
 from autograph_rewrite.ir.graph import PASS_ATTR, Graph, Node, Value
 from autograph_rewrite.ir.traversal import ancestors
-from autograph_rewrite.item import GraphItem, Shards, Variable
 from autograph_rewrite.passes.variable_sharding.emitter import Emitter
 from autograph_rewrite.passes.variable_sharding.handle_uses import Uses, require_cuttable
 from autograph_rewrite.passes.variable_sharding.regather import gather_on_use
@@ -29,11 +28,12 @@ from autograph_rewrite.passes.variable_sharding.shard_propagation import Sharded
 from autograph_rewrite.plan.parts.messages import VariableRequest
 from autograph_rewrite.plan.parts.residence import Sharded, placed, shard_name
 from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.training_graph import Shards, TrainingGraph, Variable
 
 PASS = "shard-variables"
 
 
-def shard_variables_of(graph: Graph, item: GraphItem, plan: Plan) -> tuple[GraphItem, Plan]:
+def shard_variables_of(graph: Graph, item: TrainingGraph, plan: Plan) -> tuple[TrainingGraph, Plan]:
     """Cut the variables of which the plan wants it; return the item and the request with shards instead of them.
 
     Args:
@@ -75,12 +75,12 @@ def shard_variables_of(graph: Graph, item: GraphItem, plan: Plan) -> tuple[Graph
 
 def in_shards(
     graph: Graph,
-    item: GraphItem,
+    item: TrainingGraph,
     plan: Plan,
     shards: Mapping[str, Shards],
     cuts: Mapping[str, Sharded],
     owners: Mapping[str, str],
-) -> tuple[GraphItem, Plan]:
+) -> tuple[TrainingGraph, Plan]:
     """Return an item whose variables say how they were cut, and a request for each shard instead of theirs.
 
     Args:
@@ -95,10 +95,10 @@ def in_shards(
         name: replace(variable, handle=shards[name].handles[0], shards=shards[name]) if name in shards else variable
         for name, variable in item.variables.items()
     }
-    return item.with_(graph=graph, variables=variables), _with_shards(plan, cuts, owners)
+    return replace(item, source=graph, variables=variables), _with_shards(plan, cuts, owners)
 
 
-def with_slots(item: GraphItem, state: Propagation, step: set[Node], cut: Mapping[str, int]) -> dict[str, int]:
+def with_slots(item: TrainingGraph, state: Propagation, step: set[Node], cut: Mapping[str, int]) -> dict[str, int]:
     """Return what is cut along which dimension, with the slots of each variable cut like it.
 
     Args:
@@ -127,13 +127,13 @@ def by_shards(reduced: Iterable[Value], outputs: Collection[Value]) -> set[Value
     return found
 
 
-def step_of(graph: Graph, item: GraphItem) -> set[Node]:
+def step_of(graph: Graph, item: TrainingGraph) -> set[Node]:
     """Return the nodes that one step runs."""
     roots = [graph.nodes[name] for name in item.targets if name in graph.nodes]
     return ancestors([*roots, *(value.node for value in graph.anchors.values())])
 
 
-def _owners(item: GraphItem, state: Propagation, step: set[Node], asked: Collection[str]) -> dict[str, str]:
+def _owners(item: TrainingGraph, state: Propagation, step: set[Node], asked: Collection[str]) -> dict[str, str]:
     """Return for each variable that is cut the one whose request says how: itself, or the one that it is a slot of."""
     found = {name: name for name in asked}
     for name, use in variable_uses(state, item.variables, step=step, owners=asked).items():

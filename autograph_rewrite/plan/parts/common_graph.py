@@ -7,7 +7,7 @@ import zlib
 
 from autograph_rewrite.ir.format import printer
 from autograph_rewrite.ir.graph import Node
-from autograph_rewrite.item import GraphItem
+from autograph_rewrite.training_graph import TrainingGraph
 
 _OWN = re.compile(r"(Iterator|Dataset|Queue|Reader|Save|Restore|ReadFile|WriteFile|Summary)")
 """Ops whose operands may differ from worker to worker: each reads its own data, and writes its own logs."""
@@ -15,7 +15,7 @@ _CHANCE = re.compile(r' ?\b(shared_name|container|token|_\w+)=("[^"]*"|\[[^\]]*\
 """What means nothing to others in the line of a node: numbers that TensorFlow counts or draws, devices, functions."""
 
 
-def contents(item: GraphItem) -> bytes:
+def contents(item: TrainingGraph) -> bytes:
     """Return what all workers must have in common of a graph, constants included, as compressed text."""
     graph = item.graph
     roots = [*item.targets, *(info.tensor.partition(":")[0] for info in item.outputs.values())]

@@ -13,12 +13,11 @@ STEP = "step"
 # The owner of what the logical devices of a replica exchange.
 MODEL_AXIS = "model axis"
 
-# What the edge of a value turns into that tells all processes how long each one's part is.
+# The reason of an edge that only the outside needs.
 OUTPUT = "it is an output"
-"""The reason of an edge that only the outside needs."""
-SIZES = "sizes"
 
-# The placement of a variable that lives on one device.
+# What the edge of a value turns into that tells all processes how long each one's part is.
+SIZES = "sizes"
 
 
 @dataclass(frozen=True)

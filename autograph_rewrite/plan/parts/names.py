@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autograph_rewrite.item import Variable
+from autograph_rewrite.training_graph import Variable
 
 ROLE_ATTR = "_autograph_role"
 """Attribute that tells the merging nodes of one value apart, as the role of an edge does."""

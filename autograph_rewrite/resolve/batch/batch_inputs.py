@@ -12,12 +12,12 @@ from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.traversal import marks_before
-from autograph_rewrite.item import GraphItem, TensorInfo
 from autograph_rewrite.plan.parts.batch_split import limits
 from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.training_graph import TensorInfo, TrainingGraph
 
 
-def batch_values(graph: Graph, item: GraphItem, plan: Plan) -> tuple[dict[Value, int], int | None]:
+def batch_values(graph: Graph, item: TrainingGraph, plan: Plan) -> tuple[dict[Value, int], int | None]:
     """Return the batch inputs with their axes, and the batch size where it is static.
 
     Args:
@@ -57,7 +57,7 @@ def batch_values(graph: Graph, item: GraphItem, plan: Plan) -> tuple[dict[Value,
 
 
 def _of_the_largest(
-    values: Mapping[Value, int], sizes: Mapping[str, int], item: GraphItem, plan: Plan
+    values: Mapping[Value, int], sizes: Mapping[str, int], item: TrainingGraph, plan: Plan
 ) -> tuple[dict[Value, int], dict[str, int]]:
     """Return the batch inputs that are cut where static sizes differ: those of the size that most elements have.
 
@@ -82,7 +82,7 @@ def _of_the_largest(
     return {value: axis for value, axis in values.items() if value.name in tensors}, kept
 
 
-def shared_by_size(item: GraphItem, plan: Plan, state: Propagation) -> list[TensorInfo]:
+def shared_by_size(item: TrainingGraph, plan: Plan, state: Propagation) -> list[TensorInfo]:
     """Return the batch inputs that every replica has all of, because their static size is another one.
 
     Args:
@@ -148,7 +148,7 @@ def inputs_behind(state: Propagation) -> dict[Node, tuple[Value, ...]]:
 
 
 def named_groups(
-    found: BatchGroups | None, item: GraphItem, state: Propagation, shared: Sequence[TensorInfo]
+    found: BatchGroups | None, item: TrainingGraph, state: Propagation, shared: Sequence[TensorInfo]
 ) -> tuple[tuple[str, ...], ...]:
     """Return the names of the batch inputs in groups of one size; none where all of them are.
 
@@ -165,7 +165,7 @@ def named_groups(
     return tuple(named) if len(named) > 1 else ()
 
 
-def own_inputs(item: GraphItem, plan: Plan, state: Propagation, task: int) -> dict[str, TensorInfo]:
+def own_inputs(item: TrainingGraph, plan: Plan, state: Propagation, task: int) -> dict[str, TensorInfo]:
     """Return the inputs as this process is fed them: of a batch of static size, its part.
 
     Args:

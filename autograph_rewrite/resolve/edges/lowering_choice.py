@@ -22,7 +22,6 @@ from autograph_rewrite.ir.graph import Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_names import parse, process_of
 from autograph_rewrite.ir.variable_ops import handle_node
-from autograph_rewrite.item import Variable
 from autograph_rewrite.plan.parts.lowerings import Operation
 from autograph_rewrite.plan.parts.messages import SIZES, EdgePlan, Options
 from autograph_rewrite.plan.plan import Plan
@@ -30,6 +29,7 @@ from autograph_rewrite.resolve import wire_types
 from autograph_rewrite.resolve.edges import one_shot
 from autograph_rewrite.resolve.server_region import find_server_region
 from autograph_rewrite.resolve.wire_types import as_sent, can_be_sent, can_gather_collectively
+from autograph_rewrite.training_graph import Variable
 
 ACCUMULATED = frozenset((dtypes.HALF, dtypes.FLOAT, dtypes.DOUBLE))
 """The types of conditional accumulators: TensorFlow has no kernel of one for others."""

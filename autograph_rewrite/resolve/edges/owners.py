@@ -17,8 +17,8 @@ from autograph_rewrite.analysis.rule_table import TABLE, families
 from autograph_rewrite.analysis.variables.readers import declared_trained
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_update
-from autograph_rewrite.item import Variable
 from autograph_rewrite.plan.parts.messages import STEP
+from autograph_rewrite.training_graph import Variable
 
 MEASURES = frozenset(("Shape", "ShapeN", "Size", "Rank"))  # how many rows there are is not the rows
 MIXES_ROWS = families("contraction", "convolutions", "layers", "normalization", "pooling", "recurrent", "reduce")

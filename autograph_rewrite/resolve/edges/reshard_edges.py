@@ -23,7 +23,6 @@ from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.op_traits import ENTERS
 from autograph_rewrite.ir.traversal import descendants
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.item import Variable
 from autograph_rewrite.plan.parts import collective_keys
 from autograph_rewrite.plan.parts.batch_split import DIGEST
 from autograph_rewrite.plan.parts.lowerings import Operation
@@ -37,6 +36,7 @@ from autograph_rewrite.resolve.edges.lowering_choice import by_hosts, homed, low
 from autograph_rewrite.resolve.edges.owners import Owners
 from autograph_rewrite.resolve.model_axis.logical_devices import logical_devices
 from autograph_rewrite.resolve.wire_types import sent_bytes
+from autograph_rewrite.training_graph import Variable
 
 
 def resolve_edges(

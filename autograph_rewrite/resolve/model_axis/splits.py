@@ -21,9 +21,9 @@ from itertools import pairwise
 
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.shapes.recorded import static_shape
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.plan.parts.batch_split import bounds
 from autograph_rewrite.plan.parts.messages import TensorSharding
+from autograph_rewrite.training_graph import TrainingGraph
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def cut_dimensions(one: TensorSharding, axes: Sequence[int]) -> tuple[int | None
 
 
 def rounds_of(
-    count: int, item: GraphItem, variables: Mapping[str, int], tensors: Mapping[str, int], whole: Iterable[str]
+    count: int, item: TrainingGraph, variables: Mapping[str, int], tensors: Mapping[str, int], whole: Iterable[str]
 ) -> list[Round]:
     """Return what one axis of the mesh cuts, what comes out even first.
 
@@ -101,7 +101,7 @@ def sizes_of(units: int, count: int) -> tuple[int, ...]:
     return tuple(end - begin for begin, end in pairwise(ends))
 
 
-def _extent(name: str, dim: int, item: GraphItem) -> int:
+def _extent(name: str, dim: int, item: TrainingGraph) -> int:
     """Return the size of a dimension of a variable or a tensor."""
     variable = item.variables.get(name)
     shape = static_shape(item.graph.value(name)) if variable is None else variable.shape

@@ -26,10 +26,10 @@ from autograph_rewrite.ir.control_flow import frames_of
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.op_traits import MEASURES
 from autograph_rewrite.ir.traversal import ancestors, dependencies
-from autograph_rewrite.item import Variable
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve.remat.activations import Activations, root_of
 from autograph_rewrite.resolve.spans import differs_by_replica
+from autograph_rewrite.training_graph import Variable
 
 TIMES = 500
 """At how many times a floor is looked at, at most."""

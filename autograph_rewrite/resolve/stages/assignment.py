@@ -24,7 +24,6 @@ from autograph_rewrite.ir.op_traits import MEASURES
 from autograph_rewrite.ir.traversal import ancestors, descendants
 from autograph_rewrite.ir.types.device_specs import canonical
 from autograph_rewrite.ir.variable_ops import variable_dependent_nodes
-from autograph_rewrite.item import Variable
 from autograph_rewrite.plan.parts.messages import Pipeline
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve.stages.balanced_cut import balanced_cut
@@ -32,6 +31,7 @@ from autograph_rewrite.resolve.stages.flops import cost_of, value_bytes
 from autograph_rewrite.resolve.stages.forward_backward import differentiated, forward_nodes
 from autograph_rewrite.resolve.stages.isomorphism import require_isomorphic_stages
 from autograph_rewrite.resolve.stages.repeated_layers import repeated_layers
+from autograph_rewrite.training_graph import Variable
 
 
 @dataclass

@@ -18,7 +18,6 @@ from autograph_rewrite.diagnostics.stages import stage
 from autograph_rewrite.errors import ClusterError, GraphError, RewriteError, VerifyError
 from autograph_rewrite.ir.claims import Claims
 from autograph_rewrite.ir.verify.expanded import check_expanded
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes.base.pass_manager import Observer, failed_pass
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.runtime.bisect.bisection import AGREES, DIFFERS, Bisection
@@ -34,10 +33,11 @@ from autograph_rewrite.runtime.verify.random_feeds import batch_size, random_fee
 from autograph_rewrite.runtime.verify.report import NOISE_FACTOR, VerifyReport
 from autograph_rewrite.runtime.verify.side_by_side import Comparison, Feeds, Tolerance, Training, first_line
 from autograph_rewrite.runtime.verify.verify import compare
+from autograph_rewrite.training_graph import TrainingGraph
 
 
 def bisect(
-    item: GraphItem,
+    item: TrainingGraph,
     config_or_plan: ConfigLike | Plan,
     *,
     steps: int = 3,
@@ -104,7 +104,7 @@ class _Search:
     """A rewritten item, and what it is compared on."""
 
     ready: Prepared
-    rewritten: GraphItem
+    rewritten: TrainingGraph
     training: Training
     allowed: Tolerance
 
@@ -155,7 +155,7 @@ class _Search:
             good, bad = (good, middle) if differs(middle) else (middle, bad)
         return found
 
-    def _differs(self, item: GraphItem, limits: Mapping[str, float]) -> bool:
+    def _differs(self, item: TrainingGraph, limits: Mapping[str, float]) -> bool:
         """Return whether one device that runs an item gets something wrong that the rewritten graph gets wrong."""
         comparison = Comparison(self.ready.original, self.training, self.allowed, self.ready.plan.timeout_seconds)
         try:
@@ -167,7 +167,7 @@ class _Search:
         return any(worst[key].error > max(self.allowed.rtol, limits[key]) for key in limits if key in worst)
 
     def _divergences(
-        self, other: GraphItem, apart: frozenset[str], claims: Claims | None
+        self, other: TrainingGraph, apart: frozenset[str], claims: Claims | None
     ) -> tuple[tuple[Divergence, ...], str]:
         """Return where the values of an item begin to differ; and why they could not be compared, if so."""
         plan: Plan = self.rewritten.report.plan

@@ -19,13 +19,13 @@ from autograph_rewrite.ir.claims import OWN, Claims
 from autograph_rewrite.ir.format.printer import line
 from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Graph, Node, Value
 from autograph_rewrite.ir.variable_ops import is_update
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.runtime.bisect.side_steps import SideBySide, WrongStep
 from autograph_rewrite.runtime.bisect.values import has_value, tap, tensor_name
 from autograph_rewrite.runtime.verify.error_norm import Array, deviation
 from autograph_rewrite.runtime.verify.report import NOISE_FACTOR
 from autograph_rewrite.runtime.verify.side_by_side import Tolerance
+from autograph_rewrite.training_graph import TrainingGraph
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ def is_explained(got: Sequence[Array], expected: Array, allowed: Tolerance, *, a
     return is_number and len({one.shape for one in got}) == 1 and agrees(sum(got[1:], got[0]))
 
 
-def _instances(item: GraphItem, node: Node, graph: Graph) -> tuple[str, ...]:
+def _instances(item: TrainingGraph, node: Node, graph: Graph) -> tuple[str, ...]:
     """Return the nodes of a graph that an original node has become."""
     found = None
     if any(has_value(value) for value in node.outputs):

@@ -15,10 +15,10 @@ from autograph_rewrite.certify.certificate import Certificate
 from autograph_rewrite.errors import VerifyError
 from autograph_rewrite.ir.claims import Claims
 from autograph_rewrite.ir.graph import Graph
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes.base.pass_manager import RewriteObserver
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.propagation_passes import Sharded
+from autograph_rewrite.training_graph import TrainingGraph
 
 CONVERTS = "insert-reshards"
 """The first pass that leaves a graph of replicas."""
@@ -33,7 +33,7 @@ class State:
     """The item behind a pass."""
 
     behind: str
-    item: GraphItem
+    item: TrainingGraph
 
 
 class PlainStates(RewriteObserver):
@@ -43,7 +43,7 @@ class PlainStates(RewriteObserver):
         flat: where the passes begin.
     """
 
-    def __init__(self, flat: GraphItem) -> None:
+    def __init__(self, flat: TrainingGraph) -> None:
         self.states = [State("normalise", flat)]
         self._edits = -1
         self._is_over = False
@@ -64,7 +64,9 @@ class PlainStates(RewriteObserver):
             name: replace(info, tensor=f"{values[name].node.name}:{values[name].index}")
             for name, info in item.outputs.items()
         }
-        self.states.append(State(name, item.with_(graph=graph, outputs=outputs, variables=variables, placements=None)))
+        self.states.append(
+            State(name, replace(item, source=graph, outputs=outputs, variables=variables, stated_placements=None))
+        )
 
 
 class FirstRefusal:

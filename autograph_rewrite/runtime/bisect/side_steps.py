@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.runtime.bisect.values import Tap, tap, tensor_name, values_of_step
 from autograph_rewrite.runtime.verify.error_norm import Array, Deviation, deviation, epsilon
 from autograph_rewrite.runtime.verify.report import NOISE_FACTOR
 from autograph_rewrite.runtime.verify.side_by_side import Tolerance, Training, first_line, invent
 from autograph_rewrite.runtime.verify.trained_graph import TrainedGraph
+from autograph_rewrite.training_graph import TrainingGraph
 
 Values = Mapping[str, Array]
 
@@ -63,8 +63,8 @@ class SideBySide:
         apart: what differs by design ("variable NAME", "output NAME").
     """
 
-    flat: GraphItem
-    other: GraphItem
+    flat: TrainingGraph
+    other: TrainingGraph
     training: Training
     allowed: Tolerance
     timeout: float
@@ -157,7 +157,7 @@ class SideBySide:
         return found
 
     def replay(
-        self, item: GraphItem, starts: Sequence[Values], tensors: Sequence[str]
+        self, item: TrainingGraph, starts: Sequence[Values], tensors: Sequence[str]
     ) -> tuple[list[Array], dict[str, Array]]:
         """Train an item from known variables in each step; return tensors in the last one, and variables behind it.
 

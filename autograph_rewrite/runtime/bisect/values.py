@@ -14,10 +14,10 @@ from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.op_traits import BACK_EDGES, MERGES, SWITCHES
 from autograph_rewrite.ir.traversal import ancestors, topological_order
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.runtime.session.fetches import Fetch, assemble
 from autograph_rewrite.runtime.verify.error_norm import Array, Deviation, deviation
 from autograph_rewrite.runtime.verify.side_by_side import Tolerance
+from autograph_rewrite.training_graph import TrainingGraph
 
 _WITHOUT_VALUES = (dtypes.RESOURCE, dtypes.VARIANT)
 _Branch = frozenset[tuple[Value, int]]
@@ -62,7 +62,7 @@ def has_value(value: Value) -> bool:
     return value.dtype not in _WITHOUT_VALUES and value.dtype < dtypes.REF_OFFSET
 
 
-def values_of_step(item: GraphItem) -> Iterator[Value]:
+def values_of_step(item: TrainingGraph) -> Iterator[Value]:
     """Yield the values that every step of a flat item computes, producers first: none of loops and branches."""
     graph = item.graph
     step = _step(graph, item)
@@ -78,7 +78,7 @@ def values_of_step(item: GraphItem) -> Iterator[Value]:
         yield from (value for value in read if has_value(value))
 
 
-def _step(graph: Graph, item: GraphItem) -> set[Node]:
+def _step(graph: Graph, item: TrainingGraph) -> set[Node]:
     names = [*item.targets, *(info.tensor.partition(":")[0] for info in item.outputs.values())]
     return ancestors(graph.nodes[name] for name in names if name in graph.nodes)
 
@@ -98,7 +98,7 @@ def _decides(value: Value) -> _Branch:
     return frozenset(((node.inputs[1], value.index),)) if node.op in SWITCHES else frozenset()
 
 
-def tap(item: GraphItem, value: Value) -> Tap | None:
+def tap(item: TrainingGraph, value: Value) -> Tap | None:
     """Return where a value of the flat original is in a rewritten item; None where it cannot be compared there.
 
     Args:
@@ -117,7 +117,7 @@ def tap(item: GraphItem, value: Value) -> Tap | None:
     return Tap(name, view.tensors, view.placement, view.segments)
 
 
-def _is_replicated(item: GraphItem, value: Value) -> bool:
+def _is_replicated(item: TrainingGraph, value: Value) -> bool:
     """Return whether instances of a value of the folded graph are known to be alike: sizes of blocks are not."""
     node = item.layout.graph.nodes.get(value.node.name)
     if node is None:

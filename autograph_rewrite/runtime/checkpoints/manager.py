@@ -33,6 +33,7 @@ from autograph_rewrite.runtime.failures.liveness import listed, name_of
 from autograph_rewrite.runtime.job.tf_server import join
 from autograph_rewrite.runtime.preemption.stop import Stop
 from autograph_rewrite.runtime.progress.report import note_saved
+from autograph_rewrite.runtime.servers.serve import serve_if_server
 
 _NONE = -1
 
@@ -73,6 +74,7 @@ class CheckpointManager:
         if max_to_keep < 1:
             raise ConfigError(f"max_to_keep is {max_to_keep}", hint="keep one checkpoint at least")
         given, self._member = in_job(chosen_config(config))
+        serve_if_server(self._member, given.timeout_seconds)
         self._seconds = given.timeout_seconds
         self._given, self._keep, self._asynchronous = target, max_to_keep, asynchronous
         self.folder = CheckpointFolder(Path(folder))

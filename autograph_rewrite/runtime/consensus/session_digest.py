@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 from autograph_rewrite.ir.graph import PASS_ATTR
 from autograph_rewrite.ir.op_traits import writes_variable
 from autograph_rewrite.ir.verify.collective_groups import is_collective
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.runtime.consensus.all_reduce_session import Array
 from autograph_rewrite.runtime.consensus.divergence import Account
 from autograph_rewrite.runtime.consensus.step_digest import Inputs, described, digest_of, written_between
+from autograph_rewrite.training_graph import TrainingGraph
 
 _FETCHES, _BETWEEN = "what is fetched", "what was run since the last step"
 _SOURCES = ("Placeholder", "IteratorGetNext", "OneShotIterator")
@@ -48,7 +48,7 @@ class SessionDigest:
         apart: operations that meet nobody, so that workers may differ in whether they fetch them.
     """
 
-    def __init__(self, item: GraphItem, graph: Any) -> None:
+    def __init__(self, item: TrainingGraph, graph: Any) -> None:
         self.feed, self.fetch = item.report.digests
         self.account = Account("")
         self.apart: set[Any] = set()

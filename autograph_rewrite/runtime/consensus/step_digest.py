@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.plan.parts.batch_split import DIGEST
 from autograph_rewrite.runtime.consensus.all_reduce_session import Array
+from autograph_rewrite.training_graph import TrainingGraph
 
 _FEW = 6
 """How many elements are told one by one."""
@@ -62,7 +62,7 @@ class Inputs:
         key: what finds the value of an input in what a step is given, by the name of its tensor; None if nothing does.
     """
 
-    def __init__(self, item: GraphItem, key: Callable[[str], Hashable | None]) -> None:
+    def __init__(self, item: TrainingGraph, key: Callable[[str], Hashable | None]) -> None:
         self._whole: list[tuple[str, Any]] = []
         self._open: list[tuple[str, Any, tuple[int, ...]]] = []
         ragged = {one.name: one.ragged for one in item.report.plan.batch_inputs} if item.report is not None else {}

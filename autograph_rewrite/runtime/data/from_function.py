@@ -27,6 +27,7 @@ from autograph_rewrite.runtime.data.end_together import EndingTogether
 from autograph_rewrite.runtime.data.rows import batch_size, is_batched
 from autograph_rewrite.runtime.job import tf_server
 from autograph_rewrite.runtime.job.tf_server import join
+from autograph_rewrite.runtime.servers.serve import serve_if_server
 
 _WHAT = "make datasets from a function"
 
@@ -42,6 +43,7 @@ def distribute_datasets_from_function(
         config: names devices and job.
     """
     given, member = in_job(chosen_config(config))
+    serve_if_server(member, given.timeout_seconds)
     given = with_local_devices(given)
     member = None if given.is_driven else member
     _require_per_worker(options)

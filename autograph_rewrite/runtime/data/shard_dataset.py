@@ -31,6 +31,7 @@ from autograph_rewrite.runtime.data.rows import batch_size, checksum, is_batched
 from autograph_rewrite.runtime.elastic.own_loop import OwnLoop
 from autograph_rewrite.runtime.job import tf_server
 from autograph_rewrite.runtime.job.tf_server import join
+from autograph_rewrite.runtime.servers.serve import serve_if_server
 
 _POLICIES = ("AUTO", "FILE", "DATA", "OFF")
 _SPLIT = "split a dataset"
@@ -50,6 +51,7 @@ def shard_dataset(
     if global_batch_size is not None:
         dataset = dataset.batch(global_batch_size)
     given, member = in_job(chosen_config(config))
+    serve_if_server(member, given.timeout_seconds)
     chosen = _policy(dataset, policy)
     loop = OwnLoop.here()
     if loop is not None and tensorflow().executing_eagerly():

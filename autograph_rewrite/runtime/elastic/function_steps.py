@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.elastic.own_loop import OwnLoop
+from autograph_rewrite.training_graph import TrainingGraph
 
 
 class FunctionSteps:
@@ -23,7 +23,7 @@ class FunctionSteps:
         self._loop, self._name = loop, loop.unique(name)
         self._handles: dict[str, tuple[Any, Any]] = {}
 
-    def before(self, item: GraphItem) -> None:
+    def before(self, item: TrainingGraph) -> None:
         """Before a step: give variables that are new the values that they had, and take a snapshot if it is time to.
 
         Args:

@@ -230,15 +230,15 @@ class Batches:
             raise problem from error  # whom it names is not to be lost: the job goes on without them
 
 
-def keep_steps(config: Config | None) -> None:
+def keep_steps(steps: int | None) -> None:
     """Let the loop of this process, if its job is elastic, take snapshots as often as a configuration says.
 
     Args:
-        config: the configuration; None: as often as without one.
+        steps: its `snapshot_steps`; None: as often as before.
     """
     loop = OwnLoop.here()
-    if loop is not None and config is not None:
-        loop.set_every(config.snapshot_steps)
+    if loop is not None and steps is not None:
+        loop.set_every(steps)
 
 
 @functools.cache

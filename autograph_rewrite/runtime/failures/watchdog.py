@@ -3,7 +3,7 @@
 TensorFlow's own timeouts on collectives start a sleeping thread for every execution, and a call that hangs does not
 even see Ctrl-C. So one thread per program looks at the running step every now and then, and cancels it when nothing of
 TensorFlow has computed for too long, or when a worker that the step needs is not there any more. What even that does
-not end is left behind (`runner`). A step that computes is never cut short, however long it takes.
+not end is left behind (`call_thread`). A step that computes is never cut short, however long it takes.
 """
 
 from __future__ import annotations

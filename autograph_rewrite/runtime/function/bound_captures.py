@@ -12,13 +12,13 @@ from typing import Any
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.types.dtypes import NUMBERS
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.signature.captures import FunctionBinding
 from autograph_rewrite.runtime.function.guard import Guard
 from autograph_rewrite.runtime.function.mirrored_variables import Mirrored, Mirrors
 from autograph_rewrite.runtime.function.on_servers.served_variables import bring
 from autograph_rewrite.runtime.native.function_def import ReadAfter, Stack
 from autograph_rewrite.runtime.session.variable_copies import copies_of
+from autograph_rewrite.training_graph import TrainingGraph
 
 
 class BoundCaptures:
@@ -38,7 +38,7 @@ class BoundCaptures:
     """
 
     def __init__(
-        self, item: GraphItem, binding: FunctionBinding, mirrors: Mirrors, is_compared: Callable[[str], bool]
+        self, item: TrainingGraph, binding: FunctionBinding, mirrors: Mirrors, is_compared: Callable[[str], bool]
     ) -> None:
         self._item, self._mirrors = item, mirrors
         self._captured = [(capture, instances_of(item, capture.node)) for capture in binding.captures]
@@ -115,12 +115,12 @@ class BoundCaptures:
         return [fixed.get(name) for name in arguments]
 
 
-def instances_of(item: GraphItem, node: str) -> tuple[str, ...]:
+def instances_of(item: TrainingGraph, node: str) -> tuple[str, ...]:
     """Return the instances of an original node; the node itself in an original graph."""
     return (item.layout.instances(node) if item.layout is not None else ()) or (node,)
 
 
-def kind_of(item: GraphItem, name: str) -> tuple[str, Sequence[int | None] | None]:
+def kind_of(item: TrainingGraph, name: str) -> tuple[str, Sequence[int | None] | None]:
     """Return the element type and the shape of a variable.
 
     Raises:

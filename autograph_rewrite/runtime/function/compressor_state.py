@@ -13,8 +13,8 @@ import functools
 from typing import Any, TypeVar
 
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.item import Variable
 from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.training_graph import Variable
 
 Class = TypeVar("Class", bound=type)
 
@@ -55,7 +55,7 @@ class ExtraState:
 
 
 def trackable(cls: Class) -> Class:
-    """Return a subclass that `tf.train.Checkpoint` takes; instances track what `_track` is told."""
+    """Return a subclass that `tf.train.Checkpoint` takes; instances track what `track` is told."""
     made: Class = _trackable(cls)
     return made
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.item import GraphItem, RewrittenTrace
 from autograph_rewrite.load.signature.nested_specs import output_leaves
 from autograph_rewrite.load.sources.functions import from_function
 from autograph_rewrite.requires import tensorflow
@@ -27,9 +26,10 @@ from autograph_rewrite.runtime.function.steps_per_call import one_of_several
 from autograph_rewrite.runtime.session.first_batch import FirstBatch
 from autograph_rewrite.runtime.tracing.observers import observers
 from autograph_rewrite.runtime.tracing.tracer import StepObserver
+from autograph_rewrite.training_graph import RewrittenTrace, TrainingGraph
 
-Rewrite = Callable[..., GraphItem]
-Trace = Callable[..., GraphItem]
+Rewrite = Callable[..., TrainingGraph]
+Trace = Callable[..., TrainingGraph]
 
 
 class _Traced(NamedTuple):
@@ -37,7 +37,7 @@ class _Traced(NamedTuple):
 
     structure: Hashable
     leaves: list[Leaf]
-    original: GraphItem
+    original: TrainingGraph
     step: Step | SessionStep
     pack: Callable[[list[Any]], Any]
     first: FirstBatch
@@ -109,7 +109,7 @@ class DistributedFunction:
             self._add(*self._specs)
 
     @property
-    def items(self) -> tuple[GraphItem, ...]:
+    def items(self) -> tuple[TrainingGraph, ...]:
         """The rewritten items, one per trace, for `ar.dump` and `ar.explain`."""
         return tuple(traced.step.item for traced in self._traces)
 
@@ -217,7 +217,7 @@ class DistributedFunction:
         specs, named = self._arguments.specs(args, kwargs, leaves)
         return self._add(tuple(specs), named)
 
-    def _step(self, item: GraphItem) -> Step | SessionStep:
+    def _step(self, item: TrainingGraph) -> Step | SessionStep:
         """Return what runs a rewritten item."""
         report = item.report
         is_on_server = report is not None and report.member is not None and (report.homes or report.plan.stage_hosts)

@@ -16,18 +16,18 @@ from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.replace_op import become
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.signature.captures import Capture, FunctionBinding, SavedBinding, SavedCapture
+from autograph_rewrite.training_graph import TrainingGraph
 
 
 class Unbound(NamedTuple):
     """An item that needs nothing from outside, and the values that its variables start from."""
 
-    item: GraphItem
+    item: TrainingGraph
     values: Mapping[str, Any]
 
 
-def unbind(item: GraphItem) -> Unbound:
+def unbind(item: TrainingGraph) -> Unbound:
     """Return the item without captures; an item that has none is returned as it is.
 
     Raises:
@@ -50,7 +50,7 @@ def unbind(item: GraphItem) -> Unbound:
         name: replace(variable, captured=False) if name in values else variable
         for name, variable in item.variables.items()
     }
-    return Unbound(item.with_(graph=graph, variables=variables, binding=None), values)
+    return Unbound(replace(item, source=graph, variables=variables, binding=None), values)
 
 
 def _value(capture: Capture | SavedCapture) -> Any:
@@ -60,7 +60,7 @@ def _value(capture: Capture | SavedCapture) -> Any:
     return capture.variable.numpy()
 
 
-def _make_variable(node: Node, item: GraphItem, name: str, value: Any) -> None:
+def _make_variable(node: Node, item: TrainingGraph, name: str, value: Any) -> None:
     variable = item.variables[name]
     shape = variable.shape if variable.shape is not None else tuple(value.shape)
     attrs = {

@@ -21,12 +21,12 @@ from autograph_rewrite.codecs.builtin import NONE
 from autograph_rewrite.ir.format import serde
 from autograph_rewrite.ir.types.device_names import parse
 from autograph_rewrite.ir.types.dtypes import DOUBLE
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.plan.parts.messages import STEP, EdgePlan
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve.buckets import BucketFiller
 from autograph_rewrite.runtime.consensus.rendezvous import Rendezvous
 from autograph_rewrite.runtime.function.bound_captures import instances_of
+from autograph_rewrite.training_graph import TrainingGraph
 
 FIRST, LAST = 3, 5
 """The steps that are measured; the time of the first is not used: TensorFlow optimises that function in it."""
@@ -60,7 +60,7 @@ class ReadyOrder:
         edges: the members of buckets.
     """
 
-    def __init__(self, item: GraphItem, edges: Sequence[EdgePlan]) -> None:
+    def __init__(self, item: TrainingGraph, edges: Sequence[EdgePlan]) -> None:
         self._item, self._edges = item, edges
         self._member, self._plan = item.report.member, item.report.plan
         self._times: list[Any] = []
@@ -117,7 +117,7 @@ class ReadyOrder:
         return tuple(values[at] for at in chosen.tolist() if at >= 0)
 
 
-def ready_order(item: GraphItem) -> ReadyOrder | None:
+def ready_order(item: TrainingGraph) -> ReadyOrder | None:
     """Return what learns the order of a step's gradients; None where it would change nothing, or cannot be measured.
 
     On accelerators a Timestamp tells when work was handed to the device, not when it was done. What draws with a seed

@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import Any
 
 from autograph_rewrite.errors import GraphError, PlanError
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.signature.captures import FunctionBinding
 from autograph_rewrite.passes.parameter_server.await_writes import PREFIX
 from autograph_rewrite.plan.parts.messages import VariableRequest
@@ -28,16 +27,17 @@ from autograph_rewrite.runtime.function.mirrored_variables import Mirrors
 from autograph_rewrite.runtime.function.session_variables import SessionVariables
 from autograph_rewrite.runtime.function.step import batch_axes, most_examples
 from autograph_rewrite.runtime.session.session import DistributedSession
+from autograph_rewrite.training_graph import TrainingGraph
 
 TARGET = "autograph_step"
 
 
-def stand_alone(item: GraphItem) -> GraphItem:
+def stand_alone(item: TrainingGraph) -> TrainingGraph:
     """Return a function's item as a session runs it: with variables of its own, and one target."""
     alone = unbind(item).item
     graph = alone.graph.clone()
     target = graph.add("NoOp", name=graph.unique_name(TARGET), controls=[graph.nodes[name] for name in alone.targets])
-    return alone.with_(graph=graph, targets=(target.name,))
+    return replace(alone, source=graph, targets=(target.name,))
 
 
 def with_proxies(plan: Plan) -> Plan:
@@ -85,7 +85,7 @@ class SessionStep:
         mirrors: what is known of the user's variables.
     """
 
-    def __init__(self, item: GraphItem, mirrors: Mirrors) -> None:
+    def __init__(self, item: TrainingGraph, mirrors: Mirrors) -> None:
         assert isinstance(item.binding, FunctionBinding)
         self._tf = tensorflow()
         self.item, self.binding = item, item.binding

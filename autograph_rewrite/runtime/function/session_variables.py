@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from autograph_rewrite.item import GraphItem, Variable
 from autograph_rewrite.load.signature.captures import FunctionBinding
 from autograph_rewrite.plan.parts.names import proxy_name
 from autograph_rewrite.requires import tensorflow
@@ -30,6 +29,7 @@ from autograph_rewrite.runtime.function.on_servers.tables_written import TablesW
 from autograph_rewrite.runtime.native.variable_reader import Reader
 from autograph_rewrite.runtime.session.session import DistributedSession
 from autograph_rewrite.runtime.session.variable_copies import Copy, copies_of
+from autograph_rewrite.training_graph import TrainingGraph, Variable
 
 _READS = frozenset(("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"))
 
@@ -48,7 +48,7 @@ class SessionVariables:
     """
 
     def __init__(
-        self, item: GraphItem, binding: FunctionBinding, mirrors: Mirrors, session: DistributedSession
+        self, item: TrainingGraph, binding: FunctionBinding, mirrors: Mirrors, session: DistributedSession
     ) -> None:
         self._tf = tensorflow()
         self._item, self._session = item, session

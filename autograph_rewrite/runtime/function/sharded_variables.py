@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from autograph_rewrite.item import Shards
 from autograph_rewrite.plan.parts.residence import shard_name
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.native import variable_pieces
+from autograph_rewrite.training_graph import Shards
 
 
 class Sharded:

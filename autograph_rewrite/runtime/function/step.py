@@ -14,7 +14,6 @@ import numpy as np
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.format import serde
 from autograph_rewrite.ir.types.dtypes import NUMBERS
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.signature.captures import FunctionBinding
 from autograph_rewrite.plan.parts.batch_split import DIGEST
 from autograph_rewrite.plan.parts.exchange_names import named_exchanges
@@ -35,6 +34,7 @@ from autograph_rewrite.runtime.job import tf_server
 from autograph_rewrite.runtime.native import call_by_name, function_def
 from autograph_rewrite.runtime.native.steps_loop import Stacked
 from autograph_rewrite.runtime.session.batch_sizes import check_batch_sizes
+from autograph_rewrite.training_graph import TrainingGraph
 
 COMPARED = frozenset(NUMBERS) - {"resource", "variant"}
 """The types of captured constants that workers compare: a table's handle is each worker's own."""
@@ -51,7 +51,7 @@ class Step:
     """
 
     def __init__(
-        self, item: GraphItem, mirrors: Mirrors, what: str = "the function", telling: Telling = nothing
+        self, item: TrainingGraph, mirrors: Mirrors, what: str = "the function", telling: Telling = nothing
     ) -> None:
         self._what, self._telling = what, telling
         self._tf = tensorflow()
@@ -337,13 +337,13 @@ class Step:
             check_batch_sizes(known, self._plan, self.item.report.batches if self.item.report is not None else ())
 
 
-def _binding(item: GraphItem) -> FunctionBinding:
+def _binding(item: TrainingGraph) -> FunctionBinding:
     if not isinstance(item.binding, FunctionBinding):
         raise GraphError("this item was not made from a function, so it has no arguments to call it with")
     return item.binding
 
 
-def batch_axes(item: GraphItem, binding: FunctionBinding) -> list[tuple[str, int, int]]:
+def batch_axes(item: TrainingGraph, binding: FunctionBinding) -> list[tuple[str, int, int]]:
     """Return name, position and axis of the flat arguments that count examples."""
     position = {f"{node}:0": index for index, node in enumerate(binding.inputs)}
     return [

@@ -16,7 +16,6 @@ from typing import Any
 
 from autograph_rewrite.diagnostics.user_warning import warn_user
 from autograph_rewrite.errors import ClusterError, GraphError, RewriteError
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.sources.functions import from_concrete, trace
 from autograph_rewrite.load.sources.keras_models import step_function
 from autograph_rewrite.plan.parts.notes import Note
@@ -28,8 +27,9 @@ from autograph_rewrite.runtime.keras.declared_lengths import declared_lengths
 from autograph_rewrite.runtime.keras.multi_worker import KerasJob
 from autograph_rewrite.runtime.keras.steps_per_call import Drawn, stacked, taken
 from autograph_rewrite.runtime.preemption.stop import Stop
+from autograph_rewrite.training_graph import TrainingGraph
 
-Rewrite = Callable[..., GraphItem]
+Rewrite = Callable[..., TrainingGraph]
 _MADE_BY = {"train": "make_train_function", "test": "make_test_function", "predict": "make_predict_function"}
 
 
@@ -174,7 +174,7 @@ class _StepOnData:
         self._by_form: dict[tuple[int, int], DistributedFunction] = {}
 
     @property
-    def items(self) -> tuple[GraphItem, ...]:
+    def items(self) -> tuple[TrainingGraph, ...]:
         """The rewritten items, one per trace."""
         return tuple(item for function in self.functions for item in function.items)
 
@@ -228,7 +228,7 @@ class _StepOnData:
         function = step_function(self._model, self._step, form) if form else self._on_data()
         function.__name__ = self._step  # for messages
 
-        def traced(function: Any, *specs: Any, batch_inputs: Any = None) -> GraphItem:
+        def traced(function: Any, *specs: Any, batch_inputs: Any = None) -> TrainingGraph:
             # As Keras does, without autograph; and without XLA, which compiles for one device.
             concrete = trace(self._tf.function(function, autograph=False), specs, {}, is_own=True)
             return from_concrete(concrete, batch_inputs=batch_inputs, search=(self._model,), owner=self._model)
@@ -245,12 +245,12 @@ class _StepOnData:
             opens=declared_lengths(self._model) if self._job is not None and not self._job.splits else None,
         )
 
-    def _rewritten(self, item: GraphItem, **more: Any) -> GraphItem:
+    def _rewritten(self, item: TrainingGraph, **more: Any) -> TrainingGraph:
         new = self._rewrite(item, training=self._training, **more)
         if not self._model.jit_compile or new.report is None:
             return new
         note = Note(self._step, "jit_compile", "runs without XLA, which compiles a step for one device")
-        return new.with_(report=replace(new.report, notes=(*new.report.notes, note)))
+        return replace(new, report=replace(new.report, notes=(*new.report.notes, note)))
 
     def _batch_inputs_of(self, function: Callable[..., Any]) -> dict[str, int | None] | None:
         """Return what was said of this step's arguments: prediction has no y."""
@@ -282,7 +282,7 @@ class _StepFunction:
     _run: _StepOnData
 
     @property
-    def items(self) -> tuple[GraphItem, ...]:
+    def items(self) -> tuple[TrainingGraph, ...]:
         """The rewritten items, one per trace."""
         return self._run.items
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from autograph_rewrite.item import Shards
 from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.training_graph import Shards
 
 
 def cut(shards: Shards, value: Any) -> list[Any]:

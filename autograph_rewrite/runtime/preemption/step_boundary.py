@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
-from autograph_rewrite.item import RewrittenTrace
 from autograph_rewrite.runtime.preemption.stop import Stop, is_wanted
+from autograph_rewrite.training_graph import RewrittenTrace
 
 
 class StepBoundary:

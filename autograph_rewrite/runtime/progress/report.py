@@ -24,7 +24,7 @@ from autograph_rewrite.diagnostics.files import write_whole
 from autograph_rewrite.runtime.failures.background_thread import repeat
 
 if TYPE_CHECKING:
-    from autograph_rewrite.item import RewrittenTrace
+    from autograph_rewrite.training_graph import RewrittenTrace
 
 VARIABLE = "AUTOGRAPH_REWRITE_STATUS"
 SAVED = "saved.json"

@@ -16,8 +16,8 @@ from autograph_rewrite.ir.graph import Graph, Value
 from autograph_rewrite.ir.traversal import ancestors, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_node, is_handle, touching_nodes
-from autograph_rewrite.item import GraphItem, TensorInfo
 from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
+from autograph_rewrite.training_graph import TensorInfo, TrainingGraph
 
 Array = np.ndarray[Any, Any]
 MOST_BYTES = 1 << 16
@@ -39,7 +39,7 @@ class Known:
     batch_axes: Mapping[str, int]
 
 
-def without(item: GraphItem, dropped: Collection[str], known: Known) -> GraphItem | None:
+def without(item: TrainingGraph, dropped: Collection[str], known: Known) -> TrainingGraph | None:
     """Return a flat item without some nodes and what only they need; None where a value is not known.
 
     Args:
@@ -60,7 +60,7 @@ def without(item: GraphItem, dropped: Collection[str], known: Known) -> GraphIte
         for user in node.control_users:
             user.remove_control(node)
     outputs = {name: one for name, one in item.outputs.items() if one.tensor.partition(":")[0] not in dropped}
-    smaller = pruned(item.with_(graph=graph, inputs=inputs, outputs=outputs))
+    smaller = pruned(replace(item, source=graph, inputs=inputs, outputs=outputs))
     keep_order(item.graph, graph)
     return smaller
 
@@ -99,7 +99,7 @@ def _source(graph: Graph, value: Value, known: Known, inputs: dict[str, TensorIn
     return node.output()
 
 
-def pruned(item: GraphItem) -> GraphItem:
+def pruned(item: TrainingGraph) -> TrainingGraph:
     """Return a flat item without the inputs and variables that no step needs; its graph is edited."""
     graph = item.graph
     ends = [*item.targets, *(one.tensor.partition(":")[0] for one in item.outputs.values())]
@@ -112,10 +112,10 @@ def pruned(item: GraphItem) -> GraphItem:
     inputs = {name: one for name, one in item.inputs.items() if one.tensor.partition(":")[0] in step}
     roots = [graph.node(name) for name in (*ends, *([item.init_op] if item.init_op else ()))]
     eliminate_dead_code(graph, roots)
-    return item.with_(graph=graph, inputs=inputs, variables=variables, keep=(), placements=None)
+    return replace(item, source=graph, inputs=inputs, variables=variables, keep=(), stated_placements=None)
 
 
-def plain(item: GraphItem) -> GraphItem:
+def plain(item: TrainingGraph) -> TrainingGraph:
     """Return a flat item without colocations and without what only hands on an order.
 
     Args:
@@ -131,10 +131,10 @@ def plain(item: GraphItem) -> GraphItem:
                 for control in node.controls:
                     user.add_control(control)
             graph.erase(node)
-    return pruned(item.with_(graph=graph))
+    return pruned(replace(item, source=graph))
 
 
-def with_constant_starts(item: GraphItem, starts: Mapping[str, Array]) -> GraphItem:
+def with_constant_starts(item: TrainingGraph, starts: Mapping[str, Array]) -> TrainingGraph:
     """Return a flat item whose variables begin as constants.
 
     Args:
@@ -151,10 +151,10 @@ def with_constant_starts(item: GraphItem, starts: Mapping[str, Array]) -> GraphI
         assigns.append(graph.add("AssignVariableOp", [handle, start], name=f"{one.handle}/start/assign"))
         variables[name] = replace(one, initializer=assigns[-1].name)
     init = graph.add("NoOp", name="start", controls=assigns)
-    return pruned(item.with_(graph=graph, variables=variables, init_op=init.name))
+    return pruned(replace(item, source=graph, variables=variables, init_op=init.name))
 
 
-def removable(item: GraphItem) -> Sequence[str]:
+def removable(item: TrainingGraph) -> Sequence[str]:
     """Return the nodes of a step that something smaller may take the place of, producers first."""
     ends = [*item.targets, *(one.tensor.partition(":")[0] for one in item.outputs.values())]
     step = ancestors(item.graph.nodes[name] for name in ends)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.compile import Instrumentation, compile_task
 from autograph_rewrite.config.config import ConfigLike
 from autograph_rewrite.errors import RewriteError, VerifyError
 from autograph_rewrite.ir.format.printer import render
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.notebook import NotebookView
 from autograph_rewrite.passes.base.pass_manager import Observer, RewriteObserver
 from autograph_rewrite.passes.base.rewriting import Rewrite
@@ -31,12 +31,14 @@ from autograph_rewrite.runtime.verify.report import FAILED_STEP
 from autograph_rewrite.runtime.verify.side_by_side import Tolerance, Training
 from autograph_rewrite.runtime.verify.trained_graph import TrainedGraph
 from autograph_rewrite.runtime.verify.verify import compare
+from autograph_rewrite.training_graph import TrainingGraph
 
+Item = TypeVar("Item", bound=TrainingGraph)
 NUMBERS, FAILS, REFUSED = "the numbers differ", "the rewritten graph fails", "the rewritten graph is refused"
 
 
 @dataclass(frozen=True, repr=False)
-class Reduction(NotebookView):
+class Reduction(NotebookView, Generic[Item]):
     """A reduced graph.
 
     Attributes:
@@ -46,7 +48,7 @@ class Reduction(NotebookView):
         tries: how many graphs were rewritten.
     """
 
-    item: GraphItem
+    item: Item
     kind: str
     before: int
     tries: int
@@ -80,7 +82,7 @@ class Judge:
     observers: Sequence[Observer]
     tries: int = field(default=0, init=False)
 
-    def kind(self, item: GraphItem, looked_for: str = "") -> str:
+    def kind(self, item: TrainingGraph, looked_for: str = "") -> str:
         """Return how the rewrite of an item fails; empty where it does not, or cannot be told.
 
         Args:
@@ -123,7 +125,7 @@ class _BatchAxes(RewriteObserver):
 
 
 def reduce(
-    item: GraphItem,
+    item: TrainingGraph,
     config: ConfigLike,
     *,
     steps: int = 1,
@@ -131,7 +133,7 @@ def reduce(
     batch: int | None = None,
     rtol: float = 1e-5,
     observers: Sequence[Observer] = (),
-) -> Reduction:
+) -> Reduction[TrainingGraph]:
     """Return a small graph whose rewrite fails as that of an item does, on random feeds.
 
     Args:
@@ -171,10 +173,10 @@ def reduce(
     return Reduction(_shrunk(small, known, judge, kind), kind, len(ready.flat.graph), judge.tries)
 
 
-def _shrunk(item: GraphItem, known: Known, judge: Judge, kind: str) -> GraphItem:
+def _shrunk(item: TrainingGraph, known: Known, judge: Judge, kind: str) -> TrainingGraph:
     """Leave out halves, quarters, ... of the nodes, then make single ones simpler, while the rewrite still fails."""
 
-    def smaller(nodes: Sequence[str]) -> Iterator[GraphItem | None]:
+    def smaller(nodes: Sequence[str]) -> Iterator[TrainingGraph | None]:
         yield without(item, frozenset(nodes), known)
         if len(nodes) == 1:
             yield with_simpler(item, nodes[0], known)
@@ -194,6 +196,6 @@ def _shrunk(item: GraphItem, known: Known, judge: Judge, kind: str) -> GraphItem
     return item
 
 
-def _size(item: GraphItem) -> tuple[int, int]:
+def _size(item: TrainingGraph) -> tuple[int, int]:
     """Return how large an item is: its nodes, and of these what something smaller may take the place of."""
     return len(item.graph), len(removable(item))

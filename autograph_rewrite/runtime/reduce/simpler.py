@@ -5,16 +5,18 @@ Minimum(x, limit) ► x            ResourceApplyMomentum(w, slot, rate, gradient
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.variable_ops import dense_inputs, is_update
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.runtime.bisect.values import has_value, tensor_name
 from autograph_rewrite.runtime.reduce.cuts import Known, keep_order, pruned
+from autograph_rewrite.training_graph import TrainingGraph
 
 PLAIN = "AssignSubVariableOp"
 
 
-def with_simpler(item: GraphItem, name: str, known: Known) -> GraphItem | None:
+def with_simpler(item: TrainingGraph, name: str, known: Known) -> TrainingGraph | None:
     """Return a flat item with something simpler in the place of a node; None where there is nothing.
 
     Args:
@@ -39,8 +41,8 @@ def with_simpler(item: GraphItem, name: str, known: Known) -> GraphItem | None:
     return _ordered(item, graph)
 
 
-def _ordered(item: GraphItem, graph: Graph) -> GraphItem:
-    smaller = pruned(item.with_(graph=graph))
+def _ordered(item: TrainingGraph, graph: Graph) -> TrainingGraph:
+    smaller = pruned(replace(item, source=graph))
     keep_order(item.graph, graph)
     return smaller
 

@@ -27,6 +27,19 @@ LATEST = 600.0
 """Seconds within which the first worker must have started."""
 
 
+def serve_if_server(member: Membership | None, seconds: float) -> None:
+    """Serve where this process is a parameter server, as `serve` does; come back at once in any other.
+
+    Whatever makes a process a part of its job begins with this, so that a server runs the workers' program up to there.
+
+    Args:
+        member: this process; None of one process alone.
+        seconds: as for `serve`.
+    """
+    if member is not None and not member.is_worker:
+        serve(member, seconds)
+
+
 def serve(member: Membership, seconds: float) -> NoReturn:
     """Serve the workers of a job; end the program once they have ended.
 

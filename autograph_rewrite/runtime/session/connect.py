@@ -9,7 +9,6 @@ from autograph_rewrite.cluster.membership import Membership
 from autograph_rewrite.errors import ClusterError, GraphError, VerifyError
 from autograph_rewrite.ir.types.device_names import parse
 from autograph_rewrite.ir.types.device_specs import parse as specification
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.plan.parts.exchange_names import named_exchanges
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.replica_devices import needed_devices
@@ -22,9 +21,10 @@ from autograph_rewrite.runtime.job.handshake import homes_of
 from autograph_rewrite.runtime.job.logical_devices import ensure_devices
 from autograph_rewrite.runtime.job.tf_server import be_patient, configure, join, meetings, target
 from autograph_rewrite.runtime.session.chief_driven import ChiefDrivenSession
+from autograph_rewrite.training_graph import TrainingGraph
 
 
-def joined(item: GraphItem) -> Membership | None:
+def joined(item: TrainingGraph) -> Membership | None:
     """Make this process the worker that the graph is for.
 
     Raises:
@@ -45,7 +45,7 @@ def joined(item: GraphItem) -> Membership | None:
     return member
 
 
-def connected(tf: Any, item: GraphItem, graph: Any, config: Any, own: str = "") -> Any:
+def connected(tf: Any, item: TrainingGraph, graph: Any, config: Any, own: str = "") -> Any:
     """Return a session on this process's devices, on `own` server, or on that of its job once all run the same.
 
     Args:
@@ -85,7 +85,7 @@ class Opened(NamedTuple):
     container: str
 
 
-def graph_of(item: GraphItem, member: Membership | None) -> Opened:
+def graph_of(item: TrainingGraph, member: Membership | None) -> Opened:
     """Return the graph, once all workers are about to run the same; what servers hold is in a container of its own.
 
     Raises:
@@ -135,7 +135,7 @@ def imported(tf: Any, graph: Any, into: Any, *, is_rewritten: bool) -> None:
         raise VerifyError(f"TensorFlow cannot import the rewritten graph: {said}", hint=hint) from None
 
 
-def require_devices(tf: Any, item: GraphItem) -> None:
+def require_devices(tf: Any, item: TrainingGraph) -> None:
     """Refuse a graph whose accelerators this machine does not have; virtual CPUs are made by the session.
 
     Raises:
@@ -151,7 +151,7 @@ def require_devices(tf: Any, item: GraphItem) -> None:
             )
 
 
-def _config(tf: Any, item: GraphItem, config: Any) -> Any:
+def _config(tf: Any, item: TrainingGraph, config: Any) -> Any:
     """Return a session config with as many CPU devices as the graph names."""
     result = tf.compat.v1.ConfigProto()
     if config is not None:
@@ -160,7 +160,7 @@ def _config(tf: Any, item: GraphItem, config: Any) -> Any:
     return result
 
 
-def _cpus(item: GraphItem) -> list[int]:
+def _cpus(item: TrainingGraph) -> list[int]:
     """Return the numbers of the CPU devices that the graph names."""
     if item.report is not None:
         devices = map(parse, needed_devices(item.report.plan, item.report.task))
@@ -170,7 +170,7 @@ def _cpus(item: GraphItem) -> list[int]:
 
 
 def watchdog_of(
-    member: Membership, item: GraphItem, session: Any, seconds: float, failed: FailedSteps | None
+    member: Membership, item: TrainingGraph, session: Any, seconds: float, failed: FailedSteps | None
 ) -> Watchdog:
     """Return what watches over the runs of one of several processes.
 

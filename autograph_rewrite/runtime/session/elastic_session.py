@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.runtime.elastic.job_memory import require_alike
-from autograph_rewrite.runtime.elastic.own_loop import OwnLoop
+from autograph_rewrite.runtime.elastic.own_loop import OwnLoop, keep_steps
 from autograph_rewrite.runtime.preemption.elastic_loop import kept_loop
 from autograph_rewrite.runtime.session.session import DistributedSession
+from autograph_rewrite.training_graph import TrainingGraph
 
 
-def elastic_session(item: GraphItem, config: Any, target: str) -> DistributedSession | None:
+def elastic_session(item: TrainingGraph, config: Any, target: str) -> DistributedSession | None:
     """Return a session of an elastic job; None where the job is not.
 
     Args:
@@ -24,6 +24,8 @@ def elastic_session(item: GraphItem, config: Any, target: str) -> DistributedSes
         ConfigError: its workers train by themselves (`local_sgd`).
     """
     loop = kept_loop() if item.report is not None else None
+    if item.report is not None:
+        keep_steps(item.report.snapshot_steps)
     require_alike(trains_alone=item.report is not None and bool(item.report.averaged))
     return _ElasticSession(item, config, target, loop) if loop is not None else None
 
@@ -38,7 +40,7 @@ class _ElasticSession(DistributedSession):
         loop: of this process.
     """
 
-    def __init__(self, item: GraphItem, config: Any, target: str, loop: OwnLoop) -> None:
+    def __init__(self, item: TrainingGraph, config: Any, target: str, loop: OwnLoop) -> None:
         super().__init__(item, config, target)
         self._loop, self._name, self._begins = loop, loop.unique("a session"), True
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from autograph_rewrite.analysis.facts.placement import Placement
 from autograph_rewrite.errors import RewriteError
-from autograph_rewrite.item import TensorInfo, Variable
+from autograph_rewrite.training_graph import TensorInfo, Variable
 
 _COMBINE = {
     "sum": np.add,

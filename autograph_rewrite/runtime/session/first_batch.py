@@ -11,9 +11,9 @@ import os
 import sys
 from collections.abc import Iterable, Mapping
 
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.resolve import coverage
 from autograph_rewrite.resolve.coverage import ENOUGH, Coverage
+from autograph_rewrite.training_graph import TrainingGraph
 
 QUIET = "AUTOGRAPH_REWRITE_QUIET"
 
@@ -26,7 +26,7 @@ class FirstBatch:
         warned: there has been a warning if its coverage was too small.
     """
 
-    def __init__(self, item: GraphItem, *, warned: bool = False) -> None:
+    def __init__(self, item: TrainingGraph, *, warned: bool = False) -> None:
         report = item.report
         self._covered: Coverage | None = report.covered if report is not None and report.covered.parts > 1 else None
         self._member = report.member if report is not None else None

@@ -12,10 +12,10 @@ from typing import Any
 
 from autograph_rewrite.analysis.facts.placement import REPLICATED
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes.emit.tensor_map import View
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.session.fetches import Fetch, name_of, variable_of
+from autograph_rewrite.training_graph import TrainingGraph
 
 
 class OriginalNames:
@@ -26,7 +26,7 @@ class OriginalNames:
         graph: the tf.Graph that holds the item's graph.
     """
 
-    def __init__(self, item: GraphItem, graph: Any) -> None:
+    def __init__(self, item: TrainingGraph, graph: Any) -> None:
         self._tf = tensorflow()
         self._item, self._graph = item, graph
         self._known: dict[str, Fetch] = {}

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from autograph_rewrite.errors import ClusterError
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.consensus.agreement import CARRY_ON, require_consensus
 from autograph_rewrite.runtime.consensus.broadcast_queue import abandon
@@ -45,19 +44,7 @@ from autograph_rewrite.runtime.session.steps_loop import StepsLoops
 from autograph_rewrite.runtime.session.whole_variables import WholeVariables
 from autograph_rewrite.runtime.tracing.observers import observers
 from autograph_rewrite.runtime.tracing.tracer import StepObserver, observed
-
-
-def open_session(item: GraphItem, *, config: Any = None, target: str = "") -> DistributedSession:
-    """Return a session that holds the item's graph.
-
-    Args:
-        item: an original or rewritten item.
-        config: a tf.compat.v1.ConfigProto to start from.
-        target: a server of the caller's own that has the devices.
-    """
-    from autograph_rewrite.runtime.session.elastic_session import elastic_session
-
-    return elastic_session(item, config, target) or DistributedSession(item, config, target)
+from autograph_rewrite.training_graph import TrainingGraph
 
 
 class DistributedSession:
@@ -69,7 +56,7 @@ class DistributedSession:
         target: address of a server; "": this process, or its job.
     """
 
-    def __init__(self, item: GraphItem, config: Any = None, target: str = "") -> None:
+    def __init__(self, item: TrainingGraph, config: Any = None, target: str = "") -> None:
         tf = tensorflow()
         self._tf = tf
         self._member = joined(item)

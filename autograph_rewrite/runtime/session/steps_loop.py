@@ -16,11 +16,11 @@ import numpy as np
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.op_traits import writes_variable
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.consensus.session_digest import ancestors
 from autograph_rewrite.runtime.native import call_by_name, function_def
 from autograph_rewrite.runtime.native.steps_loop import Stacked, run_steps
+from autograph_rewrite.training_graph import TrainingGraph
 
 
 class _Loop(NamedTuple):
@@ -39,7 +39,7 @@ class StepsLoops:
         device: on which they count.
     """
 
-    def __init__(self, item: GraphItem, graph: Any, device: str) -> None:
+    def __init__(self, item: TrainingGraph, graph: Any, device: str) -> None:
         self._tf = tensorflow()
         self._item, self._graph, self._device = item, graph, device
         self._steps: int = item.report.plan.steps_per_run

@@ -8,19 +8,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from autograph_rewrite.item import GraphItem, Variable
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.native import variable_pieces
+from autograph_rewrite.training_graph import TrainingGraph, Variable
 
 
-def copies_of(item: GraphItem, variable: Variable) -> tuple[tuple[str, ...], ...]:
+def copies_of(item: TrainingGraph, variable: Variable) -> tuple[tuple[str, ...], ...]:
     """Return the nodes that give the handles of each copy of a variable: one each, or one per shard."""
     shards = variable.shards.handles if variable.shards is not None else (variable.handle,)
     found = [_instances(item, handle) for handle in shards]
     return tuple(zip(*found, strict=True))
 
 
-def _instances(item: GraphItem, handle: str) -> tuple[str, ...]:
+def _instances(item: TrainingGraph, handle: str) -> tuple[str, ...]:
     return (item.layout.instances(handle) if item.layout is not None else ()) or (handle,)
 
 

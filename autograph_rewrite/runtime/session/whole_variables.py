@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.item import GraphItem, Variable
 from autograph_rewrite.plan.parts.names import proxy_of
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.session.variable_copies import Copy, copies_of
+from autograph_rewrite.training_graph import TrainingGraph, Variable
 
 
 class WholeVariables:
@@ -24,7 +24,7 @@ class WholeVariables:
         graph: the tf.Graph that holds the item's graph; reads are added here, and a variable's writes with its first.
     """
 
-    def __init__(self, item: GraphItem, graph: Any) -> None:
+    def __init__(self, item: TrainingGraph, graph: Any) -> None:
         self._tf = tensorflow()
         self._item = item
         self._graph = graph

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from autograph_rewrite.cluster.membership import Membership
 from autograph_rewrite.inspect.profile.rank_trace import RankTrace
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.runtime.consensus.rendezvous import Rendezvous
+from autograph_rewrite.training_graph import TrainingGraph
 
 ROUNDS = 8
 """How often ranks meet before the steps: the quickest round says most about their clocks."""
@@ -23,7 +23,7 @@ class Ranks:
         items: rewritten, that are profiled.
     """
 
-    def __init__(self, items: Sequence[GraphItem]) -> None:
+    def __init__(self, items: Sequence[TrainingGraph]) -> None:
         reports = [item.report for item in items if item.report is not None and item.report.member is not None]
         self._job: tuple[Membership, float] | None = None
         if reports and len(reports[0].member.workers) > 1:
@@ -34,7 +34,7 @@ class Ranks:
         """Whether this is the first rank."""
         return self._job is None or self._job[0].is_chief
 
-    def cut_among(self, item: GraphItem) -> int:
+    def cut_among(self, item: TrainingGraph) -> int:
         """Return how many ranks give examples of their own to a step."""
         if self._job is None or (item.report is not None and item.report.plan.stage_hosts):
             return 1

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from autograph_rewrite.item import RewrittenTrace
 from autograph_rewrite.runtime.preemption import step_boundary
 from autograph_rewrite.runtime.progress import report
 from autograph_rewrite.runtime.tracing import requested
 from autograph_rewrite.runtime.tracing.tracer import StepObserver
+from autograph_rewrite.training_graph import RewrittenTrace
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from autograph_rewrite.cost.hardware.machine import Machine
 from autograph_rewrite.cost.simulate import simulate
 from autograph_rewrite.errors import RewriteError
 from autograph_rewrite.inspect.report.overview import of_step
-from autograph_rewrite.item import RewrittenTrace
+from autograph_rewrite.training_graph import RewrittenTrace
 
 
 def prediction(

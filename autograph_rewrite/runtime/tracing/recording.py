@@ -8,10 +8,10 @@ from typing import Any, Protocol
 
 from autograph_rewrite.cost.hardware.machine import Machine
 from autograph_rewrite.inspect.profile.profile import Profile
-from autograph_rewrite.item import GraphItem, RewrittenTrace
 from autograph_rewrite.runtime.tracing.all_ranks import Ranks
 from autograph_rewrite.runtime.tracing.prediction import prediction
 from autograph_rewrite.runtime.tracing.tracer import StepObserver, Tracer
+from autograph_rewrite.training_graph import RewrittenTrace, TrainingGraph
 
 
 class Observed(Protocol):
@@ -36,7 +36,7 @@ class Recording:
         ClusterError: a rank is missing.
     """
 
-    def __init__(self, observed: Sequence[Observed], items: Sequence[GraphItem]) -> None:
+    def __init__(self, observed: Sequence[Observed], items: Sequence[TrainingGraph]) -> None:
         self._observed = [(one, one.observer) for one in observed]
         self.ranks = Ranks(items)
         self._marks = self.ranks.meet()
@@ -50,7 +50,7 @@ class Recording:
         self._let_go()
         self.tracer.cancel()
 
-    def end(self, original: GraphItem | None = None, machine: Machine | None = None) -> Profile:
+    def end(self, original: TrainingGraph | None = None, machine: Machine | None = None) -> Profile:
         """End it, and return what all ranks have recorded.
 
         Args:

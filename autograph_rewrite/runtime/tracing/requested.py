@@ -17,9 +17,9 @@ from typing import Any
 
 from autograph_rewrite.cost.hardware.calibrate import calibrate
 from autograph_rewrite.diagnostics.files import write_whole
-from autograph_rewrite.item import RewrittenTrace
 from autograph_rewrite.runtime.tracing.prediction import prediction
 from autograph_rewrite.runtime.tracing.tracer import Tracer
+from autograph_rewrite.training_graph import RewrittenTrace
 
 VARIABLE = "AUTOGRAPH_REWRITE_PROFILE"
 

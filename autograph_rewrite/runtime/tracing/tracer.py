@@ -19,9 +19,9 @@ import numpy as np
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.profile.attribution import Attribution
 from autograph_rewrite.inspect.profile.rank_trace import Ran, RankTrace, Source, Step
-from autograph_rewrite.item import GraphItem, RewrittenTrace
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.tracing import xspace
+from autograph_rewrite.training_graph import RewrittenTrace, TrainingGraph
 
 STEP = "autograph_rewrite_step"
 
@@ -38,7 +38,9 @@ class StepObserver(Protocol):
         """
 
 
-def observed(observer: StepObserver | None, item: GraphItem, feeds: Mapping[str, Any]) -> AbstractContextManager[None]:
+def observed(
+    observer: StepObserver | None, item: TrainingGraph, feeds: Mapping[str, Any]
+) -> AbstractContextManager[None]:
     """Return a context in which a session runs one step.
 
     Args:
@@ -122,7 +124,7 @@ class Tracer:
 
 
 def rank_trace(
-    data: bytes, items: Sequence[GraphItem], examples: Sequence[int], marks: Sequence[tuple[int, int]] = ()
+    data: bytes, items: Sequence[TrainingGraph], examples: Sequence[int], marks: Sequence[tuple[int, int]] = ()
 ) -> RankTrace:
     """Return what an XSpace says of this rank.
 
@@ -158,7 +160,7 @@ def rank_trace(
     return RankTrace(rank, clock_of_this_machine(), steps, tuple(described), tuple(ran), tuple(marks), flops)
 
 
-def _of_rank(items: Sequence[GraphItem], examples: int) -> tuple[int, float, bool]:
+def _of_rank(items: Sequence[TrainingGraph], examples: int) -> tuple[int, float, bool]:
     """Return the number of this rank, the FLOPs of a step of all ranks, and whether it feeds examples of its own."""
     for report in (item.report for item in items if item.report is not None):
         staged = bool(report.plan.stage_hosts)  # all feed one batch

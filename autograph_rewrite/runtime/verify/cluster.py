@@ -15,11 +15,11 @@ from autograph_rewrite.ir.format import serde
 from autograph_rewrite.ir.verify.collective_groups import collect
 from autograph_rewrite.ir.verify.expanded import check_expanded
 from autograph_rewrite.ir.verify.ranks import check_ranks
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.training_graph import TrainingGraph
 
 
-def fit_together(item: GraphItem, plan: Plan) -> str:
+def fit_together(item: TrainingGraph, plan: Plan) -> str:
     """Rewrite an item for every process, and check that the graphs fit together; say so in a sentence.
 
     Args:

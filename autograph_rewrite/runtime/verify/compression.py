@@ -16,7 +16,6 @@ from dataclasses import replace
 import numpy as np
 
 from autograph_rewrite.codecs.builtin import NONE
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes.base.compression_record import Compressed
 from autograph_rewrite.plan.codecs import codec_of, shown
 from autograph_rewrite.plan.parts.lowerings import Operation, lowering
@@ -25,6 +24,7 @@ from autograph_rewrite.runtime.verify.error_norm import Array, Deviation, deviat
 from autograph_rewrite.runtime.verify.report import FAILED_STEP, Row, VerifyReport
 from autograph_rewrite.runtime.verify.side_by_side import Tolerance, Training, first_line, invent
 from autograph_rewrite.runtime.verify.trained_graph import TrainedGraph
+from autograph_rewrite.training_graph import TrainingGraph
 
 KIND = "compressed"
 _SLACK = 1 + 1e-3
@@ -66,7 +66,7 @@ def with_compressed(report: VerifyReport, rows: Sequence[Row], plan: Plan) -> Ve
     )
 
 
-def compressed_rows(item: GraphItem, training: Training, allowed: Tolerance) -> list[Row]:
+def compressed_rows(item: TrainingGraph, training: Training, allowed: Tolerance) -> list[Row]:
     """Train a rewritten item whose gradients are compressed; return one row per compressed sum.
 
     Args:
@@ -112,7 +112,7 @@ def _copies(trainee: TrainedGraph, rtol: float, atol: float | None) -> dict[str,
 class _Sum:
     """One compressed sum, and the worst that was seen of it."""
 
-    def __init__(self, item: GraphItem, one: Compressed, rtol: float, atol: float | None) -> None:
+    def __init__(self, item: TrainingGraph, one: Compressed, rtol: float, atol: float | None) -> None:
         self._one, self._rtol, self._atol = one, rtol, atol
         self._codec, self._lowering = codec_of(one.compressor), lowering(one.lowering)
         self._groups = [self._instances(item, name) for name in (one.gradient, one.before, one.after, one.result)]
@@ -120,7 +120,7 @@ class _Sum:
         self._worst = Deviation(0.0, 0.0, "")
 
     @staticmethod
-    def _instances(item: GraphItem, name: str) -> tuple[str, ...]:
+    def _instances(item: TrainingGraph, name: str) -> tuple[str, ...]:
         view = item.layout.find(name) if name else None
         return view.tensors if view is not None else ()
 

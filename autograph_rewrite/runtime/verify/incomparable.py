@@ -13,13 +13,13 @@ from autograph_rewrite.ir.op_traits import READS
 from autograph_rewrite.ir.traversal import descendants
 from autograph_rewrite.ir.types.replica_marks import COUNT, ID, replica_mark
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_update
-from autograph_rewrite.item import GraphItem
+from autograph_rewrite.training_graph import TrainingGraph
 
 Found = TypeVar("Found")
 SHOWN = 5
 
 
-def incomparable(item: GraphItem, rewritten: GraphItem) -> frozenset[str]:
+def incomparable(item: TrainingGraph, rewritten: TrainingGraph) -> frozenset[str]:
     """Return the keys ("variable NAME", "output NAME") of what differs from one device by design.
 
     Args:

@@ -11,12 +11,12 @@ from typing import Any
 
 from autograph_rewrite.compile import request, with_processes
 from autograph_rewrite.config.config import Config, ConfigLike
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.normalize.normalize import normalise_original
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.runtime.function.lift_captures import unbind
 from autograph_rewrite.runtime.verify.cluster import in_one_process
 from autograph_rewrite.runtime.verify.fixed_seeds import pin, unseeded
+from autograph_rewrite.training_graph import TrainingGraph
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Prepared:
         notes: what to say about the seeds.
     """
 
-    original: GraphItem
-    flat: GraphItem
+    original: TrainingGraph
+    flat: TrainingGraph
     values: Mapping[str, Any]
     given: Config | Plan
     asked: Plan
@@ -42,7 +42,7 @@ class Prepared:
     notes: tuple[str, ...]
 
 
-def prepare(item: GraphItem, config_or_plan: ConfigLike | Plan, seed: int) -> Prepared:
+def prepare(item: TrainingGraph, config_or_plan: ConfigLike | Plan, seed: int) -> Prepared:
     """Return what is compared.
 
     Args:
@@ -62,7 +62,7 @@ def prepare(item: GraphItem, config_or_plan: ConfigLike | Plan, seed: int) -> Pr
     return Prepared(original, flat, values, given, asked, plan, tuple(notes))
 
 
-def _with_seeds(single: GraphItem, flat: GraphItem, seed: int) -> tuple[GraphItem, list[str]]:
+def _with_seeds(single: TrainingGraph, flat: TrainingGraph, seed: int) -> tuple[TrainingGraph, list[str]]:
     """Seed the random ops of `flat`, in place; return the original with the same seeds, and what to say about it."""
     hidden = set(unseeded(flat.graph)) - set(unseeded(single.graph))
     pinned = pin(flat.graph, seed)
@@ -75,4 +75,4 @@ def _with_seeds(single: GraphItem, flat: GraphItem, seed: int) -> tuple[GraphIte
         return flat, notes
     graph = single.graph.clone()
     pin(graph, seed)
-    return single.with_(graph=graph), notes
+    return replace(single, source=graph), notes

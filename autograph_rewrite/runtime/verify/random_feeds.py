@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.item import GraphItem, TensorInfo
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.verify.index_ranges import index_limit, is_distribution
+from autograph_rewrite.training_graph import TensorInfo, TrainingGraph
 
 Array = np.ndarray[Any, Any]
 _PASS_FEEDS = "pass real ones: feeds=[{'x': array, ...}, ...], one dict per step"
@@ -22,7 +22,7 @@ _UNKNOWN, _UNKNOWN_PIXELS = 8, 32  # what stands for unknown dimensions other th
 _SCALAR = 0.1  # a learning rate and a dropout rate that both make sense
 
 
-def batch_size(item: GraphItem, replicas: int, wanted: int | None = None) -> int:
+def batch_size(item: TrainingGraph, replicas: int, wanted: int | None = None) -> int:
     """Return the number of examples: what the inputs fix, or `wanted`, or the smallest prime above twice `replicas`.
 
     Args:
@@ -52,7 +52,7 @@ def _prime_from(number: int) -> int:
     return number
 
 
-def random_feeds(item: GraphItem, *, steps: int, batch: int, seed: int) -> list[dict[str, Array]]:
+def random_feeds(item: TrainingGraph, *, steps: int, batch: int, seed: int) -> list[dict[str, Array]]:
     """Return one feed dict, by public input name, for each step.
 
     Args:
@@ -73,13 +73,13 @@ def random_feeds(item: GraphItem, *, steps: int, batch: int, seed: int) -> list[
     return feeds
 
 
-def _is_fed(item: GraphItem, info: TensorInfo) -> bool:
+def _is_fed(item: TrainingGraph, info: TensorInfo) -> bool:
     """Whether the input has no value of its own: iterators have, and so have defaults that are no batches."""
     op = item.graph.node(info.tensor.partition(":")[0]).op
     return op in _FED and (op != "PlaceholderWithDefault" or info.batch_axis is not None)
 
 
-def _draws(item: GraphItem, infos: Sequence[TensorInfo], batch: int) -> Mapping[str, Any]:
+def _draws(item: TrainingGraph, infos: Sequence[TensorInfo], batch: int) -> Mapping[str, Any]:
     tf = tensorflow()
     graph = None
     draws = {}
@@ -96,7 +96,7 @@ def _draws(item: GraphItem, infos: Sequence[TensorInfo], batch: int) -> Mapping[
     return draws
 
 
-def _import(tf: Any, item: GraphItem) -> Any:
+def _import(tf: Any, item: TrainingGraph) -> Any:
     graph = tf.Graph()
     with graph.as_default():
         tf.graph_util.import_graph_def(item.graph_def, name="")

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from autograph_rewrite.analysis.variables.readers import declared_trained
-from autograph_rewrite.item import Variable
 from autograph_rewrite.notebook import NotebookView, table, text
 from autograph_rewrite.resolve.coverage import Coverage
 from autograph_rewrite.runtime.verify.error_norm import Deviation
+from autograph_rewrite.training_graph import Variable
 
 NOISE_FACTOR = 16.0
 """How far an error may be above what rounding does to a tensor and still count as rounding."""

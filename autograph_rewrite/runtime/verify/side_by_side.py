@@ -20,11 +20,11 @@ from autograph_rewrite.diagnostics.stages import stage
 from autograph_rewrite.errors import GraphError, VerifyError
 from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.item import GraphItem, Variable
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.verify.error_norm import Array, Deviation, deviation, epsilon, is_all_finite
 from autograph_rewrite.runtime.verify.report import Row
 from autograph_rewrite.runtime.verify.trained_graph import TrainedGraph
+from autograph_rewrite.training_graph import TrainingGraph, Variable
 
 Feeds = Sequence[Mapping[Any, Any]] | Mapping[Any, Any]
 
@@ -87,7 +87,7 @@ class Comparison:
         is_meaningless: no variable of the original stays finite, so equality says nothing.
     """
 
-    def __init__(self, original: GraphItem, training: Training, allowed: Tolerance, timeout: float) -> None:
+    def __init__(self, original: TrainingGraph, training: Training, allowed: Tolerance, timeout: float) -> None:
         self._original, self._training, self._allowed, self._timeout = original, training, allowed, timeout
         if not isinstance(training.feeds, Mapping) and not training.feeds:
             raise GraphError("feeds is empty", hint="give one dict of values by input name per step, or leave it out")
@@ -98,7 +98,7 @@ class Comparison:
         self.broken = ""
         self.is_meaningless = False
 
-    def against(self, other: GraphItem, change: Callable[[Array], Array] | None = None) -> dict[str, Deviation]:
+    def against(self, other: TrainingGraph, change: Callable[[Array], Array] | None = None) -> dict[str, Deviation]:
         """Return the worst deviation over all steps, by "variable NAME" and "output NAME".
 
         Args:

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from autograph_rewrite.diagnostics.stages import stage
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.requires import tensorflow
-from autograph_rewrite.runtime.session.session import open_session
+from autograph_rewrite.runtime.session.open_session import open_session
 from autograph_rewrite.runtime.session.variable_copies import Copy, copies_of
+from autograph_rewrite.training_graph import TrainingGraph
 
 Array = np.ndarray[Any, Any]
 SCOPE = "autograph_rewrite_verify"
@@ -30,7 +30,7 @@ class TrainedGraph:
         unset: the variables that initialising gave no value.
     """
 
-    def __init__(self, item: GraphItem, timeout: float, config: Any = None) -> None:
+    def __init__(self, item: TrainingGraph, timeout: float, config: Any = None) -> None:
         self.item = item
         self.timeout = timeout
         self.unset: set[str] = set()

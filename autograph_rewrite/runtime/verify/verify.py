@@ -16,7 +16,6 @@ from autograph_rewrite.compile import Instrumentation, compile_task
 from autograph_rewrite.config.config import ConfigLike
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.verify.expanded import check_expanded
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.plan.parts.notes import Note
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve import coverage
@@ -28,10 +27,11 @@ from autograph_rewrite.runtime.verify.prepare import prepare
 from autograph_rewrite.runtime.verify.random_feeds import batch_size, random_feeds
 from autograph_rewrite.runtime.verify.report import VerifyReport, rows_of
 from autograph_rewrite.runtime.verify.side_by_side import Comparison, Feeds, Tolerance, Training
+from autograph_rewrite.training_graph import TrainingGraph
 
 
 def verify(
-    item: GraphItem,
+    item: TrainingGraph,
     config_or_plan: ConfigLike | Plan,
     *,
     steps: int = 3,
@@ -109,7 +109,7 @@ def _uncertain(certificate: Certificate) -> list[str]:
     return [f"not covered by the certificate: {what}" for what in certificate.not_covered]
 
 
-def _fitting(flat: GraphItem, plan: Plan) -> list[str]:
+def _fitting(flat: TrainingGraph, plan: Plan) -> list[str]:
     """Show that the graphs of several processes fit together; return what there is to say of it."""
     told = [fit_together(flat, plan)] if len(plan.processes) > 1 else []
     if plan.steps_per_run > 1:
@@ -117,7 +117,7 @@ def _fitting(flat: GraphItem, plan: Plan) -> list[str]:
     return told + ([f"the stages of {plan.workers} processes were run in one"] if plan.stage_hosts else [])
 
 
-def _checked(flat: GraphItem, plan: Plan, certificate: Certificate, batch: int | None) -> GraphItem:
+def _checked(flat: TrainingGraph, plan: Plan, certificate: Certificate, batch: int | None) -> TrainingGraph:
     """Return the rewrite of a normalised item, whose every pass and result has been checked."""
     looking = Instrumentation(certificate=certificate)
     rewritten = compile_task(flat, plan, batch=batch, instrumentation=looking)
@@ -126,8 +126,8 @@ def _checked(flat: GraphItem, plan: Plan, certificate: Certificate, batch: int |
 
 
 def compare(
-    original: GraphItem,
-    rewritten: GraphItem,
+    original: TrainingGraph,
+    rewritten: TrainingGraph,
     training: Training,
     allowed: Tolerance,
     apart: Collection[str] = frozenset(),

@@ -14,7 +14,8 @@ from autograph_rewrite.ir.format import serde
 from autograph_rewrite.ir.graph import Graph, Node, Span, Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.verify.expanded import check_expanded, expanded_faults
-from autograph_rewrite.item import GraphItem, TensorInfo
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.training_graph import TensorInfo
 
 FLOAT, INT32 = dtypes.FLOAT, dtypes.INT32
 DEVICES = ("/device:CPU:0", "/device:CPU:1")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
@@ -18,9 +17,10 @@ from autograph_rewrite.ir.verify.collective_groups import KeyRange, contracted_o
 from autograph_rewrite.ir.verify.folded import Fault, folded_faults
 from autograph_rewrite.ir.verify.ranks import check_ranks, verify_ranks
 from autograph_rewrite.runtime.consensus.session_digest import common_name
-from tests.mutation.bench import Bench, in_loop
-from tests.mutation.mutations import KINDS, MODELS, mutants, refusal, table
-from tests.mutation.orders import chained
+from tests.seeded_mistakes.__main__ import table
+from tests.seeded_mistakes.job_bench import JobBench, in_loop
+from tests.seeded_mistakes.orders import chained, give_token
+from tests.seeded_mistakes.ranks import KINDS, MODELS, judge, mutants
 from tests.support.rank_jobs import EXTRA, Job, item_of, job_of, jobs_of
 from tests.support.small_items import regression
 from tests.zoo import ZOO
@@ -47,18 +47,15 @@ def test_real_rewrites_fit_together(model: str) -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_every_broken_job_is_refused_and_the_rank_and_the_collective_are_named(model: str) -> None:
-    made: Counter[str] = Counter()
-    refused: Counter[str] = Counter()
+    rows = []
     for at, job in enumerate(jobs_of(model, item_of(model))):
         assert problems(job) == [], job.name
         for mutant in mutants(job, KINDS[(at + MODELS.index(model)) % EVERY :: EVERY]):
             assert folded_faults(mutant.job.graphs[mutant.rank or 0], 1) == [], f"broken by itself: {mutant.sentence}"
-            text = refusal(mutant)
-            assert text, f"accepted, or not named: {mutant.sentence}"
-            made[mutant.kind] += 1
-            refused[mutant.kind] += 1
-    print(f"{model}\n{table(made, refused)}")
-    assert made.total() >= AT_LEAST
+            rows.append(judge(mutant))
+            assert rows[-1]["refused"], f"accepted, or not named: {mutant.sentence}"
+    print(f"{model}\n{table(rows)}")
+    assert len(rows) >= AT_LEAST
 
 
 @cache
@@ -182,47 +179,44 @@ def test_a_step_that_one_rank_cuts_short_would_hang() -> None:
     assert "of rank 1" in problem
 
 
-def spoil_nothing(bench: Bench) -> None:
+def spoil_nothing(bench: JobBench) -> None:
     pass
 
 
-def chain_everywhere(bench: Bench) -> None:
+def chain_everywhere(bench: JobBench) -> None:
     chained(bench)
 
 
-def tokens_everywhere(bench: Bench) -> None:
+def tokens_everywhere(bench: JobBench) -> None:
     for node in [node for group in bench.groups for node in group.members]:
-        attrs = {"dtype": dtypes.FLOAT, "shape": (), "shared_name": f"{node.device}/token"}
-        token = node.graph.add("VarHandleOp", name=f"{node.name}/token", attrs=attrs, device=node.device)
-        node.set_inputs([*node.inputs, token.output()])
-        node.set_attr("Nordering_token", 1)
+        give_token(bench, node)
 
 
-def a_copy_on_one_rank(bench: Bench) -> None:
+def a_copy_on_one_rank(bench: JobBench) -> None:
     for group in bench.groups:
         for node in bench.of(group):
             copy = bench.graph.add("Identity", [node.inputs[0]], name=f"{node.name}/copy", device=node.device)
             node.set_input(0, copy.output())
 
 
-def another_hint_everywhere(bench: Bench) -> None:
+def another_hint_everywhere(bench: JobBench) -> None:
     for node in [node for group in bench.groups for node in group.members]:
         node.set_attr("communication_hint", b"ring")
 
 
-def another_frame_everywhere(bench: Bench) -> None:
-    for node in bench.nodes:
+def another_frame_everywhere(bench: JobBench) -> None:
+    for node in bench.nodes_of_all:
         if node.op == "Enter":
             node.set_attr("frame_name", node.attr("frame_name") + b"/other")
 
 
-def other_order_in_the_file(bench: Bench) -> None:
+def other_order_in_the_file(bench: JobBench) -> None:
     bench.graph.nodes = dict(reversed(bench.graph.nodes.items()))
 
 
-def more_on_one_rank(bench: Bench) -> None:
+def more_on_one_rank(bench: JobBench) -> None:
     """Let the first rank do something for itself, as a chief that writes summaries does."""
-    _, node = bench.pick(lambda group: not in_loop(group))
+    _, node = bench.member(lambda group: not in_loop(group))
     bench.graph.add("Print", [node.output(), node.output()], name="summary", attrs={"U": [node.attr("T")]})
 
 
@@ -240,10 +234,10 @@ def more_on_one_rank(bench: Bench) -> None:
     ],
 )
 @pytest.mark.parametrize("model", ["mlp", "norm_in_loop"])
-def test_changes_that_break_nothing_are_accepted(model: str, change: Callable[[Bench], None]) -> None:
+def test_changes_that_break_nothing_are_accepted(model: str, change: Callable[[JobBench], None]) -> None:
     import random
 
-    bench = Bench(two_ranks(model), random.Random(0))
+    bench = JobBench(two_ranks(model), random.Random(0))
     change(bench)
     assert problems(bench.job) == []
 

@@ -12,7 +12,8 @@ from autograph_rewrite.ir.graph import PASS_ATTR, Graph, Node, Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.verify.ranks import verify_ranks
-from autograph_rewrite.item import GraphItem, TensorInfo
+from autograph_rewrite.item import GraphItem
+from autograph_rewrite.training_graph import TensorInfo
 
 FLOAT = dtypes.FLOAT
 PS = "/job:ps/replica:0/task:0/device:CPU:0"

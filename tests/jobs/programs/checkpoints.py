@@ -27,7 +27,7 @@ from autograph_rewrite import GraphItem
 from tests.jobs.programs import models
 from tests.jobs.programs.job import Array, Job
 from tests.jobs.programs.worker import split_cpu
-from tests.zoo import ZOO
+from tests.zoo import ZOO, Options
 
 v1 = tf.compat.v1
 HALF, ALL = 3, 6
@@ -109,7 +109,7 @@ def checkpoint(job: Job, steps: range, source: Path, target: Path) -> Values:
 
 def saver(job: Job, steps: range, source: Path, target: Path) -> Values:
     """A v1 graph that has a Saver of its own."""
-    built = ZOO["mlp"].build(optimizer="adam")
+    built = ZOO["mlp"].builder(Options(optimizer="adam"))  # one of our own, as the Saver adds nodes to it
     with built.graph.as_default():
         own = v1.train.Saver()
     item = GraphItem.from_graph(

@@ -110,6 +110,7 @@ def until(reached: Callable[[], bool], seconds: float) -> None:
 def nursery() -> Iterator[Nursery]:
     """Return what forks processes in which TensorFlow is imported."""
     with Nursery() as made:
+        made.wait(120)
         yield made
 
 

@@ -68,12 +68,14 @@ class Nursery:
     """The process that forks; use it as a context manager."""
 
     def __init__(self) -> None:
-        environ = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
         self._process = subprocess.Popen(
             [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ, cwd=ROOT
         )
         self._workers: dict[int, Worker] = {}
         self._starting, self._started = threading.Lock(), threading.Condition()
+        self._is_ready = threading.Event()
         self._last: Worker | None = None
         self._log = Path()
         threading.Thread(target=self._listen, daemon=True).start()
@@ -85,6 +87,10 @@ class Nursery:
         assert self._process.stdin is not None
         self._process.stdin.close()  # it kills whoever is left
         self._process.wait(30)
+
+    def wait(self, seconds: float) -> None:
+        """Wait until it has imported TensorFlow, so that this is not part of the first test that needs it."""
+        assert self._is_ready.wait(seconds), "the nursery does not start"
 
     def start(
         self,
@@ -101,7 +107,8 @@ class Nursery:
         with self._starting, self._started:
             self._last, self._log = None, log
             paths = {"log": str(log), "errors": str(errors or log), "folder": str(folder)}
-            request = {"argv": [str(arg) for arg in argv], "environ": dict(environ), **paths}
+            environ = {"PYTEST_CURRENT_TEST": os.environ.get("PYTEST_CURRENT_TEST", ""), **environ}
+            request = {"argv": [str(arg) for arg in argv], "environ": environ, **paths}
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
             assert self._started.wait_for(lambda: self._last is not None, seconds), "the nursery does not answer"
@@ -112,6 +119,9 @@ class Nursery:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             said = json.loads(line)
+            if "ready" in said:
+                self._is_ready.set()
+                continue
             if "code" in said:
                 self._workers[said["pid"]].ended(said["code"])
                 continue
@@ -127,6 +137,7 @@ def serve() -> None:
     import tensorflow  # noqa: F401
 
     _load_package()
+    _tell(ready=1)
     children: set[int] = set()
     rest = b""
     is_open = True
@@ -177,6 +188,8 @@ def _become(request: Mapping[str, Any]) -> None:
     for name, number in (("log", 1), ("errors", 2)):
         os.dup2(os.open(request[name], os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     os.environ.update(request["environ"])
+    if (renew := getattr(sys, "__renew_block_hits__", None)) is not None:
+        renew()  # tests.mutation.blocks records which test runs what
     sys.argv = request["argv"]
     sys.path[0] = str(Path(sys.argv[0]).parent.resolve())
     os.chdir(request["folder"])

@@ -66,22 +66,23 @@ def share(draw: Draw, kind: str = "shared") -> float:
     return ar.rewrite(item, config(kind), batch=64).report.covered.share
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
-@pytest.mark.parametrize("name", DRAWS)
-def test_what_follows_from_noise_is_divided(name: str, kind: str) -> None:
-    if (name, kind) == ("for two batches", "micro"):
-        pytest.skip("micro-batches have no segments")
-    assert share(DRAWS[name], kind) > 0.9
-
-
 def test_without_the_cut_it_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(propagation_passes, "split_draws", lambda state: state)
     assert share(DRAWS["normal"]) < 0.5
 
 
-@pytest.mark.parametrize("kind", ["shared", "mirrored", "micro"])
-@pytest.mark.parametrize("name", [name for name in DRAWS if name not in ("normal", "of a generator")])
-def test_it_is_the_noise_of_one_device(name: str, kind: str) -> None:
+ALIKE = [(name, kind) for name in DRAWS for kind in CONFIGS if name not in ("normal", "of a generator")]
+ALIKE = [(name, kind) for name, kind in ALIKE if kind != "independent"]
+"""What one device draws, too: the others draw from where the generator is, or for each replica by itself."""
+
+
+@pytest.mark.parametrize(("name", "kind"), [(n, k) for n in DRAWS for k in CONFIGS if (n, k) not in ALIKE])
+def test_what_follows_from_noise_is_divided(name: str, kind: str) -> None:
+    assert share(DRAWS[name], kind) > 0.9
+
+
+@pytest.mark.parametrize(("name", "kind"), ALIKE)
+def test_it_is_the_noise_of_one_device_and_what_follows_from_it_is_divided(name: str, kind: str) -> None:
     step, w = made(DRAWS[name])
     before = w.numpy()
     expected = [step(batch(rows)) for rows in (ROWS, 1, 8)], w.numpy()
@@ -90,14 +91,5 @@ def test_it_is_the_noise_of_one_device(name: str, kind: str) -> None:
     found = [new(batch(rows)) for rows in (ROWS, 1, 8)], w.numpy()
     for one, other in zip(expected, found, strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
-
-
-def test_what_needs_all_of_it_reads_what_was_drawn() -> None:
-    def sorted_(x: tf.Tensor) -> tf.Tensor:
-        drawn = tf.raw_ops.RandomStandardNormal(shape=[6, tf.shape(x)[0]], dtype=tf.float32)
-        return tf.transpose(tf.math.top_k(drawn, tf.shape(x)[0])[0])
-
-    item = ar.GraphItem.from_function(made(sorted_)[0])
-    new = ar.rewrite(item, config("shared"), batch=64)
-    assert not [node.name for node in new.graph if node.op == "BroadcastTo"]
-    assert new.report.covered.share < 0.5
+    if (name, kind) != ("for two batches", "micro"):  # micro-batches have no segments
+        assert new.items[0].report.covered.at(64).share > 0.9

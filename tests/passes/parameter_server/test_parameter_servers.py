@@ -17,15 +17,13 @@ import autograph_rewrite as ar
 from autograph_rewrite import GraphItem
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.format import serde
-from autograph_rewrite.ir.format.printer import render
 from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.verify.folded import folded_faults
 from autograph_rewrite.ir.verify.ranks import verify_ranks
 from autograph_rewrite.normalize.normalize import normalise
-from tests.mutation.mutations import mutants, refusal
-from tests.mutation.servers import KINDS
-from tests.support.golden_text import check_golden
+from tests.seeded_mistakes.ranks import mutants, refusal
+from tests.seeded_mistakes.servers import KINDS
 from tests.support.rank_jobs import Job, item_of, served_job, served_jobs
 from tests.support.small_items import regression
 from tests.support.training import train, v1
@@ -131,30 +129,6 @@ def small_job(ranks: int = 2, **server: Any) -> Job:
     return served_job("regression", normalise(regression()), ranks, 1, **requests)
 
 
-def test_the_graphs_of_worker_0_and_of_another_one_are_as_they_were() -> None:
-    for rank, graph in enumerate(small_job().graphs):
-        check_golden(f"servers_rank_{rank}.txt", render(graph))
-
-
-def test_only_worker_0_updates_what_lives_on_a_server() -> None:
-    first, second = small_job().graphs
-    assert "update" in first
-    assert "update" not in second
-    (take,) = [node for node in first if node.op == "ResourceAccumulatorTakeGradient" and "gradient" in node.name]
-    assert take.inputs[1].node.attr("value") == 2
-    assert first.node("update").inputs[3].node is take
-    assert {node.device for node in (take, first.node("update"), first.node("w"), first.node("w/Momentum"))} == {PS}
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_worker_reads_a_variable_before_it_pushes_a_gradient_for_it(rank: int) -> None:
-    graph = small_job().graphs[rank]
-    (push,) = [node for node in graph if node.op.endswith("ApplyGradient") and "gradient" in node.name]
-    reads = [node for node in graph if node.op == "ReadVariableOp" and node.inputs[0].node.name == "w"]
-    assert reads
-    assert all(read in ancestors([push]) for read in reads)
-
-
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_local_copy_is_refreshed_in_the_step_behind_the_update(rank: int) -> None:
     graph = small_job(proxy=True).graphs[rank]
@@ -167,17 +141,6 @@ def test_a_local_copy_is_refreshed_in_the_step_behind_the_update(rank: int) -> N
     assert refresh.inputs[1].node.inputs[0].node.name == "w"
     assert graph.node("w/proxy").device == f"/job:worker/replica:0/task:{rank}/device:CPU:0"
     assert {node.inputs[0].node.name for node in graph if node.op == "ReadVariableOp"} == {"w/proxy", "w"}
-
-
-@pytest.mark.parametrize("name", ["w", "w/Momentum"])
-def test_an_initialiser_that_is_run_by_itself_is_waited_for_by_all_workers(name: str) -> None:
-    first, second = small_job().graphs
-    assert first.node(f"{name}/Assign/on_server") in ancestors([first.node(f"{name}/Assign")])
-    (token,) = [node for node in ancestors([second.node(f"{name}/Assign")]) if node.op == "QueueDequeueV2"]
-    both = token.inputs[0].node.inputs[0].node.inputs
-    assert [queue.node.attr("shared_name").decode() for queue in both] == [
-        f"{name}/Assign/token/{which}" for which in ("even", "odd")
-    ]
 
 
 @pytest.mark.parametrize("task", [0, 1])

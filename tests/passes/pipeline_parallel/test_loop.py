@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite import GraphItem
-from autograph_rewrite.errors import ConfigError, PassError, PlanError
+from autograph_rewrite.errors import PassError, PlanError
 from autograph_rewrite.plan.parts.pipeline_schedule import iterations
 from tests.passes.micro_batches.test_local_batch_norm import FEEDS as PICTURES
 from tests.passes.micro_batches.test_local_batch_norm import LOCAL, network
@@ -336,13 +336,6 @@ def test_a_last_stage_without_a_layer_is_refused_by_name() -> None:
     item, cuts, _ = model("tied")
     with pytest.raises(PlanError, match=r"there is no Tanh in stage 3 like 'h1' of stage 1"):
         looped(item, stages=4, microbatches=2, boundaries=cuts)
-
-
-def test_a_schedule_that_a_loop_does_not_have_is_refused_at_its_line() -> None:
-    item, cuts, _ = model("mlp")
-    with pytest.raises(ConfigError, match=r"form is loop, which runs all forwards before all backwards, not as 1f1b"):
-        looped(item, stages=4, microbatches=2, boundaries=cuts, schedule="1f1b")
-    looped(item, stages=4, microbatches=2, boundaries=cuts, schedule="gpipe")
 
 
 def contrastive() -> tuple[Any, list[str]]:

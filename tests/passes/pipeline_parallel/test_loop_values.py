@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite import GraphItem
-from autograph_rewrite.errors import ConfigError, PassError, PlanError
+from autograph_rewrite.errors import PassError, PlanError
 from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Select, Span
 from autograph_rewrite.ir.replication import Mesh
 from autograph_rewrite.ir.types import dtypes
@@ -141,12 +141,6 @@ def test_a_plan_whose_schedule_is_not_that_of_a_loop_is_refused() -> None:
     edited = replace(plan, pipeline=replace(plan.pipeline, schedule="one_f_one_b"))
     with pytest.raises(PlanError, match="has the schedule gpipe, and the plan says one_f_one_b"):
         ar.rewrite(item, edited)
-
-
-def test_a_repeat_that_the_given_schedule_does_not_have_is_refused() -> None:
-    item, cuts = staged_item(MODELS["mlp"])
-    with pytest.raises(ConfigError, match="gpipe has one stage per device"):
-        looped(item, stages=2, circular_repeat=2, microbatches=2, boundaries=cuts, schedule="gpipe")
 
 
 def test_seeds_that_differ_between_micro_batches_are_refused_by_name() -> None:

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite import GraphItem
-from autograph_rewrite.errors import ConfigError, PassError, PlanError
+from autograph_rewrite.errors import PassError, PlanError
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.plan.parts.pipeline_schedule import ideal_in_flight, orders
@@ -173,14 +173,6 @@ def test_without_the_order_micro_batches_are_independent() -> None:
     assert first not in ancestors([second], controls=False)
 
 
-def test_variables_slots_and_updates_live_where_their_stage_is() -> None:
-    item, cuts, _ = model("mlp")
-    graph = piped(item, stages=4, microbatches=2, boundaries=cuts).graph
-    for stage in range(4):
-        for name in (f"w{stage}", f"w{stage}/Adam", f"b{stage}/Adam_1", f"train/update_w{stage}/ResourceApplyAdam"):
-            assert graph.nodes[name].device == f"/device:CPU:{stage}", name
-
-
 def test_a_shared_table_lives_in_its_first_stage_and_is_updated_once() -> None:
     item, cuts, _ = model("tied")
     graph = piped(item, stages=4, microbatches=2, boundaries=cuts).graph
@@ -220,26 +212,6 @@ def test_costs_are_balanced_where_nothing_says_where_stages_begin() -> None:
     devices = [graph.nodes[f"w{i}"].device for i in range(16)]
     assert devices == sorted(devices)
     assert [devices.count(f"/device:CPU:{stage}") for stage in range(4)] == [4, 4, 4, 4]
-
-
-def test_cuts_that_lead_back_are_refused_by_name() -> None:
-    item, cuts, _ = model("mlp")
-    with pytest.raises(PlanError, match=r"the boundary 'h0' .* lies before 'h1'"):
-        piped(item, stages=3, microbatches=2, boundaries=[cuts[1], cuts[0]])
-    with pytest.raises(PlanError, match=r"an edge leads back: .* is in stage 0"):
-        piped(item, stages=2, microbatches=2, names=["(matmul|add|h)_?[1-3]", "h0|matmul|add"])
-
-
-def test_stages_without_a_node_and_tensors_that_are_not_there_are_refused() -> None:
-    item, cuts, _ = model("mlp")
-    with pytest.raises(PlanError, match="no node of the model is in stage 1"):
-        piped(item, stages=2, microbatches=2, names=[".*", "nothing"])
-    with pytest.raises(PlanError, match="the graph has no tensor 'h7'"):
-        piped(item, stages=2, microbatches=2, boundaries=["h7"])
-    with pytest.raises(PlanError, match="fewer than 400 stages"):
-        piped(item, stages=400, microbatches=2)
-    with pytest.raises(ConfigError, match="boundaries has 1 entries; 4 stages need 3"):
-        piped(item, stages=4, microbatches=2, boundaries=cuts[:1])
 
 
 def logarithms() -> tuple[Any, list[str]]:
@@ -288,19 +260,6 @@ def test_what_lets_all_micro_batches_meet_is_refused(forward: Any, why: str) -> 
     item, cuts = staged_item(forward)
     with pytest.raises(PassError, match=why):
         piped(item, stages=2, microbatches=2, boundaries=cuts)
-
-
-def test_micro_batches_can_be_counted_by_their_size() -> None:
-    graph = tf.Graph()
-    with graph.as_default():
-        x = tf.compat.v1.placeholder(tf.float64, (8, 6), name="x")
-        loss = tf.reduce_mean((tf.tanh(x @ variable("w0", values(6, 6)), name="h") @ variable("w1", values(6, 6))) ** 2)
-        tf.identity(loss, name="loss")
-        tf.compat.v1.train.GradientDescentOptimizer(0.1).minimize(loss, name="train")
-    item = GraphItem.from_graph(graph, train_op="train", outputs=["loss"], batch_inputs={"x": 0})
-    assert piped(item, stages=2, microbatch_size=2, boundaries=["h"]).report.plan.microbatches == 4
-    with pytest.raises(ConfigError, match="microbatch_size is 3, but the size of the batch is 8"):
-        piped(item, stages=2, microbatch_size=3, boundaries=["h"])
 
 
 def test_a_plan_with_stages_is_read_as_it_was_written(tmp_path: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import autograph_rewrite as ar
-from autograph_rewrite.errors import ConfigError, PlanError
+from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.traversal import ancestors, descendants
 from autograph_rewrite.passes.rematerialize import step
@@ -29,17 +29,14 @@ def pairs(new: ar.GraphItem) -> list[tuple[Node, Node]]:
     return [(node, use.node) for node in away for use in node.output().uses]
 
 
-@pytest.mark.parametrize("config", [GPU, GPUS], ids=["one", "two"])
 @pytest.mark.parametrize("remat", [NAMES, AUTO, SEGMENTS], ids=["names", "auto", "segments"])
-def test_values_are_on_the_host_until_an_upstream_gradient_is_there(
-    remat: Mapping[str, Any], config: Mapping[str, Any]
-) -> None:
-    new = rewritten(make_item(chain(12)), config, remat)
+def test_values_are_on_the_host_until_an_upstream_gradient_is_there(remat: Mapping[str, Any]) -> None:
+    new = rewritten(make_item(chain(12)), GPUS, remat)
     count = len(new.report.recomputed.offloaded)
     assert count >= 3
     assert f"offloaded: {count} values are in the host's memory" in str(new.report)
     found = pairs(new)
-    assert len(found) == count * len(config["devices"])
+    assert len(found) == count * len(GPUS["devices"])
     for away, back in found:
         value = away.inputs[0]
         assert (away.device.endswith("CPU:0"), "GPU" in back.device) == (True, True)
@@ -47,18 +44,6 @@ def test_values_are_on_the_host_until_an_upstream_gradient_is_there(
         assert any("gradients" in one.name for one in ancestors(back.controls))
         later = [use.node for use in value.uses if use.node is not away and use.node in descendants(back.controls)]
         assert not [node.name for node in later if node.op not in ("Shape", "ShapeN")]  # all of them read what is back
-
-
-def test_a_value_comes_back_while_gradients_behind_it_are_made() -> None:
-    new = rewritten(make_item(chain(12)), GPU, NAMES)
-    back = {name: node for _, node in pairs(new) for name in ("layer_2", "layer_5", "layer_8") if name in node.name}
-    readers = {use.node for use in back["layer_2"].output().uses}
-    waits = ancestors(back["layer_2"].controls)
-    first = min(
-        int(n.name.split("layer_")[1].split("/")[0]) for n in waits if "gradients" in n.name and "layer_" in n.name
-    )
-    assert first > 3  # gradients of layers 3 to 5 run beside the transfer
-    assert readers.isdisjoint(waits)
 
 
 def on_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,19 +70,9 @@ def test_models_whose_activations_were_away_train_as_they_did(name: str, monkeyp
     assert_same(item, rewritten(item, ONE, AUTO), given)
 
 
-def test_on_cpus_nothing_is_moved_and_a_note_says_so() -> None:
-    new = ar.rewrite(make_item(chain(12)), {**TWO, "remat": AUTO})
-    assert not new.report.recomputed.offloaded
-    assert not [node for node in new.graph if node.op == "Snapshot"]
-    assert "all devices are CPUs, whose memory is the host's" in str(new.report)
-
-
-def test_what_cannot_be_offloaded_is_refused() -> None:
-    item = make_item(chain(12))
-    with pytest.raises(PlanError, match="no tensor on the way to the loss has a name that 'nothing'"):
-        ar.rewrite(item, {**GPU, "remat": {**NAMES, "names": ["nothing"]}})
+def test_offloading_by_names_needs_names() -> None:
     with pytest.raises(ConfigError, match=r"remat\.offload: names needs remat\.names"):
-        ar.rewrite(item, {**GPU, "remat": {"policy": "none", "offload": "names"}})
+        ar.Config.of({**GPU, "remat": {"policy": "none", "offload": "names"}})
 
 
 def test_plans_say_what_is_offloaded() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import autograph_rewrite as ar
 from autograph_rewrite.certify.certificate import Certificate
-from autograph_rewrite.errors import PlanError, VerifyError
+from autograph_rewrite.errors import VerifyError
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types.opdefs import get_op
@@ -21,11 +21,8 @@ from autograph_rewrite.normalize.normalize import normalise
 from autograph_rewrite.passes.rematerialize import rewrite as copies
 from benchmarks.cost import allocated, traced
 from benchmarks.remat import Built
-from tests.support.golden_text import check_golden
 from tests.support.recomputed import chain, executed, feeds, residual, second_order, transformer, two_losses
 from tests.support.rewriting import run_pipeline
-from tests.support.small_items import FLOAT, INT32, const
-from tests.support.small_items import variable as ir_variable
 from tests.support.training import make_item, placeholder, train, v1, variable
 
 ONE, TWO = {"devices": ["CPU:0"]}, {"devices": ["CPU:0", "CPU:1"]}
@@ -223,24 +220,6 @@ def peak_bytes(item: ar.GraphItem, policy: str) -> float:
     return min(peaks(item, policy))
 
 
-def test_what_is_named_is_kept_and_the_rest_is_computed_again() -> None:
-    item = make_item(chain(8))
-    new = rewritten(item, ONE, {"policy": "names", "names": [r"layer_[25]/act"]})
-    first, second = new.report.recomputed.segments
-    assert [name for name in first.nodes if name.endswith("act")] == ["layer_0/act", "layer_1/act"]
-    assert second.kept == ("layer_2/act",)
-    with pytest.raises(PlanError, match="no tensor on the way to the loss has a name that 'layer_9/act'"):
-        ar.rewrite(item, {**ONE, "remat": {"policy": "names", "names": ["layer_9/act"]}})
-    with pytest.raises(PlanError, match="no scope on the way to the loss"):
-        ar.rewrite(item, {**ONE, "remat": {"policy": "scopes", "scopes": ["blocks"]}})
-
-
-def test_a_policy_that_has_nothing_to_do_says_so() -> None:
-    new = ar.rewrite(make_item(chain(1)), {**ONE, "remat": SQRT})
-    assert new.report.recomputed.segments == ()
-    assert "nothing is computed again" in str(new.report)
-
-
 def test_plans_hold_what_is_asked_and_build_to_the_same_graph() -> None:
     item = make_item(chain(8))
     plan = ar.build_plan(item, {**TWO, "remat": BLOCKS})
@@ -263,42 +242,6 @@ def test_the_certificate_refuses_a_copy_of_something_else() -> None:
         patch.setattr(copies, "copy_nodes", swap)
         with pytest.raises(VerifyError, match="does not read what"):
             rewritten(make_item(chain(8)), ONE, EVERY)
-
-
-def test_a_small_chain_looks_as_it_did() -> None:
-    graph = Graph()
-    x = h = graph.add("Placeholder", name="x", attrs={"dtype": FLOAT, "shape": (None, 3)}).output()
-    reads, made = [], []
-    variables = {}
-    for i in range(4):
-        handle = ir_variable(graph, f"w{i}", (3, 3))
-        variables[f"w{i}"] = ar.item.Variable(f"w{i}", f"w{i}", "float32", (3, 3), True, f"w{i}/Assign")
-        reads.append(graph.add("ReadVariableOp", [handle], name=f"w{i}/Read", attrs={"dtype": FLOAT}).output())
-        h = graph.add("Tanh", [graph.add("MatMul", [h, reads[-1]], name=f"p{i}").output()], name=f"h{i}").output()
-        made.append(h)
-    axes = const(graph, "axes", [0, 1], INT32)
-    graph.add("Sum", [graph.add("Square", [h], name="squares").output(), axes], name="loss")
-    upstream = graph.add("Add", [h, h], name="gradients/dh3").output()
-    updates = []
-    for i in reversed(range(4)):
-        inner = graph.add("TanhGrad", [made[i], upstream], name=f"gradients/dp{i}").output()
-        below = made[i - 1] if i else x
-        slope = graph.add("MatMul", [below, inner], name=f"gradients/dw{i}", attrs={"transpose_a": True}).output()
-        rate = const(graph, f"rate{i}", 0.1)
-        updates.append(graph.add("ResourceApplyGradientDescent", [graph.value(f"w{i}"), rate, slope], name=f"u{i}"))
-        attrs = {"transpose_b": True}
-        upstream = graph.add("MatMul", [inner, reads[i]], name=f"gradients/dh{i - 1}", attrs=attrs).output()
-    graph.add("NoOp", name="train", controls=updates)
-    graph.add("NoOp", name="init", controls=[graph.node(f"w{i}/Assign") for i in range(4)])
-    item = ar.GraphItem(
-        graph,
-        {"x": ar.item.TensorInfo("x", "x:0", "float32", (None, 3), 0)},
-        {"loss": ar.item.TensorInfo("loss", "loss:0", "float32", ())},
-        ("train",),
-        "init",
-        variables,
-    )
-    check_golden("remat_chain.text.txt", ar.dump(ar.rewrite(item, {**ONE, "remat": {"policy": "every:2"}})))
 
 
 OPS = {

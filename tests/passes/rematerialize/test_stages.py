@@ -71,21 +71,6 @@ def stage_of(name: str) -> int:
     return int(re.findall(r"layer_(\d+)", name)[0]) // 4
 
 
-def originals(new: ar.GraphItem, name: str) -> list[Any]:
-    return [node for node in new.graph if node.name.endswith(f"/{name}") and "remat/" not in node.name]
-
-
-def test_a_copy_is_where_its_original_is_once_per_micro_batch() -> None:
-    new = rewritten(make_item(chain()), stages(devices=DEVICES), EVERY)
-    made = copies(new)
-    assert len(made) > 8
-    for name, nodes in made.items():
-        assert len(nodes) == 4
-        homes = {node.device for node in originals(new, name) if "gradients" not in node.name}
-        assert {node.device for node in nodes} == homes, name
-        assert len(homes) == 1
-
-
 def test_no_segment_crosses_stages(monkeypatch: pytest.MonkeyPatch) -> None:
     """`every:3` would have segments of layers 3 to 5, in two stages."""
 

@@ -28,19 +28,6 @@ def mirrored(bucket_bytes: int = 4 * 2**20) -> dict[str, Any]:
     return {"devices": ["CPU:0", "CPU:1"], "timeout_seconds": 30, "strategy": strategy}
 
 
-def buckets_of(item: GraphItem, config: Mapping[str, Any]) -> dict[int, list[EdgePlan]]:
-    """Return the edges of each bucket."""
-    buckets: dict[int, list[EdgePlan]] = {}
-    for edge in ar.build_plan(item, dict(config)).edges:
-        if edge.bucket:
-            buckets.setdefault(edge.bucket, []).append(edge)
-    return buckets
-
-
-def owners(buckets: Mapping[int, list[EdgePlan]]) -> list[set[str]]:
-    return [{edge.owner for edge in members} for members in buckets.values()]
-
-
 def item_of(step: Callable[[Any], Mapping[str, Any]], version: int = 1) -> GraphItem:
     """Return an item of a step, which returns its outputs and its `train` ops."""
     graph = tf.Graph()
@@ -105,11 +92,14 @@ def test_no_member_of_a_bucket_waits_for_another_in_any_model(case: Case) -> Non
         init_op=built.init_op,
         batch_inputs=dict(built.batch_inputs),
     )
-    buckets = buckets_of(item, mirrored()).values()
+    buckets: dict[int, list[EdgePlan]] = {}
+    for edge in ar.build_plan(item, mirrored()).edges:
+        if edge.bucket:
+            buckets.setdefault(edge.bucket, []).append(edge)
     needy: list[str] = []
 
     def observe(step: str, graph: Graph) -> None:
-        for members in buckets if step == "resolve-plan" else ():
+        for members in buckets.values() if step == "resolve-plan" else ():
             values = [graph.value(edge.value) for edge in members]
             for value in values:
                 waiting = descendants(reader for reader, _ in value.uses)  # also by the back edges of loops
@@ -125,58 +115,6 @@ def test_a_v1_loop_that_waits_for_a_reduction_trains_to_the_values_of_one_device
     got, _ = distributed(ZOO["lstm_v1"].build(options), mirrored(), [8, 8])
     for name, value in truth("lstm_v1", options, (8, 8)).variables.items():
         np.testing.assert_allclose(got.variables[name], value, 1e-12, err_msg=name)
-
-
-def test_members_are_of_one_type() -> None:
-    def step(x: Any) -> Mapping[str, Any]:
-        train = []
-        for i, dtype in enumerate([np.float32, np.float64, np.float16, np.float32, np.float64, np.float16]):
-            w = variable(f"w{i}", np.full(3, 0.5, dtype))
-            (slope,) = v1.gradients(tf.reduce_sum(tf.tanh(tf.cast(x, dtype) * w)), [w])
-            train.append(w.assign_sub(slope))
-        return {"train": train, "loss": tf.reduce_sum(x)}
-
-    buckets = buckets_of(item_of(step), mirrored())
-    assert sorted(map(sorted, owners(buckets))) == [["w0", "w3"], ["w1", "w4"], ["w2", "w5"]]
-    assert all(len({edge.dtype for edge in members}) == 1 for members in buckets.values())
-
-
-def test_a_bucket_is_one_collective() -> None:
-    item = make_item(lambda: dense(4, 4, 1))
-    (members,) = buckets_of(item, mirrored()).values()
-    assert len(members) == 6
-    assert len({(edge.group_key, edge.instance_key, edge.order) for edge in members}) == 1
-    reductions = [n for n in ar.rewrite(item, mirrored()).graph if n.op == "CollectiveReduceV2"]
-    assert len(reductions) == 2 * 2  # the bucket and the loss, on two devices
-
-
-def test_a_bucket_is_no_larger_than_it_may_be() -> None:
-    item = make_item(lambda: dense(4, 4, 1))  # 96 and 32, 128 and 32, 32 and 8 bytes
-    filled = {}
-    for limit in (1, 8, 32, 33, 64, 72, 97, 136, 300, 328, 10_000):
-        buckets = buckets_of(item, mirrored(limit))
-        filled[limit] = [sum(edge.bytes for edge in members) for members in buckets.values()]
-        assert all(size <= limit for size in filled[limit])
-        assert all(len(members) > 1 for members in buckets.values())
-    assert filled[8] == filled[32] == [], "what is as large as a bucket goes alone"
-    assert sorted(filled[64]) == [40, 64]
-    assert filled[328] == filled[10_000] == [328]
-
-
-def test_without_a_size_each_gradient_is_reduced_alone() -> None:
-    assert not buckets_of(make_item(lambda: dense(4, 4, 1)), mirrored(0))
-
-
-def test_shared_variables_need_no_buckets() -> None:
-    assert not buckets_of(make_item(lambda: dense(4, 4, 1)), mirrored() | {"strategy": {"name": "AllReduce"}})
-
-
-@pytest.mark.parametrize("key", ["hint", "bucket_bytes"])
-def test_variables_that_ask_for_different_things_share_no_bucket(key: str) -> None:
-    other = {"hint": "ring", "bucket_bytes": "1KiB"}[key]
-    config = mirrored() | {"variables": [{"match": "kernel.*", key: other}]}
-    found = owners(buckets_of(make_item(lambda: dense(4, 4, 1)), config))
-    assert sorted(map(sorted, found)) == [["bias0", "bias1", "bias2"], ["kernel0", "kernel1", "kernel2"]]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
@@ -233,5 +171,5 @@ def test_a_step_that_reduces_maxima_only_has_no_buckets() -> None:
         return {"top": tf.reduce_max(x), "train": w.assign(tf.reduce_max(x, 0))}
 
     item = item_of(step)
-    assert not buckets_of(item, mirrored())
+    assert not any(edge.bucket for edge in ar.build_plan(item, mirrored()).edges)
     assert train(ar.rewrite(item, mirrored()), [{"x": X}]).variables["w"].tolist() == X.max(0).tolist()

@@ -199,24 +199,6 @@ def test_a_mark_may_name_the_axis_instead_of_a_number() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sharding", "problem"),
-    [
-        ({"split": [2]}, "'up' has 2 dimensions, and split names 1"),
-        ({"split": [3, 2], "strict": True}, r"dimension 0 of 'up' \(4\) is not divisible by 3"),
-        ({"split": [4, 2], "strict": True}, "the parts of 'up' are 8, and a replica has 2 devices"),
-        ({"split": [1, 1]}, "the parts of 'up' are 1, and a replica has 2 devices"),
-        ({"split": [1, 0]}, r"split\[1\] must be a number of parts"),
-        ({"device": 2}, "there is no logical device 2 for 'up'"),
-        ({"device": -1}, "device must be at least 0"),
-        ({"device": 0, "replicate": True}, "exactly one of split, axes, replicate and device, not 2"),
-    ],
-)
-def test_what_is_wrong_with_a_placement_is_told_in_the_order_of_xla_sharding(sharding: Any, problem: str) -> None:
-    with pytest.raises(ConfigError, match=problem):
-        ar.build_plan(item_of(), {**MESH, "sharding": [{"match": "up", **sharding}]})
-
-
-@pytest.mark.parametrize(
     ("mark", "problem"),
     [
         (lambda w: ar.split(w, [1, 4]), rf"the parts of 'up' are 4, and a replica has 2 devices \(.*{FILE}:\d+\)"),
@@ -232,14 +214,6 @@ def test_a_mark_that_the_mesh_does_not_fit_is_named_with_its_line(mark: Marks, p
 def test_an_assignment_below_0_is_refused_where_it_is_made() -> None:
     with pytest.raises(GraphError, match="there is no logical device -1"):
         ar.assign(tf.zeros([2]), -1)
-
-
-def test_an_entry_that_matches_nothing_is_an_error_or_a_note_where_it_is_optional() -> None:
-    with pytest.raises(ConfigError, match=r"sharding\[0\].match: no variable's or tensor's whole name matches 'q'"):
-        ar.build_plan(item_of(), {**MESH, "sharding": [{"match": "q", "split": [2]}]})
-    config = {**MESH, "sharding": [{"match": "q", "split": [2], "optional": True}, {"match": "up", "split": [1, 2]}]}
-    new = ar.rewrite(item_of(), config)
-    assert any("sharding[0] places nothing: no name matches 'q'" in note for note in new.report.plan.notes)
 
 
 def test_partial_replication_on_one_axis_is_refused_with_what_it_needs() -> None:

@@ -13,7 +13,6 @@ import pytest
 import tensorflow as tf
 
 import autograph_rewrite as ar
-from autograph_rewrite.errors import PassError
 from autograph_rewrite.passes.tensor_parallel.halo_exchange import HaloExchange
 from tests.support import cut_images
 
@@ -67,11 +66,22 @@ OPS: Mapping[str, tuple[Op, int, int]] = {  # the op, the size of its filter, ro
 
 def found(op: Op, x: np.ndarray, size: int, config: dict[str, Any] | None) -> list[np.ndarray]:
     """Return what a step gives, and the filters after it; on one device where there is no configuration."""
+    return run(op, x, size, config)[0]
+
+
+def run(
+    op: Op, x: np.ndarray, size: int, config: dict[str, Any] | None
+) -> tuple[list[np.ndarray], Counter[str], list[str]]:
+    """Return what is found, how many ops with windows there are, and what is noted about the model axis."""
     filters = tf.Variable(np.random.default_rng(0).normal(size=(size, size, 2, 2)), name="f")
-    step = step_of(op, filters)
-    given = tf.constant(x)
-    y, dx = step(given) if config is None else ar.distribute(step, config)(given)
-    return [y.numpy(), dx.numpy(), filters.numpy()]
+    step, given = step_of(op, filters), tf.constant(x)
+    made = tf.function(step) if config is None else ar.distribute(step, config)
+    y, dx = made(given)
+    item = None if config is None else made.items[0]
+    ops = made.get_concrete_function(given).graph.as_graph_def() if item is None else item.graph_def
+    windows = Counter(node.op for node in ops.node if "Conv" in node.op or "Pool" in node.op)
+    notes = [note for note in item.report.plan.notes if "model axis" in note] if item else []
+    return [y.numpy(), dx.numpy(), filters.numpy()], windows, notes
 
 
 def images(rows: int, columns: int = 0) -> np.ndarray:
@@ -81,29 +91,17 @@ def images(rows: int, columns: int = 0) -> np.ndarray:
 
 @pytest.mark.parametrize("split", [[1, 2, 1, 1], [1, 4, 1, 1], [1, 1, 2, 1]], ids=["2 x rows", "4 x rows", "columns"])
 @pytest.mark.parametrize("name", OPS)
-def test_an_op_with_a_window_finds_on_blocks_what_it_finds_on_images(name: str, split: list[int]) -> None:
+def test_an_op_with_a_window_is_cut_and_finds_on_blocks_what_it_finds_on_images(name: str, split: list[int]) -> None:
     op, size, rows = OPS[name]
     x = images(rows)
-    on_blocks = found(op, x, size, cut_images.config(max(split), split=split))
-    for one, wanted in zip(on_blocks, found(op, x, size, None), strict=True):
+    on_blocks, windows, notes = run(op, x, size, cut_images.config(max(split), split=split))
+    expected, count, _ = run(op, x, size, None)
+    for one, wanted in zip(on_blocks, expected, strict=True):
         np.testing.assert_allclose(one, wanted, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", OPS)
-def test_an_op_with_a_window_is_cut(name: str) -> None:
-    op, size, rows = OPS[name]
-    filters = tf.Variable(np.zeros((size, size, 2, 2)), name="f")
-    item = ar.GraphItem.from_function(step_of(op, filters), tf.TensorSpec([None, rows, rows, 2], tf.float64, name="x"))
-    new = ar.rewrite(item, cut_images.config(2))
-    assert not [note for note in new.report.plan.notes if "model axis" in note]
-    count = windows(item)
-    assert count
-    assert windows(new) == {kind: 2 * many for kind, many in count.items()}
-
-
-def windows(item: ar.GraphItem) -> Counter[str]:
-    """Count the ops with windows."""
-    return Counter(node.op for node in item.graph.nodes.values() if "Conv" in node.op or "Pool" in node.op)
+    if split == [1, 2, 1, 1]:
+        assert count
+        assert windows == {kind: 2 * many for kind, many in count.items()}
+        assert not notes
 
 
 def test_blocks_need_not_be_of_one_size() -> None:
@@ -123,14 +121,6 @@ def test_rows_that_do_not_lie_on_the_blocks_are_computed_whole_and_it_is_said() 
     item = ar.GraphItem.from_function(step_of(op, filters), tf.TensorSpec([None, 9, 9, 2], tf.float64, name="x"))
     said = [note for note in ar.rewrite(item, config).report.plan.notes if "model axis" in note]
     assert any("makes 5 rows of 9" in note for note in said), said
-
-
-def test_strict_refuses_what_cannot_be_cut() -> None:
-    op = partial(pooled, kind=tf.nn.avg_pool2d, size=3, stride=1, padding="SAME")
-    filters = tf.Variable(np.zeros((1, 1, 2, 2)), name="f")
-    item = ar.GraphItem.from_function(step_of(op, filters), tf.TensorSpec([None, 8, 8, 2], tf.float64, name="x"))
-    with pytest.raises(PassError, match=r"AvgPool .* cannot be cut on the model axis: AvgPool pads its input"):
-        ar.rewrite(item, {**cut_images.config(2), "semantics": {"strict": True}})
 
 
 @pytest.mark.parametrize(("data", "model"), [(1, 2), (2, 2), (1, 4), (2, 4)])

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import autograph_rewrite as ar
-from autograph_rewrite.errors import ConfigError, GraphError
+from autograph_rewrite.errors import GraphError
 from tests.support import split_models as models
 
 MESH = {"devices": ["CPU:0", "CPU:1"], "mesh": {"data": 1, "model": 2}}
@@ -52,12 +52,6 @@ def test_a_tensor_that_is_split_is_cut_for_its_readers() -> None:
     assert report.ok, report
 
 
-def test_what_is_replicated_stays_whole() -> None:
-    config = {**MESH, "sharding": [{"match": "up", "split": [1, 2]}, {"match": "down", "replicate": True}]}
-    item = ar.rewrite(item_of(lambda w: w), config)
-    assert {name for name, one in item.variables.items() if one.shards is not None} == {"up"}
-
-
 def test_marks_are_identities_where_nothing_is_distributed() -> None:
     x = tf.constant([[1.0, 2.0]])
     for marked in (ar.split(x, [1, 2]), ar.replicate(x), ar.assign(x, 1)):
@@ -68,11 +62,6 @@ def test_marks_are_identities_where_nothing_is_distributed() -> None:
 def test_a_mark_that_cannot_be_is_refused_where_it_is_made(dims: Sequence[int]) -> None:
     with pytest.raises(GraphError):
         ar.split(tf.zeros([2, 2]), dims)
-
-
-def test_a_mark_that_the_mesh_does_not_fit_is_refused() -> None:
-    with pytest.raises(ConfigError, match="the parts of 'up' are 4, and a replica has 2 devices"):
-        ar.build_plan(item_of(lambda w: ar.split(w, [1, 4])), MESH)
 
 
 def test_a_tensor_that_is_assigned_is_made_on_its_device() -> None:

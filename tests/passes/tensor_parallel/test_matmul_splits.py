@@ -9,7 +9,6 @@ import pytest
 import tensorflow as tf
 
 import autograph_rewrite as ar
-from autograph_rewrite.errors import ConfigError
 
 LEFT, RIGHT = (np.random.default_rng(i).normal(size=shape) for i, shape in enumerate([(8, 6), (6, 4)]))
 TWO = {"devices": ["CPU:0", "CPU:1"], "mesh": {"model": 2}}
@@ -49,16 +48,3 @@ def test_the_product_equals_the_dense_one_on_two_devices(name: str) -> None:
     report = ar.verify(item(), config(split))
     assert report.ok, report
     assert max(row.error for row in report.rows) <= 1e-12
-
-
-@pytest.mark.parametrize(
-    ("split", "problem"),
-    [
-        ({"left": [2]}, "'left' has 2 dimensions, and split names 1"),
-        ({"left": [3, 1]}, r"dimension 0 of 'left' \(8\) is not divisible by 3"),
-        ({"right": [2, 2]}, "the parts of 'right' are 4, and a replica has 2 devices"),
-    ],
-)
-def test_what_cannot_be_split_so_is_told_in_its_order(split: dict[str, list[int]], problem: str) -> None:
-    with pytest.raises(ConfigError, match=problem):
-        ar.build_plan(item(), {**config(split), "semantics": {"strict": True}})

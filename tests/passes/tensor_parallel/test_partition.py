@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import autograph_rewrite as ar
-from autograph_rewrite.errors import ConfigError, PlanError, RewriteError
+from autograph_rewrite.errors import RewriteError
 from autograph_rewrite.inspect.communication import MODEL_AXIS, meetings
 from autograph_rewrite.passes.variable_sharding.emitter import Emitter
 from tests.support import split_models as models
@@ -136,22 +136,6 @@ def test_a_keras_transformer_fits_on_a_mesh_as_on_one_device() -> None:
             np.testing.assert_allclose(other.numpy(), one.numpy(), rtol=0, atol=EXACT, err_msg=one.path)
 
 
-@pytest.mark.parametrize(
-    ("sharding", "problem"),
-    [
-        ({"match": "up0", "split": [2]}, r"'up0' has 2 dimensions, and split names 1"),
-        ({"match": "up0", "split": [1, 3]}, r"the parts of 'up0' are 3, and a replica has 2 devices"),
-        ({"match": "up9", "split": [1, 2]}, r"no variable's or tensor's whole name matches 'up9'.*did you mean"),
-        ({"match": "up0", "split": [1, 16]}, r"dimension 1 of 'up0' \(8\) is too small for 16 parts"),
-        ({"match": "up0", "assign": 2}, r"there is no logical device 2 for 'up0': a replica has 2"),
-        ({"match": "up0"}, r"must say exactly one of split, axes, replicate and device"),
-    ],
-)
-def test_a_placement_that_cannot_be_is_refused_with_its_reason(sharding: dict[str, Any], problem: str) -> None:
-    with pytest.raises(ConfigError, match=problem):
-        ar.build_plan(models.item(), {**models.config(1, 2), "sharding": [sharding]})
-
-
 def test_what_does_nothing_is_said() -> None:
     without = ar.rewrite(models.item(), {"devices": ["CPU:0", "CPU:1"], "sharding": models.shardings(2)})
     assert any("there is no model axis" in note for note in without.report.plan.notes)
@@ -159,18 +143,6 @@ def test_what_does_nothing_is_said() -> None:
     assert any("nothing is placed on it" in note for note in idle.report.plan.notes)
     served = ar.rewrite(models.item(), models.config(2, 2, strategy={"name": "PS"}))
     assert any("'up0' is cut on the model axis" in note for note in served.report.plan.notes)
-
-
-def test_uneven_blocks_are_refused_under_strict() -> None:
-    config = models.config(1, 2, semantics={"strict": True})
-    with pytest.raises(ConfigError, match=r"dimension 1 of 'up0' \(5\) is not divisible by 2"):
-        ar.build_plan(models.item(5), config)
-
-
-def test_a_variable_is_cut_along_one_dimension() -> None:
-    config = {**models.config(1, 4), "sharding": [{"match": "up0", "split": [2, 2]}]}
-    with pytest.raises(PlanError, match="'up0' is cut along 2 dimensions"):
-        ar.rewrite(models.item(), config)
 
 
 def test_comm_lists_the_sums_on_the_model_axis_of_each_replica() -> None:

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tensorflow.python.compiler.xla.experimental import xla_sharding
 
 import autograph_rewrite as ar
-from autograph_rewrite.errors import ConfigError, PlanError, RewriteError
+from autograph_rewrite.errors import PlanError, RewriteError
 from autograph_rewrite.inspect.communication import meetings
 from autograph_rewrite.passes.tensor_parallel.partition import Partitioner
 from autograph_rewrite.plan.parts.messages import TensorSharding
@@ -158,22 +158,6 @@ def test_each_device_has_the_parameters_that_the_placements_give_it(mode: str) -
     assert found == {f"/device:CPU:{i}": each for i in range(4 if mode == "shared" else 8)}
 
 
-def test_what_is_whole_on_one_axis_is_on_the_devices_of_its_blocks_on_the_other() -> None:
-    shards = ar.rewrite(models.item(), models.on_two_axes(1)).variables["bias0"].shards
-    assert shards is not None
-    assert (shards.axis, shards.sizes, shards.devices) == (0, (4, 4), ("/device:CPU:0", "/device:CPU:1"))
-
-
-def test_each_product_is_summed_once_on_the_axis_of_its_contraction() -> None:
-    edges = ar.rewrite(models.item(), models.on_two_axes(1)).report.plan.model_edges
-    forward = Counter((edge.axis, edge.lowering) for edge in edges if edge.value.startswith("matmul"))
-    backward = [edge for edge in edges if edge.value.startswith("gradient_tape/matmul_2/MatMul")]
-    groups, blocks = 2, 2  # of two devices on the other axis each
-    assert forward == {(0, "add_n"): groups * blocks, (1, "add_n"): groups * blocks}
-    assert [(edge.axis, edge.lowering) for edge in backward] == groups * [(1, "add_n")]
-    assert not [edge for edge in edges if edge.lowering == "concat"]
-
-
 def test_a_resolved_plan_gives_the_same_graph_and_the_same_exchanges_again() -> None:
     item = ar.rewrite(models.item(), models.on_two_axes(1))
     again = ar.rewrite(models.item(), item.report.plan)
@@ -269,19 +253,3 @@ def test_a_dense_model_as_gspmd_cuts_it_divides_the_batch_too(axes: list[int]) -
 def test_parts_that_no_axes_make_are_refused() -> None:
     with pytest.raises(PlanError, match="'w' is cut along 2 dimensions"):
         cut_dimensions(TensorSharding("w", (2, 3)), (3, 2))
-
-
-@pytest.mark.parametrize(
-    ("sharding", "problem"),
-    [
-        ({"axes": [0, 2]}, "there is no axis 2 for 'up0': mesh.model has 2"),
-        ({"axes": [1, 1]}, "an axis cuts two dimensions of 'up0'"),
-        ({"axes": [-1, -1]}, "no axis cuts 'up0'"),
-        ({"axes": [0]}, "'up0' has 2 dimensions, and axes names 1"),
-        ({"split": [1, 2]}, "the parts of 'up0' are 2, and a replica has 4 devices"),
-        ({"split": [1, 4], "axes": [0, 1]}, "must say exactly one of split, axes, replicate and device"),
-    ],
-)
-def test_axes_that_cannot_be_are_refused_with_their_reason(sharding: dict[str, Any], problem: str) -> None:
-    with pytest.raises(ConfigError, match=problem):
-        ar.build_plan(models.item(), models.on_two_axes(1, sharding=[{"match": "up0", **sharding}]))

@@ -13,15 +13,11 @@ import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite import ConfigError, GraphError, GraphItem
-from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.normalize.normalize import normalise
 from autograph_rewrite.passes.variable_sharding import emitter
-from autograph_rewrite.passes.variable_sharding.shard_variables import shard_variables_of
 from autograph_rewrite.plan.verify import check_plan
 from tests.matrix.run import compare, distributed, truth
 from tests.support.covering import covering
-from tests.support.golden_text import check_golden
-from tests.support.small_items import regression
 from tests.support.training import control_flow, make_item, placeholder, train, v1, variable
 from tests.zoo import GRAPH_OPTIMIZERS, ZOO, Options
 
@@ -42,26 +38,6 @@ def worst(name: str, optimizer: str, settings: Mapping[str, Any]) -> float:
     options = Options(optimizer=optimizer)
     trace, _ = distributed(ZOO[name].build(options), settings, SIZES)
     return max(error for _, error in compare(trace, truth(name, options, SIZES), 1e-6))
-
-
-def test_what_the_pass_makes_of_a_variable_and_its_slot():
-    item = regression()
-    graph = item.graph.clone()
-    graph.anchors["output loss"] = graph.value("loss")
-    graph.current_pass = "shard-variables"
-    plan = ar.build_plan(item, config(cut("w")))
-    sharded, inner = shard_variables_of(graph, item, plan)
-
-    from autograph_rewrite.ir.format.printer import render
-
-    check_golden("partition_regression.txt", render(graph))
-    assert [request.name for request in inner.variables] == [
-        "w/part_0",
-        "w/part_1",
-        "w/Momentum/part_0",
-        "w/Momentum/part_1",
-    ]
-    assert sharded.variables["w/Momentum"].shards is not None
 
 
 @pytest.mark.parametrize(
@@ -213,7 +189,7 @@ def test_a_gradient_that_is_not_cut_makes_the_comparison_fail(monkeypatch: pytes
 
 
 def test_a_checkpoint_holds_the_whole_and_goes_both_ways(tmp_path: Path):
-    built = ZOO["mlp"].build(optimizer="adam")
+    built = ZOO["mlp"].builder(Options(optimizer="adam"))  # one of our own, as the Saver adds nodes to it
     with built.graph.as_default():
         v1.train.Saver(v1.global_variables())
     item = GraphItem.from_graph(built.graph, train_op="train", outputs=["loss:0"], init_op="init")
@@ -281,13 +257,6 @@ def test_a_variable_that_a_loop_captures_is_refused_by_name(version: int):
         ar.rewrite(item, replace(plan, variables=(request,), edges=()))
 
 
-def test_an_update_of_a_part_of_the_whole_is_refused_by_name():
-    item = trained_by(lambda w, g: w[2:4].assign(g[2:4]))
-
-    with pytest.raises(ConfigError, match=r"variables\[0\].*'w' cannot be split: ResourceStridedSliceAssign needs"):
-        ar.rewrite(item, config(cut("w")))
-
-
 def test_verify_compares_whole_variables():
     report = ar.verify(trained_by(lamb), config(cut("w", 0, 3), mode="mirrored", replicas=2))
 
@@ -303,15 +272,3 @@ def test_the_plan_with_shards_round_trips_and_is_taken_again():
     assert again == plan
     assert not [problem for problem in check_plan.check(again, normalise(item)) if "part_" in problem.message]
     assert ar.rewrite(item, again).graph_bytes == ar.rewrite(item, plan).graph_bytes
-
-
-def count(graph: Graph, op: str) -> int:
-    return sum(node.op == op for node in graph)
-
-
-def test_the_pass_makes_one_whole_read_for_all_readers():
-    item = trained_by(lambda w, g: w.assign_sub(g))
-    new = ar.rewrite(item, config(cut("w")))
-
-    assert count(new.graph, "ConcatV2") == 1
-    assert count(new.graph, "ReadVariableOp") == 2

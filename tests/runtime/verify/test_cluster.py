@@ -10,7 +10,6 @@ import pytest
 
 import autograph_rewrite as ar
 from autograph_rewrite.errors import VerifyError
-from autograph_rewrite.ir.format import serde
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes import pass_pipeline
 from autograph_rewrite.passes.base.rewriting import Request
@@ -74,7 +73,7 @@ def test_graphs_that_do_not_fit_are_refused_before_anything_runs(
         if request.task == 1:
             graph = new.graph.clone()
             graph.node("replica_0/gradient/all_reduce").set_attr("merge_op", b"Max")
-            new = new.with_(data=serde.to_bytes(graph), graph=None)
+            new = replace(new, source=graph)
         return new
 
     monkeypatch.setattr(pass_pipeline, "rewrite", spoilt)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -135,7 +136,7 @@ def training_item() -> ar.GraphItem:
         )
 
     item = item_of(build)
-    return item.with_(targets=("train",))
+    return replace(item, targets=("train",))
 
 
 def test_feeds_that_the_original_cannot_take_are_an_error_that_says_how_to_pass_others() -> None:

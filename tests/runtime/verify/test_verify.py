@@ -74,7 +74,7 @@ def break_graph(item: GraphItem, mode: str, edit: Callable[[Graph], None]) -> Gr
     new = ar.rewrite(item, config(mode))
     graph = serde.from_bytes(new.graph_bytes)
     edit(graph)
-    return new.with_(data=serde.to_bytes(graph))
+    return replace(new, source=graph)
 
 
 def check_broken(item: GraphItem, broken: GraphItem, steps: int = 3) -> VerifyReport:
@@ -129,7 +129,7 @@ def test_every_single_reduction_that_is_wrong_is_found_in_half_precision_too(nam
         broken = serde.from_bytes(new.graph_bytes)
         node = broken.node(name_of_sum)
         node.set_input(1, node.inputs[0])
-        report = compare(item, new.with_(data=serde.to_bytes(broken)), Training(feeds, 2, values), Tolerance())
+        report = compare(item, replace(new, source=broken), Training(feeds, 2, values), Tolerance())
         assert not report.ok, name_of_sum
 
 
@@ -197,7 +197,7 @@ def test_a_graph_that_hangs_is_an_error_within_its_time_limit() -> None:
     graph = serde.from_bytes(new.graph_bytes)
     edit(graph)
     with pytest.raises(ar.ClusterError, match="did not finish"):
-        check_broken(item, new.with_(data=serde.to_bytes(graph)))
+        check_broken(item, replace(new, source=graph))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -283,7 +283,7 @@ def test_what_differs_by_design_is_said() -> None:
 def test_variables_that_nothing_initialises_get_values() -> None:
     item = v1_item(regression)
     variables = {name: replace(variable, initializer=None) for name, variable in item.variables.items()}
-    bare = item.with_(init_op=None, variables=variables)
+    bare = replace(item, init_op=None, variables=variables)
     report = ar.verify(bare, config())
     assert report.ok, str(report)
     assert any("without an initial value" in note for note in report.notes)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autograph_rewrite.analysis.facts.placement import PARTIAL, REPLICATED, Placement, Shape, split
-from autograph_rewrite.analysis.facts.symbolic_dims import Dim, are_rows, broadcast_dim, is_whole_of, to_global
+from autograph_rewrite.analysis.facts.symbolic_dims import Dim, are_rows, broadcast, is_whole_of, to_global
 from autograph_rewrite.analysis.rules.base import Op, Placed, Reshard, Rule, block_of, whole
 from autograph_rewrite.analysis.rules.shapes.sizes import SIZE_ARITHMETIC, value_binary
 from autograph_rewrite.ir.op_traits import FORWARDS
@@ -207,18 +207,6 @@ def place_select(n: Op) -> Placed:
         i: block for i, f in enumerate(n.inputs) if not (f.placement == split(0) and f.split_size == rows)
     }
     return Placed((split(0),), operand_reshards)
-
-
-def broadcast(shapes: Sequence[Shape | None]) -> Shape | None:
-    """Return the broadcast shape, None when a rank is unknown."""
-    result: list[Dim] = []
-    for shape in shapes:
-        if shape is None:
-            return None
-        longer, shorter = (result, list(shape)) if len(result) >= len(shape) else (list(shape), result)
-        offset = len(longer) - len(shorter)
-        result = longer[:offset] + [broadcast_dim(x, y) for x, y in zip(longer[offset:], shorter, strict=True)]
-    return tuple(result)
 
 
 def shape_same(n: Op) -> tuple[Shape | None, ...]:

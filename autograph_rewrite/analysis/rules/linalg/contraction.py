@@ -9,8 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from autograph_rewrite.analysis.facts.placement import PARTIAL, REPLICATED, Shape, split
-from autograph_rewrite.analysis.facts.symbolic_dims import Dim, are_rows, broadcast_dim, is_whole_of, to_global
-from autograph_rewrite.analysis.rules.arrays.elementwise import broadcast
+from autograph_rewrite.analysis.facts.symbolic_dims import (
+    Dim,
+    are_rows,
+    broadcast,
+    broadcast_dim,
+    is_whole_of,
+    to_global,
+)
 from autograph_rewrite.analysis.rules.base import Op, Placed, Reshard, Rule, block_of, whole
 from autograph_rewrite.ir.types import dtypes
 

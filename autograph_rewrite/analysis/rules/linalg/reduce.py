@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from autograph_rewrite.analysis.facts.placement import PARTIAL, Axes, Placement, Shape, split
-from autograph_rewrite.analysis.facts.symbolic_dims import Dim
 from autograph_rewrite.analysis.rules.base import Op, Placed, Rule, whole
+from autograph_rewrite.analysis.rules.shapes.sizes import reduce_sizes
 from autograph_rewrite.ir.types import dtypes
 
 COMBINE = {"Sum": "sum", "Max": "max", "Min": "min", "Prod": "prod", "All": "all", "Any": "any"}
@@ -79,14 +79,7 @@ def shape_scalar(n: Op) -> tuple[Shape | None, ...]:
     return ((),)
 
 
-def value_prod(n: Op) -> tuple[tuple[Dim, ...] | None, ...] | None:
-    """Interpret a product, sum, maximum or minimum of sizes."""
-    from autograph_rewrite.analysis.rules.shapes.sizes import reduce_sizes
-
-    return reduce_sizes(n)
-
-
-RULES = {op: Rule(place_reduction, shape_reduction, value_prod, "reduce") for op in (*COMBINE, "Mean")} | {
+RULES = {op: Rule(place_reduction, shape_reduction, reduce_sizes, "reduce") for op in (*COMBINE, "Mean")} | {
     "EuclideanNorm": Rule(place_norm, shape_reduction),
     "L2Loss": Rule(place_l2_loss, shape_scalar),
 }

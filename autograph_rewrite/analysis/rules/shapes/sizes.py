@@ -16,6 +16,7 @@ from autograph_rewrite.analysis.facts.symbolic_dims import (
     Dim,
     Sym,
     are_rows,
+    broadcast,
     divide,
     is_local,
     product,
@@ -242,8 +243,6 @@ def shape_of_axes(n: Op) -> tuple[Shape | None, ...]:
 
 def value_broadcast_args(n: Op) -> Values | None:
     """Interpret BroadcastArgs: the broadcast of two shape vectors."""
-    from autograph_rewrite.analysis.rules.arrays.elementwise import broadcast
-
     a, b = n.value(0), n.value(1)
     if a is None or b is None:
         return None

@@ -19,11 +19,11 @@ from typing import Any
 from autograph_rewrite.cluster.membership import Membership
 from autograph_rewrite.ir.types.device_names import process_of
 from autograph_rewrite.ir.verify.collective_groups import is_collective
-from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes.collectives.key_operands import salted
 from autograph_rewrite.plan.parts.collective_keys import group_key
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.consensus.session_digest import ancestors
+from autograph_rewrite.training_graph import TrainingGraph
 
 INSTANCE = 0
 """Instance key of that collective: edges have others (`plan.parts.collective_keys`)."""
@@ -38,7 +38,7 @@ class FinishTogether:
         graph: the tf.Graph of the session, to which nodes are added.
     """
 
-    def __init__(self, item: GraphItem, member: Membership, graph: Any) -> None:
+    def __init__(self, item: TrainingGraph, member: Membership, graph: Any) -> None:
         plan = item.report.plan
         self._tf, self._graph, self._workers = tensorflow(), graph, len(plan.processes)
         self._group = salted(group_key(plan.hosts), plan.digest())
