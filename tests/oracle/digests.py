@@ -16,6 +16,7 @@ which pass made a node are in neither.
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -59,7 +60,9 @@ def record(options: Options) -> int:
         if options.file.exists() and not options.trace:
             recording.read(options.file, items)
         kept = [file.stem for file in items.glob("*.ar")]
-        subprocess.run((sys.executable, "-m", "tests.oracle.items", folder, *kept), cwd=earlier.ROOT, check=True)
+        quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+        command = (sys.executable, "-m", "tests.oracle.items", folder, *kept)
+        subprocess.run(command, cwd=earlier.ROOT, env=quiet, check=True)
         found = dict(outcomes(items, _cases(items), options.jobs))
         recording.write(Recording(commit, found), items, options.file)
         print(f"recorded {_summary(found, begin)}; {options.file.stat().st_size:,} bytes")
