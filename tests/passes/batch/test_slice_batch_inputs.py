@@ -49,23 +49,9 @@ def test_each_process_takes_its_rows(task: int, rows: list[int]) -> None:
     assert new.inputs["next"].tensor == "next/own_part:0"
 
 
-def test_what_reads_the_iterator_reads_the_part() -> None:
-    new = ar.rewrite(item_of(), CLUSTER, task=1)
-    readers = {use.node.name for use in new.graph.nodes["next"].output().uses}
-    assert {name for name in readers if "own_part" not in name} <= {"next/own_part"}
-    assert new.graph.nodes["next/own_part"].attr("_autograph_pass") in (b"slice-batch-inputs", "slice-batch-inputs")
-
-
 def test_the_part_is_resolved_alike_for_all_processes() -> None:
     plans = [ar.rewrite(item_of(), CLUSTER, task=task).report.plan for task in range(3)]
     assert plans[0] == plans[1] == plans[2] == ar.build_plan(item_of(), CLUSTER)
-
-
-@pytest.mark.parametrize("config", [{**CLUSTER, "input": "per_worker"}, {"devices": ["CPU:0", "CPU:1"]}])
-def test_data_of_a_worker_s_own_and_of_one_process_alone_are_left_as_they_are(config: dict[str, Any]) -> None:
-    new = ar.rewrite(item_of(lambda data: data.shuffle(5)), config, task=0)
-    assert not [name for name in new.graph.nodes if "own_part" in name]
-    assert not new.report.plan.batch_inputs[0].whole
 
 
 BY_CHANCE: dict[str, tuple[Pipeline, str]] = {

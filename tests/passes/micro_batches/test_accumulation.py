@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite import GraphItem
-from autograph_rewrite.errors import GraphError, PassError
+from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.ir.traversal import ancestors
 from tests.support.training import Run, make_item, placeholder, train, variable
@@ -173,11 +173,6 @@ def test_blocks_of_whole_examples_come_back_in_their_order() -> None:
         np.testing.assert_array_equal(session.run("out_rows", feed), single.run("out_rows", feed))
 
 
-def test_fewer_examples_than_micro_batches_are_refused_where_their_number_is_known() -> None:
-    with pytest.raises(GraphError, match="12 examples, fewer than the 1 x 16 micro-batches"):
-        accumulated(fixed(), 16)
-
-
 def test_uneven_micro_batches_can_be_refused() -> None:
     item = fixed()
     accumulated(item, 4, uneven="error")
@@ -221,35 +216,16 @@ def test_the_graph_of_a_loop_is_as_large_for_64_micro_batches_as_for_4() -> None
     assert many < len(accumulated(item, 64).graph) / 10
 
 
-@pytest.mark.parametrize(("model", "why"), [(contrastive, "of the whole batch"), (looped, "in a loop of its own")])
-def test_what_a_loop_cannot_do_is_refused(model: Any, why: str) -> None:
-    with pytest.raises(PassError, match=why):
-        accumulated(make_item(model), 3, form="loop")
-
-
 def turned() -> Mapping[str, Any]:
     """Add each example to the one that is as far from the other end of the batch."""
     x, y, w = placeholder("x", None, 4), placeholder("y", None, 2), variable("w", W[:, :2])
     return {"loss": tf.reduce_mean(((tf.tanh(x * 2.0) + 0.3 * tf.reverse(tf.tanh(x), [0])) @ w - y) ** 2)}
 
 
-def turned_activations() -> Mapping[str, Any]:
-    """Do so behind a layer."""
-    x, y, w = placeholder("x", None, 4), placeholder("y", None, 2), variable("w", W[:, :2])
-    h = tf.tanh(x @ w)
-    return {"loss": tf.reduce_mean((h + tf.reverse(h, [0]) - y) ** 2)}
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_rows_that_no_variable_is_needed_for_are_put_in_order_before_a_loop(layout: str) -> None:
     item = make_item(turned)
     assert_alike(train(accumulated(item, 3, layout=layout, form="loop"), FEEDS), train(item, FEEDS))
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_refusal_names_what_a_loop_needs_of_the_whole_batch(layout: str) -> None:
-    with pytest.raises(PassError, match=r"needs 'Tanh' of the whole batch|needs 'ReverseV2' of the whole batch"):
-        accumulated(make_item(turned_activations), 3, layout=layout, form="loop")
 
 
 def test_a_prediction_is_fetched_from_a_loop_without_labels() -> None:

@@ -16,7 +16,6 @@ import autograph_rewrite as ar
 from autograph_rewrite.certify.certificate import Certificate
 from autograph_rewrite.errors import PassError, VerifyError
 from autograph_rewrite.ir.graph import Span
-from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.passes import pass_pipeline
 from autograph_rewrite.passes.collectives import local_ops
 from autograph_rewrite.runtime.verify.trained_graph import TrainedGraph
@@ -91,23 +90,6 @@ def test_the_zoo_trains_as_on_one_device(model: str, optimizer: str, replicas: i
     worst = max(errors, key=lambda name: errors[name])
     assert errors[worst] < 1e-9, f"{worst}: {errors[worst]:.1e}"
     assert "micro_reduce" in {edge.lowering for edge in report.edges}
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_each_replica_adds_up_its_micro_batches_before_one_collective(form: str) -> None:
-    """One collective for each sum, with a member per replica, whose operand every micro-batch of it goes into."""
-    graph = ar.rewrite(make_item(perceptron), config(2, 3, form=form)).graph
-    found = [node for node in graph if node.op == "CollectiveReduceV2"]
-    assert len(found) % 2 == 0
-    assert found
-    for node in found:
-        replica = node.name[: len("replica_0/")]
-        assert node.inputs[1].node.attr("value") == 2
-        if form == "unrolled":
-            made = {name for name in (one.name for one in ancestors([node])) if "/micro_" in name}
-            assert {name[: len("replica_0/micro_0/")] for name in made} >= {f"{replica}micro_{m}/" for m in range(3)}
-    copies = [node for node in graph if node.op == "VarHandleOp" and node.name.endswith("w")]
-    assert sorted(node.attr("shared_name") for node in copies) == [b"replica_1/w", b"w"]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -223,10 +205,3 @@ def test_each_output_can_be_fetched_alone() -> None:
             each.run(item.init_op)
         for name in ("out_prediction", "out_loss", "out_norm"):
             np.testing.assert_allclose(session.run(name, FEEDS[0]), single.run(name, FEEDS[0]), 1e-12)
-
-
-def test_what_the_micro_batches_share_is_there_once_on_each_replica() -> None:
-    """Variables and updates are there once on a device, however many micro-batches it has."""
-    graph = ar.rewrite(make_item(perceptron), config(2, 3)).graph
-    for op in ("VarHandleOp", "AssignSubVariableOp"):
-        assert len([node for node in graph if node.op == op]) == 2 * 2, op

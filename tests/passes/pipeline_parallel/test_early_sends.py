@@ -91,12 +91,6 @@ def test_a_stage_begins_once_the_next_one_has_asked() -> None:
         assert asked == {stage + 1}
 
 
-def test_stages_in_one_process_are_left_alone() -> None:
-    item, cuts = staged_item(MODELS["mlp"])
-    new = ar.rewrite(item, {"devices": ["CPU:0"], "pipeline": {"stages": 4, "microbatches": 4, "boundaries": cuts}})
-    assert not [n for n in new.graph if "autograph_stages" in n.name or n.name.endswith(SENT)]
-
-
 @pytest.fixture(scope="module")
 def servers() -> list[Any]:
     ports = free_ports(2)

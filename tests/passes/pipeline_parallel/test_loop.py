@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite import GraphItem
-from autograph_rewrite.errors import PassError, PlanError
+from autograph_rewrite.errors import PlanError
 from autograph_rewrite.plan.parts.pipeline_schedule import iterations
 from tests.passes.micro_batches.test_local_batch_norm import FEEDS as PICTURES
 from tests.passes.micro_batches.test_local_batch_norm import LOCAL, network
@@ -320,35 +320,10 @@ def test_stages_that_differ_are_refused_with_the_difference(change: str, why: st
     )
 
 
-def widening() -> tuple[Any, list[str]]:
-    """Two layers of different width."""
-    h = tf.tanh(inputs(6) @ variable("w0", values(6, 6)), name="h0")
-    return tf.reduce_mean(tf.tanh(h @ variable("w1", values(6, 3))) ** 2), ["h0"]
-
-
-def test_variables_of_different_shape_are_refused_with_both_shapes() -> None:
-    item, cuts = staged_item(widening)
-    with pytest.raises(PlanError, match=r"has the shape \[\?, 3\], 'h0' in its place \[\?, 6\]"):
-        looped(item, stages=2, microbatches=2, boundaries=cuts)
-
-
 def test_a_last_stage_without_a_layer_is_refused_by_name() -> None:
     item, cuts, _ = model("tied")
     with pytest.raises(PlanError, match=r"there is no Tanh in stage 3 like 'h1' of stage 1"):
         looped(item, stages=4, microbatches=2, boundaries=cuts)
-
-
-def contrastive() -> tuple[Any, list[str]]:
-    """Compare every example with every other, behind two layers."""
-    h = tf.tanh(inputs(6) @ variable("w0", values(6, 6)), name="h0")
-    h = tf.tanh(h @ variable("w1", values(6, 6)), name="h1")
-    return tf.reduce_mean(tf.nn.log_softmax(h @ tf.transpose(h))), ["h0"]
-
-
-def test_what_needs_the_whole_batch_is_refused() -> None:
-    item, cuts = staged_item(contrastive)
-    with pytest.raises(PassError, match="needs 'transpose' of the whole batch, and runs in each iteration"):
-        looped(item, stages=2, microbatches=2, boundaries=cuts)
 
 
 def test_an_error_in_one_stage_ends_the_step() -> None:

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite import GraphItem
-from autograph_rewrite.errors import PassError, PlanError
+from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.plan.parts.pipeline_schedule import ideal_in_flight, orders
@@ -239,27 +239,6 @@ def test_the_body_of_logarithms_would_show_a_stage_that_computes_on_zeros() -> N
     item, _ = staged_item(logarithms)
     (outputs,), _ = train(item, [{"x": np.zeros((8, 6))}])
     assert not np.isfinite(outputs["loss"])
-
-
-def contrastive() -> tuple[Any, list[str]]:
-    """Compare every example with every other."""
-    h = tf.tanh(inputs(6) @ variable("w0", values(6, 6)), name="h0")
-    return tf.reduce_mean(tf.nn.log_softmax(h @ tf.transpose(h))), ["h0"]
-
-
-def looped() -> tuple[Any, list[str]]:
-    """Run a loop in the first stage."""
-    w = variable("w0", values(6, 6))
-    h = tf.while_loop(lambda i, _: i < 3, lambda i, h: (i + 1, tf.tanh(h @ w)), [0, inputs(6)])[1]
-    h = tf.identity(h, name="h0")
-    return tf.reduce_mean((h @ variable("w1", values(6, 6))) ** 2), ["h0"]
-
-
-@pytest.mark.parametrize(("forward", "why"), [(contrastive, "of the whole batch"), (looped, "is in a loop")])
-def test_what_lets_all_micro_batches_meet_is_refused(forward: Any, why: str) -> None:
-    item, cuts = staged_item(forward)
-    with pytest.raises(PassError, match=why):
-        piped(item, stages=2, microbatches=2, boundaries=cuts)
 
 
 def test_a_plan_with_stages_is_read_as_it_was_written(tmp_path: Any) -> None:
