@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +20,7 @@ from autograph_rewrite.passes.base.rewriting import Request
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.verify.check_plan import check
 from autograph_rewrite.strategies import STRATEGIES, builder_for, named_builder
-from autograph_rewrite.strategies.auto import Auto
+from autograph_rewrite.strategies.auto import NODES, Auto
 from tests.support.plan_tables import tables
 from tests.support.small_items import regression
 
@@ -125,7 +125,7 @@ def test_every_process_finds_the_same_plan(fresh_python: Callable[..., subproces
 
 @pytest.mark.parametrize("model", ["transformer", "language_model"])
 @pytest.mark.parametrize("case", CASES[:2], ids=IDS[:2])
-def test_a_real_model_is_searched_in_time(model: str, case: dict[str, Any]) -> None:
+def test_a_real_model_is_searched_with_few_simulations(model: str, case: dict[str, Any]) -> None:
     from tests.zoo import ZOO
 
     built = ZOO[model].build(optimizer="adam", size="small" if model == "transformer" else "large", dtype="float32")
@@ -135,9 +135,10 @@ def test_a_real_model_is_searched_in_time(model: str, case: dict[str, Any]) -> N
         )
     )
     read = config(**case)
-    began = time.process_time()  # whatever else the machine does
     plan = chosen(item, read)
-    assert time.process_time() - began < 20
+    told = re.search(r"Auto simulated (\d+) plans", "\n".join(plan.notes))
+    assert told is not None
+    assert int(told[1]) * len(item.graph) < NODES, "the time of a search is that of the nodes that it simulates"
     assert seconds(item, plan, read) <= best_single(item, read)
 
 

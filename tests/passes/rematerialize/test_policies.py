@@ -12,7 +12,6 @@ import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite.errors import PlanError
-from autograph_rewrite.load.sources.graphs import from_graph
 from tests.passes.rematerialize.test_rematerialize import (
     LOOP,
     MICRO,
@@ -111,7 +110,7 @@ def test_a_collection_comes_with_a_meta_graph_and_an_archive(tmp_path: Any) -> N
         v1.train.GradientDescentOptimizer(0.1).minimize(loss, name="train")
         v1.global_variables_initializer()
         meta = v1.train.export_meta_graph(graph=graph)
-    item = from_graph(meta, train_op="train", outputs=[loss.op.name], init_op="init")
+    item = ar.GraphItem.from_graph(meta, train_op="train", outputs=[loss.op.name], init_op="init")
     item.save(tmp_path / "item.ar")
     for one in (item, ar.GraphItem.load(tmp_path / "item.ar")):
         assert len(ar.rewrite(one, {**ONE, "remat": COLLECTION}).report.recomputed.segments) == 3
