@@ -33,7 +33,6 @@ from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve.wire_types import sizes_of
 from autograph_rewrite.tools import cli
 from benchmarks.cost import allocated, traced
-from tests.passes.pipeline_parallel.test_stages import contrastive, looped
 from tests.support.recomputed import transformer
 from tests.support.staged import MODELS, inputs, staged_item, values, variable
 from tests.support.training import make_item
@@ -108,6 +107,20 @@ def test_the_rewritten_graph_holds_what_is_predicted(given: str, stages: int, mi
     new = ar.rewrite(item, plan)
     for device in ar.simulate(item, plan, batch=8 * micro).devices[:-1]:  # the last one also makes the loss
         assert held_at_most(new, device.name) * 8 * WIDTH == device.activation_bytes
+
+
+def contrastive() -> tuple[Any, list[str]]:
+    """Compare every example with every other."""
+    h = tf.tanh(inputs(6) @ variable("w0", values(6, 6)), name="h0")
+    return tf.reduce_mean(tf.nn.log_softmax(h @ tf.transpose(h))), ["h0"]
+
+
+def looped() -> tuple[Any, list[str]]:
+    """Run a loop in the first stage."""
+    w = variable("w0", values(6, 6))
+    h = tf.while_loop(lambda i, _: i < 3, lambda i, h: (i + 1, tf.tanh(h @ w)), [0, inputs(6)])[1]
+    h = tf.identity(h, name="h0")
+    return tf.reduce_mean((h @ variable("w1", values(6, 6))) ** 2), ["h0"]
 
 
 @pytest.mark.parametrize(("forward", "why"), [(contrastive, "of the whole batch"), (looped, "is in a loop")])
