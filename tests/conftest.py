@@ -29,15 +29,14 @@ CERTIFIED = {"test_matrix": 3, "test_fuzz": 1, "test_verify": 1}
 """Test modules, of which every so manieth test has its rewrites certified; with AUTOGRAPH_CERTIFY=all, all tests of all
 modules have."""
 
-# Some 400,000 objects of modules live as long as a test process, and graphs make many more: to walk through all of them
-# as often as Python does by itself took a tenth of the time of tests.
-GARBAGE = (1000, 10, 100)
+# Some 400,000 objects of modules live as long as a test process, and graphs make millions more. To walk through all of
+# them as often as Python does by itself took a tenth of the time of tests, so that is done between tests only, where
+# the process has grown. (Not `gc.freeze`: who asks how many objects are frozen, as `ir.gc_pause` does, counts them.)
+GARBAGE = (1000, 10, 1_000_000)
 
-GROWTH, GROWTH_OF_ALL = 256 * 1024**2, 1536 * 1024**2
-"""Bytes by which a test process grows before garbage is collected all the same: TensorFlow's sessions and graphs are
-large, and hang on few of Python's objects. Without it two processes came to 22 GB. What has survived a collection is
-left out of the next ones (millions of objects of modules and cached items: seconds each time) until the process has
-grown by the second number."""
+GROWTH = 1024**3
+"""Bytes by which a test process grows before garbage is collected: TensorFlow's sessions and graphs are large, and hang
+on few of Python's objects. Without it two processes came to 22 GB."""
 
 # One thread per operation: xdist's workers share the machine's cores, and tiny shapes gain nothing from more.
 os.environ.update(
@@ -92,20 +91,13 @@ class Collector:
     """Collects garbage after a test where the process has grown."""
 
     def __init__(self) -> None:
-        self._last = self._of_all = resident_bytes()
+        self._kept = resident_bytes()
 
     def pytest_runtest_teardown(self) -> None:
         """Look how large the process is."""
-        size = resident_bytes()
-        if size <= self._last + GROWTH:
-            return
-        if size > self._of_all + GROWTH_OF_ALL:
-            gc.unfreeze()
-        gc.collect()
-        self._last = resident_bytes()
-        if not gc.get_freeze_count():
-            self._of_all = self._last
-        gc.freeze()
+        if resident_bytes() > self._kept + GROWTH:
+            gc.collect()
+            self._kept = resident_bytes()
 
 
 def resident_bytes() -> int:
