@@ -18,9 +18,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
 help:
 	@echo "make demo        train a Keras CNN on one device and over two replicas, and compare"
-	@echo "make test        run the tests of every day (6 minutes on two cores)"
-	@echo "make test-all    run every test (20 minutes);  make test-rest: those that make test leaves out (14 minutes)"
-	@echo "make test-full   run the whole matrix, too (about an hour)"
+	@echo "make test        run the tests of every day (4 minutes on two cores)"
+	@echo "make test-all    run every test (half an hour);  make test-rest: those that make test leaves out (26 minutes)"
+	@echo "make test-full   run the whole matrix, too (over an hour)"
 	@echo "make fuzz        run 3,000 random programs under random configurations (hours; SEEDS=0:100 for fewer)"
 	@echo "make damage      read 10,000 damaged files of ten formats (half an hour; ARGS='--cases 100' for fewer)"
 	@echo "make corpus      run programs of public libraries, compare, write docs/corpus.md (an hour; ARGS='--only dcgan')"
