@@ -19,13 +19,14 @@ NAMES: dict[str, Any] = {
 
 def build(layers: int, *, tiny: bool) -> Any:
     """Return the training graph (tests/zoo), with Adam; `tiny` makes its tensors small, not its node count."""
-    from tests.zoo import ZOO, transformer
+    from tests.zoo import ZOO, Options, transformer
 
     shape = replace(transformer._SHAPES["large"], layers=layers)
     if tiny:
         shape = replace(shape, hidden=8, heads=2, inner=12, vocabulary=11, sequence=3)
     with patch.dict(transformer._SHAPES, large=shape):
-        return ZOO["transformer"].build(size="large", optimizer="adam", dtype="float32").graph
+        # Not `build`, which makes a graph of some options once and would not see another shape.
+        return ZOO["transformer"].builder(Options(size="large", optimizer="adam", dtype="float32")).graph
 
 
 def save(layers: Sequence[int], folder: str, *, tiny: bool) -> dict[str, int]:

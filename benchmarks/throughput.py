@@ -27,7 +27,7 @@ Case = tuple[str, int, int, bool]
 
 def run(effort: Effort) -> tuple[list[Figure], dict[str, Any]]:
     """Return the figures, and the times that they are made of."""
-    layers = (1, 2, 3) if effort.tiny else LAYERS
+    layers = (1, 2) if effort.tiny else LAYERS
     replicas = (2, 3, 4) if effort.tiny else REPLICAS
     deep, many = layers[-1], replicas[2]
     cases: list[Case] = [("pb", deep, many, False), ("pb", deep, many, True), ("ar", deep, many, False)]
