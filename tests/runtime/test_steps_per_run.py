@@ -201,6 +201,23 @@ def test_a_call_draws_an_element_for_each_step(way: str) -> None:
     assert many.count.numpy() == STEPS
 
 
+def test_devices_that_were_cancelled_at_the_end_of_the_data_do_not_hide_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def cancelled(*_: Any) -> Any:
+        raise tf.errors.CancelledError(None, None, "RecvAsync is cancelled.")
+
+    model = Model()
+    several = ar.distribute(tf.function(lambda iterator: model.step(*next(iterator))), config("shared"))
+    iterator = iter(tf.data.Dataset.from_tensor_slices((X.reshape(-1, 4), Y.reshape(-1, 3))).batch(ROWS))
+    several(iterator)
+    monkeypatch.setattr(several, "_observed", cancelled)
+    with pytest.raises(tf.errors.CancelledError):
+        several(iterator)
+    for _ in iterator:
+        pass
+    with pytest.raises(tf.errors.OutOfRangeError):
+        several(iterator)
+
+
 def test_a_call_says_what_is_wrong_with_its_rows() -> None:
     several = ar.distribute(Model().step, config("shared"))
     with pytest.raises(GraphError, match="different numbers: 'x' 3, 'y' 2"):

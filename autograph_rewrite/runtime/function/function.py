@@ -43,6 +43,17 @@ class _Traced(NamedTuple):
     first: FirstBatch
 
 
+def require_elements(tf: Any, values: Sequence[Any], error: Exception) -> None:
+    """Raise OutOfRangeError in place of a cancelled step where one of its iterators has ended.
+
+    Where one device finds the end of the data, those that wait for it are cancelled; which of their errors TensorFlow
+    reports is chance. What is drawn here if there is more belongs to a step that has failed anyway.
+    """
+    for value in values if tf.executing_eagerly() else ():
+        if isinstance(value, tf.data.Iterator) and not bool(value.get_next_as_optional().has_value()):
+            raise tf.errors.OutOfRangeError(None, None, "End of sequence") from error
+
+
 class DistributedFunction:
     """A function that runs one training step over all replicas. It takes and returns what the original does.
 
@@ -164,7 +175,11 @@ class DistributedFunction:
             traced.first(traced.step.examples(tensors, rows))
         if self._elastic is not None:
             self._elastic.before(traced.original)
-        results = self._observed(traced, tensors, rows)
+        try:
+            results = self._observed(traced, tensors, rows)
+        except self._tf.errors.CancelledError as error:
+            require_elements(self._tf, flat.values, error)
+            raise
         self._ahead = traced.step
         if self._elastic is not None:
             self._elastic.after()
