@@ -43,7 +43,7 @@ class _Traced(NamedTuple):
     first: FirstBatch
 
 
-def require_elements(tf: Any, values: Sequence[Any], error: Exception) -> None:
+def _require_elements(tf: Any, values: Sequence[Any], error: Exception) -> None:
     """Raise OutOfRangeError in place of a cancelled step where one of its iterators has ended.
 
     Where one device finds the end of the data, those that wait for it are cancelled; which of their errors TensorFlow
@@ -178,7 +178,7 @@ class DistributedFunction:
         try:
             results = self._observed(traced, tensors, rows)
         except self._tf.errors.CancelledError as error:
-            require_elements(self._tf, flat.values, error)
+            _require_elements(self._tf, flat.values, error)
             raise
         self._ahead = traced.step
         if self._elastic is not None:
