@@ -34,7 +34,7 @@ modules have."""
 # the process has grown. (Not `gc.freeze`: who asks how many objects are frozen, as `ir.gc_pause` does, counts them.)
 GARBAGE = (1000, 10, 1_000_000)
 
-GROWTH = 1024**3
+GROWTH = 512 * 1024**2
 """Bytes by which a test process grows before garbage is collected: TensorFlow's sessions and graphs are large, and hang
 on few of Python's objects. Without it two processes came to 22 GB."""
 
