@@ -12,7 +12,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autograph_rewrite.analysis.facts.placement import ANY, LOCAL, PARTIAL, REPLICATED, UNKNOWN, Fact, Placement, Shape
+from autograph_rewrite.analysis.facts.placement import (
+    ANY,
+    LOCAL,
+    PARTIAL,
+    REPLICATED,
+    UNKNOWN,
+    Fact,
+    Placement,
+    Shape,
+    split,
+)
 from autograph_rewrite.analysis.facts.symbolic_dims import (
     Dim,
     Sym,
@@ -293,6 +303,8 @@ def _conclude(node: Node, n: Op, rule: Rule | None, placed: Placed, note: str) -
         values = rule.value(after) or values
     if len(shapes) != count or len(placed.outputs) != count:
         raise PassError(f"the rule of {node.op} answers for another number of outputs", node=node)
+    for placement, shape in zip(placed.outputs, shapes, strict=True):
+        _check_blocks(placement, shape)
     outputs = tuple(_output(after, node, i, placed, _Claim(shapes[i], values[i])) for i in range(count))
     if rule is not None and rule.axes is not None and reached and None in values:
         outputs = tuple(fact._replace(axes=axes) for fact, axes in zip(outputs, rule.axes(after), strict=True))
@@ -325,6 +337,16 @@ def _output(n: Op, node: Node, index: int, placed: Placed, claim: _Claim) -> Fac
         value = None
     zero = bool(placed.zero and placed.zero[index])
     return Fact(placement, dtype, shape, value if placement in (REPLICATED, LOCAL, ANY) else None, zero)
+
+
+def _check_blocks(placement: Placement, shape: Shape | None) -> None:
+    """Refuse an answer that contradicts itself: a block has the examples of one replica along its split dimension only.
+
+    Of two dimensions that count examples, one would be that of another replica, and a block of one row would stretch.
+    """
+    counted = [i for i, dim in enumerate(shape or ()) if is_local(dim) and placement not in (split(i), OWN_VALUE)]
+    if counted:
+        raise ValueError(f"{placement} of the shape {shape}, which counts a block in dimension {counted[0]}")
 
 
 def _settle_shape(

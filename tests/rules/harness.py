@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from autograph_rewrite.analysis.facts.placement import LOCAL, PARTIAL, REPLICATED, Fact, Placement, Shape, split
-from autograph_rewrite.analysis.facts.symbolic_dims import Dim, Sym
+from autograph_rewrite.analysis.facts.symbolic_dims import Dim, Sym, is_local
 from autograph_rewrite.analysis.rules.base import LocalEntry, Op, Placed, Reshard, Rule, Semantics, Slice, whole
 from autograph_rewrite.analysis.rules.empty_blocks import REFUSES_EMPTY, UNDEFINED_WHEN_EMPTY
 from autograph_rewrite.analysis.transfer import convert
@@ -350,5 +350,6 @@ def check_shape(case: Case, rule: Rule, after: Op, placement: Placement, parts: 
         actual = part.shape[1:] if isinstance(part, Elements) else part.shape
         assert len(actual) == len(claimed), f"output {index}: rank {len(actual)}, claimed {claimed}"
         for d, dim in enumerate(claimed):
-            size = evaluate(dim, block if placement == split(d) else case.batch, case.batch)
+            assert placement == split(d) or not is_local(dim), f"output {index}: {placement}, claimed {claimed}"
+            size = evaluate(dim, block, case.batch)
             assert size is None or size == actual[d], f"output {index}: shape {actual}, claimed {claimed}"

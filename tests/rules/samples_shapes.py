@@ -56,13 +56,13 @@ def _batch_matmul(op: str, a: bool, b: bool, stack: tuple[str, str]) -> Sample:
 def _einsum(equation: str, *shapes: str) -> Sample:
     letters = "".join(sorted(set("".join(shapes)) - {"1"}))
     right = equation.split("->")[1]
-    repeated = any(len(set(t)) < len(t) for t in equation.split("->")[0].split(",") if "." not in t)
+    once = "".join(x for x in letters if all(t.count(x) < 2 for t in (*equation.split("->")[0].split(","), right)))
     return Sample(
         "Einsum",
         letters,
         lambda d, r: [r(*(1 if x == "1" else d[x] for x in shape)) for shape in shapes],
         {"equation": equation},
-        "" if repeated else letters if "..." not in equation or "1" in "".join(shapes) else right.replace(".", ""),
+        once if "..." not in equation or "1" in "".join(shapes) else right.replace(".", ""),
     )
 
 
@@ -85,6 +85,12 @@ CONTRACTIONS = [
     _einsum("abc->cb", "abc"),
     _einsum("ab,cd->abcd", "ab", "cd"),
     _einsum("aa->a", "aa"),
+    _einsum("aa->", "aa"),
+    _einsum("a->aa", "a"),
+    _einsum("abb->ab", "abb"),
+    _einsum("ab->abb", "ab"),
+    _einsum("abb,ac->cbb", "abb", "ac"),
+    _einsum("a,b->aab", "a", "b"),
     _einsum("...ab,bc->...ac", "eab", "bc"),
     _einsum("...ab,...bc->...ac", "eab", "feb" + "c"),
 ]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from autograph_rewrite.analysis.facts.placement import Fact, Placement
 from autograph_rewrite.analysis.facts.symbolic_dims import Sym
 from autograph_rewrite.analysis.rule_table import TABLE
-from autograph_rewrite.analysis.rules.base import Op, Reshard, Slice
+from autograph_rewrite.analysis.rules.base import Op, Reshard, Semantics, Slice
+from autograph_rewrite.analysis.rules.signature import Signature, fixed
+from autograph_rewrite.analysis.transfer import transferred
 from tests.rules.facts import ANY, PARTIAL, REPLICATED, UNKNOWN, B, fact, node, placed, sizes, split
+from tests.rules.nodes import node_of
 
 BLOCKS = fact(split(0), B, 3)
 ROWS = Sym(1, ("B",))
@@ -115,3 +119,15 @@ def test_a_loop_carries_placements_around(op: str, value: Fact) -> None:
 
 def test_a_loop_condition_is_the_same_everywhere() -> None:
     assert dict(placed(node("LoopCond", fact(PARTIAL))).operand_reshards) == {0: REPLICATED}
+
+
+def test_an_answer_whose_blocks_count_examples_in_two_dimensions_is_not_believed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    described = Signature((("n", ""),), (("n", "n"),))
+    monkeypatch.setitem(TABLE, "Diag", fixed(described))  # type: ignore[arg-type]
+    diagonal = node_of("Diag", [np.ones((3, 2))], {})
+    found = transferred(diagonal, (fact(split(0), B, 2),), {}, Semantics())
+    assert [output.placement for output in found.outputs] == [REPLICATED]
+    assert found.operand_reshards == {0: REPLICATED}
+    assert "counts a block in dimension 1" in found.note

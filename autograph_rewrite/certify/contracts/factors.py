@@ -192,6 +192,8 @@ def _cut(claim: Claim, names: Names | None, name: str, is_size: bool, sizes: lis
 def _made(names: Names | None, name: str, factors: Factors) -> Claim:
     if names is None:
         return Claim("replicated")
+    if names.count(name) > 1:  # a block of rows would have the columns of all rows
+        return Claim("nothing that is right")
     if name in names:
         return Claim("split", names.index(name))
     return Claim("partial", 0, factors.fold) if name in factors.folded else Claim("nothing that is right")

@@ -43,6 +43,8 @@ def contraction(n: Op, labels: Sequence[Labels], output: Labels) -> Placed:
     if chosen is None:
         return whole(n)
     label, size = chosen
+    if any(mine.count(label) > 1 for mine in (*labels, output)):
+        return whole(n)  # a block of rows has the columns of all rows: its diagonal lies elsewhere
     alone = sum(label in mine for mine in labels) == 1  # blocks of unknown sizes need not line up
     operand_reshards: dict[int, Reshard] = {}
     for i, mine in enumerate(labels):
@@ -149,11 +151,9 @@ def _einsum_labels(n: Op) -> tuple[list[list[str]], list[str]] | None:
 
 
 def place_einsum(n: Op) -> Placed:
-    """Place Einsum; a repeated label inside one operand (a diagonal) is handled whole."""
+    """Place Einsum."""
     found = _einsum_labels(n)
-    if found is None or any(len(set(mine)) != len(mine) for mine in found[0]):
-        return whole(n)
-    return contraction(n, *found)
+    return whole(n) if found is None else contraction(n, *found)
 
 
 def shape_matmul(n: Op) -> tuple[Shape | None, ...]:
