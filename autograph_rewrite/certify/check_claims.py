@@ -84,7 +84,7 @@ def _key(seen: Seen) -> tuple[Any, ...]:
     alone = node.op == "Const" or MARK in node.attrs or named
     own = node.name if alone else ""
     attrs = tuple([item for item in node.attrs.items() if item[0][0] != "_" or item[0] in MARKS])
-    return node.op, own, attrs, seen.operands, seen.results, tuple(node.input_dtypes), node.output_dtypes
+    return node.op, own, attrs, seen.operands, seen.results, seen.guessed, tuple(node.input_dtypes), node.output_dtypes
 
 
 def judge_node(seen: Seen, *, folded: bool = False) -> str | None:

@@ -19,8 +19,8 @@ from autograph_rewrite.certify.check_claims import judge_node
 from autograph_rewrite.certify.contract_table import CONTRACTS, DRAWS
 from autograph_rewrite.certify.contracts.families.draws import PARAMETERS
 from autograph_rewrite.certify.contracts.patterns import pattern
-from autograph_rewrite.certify.contracts.seen import Seen, as_read
-from autograph_rewrite.ir.claims import Claim
+from autograph_rewrite.certify.contracts.seen import Seen, as_read, see
+from autograph_rewrite.ir.claims import Claim, Claims, Read
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.passes.base.claims import _as_read
 from tests.rules.harness import Case, Operand, check_value, combinations, instances, make_case, op_of
@@ -206,3 +206,15 @@ def test_an_op_without_a_contract_has_to_read_whole_values() -> None:
     assert judge_node(Seen(unique, (Claim("replicated", shape=(2,)),), results)) is None
     problem = judge_node(Seen(unique, (Claim("split", shape=((1, ("b",)),)),), results))
     assert problem == "input 0 is split(0), and it has to read all of it"
+
+
+@pytest.mark.parametrize(("op", "stretches"), [("Mul", True), ("Cross", False)])
+def test_blocks_of_what_may_be_a_single_row_are_refused_where_it_would_stretch(op: str, stretches: bool) -> None:
+    judged = node_of(op, [np.float32([[1, 2, 3]])] * 2, {})
+    blocks = Claim("split", 0, "", ((1, ("b",)), 3))
+    for rows in (None, 1, 7, (1, ("B",))):
+        operands = blocks, Claim("replicated", 0, "", (rows, 3))
+        values = {value.name: claim for value, claim in zip(judged.inputs, operands, strict=True)}
+        claims = Claims({**values, judged.output(0).name: blocks}, {(judged.name, 1): Read("split", 0)}, {}, 2)
+        right = not stretches or rows == (1, ("B",))
+        assert (judge_node(see(judged, claims)) is None) == right, rows

@@ -177,6 +177,23 @@ def test_an_operand_of_unknown_size_is_not_cut_where_it_may_stretch(op: str, att
         assert placed(n) == whole(n)
 
 
+def test_transforms_of_unknown_number_are_not_cut_since_there_may_be_one_for_all_images() -> None:
+    parameters = sizes(4, 4), fact(REPLICATED)
+    known, unknown = fact(REPLICATED, Sym(1, ("B",)), 8), fact(REPLICATED, None, 8)
+    n = node("ImageProjectiveTransformV3", IMAGES, known, *parameters)
+    assert dict(placed(n).operand_reshards) == {1: Slice(0, 1)}
+    n = node("ImageProjectiveTransformV3", IMAGES, unknown, *parameters)
+    assert placed(n) == whole(n)
+
+
+def test_a_batch_that_is_stated_as_one_example_stretches_to_the_rows_of_another_operand() -> None:
+    one = Semantics(batch=1)
+    n = node("Mul", fact(split(0), B, 3), fact(REPLICATED, 5, 3), semantics=one)
+    assert placed(n) == whole(n)
+    n = node("Mul", fact(split(0), B, 3), fact(REPLICATED, 1, 3), semantics=one)
+    assert placed(n).outputs == (split(0),)
+
+
 def test_a_dimension_that_must_match_is_cut_though_its_size_is_unknown() -> None:
     blocks, unknown = fact(split(0), B, 3), fact(REPLICATED, None, 4)
     assert dict(placed(node("MatMul", blocks, unknown, attrs={"transpose_a": True})).operand_reshards) == {

@@ -190,8 +190,7 @@ def is_whole_of(dim: Dim, block: Dim, batch: int | None) -> bool:
         block: the size of a block.
         batch: the number of examples, where it is static.
     """
-    everything = to_global(block, batch)
-    return are_same(dim, everything) or (isinstance(dim, int) and isinstance(everything, int) and dim != 1)
+    return are_same(dim, to_global(block, batch))
 
 
 def unit(dim: Dim) -> int | None:

@@ -1,6 +1,7 @@
 """Factors in einsum-like notation: operands, results, and the reduced factors after a bar.
 
 @mk,@kn->@mn|k      a letter is a factor, @ are as many more dimensions as there are, aligned as numpy broadcasts
+=.,=.->=.           the same, where no operand stretches
 #n...,....,n...->n...   # a shape, of which the entries are named; . a dimension that can't be cut
 @.,*->@.,@.         * read whole, whatever its rank; in a result: the same in every block
 """
@@ -29,13 +30,13 @@ def factors_of(
 
     Args:
         seen: claims about the node.
-        text: such as `mk,kn->mn|k`; `@` stands for any number of leading dimensions.
+        text: such as `mk,kn->mn|k`; `@` or `=` stands for any number of leading dimensions.
         linear: operands in each of which the op is linear while the others are replicated.
         added: operands in which it is linear together, as a sum is in its terms.
         moves: elements of `added` are only moved.
         zeros: operands of which each makes everything zero if it is.
     """
-    left, _, right = text.partition("->")
+    left, _, right = text.replace("=", "@").partition("->")
     right, _, folded = right.partition("|")
     terms, made = left.split(","), right.split(",")
     if len(terms) != len(seen.operands):
@@ -46,7 +47,7 @@ def factors_of(
         return unnamed(seen, linear=linear, added=added, moves=moves, zeros=zeros)
     known = [width for width in widths if width is not None]
     most = max(known, default=0)
-    operands = tuple(_names(seen, i, term, known[i], spread > 1) for i, term in enumerate(terms))
+    operands = tuple(_names(seen, i, term, known[i], spread > 1 and "=" not in text) for i, term in enumerate(terms))
     results = tuple(None if term == "*" else _expand(term, most) for term in made)
     sums = {name for name in folded if name != "@"} | ({f"@{i}" for i in range(most)} if "@" in folded else set())
     return Factors(
@@ -122,7 +123,7 @@ def _names(seen: Seen, index: int, term: str, width: int, stretches: bool) -> Na
     shape = seen.operands[index].shape
     if not stretches or term.startswith("#") or shape is None:
         return names
-    return tuple("" if name[:1] == "@" and dim == 1 else name for name, dim in zip(names, shape, strict=True))
+    return tuple("" if name[:1] == "@" and seen.stretches(index, at) else name for at, name in enumerate(names))
 
 
 def _expand(term: str, width: int) -> Names:

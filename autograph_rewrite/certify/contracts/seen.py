@@ -106,6 +106,7 @@ class Seen:
         results: claims of what it makes.
         batch: the static size of the batch, or None.
         inexact: what the configuration lets differ from one device.
+        guessed: operands and dimensions cut into blocks of a whole that may have other rows, or a single one.
     """
 
     node: Node
@@ -113,6 +114,11 @@ class Seen:
     results: tuple[Claim, ...]
     batch: int | None = None
     inexact: tuple[str, ...] = ()
+    guessed: frozenset[tuple[int, int]] = frozenset()
+
+    def stretches(self, index: int, dim: int) -> bool:
+        """Return whether a dimension of an operand has one row, or may have, for all that the other operands have."""
+        return (self.operands[index].shape or ())[dim] == 1 or (index, dim) in self.guessed
 
     def rank(self, index: int) -> int | None:
         """Return the number of dimensions of an operand."""
@@ -156,33 +162,44 @@ def as_read(claim: Claim, read: Read, batch: int | None) -> Claim:
     value_of_all = None if claim.value is None else tuple([whole(entry, batch) for entry in claim.value])
     if read.kind == "split":
         if shape is not None:
-            block = (read.unit, (BLOCK,))
-            if read.segments:
-                common = gcd(*read.segments)
-                named = ",".join(str(rows // common) for rows in read.segments)
-                block = (common, (f"{SEGMENTS}{named}]",))
-            shape = (*shape[: read.dim], block, *shape[read.dim + 1 :])
+            shape = (*shape[: read.dim], _block(read), *shape[read.dim + 1 :])
         return Claim("split", read.dim, "", shape, None, claim.zero)
     if read.kind == "partial":
         return Claim("partial", 0, "sum", shape, None, claim.zero)
     return Claim("replicated", 0, "", shape, value_of_all, claim.zero)
 
 
+def _block(read: Read) -> Dim:
+    """Return the size of a block that is read."""
+    if not read.segments:
+        return read.unit, (BLOCK,)
+    common = gcd(*read.segments)
+    named = ",".join(str(rows // common) for rows in read.segments)
+    return common, (f"{SEGMENTS}{named}]",)
+
+
 def see(node: Node, claims: Claims) -> Seen:
     """Return a node with its claims."""
     values: Mapping[str, Claim] = claims.values
-    operands = []
+    operands, guessed = [], set()
     for index, value in enumerate(node.inputs):
+        source, read = values[value.name], claims.reads.get((node.name, index), OWN)
         if value.node.name in claims.carriers:  # it has converted what it hands on
             first = value.node
-            read = claims.reads.get((first.name, 0), OWN)
-            operands.append(as_read(values[first.inputs[0].name], read, claims.batch))
-        else:
-            operands.append(as_read(values[value.name], claims.reads.get((node.name, index), OWN), claims.batch))
+            source, read = values[first.inputs[0].name], claims.reads.get((first.name, 0), OWN)
+        operands.append(as_read(source, read, claims.batch))
+        if read.kind == "split" and not _has_rows(source, read, claims.batch):
+            guessed.add((index, read.dim))
     made = [values[node.output(i).name] for i in range(len(node.output_dtypes))]
     if node.name in claims.carriers:
         made = [as_read(made[0], claims.reads.get((node.name, 0), OWN), claims.batch)]
-    return Seen(node, tuple(operands), tuple(made), claims.batch, tuple(claims.inexact))
+    return Seen(node, tuple(operands), tuple(made), claims.batch, tuple(claims.inexact), frozenset(guessed))
+
+
+def _has_rows(claim: Claim, read: Read, batch: int | None) -> bool:
+    """Return whether a value is known to have the rows of all the blocks into which it is cut."""
+    size = claim.shape[read.dim] if claim.shape is not None else None
+    return size is not None and whole(size, batch) == whole(_block(read), batch)
 
 
 def said(claim: Claim) -> str:

@@ -43,9 +43,7 @@ def _resize_gradient(parameters: int = 0) -> Rule:
 
 def _projected(n: Op) -> Signature:
     """One transformation for all images, or one for each."""
-    shape = n.shape(1)
-    transforms: Labels = ("", "") if shape is not None and shape[0] == 1 else ("n", "")
-    return Signature((IMAGE, transforms) + (None,) * (len(n.inputs) - 2), (IMAGE,))
+    return Signature((IMAGE, ("n", "")) + (None,) * (len(n.inputs) - 2), (IMAGE,), broadcast=True)
 
 
 def _suppressed(n: Op) -> Signature | None:

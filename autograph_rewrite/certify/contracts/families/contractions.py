@@ -70,9 +70,8 @@ def batch_norm_grad(seen: Seen) -> Factors | None:
 
 def images(seen: Seen) -> Factors | None:
     """One transformation for all images, or one for each."""
-    shape = seen.operands[1].shape
-    if shape is None:
+    if seen.rank(1) is None:
         return None
-    transforms = ("", "") if shape[0] == 1 else ("n", "")
+    transforms = ("" if seen.stretches(1, 0) else "n", "")
     image = ("n", "", "", "")
     return Factors((image, transforms, *(None,) * (len(seen.operands) - 2)), (image,))

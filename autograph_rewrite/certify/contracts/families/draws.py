@@ -42,7 +42,7 @@ def _spread(seen: Seen) -> Factors | None:
         if shape is None:
             return None
         mine = names[len(names) - len(shape) :]
-        operands[index] = tuple("" if dim == 1 else name for name, dim in zip(mine, shape, strict=True))
+        operands[index] = tuple("" if seen.stretches(index, at) else name for at, name in enumerate(mine))
     return Factors(tuple(operands), (names,), sizes=frozenset((0,)))
 
 

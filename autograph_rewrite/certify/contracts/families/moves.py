@@ -216,7 +216,7 @@ def broadcast_to(seen: Seen) -> Factors | None:
     if shape is None or target is None:
         return _unknown(seen)
     names = letters(len(target))
-    mine = tuple("" if dim == 1 else name for name, dim in zip(names[len(names) - len(shape) :], shape, strict=True))
+    mine = tuple("" if seen.stretches(0, at) else name for at, name in enumerate(names[len(names) - len(shape) :]))
     return Factors((mine, names), (names,), added=frozenset((0,)), moves=True, sizes=frozenset((1,)))
 
 
