@@ -218,3 +218,13 @@ def test_blocks_of_what_may_be_a_single_row_are_refused_where_it_would_stretch(o
         claims = Claims({**values, judged.output(0).name: blocks}, {(judged.name, 1): Read("split", 0)}, {}, 2)
         right = not stretches or rows == (1, ("B",))
         assert (judge_node(see(judged, claims)) is None) == right, rows
+
+
+def test_offsets_of_blocks_that_are_cut_along_other_dimensions_are_refused() -> None:
+    judged = node_of("ConcatOffset", [np.int32(1), np.int32([3, 5]), np.int32([3, 5])], {"N": 2})
+    block = (1, ("b",))
+    columns, rows = (Claim("local", shape=(2,), value=value) for value in ((5, block), (block, 5)))
+    results = Claim("replicated", shape=(2,), value=(0, 0)), Claim("local", shape=(2,), value=(0, block))
+    axis = Claim("replicated", shape=(), value=(1,))
+    assert judge_node(Seen(judged, (axis, columns, columns), results)) is None
+    assert "which its kernel compares" in (judge_node(Seen(judged, (axis, columns, rows), results)) or "")

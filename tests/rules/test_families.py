@@ -194,6 +194,16 @@ def test_a_batch_that_is_stated_as_one_example_stretches_to_the_rows_of_another_
     assert placed(n).outputs == (split(0),)
 
 
+def test_offsets_are_those_of_blocks_only_where_all_pieces_are_cut_alike() -> None:
+    value = TABLE["ConcatOffset"].value
+    assert value is not None
+    rows, columns = sizes(B, 5), sizes(5, B)
+    assert value(node("ConcatOffset", sizes(0), rows, rows)) == ((0, 0), (B, 0))
+    assert value(node("ConcatOffset", sizes(0), rows, columns)) is None
+    assert value(node("ConcatOffset", sizes(1), columns, rows)) is None
+    assert value(node("ConcatOffset", sizes(1), rows, sizes(7, 5))) == ((0, 0), (0, 5))  # a constant: no kernel runs
+
+
 def test_a_dimension_that_must_match_is_cut_though_its_size_is_unknown() -> None:
     blocks, unknown = fact(split(0), B, 3), fact(REPLICATED, None, 4)
     assert dict(placed(node("MatMul", blocks, unknown, attrs={"transpose_a": True})).operand_reshards) == {

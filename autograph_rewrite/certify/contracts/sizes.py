@@ -56,8 +56,19 @@ def judge_sizes(seen: Seen, *, folded: bool) -> str | None:
         return (
             None if all(claim.kind != "local" for claim in operands) else "it makes of a local size what nobody knows"
         )
+    if seen.node.op == "ConcatOffset" and not _are_alike([claim.value or () for claim in operands]):
+        return "blocks are cut along other dimensions, which its kernel compares"
     made = [_computed(seen, operands, instance) for instance in INSTANCES]
     return next((one for one in made if isinstance(one, str)), None) or _compare(seen, operands, made)
+
+
+def _are_alike(operands: Sequence[Sequence[Dim]]) -> bool:
+    """Return whether shapes count the same block wherever one does, but along the axis that the first operand names."""
+    (axis,), *shapes = operands
+    if not isinstance(axis, int):
+        return True
+    columns = [column for i, column in enumerate(zip(*shapes, strict=False)) if i != axis % len(shapes[0])]
+    return all(len(set(column)) == 1 for column in columns if any(map(is_local, column)))
 
 
 def _measured(seen: Seen) -> str | None:

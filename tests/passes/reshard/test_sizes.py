@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,24 @@ def shapes_kept_by_a_loop() -> Mapping[str, Any]:
     return {"loss": tf.reduce_mean(y * y), "y": y}
 
 
-@pytest.mark.parametrize("build", [number_of_elements, halves, shapes_kept_by_a_loop])
+def similarities(axis: int, *order: int) -> Mapping[str, Any]:
+    """Put similarities beside or below each other whose blocks are rows, and columns."""
+    x, w = placeholder("x", None, 4), variable("w", W)
+    y = tf.matmul(x, x @ w, transpose_b=True)
+    pieces = y, tf.transpose(tf.tanh(y))
+    return {"loss": tf.reduce_sum(tf.sin(tf.concat([pieces[i] for i in order], axis)))}
+
+
+def trace() -> Mapping[str, Any]:
+    """Sum the diagonal of similarities: its gradient puts a row of the batch on a diagonal."""
+    x, w = placeholder("x", None, 4), variable("w", W)
+    return {"loss": tf.einsum("bb->", tf.nn.log_softmax((x @ w) @ tf.transpose(x)))}
+
+
+PAIRS = [partial(similarities, axis, *order) for axis in (0, 1) for order in ((0, 1), (1, 0), (0, 0, 1))]
+
+
+@pytest.mark.parametrize("build", [number_of_elements, halves, shapes_kept_by_a_loop, trace, *PAIRS])
 @pytest.mark.parametrize("replicas", [2, 3])
 def test_sizes_are_those_of_the_whole_batch(build: Build, replicas: int) -> None:
     assert_trains_alike(make_item(build), [{"x": X[:n]} for n in (6, 5, 2)], replicas=replicas)

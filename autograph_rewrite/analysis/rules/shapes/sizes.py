@@ -325,7 +325,14 @@ def value_concat_offset(n: Op) -> Values | None:
     for shape in known:
         result.append(tuple(offset if i == at else 0 for i in range(len(shape))))
         offset = _add(offset, shape[at])
-    return tuple(result)
+    counts = any(is_local(entry) for entries in result for entry in entries)
+    return tuple(result) if not counts or _are_alike(known, at) else None
+
+
+def _are_alike(shapes: Sequence[Sequence[Dim]], at: int) -> bool:
+    """Return whether pieces have blocks along the same dimensions but `at`, as the kernel compares them."""
+    columns = [column for i, column in enumerate(zip(*shapes, strict=True)) if i != at]
+    return all(len(set(column)) == 1 for column in columns if any(map(is_local, column)))
 
 
 def shape_concat_offset(n: Op) -> tuple[Shape | None, ...]:
