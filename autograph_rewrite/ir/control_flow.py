@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from graphlib import CycleError, TopologicalSorter
 from typing import NamedTuple
 
@@ -138,7 +138,11 @@ def opened(value: Value, frames: dict[Node, Frame], guards: Guards) -> Guards:
 
 def predicate_of(switch: Node) -> Value:
     """Return the value that decides which way a Switch goes, not a copy of it."""
-    value = switch._inputs[1]
+    return decider(switch._inputs[1])
+
+
+def decider(value: Value) -> Value:
+    """Return what a predicate is a copy of, outside of the loops that it enters."""
     while value.node.op in ("Identity", "LoopCond", "Enter", "Switch") and value.node._inputs:
         value = value.node._inputs[0]
     return value
@@ -154,3 +158,13 @@ def unconditional_nodes(order: Iterable[Node]) -> set[Node]:
     frames = frames_of(nodes)
     guards = guards_of(nodes, frames)
     return {node for node in nodes if node not in frames and node not in guards}
+
+
+def is_there(value: Value, unconditional: Container[Node]) -> bool:
+    """Return whether a value certainly is there: a Switch always runs, but each of its outputs only sometimes is.
+
+    Args:
+        value: an output of any node.
+        unconditional: the nodes that certainly run.
+    """
+    return value.node in unconditional and value.node.op not in SWITCHES

@@ -25,6 +25,7 @@ EXPECTED = {
     "initial_value": (DIFFER, "-%w/", "value=[1", "+%w/", "value=[2", "needs a seed"),
     "number": (DIFFER, "value=0.1", "value=1.1"),
     "captured": (DIFFER, "-captured float64[] #", "+captured float64[] #"),
+    "text": (DIFFER, "-captured object[2] #", "+captured object[2] #"),
     "shape": (DIFFER, "float64[?,3]", "float64[?,4]"),
     "data": (SAME, "in step 1 of 'train_step'", "'x'", "input: per_worker"),
     "seed": ("the workers have set different random seeds (0, 1)", "set the same seed everywhere"),

@@ -1,10 +1,11 @@
-"""Invariants of loops: entered by Enter and left by Exit only, and no Enter waits for its own loop.
+"""Invariants of loops: entered by Enter and left by Exit only, none waits for itself, and each iteration ends.
 
     x ─► Enter ─► Merge ─► Switch ─► body ─► NextIteration          Exit ─► total ─► Enter of the same loop
     y ───────────────────────────────► body: by no door                     would wait for itself for ever
+                  Switch of a branch in the body ─► NextIteration           dead where the branch is not taken
 
-TensorFlow runs neither: it refuses the first, and ends a step without values at the second, for no edge of the loop
-closes a cycle.
+TensorFlow runs none of them: it refuses the first, and ends a step without values at the others, for no edge of the
+loop closes a cycle, and what is dead is not carried on.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from autograph_rewrite.ir.control_flow import Frame, frames_of
+from autograph_rewrite.ir.control_flow import Frame, decider, frames_of, guards_of, opened
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.op_traits import BACK_EDGES, ENTERS, EXITS, MERGES
 from autograph_rewrite.ir.traversal import marks_before
@@ -36,6 +37,7 @@ def loop_faults(order: Sequence[Node]) -> Iterator[LoopFault]:
         yield from _by_no_door(order, frames)
         yield from _waiting_for_themselves(order, frames)
         yield from _standing_still(order)
+        yield from _carried_sometimes(order, frames)
 
 
 def _by_no_door(order: Sequence[Node], frames: dict[Node, Frame]) -> Iterator[LoopFault]:
@@ -77,6 +79,21 @@ def _standing_still(order: Sequence[Node]) -> Iterator[LoopFault]:
         if node._controls and node.op in MERGES and any(v.node.op in BACK_EDGES for v in node._inputs):
             awaited = next(iter(node._controls)).name
             yield LoopFault(f"'{node.name}' waits for '{awaited}', so its loop would stand still", node)
+
+
+def _carried_sometimes(order: Sequence[Node], frames: dict[Node, Frame]) -> Iterator[LoopFault]:
+    """Yield what hands a value on to the next iteration that only one branch of the body makes."""
+    guards = guards_of(order, frames)
+    conditions = {frames[node]: decider(node.output()) for node in order if node.op == "LoopCond" and node in frames}
+    for node in order:
+        if node.op not in BACK_EDGES or node not in frames:
+            continue
+        given = node._inputs[0]
+        alive = opened(given, frames, guards.get(given.node, frozenset())) | guards.get(node, frozenset())
+        branch = [g for g in alive if g.frame == frames[node] and g.predicate != conditions.get(g.frame)]
+        if branch:
+            problem = f"'{node.name}' carries '{given.name}' on, which is there only where '{branch[0].predicate.name}'"
+            yield LoopFault(f"{problem} is {str(branch[0].taken).lower()}: its loop would end without values", node)
 
 
 def _producers(node: Node) -> list[Node]:

@@ -163,7 +163,7 @@ class Context:
         attrs: Mapping[str, Any] | None = None,
         controls: Iterable[Node] = (),
     ) -> Node:
-        """Add a folded node.
+        """Add a folded node: in the innermost loop of what it reads and waits for, into which it brings the rest.
 
         Args:
             op: op type.
@@ -173,6 +173,9 @@ class Context:
             attrs: attributes.
             controls: nodes to wait for.
         """
+        controls = list(controls)
+        frame = max((self.frames.get(one, ()) for one in (*(v.node for v in inputs), *controls)), key=len, default=())
+        inputs = [self._brought(value, frame) for value in inputs]
         selects = {
             i: Select.ALL if i in gather else Select.FIRST
             for i, value in enumerate(inputs)
@@ -188,7 +191,6 @@ class Context:
             origin=site.origin,
             controls=controls,
         )
-        frame = max((self.frames.get(v.node, ()) for v in inputs), key=len, default=())
         if frame:
             self.frames[node] = frame
         if self._home is not None and site.span is Span.ONCE:
@@ -261,9 +263,8 @@ class Context:
             self.frames[node] = frame
         return node.output()
 
-    def bring(self, value: Value, near: Value) -> Value:
-        """Return `value`, made outside of loops, as a constant of the loop that `near` is in."""
-        frame = self.frames.get(near.node, ())
+    def _brought(self, value: Value, frame: Frame) -> Value:
+        """Return a value that is made outside of a loop as a constant of it."""
         for depth in range(len(self.frames.get(value.node, ())), len(frame)):
             key = (value, frame[: depth + 1])
             if key not in self._entered:

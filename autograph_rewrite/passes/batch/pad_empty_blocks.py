@@ -129,7 +129,7 @@ class _Guard:
         """Return the number of rows of a block: so many for each example, or measured."""
         rows = rows_per_example(fact.split_size)
         if rows is not None:
-            return self._context.bring(self._blocks_at(node).rows("count", rows), value)
+            return self._blocks_at(node).rows("count", rows)
         dim = fact.placement.dim
         limits = [self._const([at], value, what) for at, what in ((dim, "dim"), (dim + 1, "after"), (1, "step"))]
         shape = self._add("Shape", [value], value, "shape")
@@ -188,7 +188,7 @@ class _Guard:
             one, axis = (context.const(n, np.int32, name=f"{name}/{n}", near=blocks.batch) for n in (1, 0))
             filled = once("Sum", once("Minimum", blocks.lengths, one, what="is_filled"), axis, what="filled")
         numbers = [once("Cast", n, what="number", DstT=value.dtype) for n in (replicas, filled)]
-        share = context.bring(once("RealDiv", *numbers, what="share"), value)
+        share = once("RealDiv", *numbers, what="share")
         scaled = self._add("Mul", [chosen, share], value, "of_filled")
         if only is not None:
             only.set_input(0, scaled)
@@ -198,7 +198,7 @@ class _Guard:
         context.take_place(value, scaled)
 
     def _or_zeros(self, value: Value) -> tuple[Value, Value]:
-        count = self._context.bring(self._blocks_at(value.node).count, value)
+        count = self._blocks_at(value.node).count
         filled = self._add("Greater", [count, self._const(0, value, "none")], value, "has_examples")
         zeros = self._add("ZerosLike", [value], value, "zeros")
         return self._add("SelectV2", [filled, value, zeros], value, "or_zeros"), zeros

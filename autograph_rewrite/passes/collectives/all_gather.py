@@ -117,12 +117,11 @@ def _by_collective(exchange: Exchange, hop: Hop, value: Value, blocked: Blocked)
 
 def _among_all(exchange: Exchange, value: Value, blocked: Blocked) -> Value:
     """Gather the blocks of all replicas on every device."""
-    context, blocks, per_example = exchange.context, blocked.blocks, blocked.per_example
+    blocks, per_example = blocked.blocks, blocked.per_example
     assert per_example is not None  # plan edges choose this lowering only then
     rows = None
     if not blocks.even:
-        numbers = (blocks.rows(what, per_example) for what in ("count", "lengths", "longest"))
-        rows = Rows(*(context.bring(number, value) for number in numbers))
+        rows = Rows(*(blocks.rows(what, per_example) for what in ("count", "lengths", "longest")))
     return gather_padded(exchange, value, blocked.fact.rank or 0, rows, changing=blocked.changing)
 
 
@@ -157,7 +156,7 @@ def _rows_of_parts(exchange: Exchange, part: Value, blocked: Blocked) -> Rows:
         parts = blocks.rows("parts", per_example)
         axis = context.const(0, np.int32, name=f"{name}/parts_axis", near=blocks.source)
         longest = _longest(context, parts, axis, part)
-        return Rows(*(context.bring(v, part) for v in (blocks.rows("part", per_example), parts, longest)))
+        return Rows(blocks.rows("part", per_example), parts, longest)
     build = Builder.of(context, part, span=Span.ONCE)
     shape = build.op("Shape", part, what="extent")
     ends = [build.numbers([i], what) for i, what in ((0, "from"), (1, "to"), (1, "by"))]

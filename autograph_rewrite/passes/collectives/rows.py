@@ -22,7 +22,7 @@ def rows_at(context: Context, value: Value, which: Value, dim: int, what: str, s
     """
     build = Builder.of(context, value, span=span)
     axis = build.numbers(dim, f"{what}_axis")
-    return build.op("GatherV2", value, context.bring(which, value), axis, what=what)
+    return build.op("GatherV2", value, which, axis, what=what)
 
 
 def rows_between(context: Context, source: Value, name: str, dim: int, limits: tuple[Value, Value]) -> Value:
@@ -41,7 +41,7 @@ def rows_between(context: Context, source: Value, name: str, dim: int, limits: t
         position = np.zeros(dim + 1, np.int32)
         position[dim] = 1
         at = build.numbers(position, f"{what}_at")
-        return build.op("Mul", context.bring(scalar, source), at, what=what)
+        return build.op("Mul", scalar, at, what=what)
 
     begin, end = vector(limits[0], "begin"), vector(limits[1], "end")
     step, before = build.numbers(np.ones(dim + 1, np.int32), "step"), (1 << dim) - 1

@@ -15,12 +15,15 @@ from collections.abc import Iterable, Mapping
 from autograph_rewrite.analysis.barriers import barrier_depths, needed_of_all
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.control_flow import frames_of, unconditional_nodes
-from autograph_rewrite.ir.graph import Graph, Node, Span, Value
+from autograph_rewrite.ir.copying import copy_node
+from autograph_rewrite.ir.graph import Graph, Node, Select, Span, Value
+from autograph_rewrite.ir.op_traits import SWITCHES
+from autograph_rewrite.ir.replace_op import become
 from autograph_rewrite.ir.replication import Mesh, prefix
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.verify.loops import loop_faults
 from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
-from autograph_rewrite.passes.micro_batches.hoist_batch_counts import hoist_batch_counts
+from autograph_rewrite.passes.micro_batches.hoist_batch_counts import JOINS, hoist_batch_counts
 from autograph_rewrite.passes.micro_batches.loop_bodies import Cluster, LoopBodies
 from autograph_rewrite.passes.micro_batches.relax_waits import let_actors_wait, relax_waits
 from autograph_rewrite.passes.micro_batches.while_frame import UNROLL, Loop
@@ -73,11 +76,34 @@ def order_of_bodies(graph: Graph, slices: Mapping[Value, Value], kept: Iterable[
         PassError: something needs all of them in each iteration.
     """
     relax_waits(graph)
+    _join_before_branches(graph)
     hoist_batch_counts(graph, slices)
     eliminate_dead_code(graph, kept)
     order = let_actors_wait(graph, count_first=False)
     _refuse_what_meets(order)
     return order, unconditional_nodes(order)
+
+
+def _join_before_branches(graph: Graph) -> None:
+    """Let what reads all micro-batches in a branch, as the message of an assertion does, read them before it.
+
+    before   %x ──► Switch each ──► ConcatV2(all)             a loop cannot keep what is there only sometimes
+    after    %x ──► ConcatV2(all) ──► Switch once
+    """
+    pending = [node for node in topological_order(graph) if node.op in JOINS and Select.ALL in node.selects.values()]
+    while pending:
+        node = pending.pop()
+        value = node.inputs[0]
+        switch = value.node
+        if switch.op not in SWITCHES or switch.span is not Span.EACH or switch.inputs[1].node.span is not Span.ONCE:
+            continue
+        before = copy_node(graph, node, [switch.inputs[0], *node.inputs[1:]], name=f"{node.name}/before")
+        before.set_span(node.span)
+        before.set_inputs(before.inputs, node.selects)
+        pending.append(before)
+        inputs = [before.output(), switch.inputs[1]]
+        branch = graph.add("Switch", inputs, name=f"{node.name}/branch", span=node.span, origin=switch)
+        become(node, "Identity", [branch.output(value.index)], {"T": value.dtype})
 
 
 def _refuse_what_meets(order: list[Node]) -> None:

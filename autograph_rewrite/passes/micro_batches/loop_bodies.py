@@ -18,6 +18,7 @@ import numpy as np
 
 from autograph_rewrite.analysis.barriers import predecessors
 from autograph_rewrite.errors import PassError
+from autograph_rewrite.ir.control_flow import is_there
 from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Span, Value
 from autograph_rewrite.ir.op_traits import is_pure
 from autograph_rewrite.ir.replication import Mesh
@@ -103,7 +104,7 @@ class LoopBodies:
         Raises:
             PassError: it is in a branch.
         """
-        _require_certain(node, node, unconditional)
+        _require_certain(node, node, node in unconditional)
         table, own = _table_of(self._graph, node, mesh), self.of.pop(node)
         entries: dict[Cluster, Value] = {}
         for reader, index in node.output().uses:
@@ -129,11 +130,11 @@ class LoopBodies:
         cluster = self.of[node]
         for index, value in enumerate(node.inputs):
             if self.of.get(value.node) != cluster:
-                _require_certain(node, value.node, unconditional)
+                _require_certain(node, value.node, is_there(value, unconditional))
                 node.set_input(index, self._brought(node, value, cluster))
         for control in node.controls:
             if self.of.get(control) != cluster:
-                _require_certain(node, control, unconditional)
+                _require_certain(node, control, control in unconditional)
                 node.remove_control(control)
                 self._wait(node, control, cluster)
         gate = self._gate(cluster)
@@ -251,13 +252,13 @@ def _require_alike(node: Node) -> None:
             raise PassError(f"'{key}' of '{node.name}' differs between micro-batches", node=node, hint=UNROLL)
 
 
-def _require_certain(node: Node, producer: Node, unconditional: set[Node]) -> None:
+def _require_certain(node: Node, producer: Node, is_certain: bool) -> None:
     """Refuse what only some branch gives to a loop from outside: the loop would wait for it, or end with it.
 
     Raises:
         PassError: the producer is in a branch.
     """
-    if producer not in unconditional:
+    if not is_certain:
         problem = f"'{node.name}' is in a branch, and needs '{producer.name}' of it from outside of the loop"
         raise PassError(problem, node=node, hint=UNROLL)
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from autograph_rewrite.errors import PassError
+from autograph_rewrite.ir.control_flow import is_there
 from autograph_rewrite.ir.graph import Graph, Node, Select, Span, Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.passes.micro_batches.while_frame import UNROLL
@@ -55,9 +56,9 @@ def read_behind(
     Raises:
         PassError: it reads all micro-batches in a way that a loop cannot prepare, or what may not be there in each.
     """
-    needed = [*[value.node for value in node.inputs], *node.controls]
-    for producer in needed:
-        if producer in inside and producer not in unconditional:
+    needed = [(value.node, is_there(value, unconditional)) for value in node.inputs]
+    for producer, is_certain in [*needed, *((control, control in unconditional) for control in node.controls)]:
+        if producer in inside and not is_certain:
             raise PassError(f"'{node.name}' needs '{producer.name}', which may not be there", node=node, hint=UNROLL)
     for control in [control for control in node.controls if control in inside]:
         node.remove_control(control)

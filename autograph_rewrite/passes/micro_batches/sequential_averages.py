@@ -139,7 +139,7 @@ def _statistics(context: Context, blocks: Blocks, value: Value) -> tuple[Value, 
     axis = build.const(0, dtypes.INT32, "axis")
     is_static = blocks.static is not None
     if not is_static:
-        own = build.op("Greater", context.bring(blocks.count, value), axis, what="has_examples")
+        own = build.op("Greater", blocks.count, axis, what="has_examples")
         value = build.op("SelectV2", own, value, build.op("ZerosLike", value, what="zeros"), what="or_zeros")
     table = build.gather("Pack", value, what="all", axis=0)
     shape = build.const([replicas, micro, -1], dtypes.INT32, "shape")
@@ -148,7 +148,7 @@ def _statistics(context: Context, blocks: Blocks, value: Value) -> tuple[Value, 
     filled = None
     if not is_static:
         one = build.const(1, dtypes.INT32, "one")
-        flags = build.common("Minimum", context.bring(blocks.lengths, value), one, what="filled")
+        flags = build.common("Minimum", blocks.lengths, one, what="filled")
         flags = build.common(
             "Reshape", flags, build.const([replicas, micro, 1], dtypes.INT32, "flags"), what="flags_of"
         )

@@ -258,7 +258,7 @@ class ReshardInserter:
         if value.node in self._entered:
             return self._enter(value.node, self.whole(self._entered[value.node], reader))
         if fact.is_local:
-            batch = context.bring(self.blocks_at(value.node).batch, value)
+            batch = self.blocks_at(value.node).batch
             return global_size(context, value, fact, batch, self._keys)
         edge = context.edges.get((value.name, "replicated"))
         if edge is None and value in self._brought:
@@ -381,7 +381,7 @@ class ReshardInserter:
             raise PassError(f"the size {reshard.size} of one block is not known", node=value.node)
         at = np.zeros(length, np.int64)
         at[reshard.position] = 1
-        mine = self._context.bring(self.blocks_at(reader).rows("count", rows), value)
+        mine = self.blocks_at(reader).rows("count", rows)
         if fact.dtype != dtypes.INT32:
             mine = build.op("Cast", mine, what="rows", DstT=fact.dtype)
         placed = build.op("Mul", mine, build.const(at, fact.dtype, "entry"), what="placed")

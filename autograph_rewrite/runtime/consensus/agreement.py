@@ -22,6 +22,7 @@ from autograph_rewrite.errors import ClusterError
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.runtime.consensus.all_reduce_session import Array
 from autograph_rewrite.runtime.consensus.rendezvous import Rendezvous
+from autograph_rewrite.runtime.consensus.step_digest import described
 from autograph_rewrite.runtime.failures.liveness import listed, name_of
 
 COMPARE = "compare what they run"
@@ -52,7 +53,7 @@ def require_consensus(
         ClusterError: they differ, or somebody is missing.
     """
     job = Rendezvous(member, plan.timeout_seconds)
-    values = [f"captured {v.dtype.name}{list(v.shape)} #{zlib.crc32(v.tobytes()):08x}" for v in captured]
+    values = [f"captured {v.dtype.name}{list(v.shape)} #{zlib.crc32(described(v).encode()):08x}" for v in captured]
     parts = [plan.digest(), _versions(), *values, zlib.decompress(graph).decode() if graph else ""]
     digest = hashlib.sha256("\n".join(parts).encode()).digest()
     rows = job.rows(np.frombuffer(digest, np.int32), what)

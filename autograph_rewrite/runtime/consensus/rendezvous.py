@@ -8,6 +8,7 @@ the collectives of the steps.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -96,15 +97,20 @@ class Rendezvous:
     def of_chief(self, values: Sequence[Array], what: str) -> list[Array]:
         """Return the arrays that worker 0 has; all workers give arrays of the same types and shapes."""
         result: list[Array] = [np.asarray(value) for value in values]
+        words_of = [i for i, value in enumerate(result) if value.size and value.dtype == object]
+        if words_of:
+            said = [[word.decode("latin-1") for word in result[i].ravel()] for i in words_of]
+            for i, words in zip(words_of, json.loads(self.texts(json.dumps(said), what)[0]), strict=True):
+                result[i] = np.array([word.encode("latin-1") for word in words], object).reshape(result[i].shape)
         by_type: dict[np.dtype[Any], list[int]] = {}
         for position, value in enumerate(result):
             if value.size and value.dtype != object:
                 by_type.setdefault(value.dtype, []).append(position)
         for positions in by_type.values():
             flat = np.concatenate([result[i].reshape(-1) for i in positions])
-            words = flat.view(np.uint8)
-            words = np.pad(words, (0, -words.size % 4)).view(np.int32)  # bits travel unchanged as integers
-            chosen = words if self._member.is_chief else np.zeros_like(words)
+            bits = flat.view(np.uint8)
+            bits = np.pad(bits, (0, -bits.size % 4)).view(np.int32)  # they travel unchanged as integers
+            chosen = bits if self._member.is_chief else np.zeros_like(bits)
             pieces = [self.add_up(chosen[i : i + PIECE], what) for i in range(0, chosen.size, PIECE)]
             shared = np.concatenate(pieces).view(np.uint8)[: flat.nbytes].view(flat.dtype)
             at = 0

@@ -134,13 +134,16 @@ def are_same(old: Sequence[Any], new: Sequence[Any]) -> list[bool]:
     """
     pairs = [(np.asarray(a), np.asarray(b)) for a, b in zip(old, new, strict=True)]
     # Two buffers of which both are held do not overlap: what shares memory is one. The rest is looked at closely.
-    return [np.may_share_memory(a, b) or (a.dtype != object and is_same(a, b)) for a, b in pairs]
+    return [np.may_share_memory(a, b) or is_same(a, b) for a, b in pairs]
 
 
 def is_same(old: Any, new: Any) -> bool:
-    """Return whether two tensors are one buffer; scalars, which numpy copies, are compared bit by bit."""
+    """Return whether two tensors are one buffer; scalars, which numpy copies, are compared bit by bit.
+
+    Texts are not known by the bits of an array, which are pointers: what holds them may be another buffer.
+    """
     a, b = np.asarray(old), np.asarray(new)
-    if a.shape != b.shape:
+    if a.shape != b.shape or a.dtype == object:
         return False
     if a.ndim == 0 or a.size == 0:
         return a.tobytes() == b.tobytes()

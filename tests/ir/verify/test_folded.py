@@ -355,3 +355,18 @@ def test_ten_thousand_nodes_are_checked_in_a_fraction_of_a_second() -> None:
     start = time.process_time()
     check_folded(graph, 8, DEVICES)
     assert time.process_time() - start < 0.5
+
+
+def test_what_only_one_branch_of_a_loop_makes_is_not_carried_on() -> None:
+    """Where the branch is not taken, TensorFlow ends the step without values, and without an error."""
+    graph = Graph()
+    looped(graph)
+    wanted = graph.add("Placeholder", name="wanted", attrs={"dtype": dtypes.BOOL}).output()
+    entered = graph.add("Enter", [wanted], name="is_wanted", attrs={"frame_name": "loop", "is_constant": True})
+    branch = graph.add("Switch", [graph.value("body:0"), entered.output()], name="branch")
+    graph.node("next").set_inputs([branch.output(1)])
+    problem = "'next' carries 'branch:1' on, which is there only where 'wanted' is true"
+    assert problems(graph) == [f"{problem}: its loop would end without values"]
+    ended = graph.add("Merge", [branch.output(0), branch.output(1)], name="ended")
+    graph.node("next").set_inputs([ended.output()])
+    assert problems(graph) == []

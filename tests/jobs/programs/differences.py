@@ -66,14 +66,15 @@ def captured(job: Job) -> None:
     function(job, rate=0.1, captured=1.0 + job.task)
 
 
-def function(job: Job, rate: float, captured: float) -> None:
+def function(job: Job, rate: float, captured: float, text: str = "text") -> None:
     """Run one step of a function."""
     weights = tf.Variable(np.ones((4, 1)), name="w")
     scale = tf.constant(captured, tf.float64)
+    named = tf.constant([text, "text"])
 
     def step(x: Any) -> Any:
         with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(scale * x @ weights)
+            loss = tf.reduce_mean(scale * x @ weights) * tf.cast(tf.equal(named[0], named[1]), tf.float64)
         weights.assign_sub(rate * tape.gradient(loss, weights))
         return loss
 
@@ -106,6 +107,11 @@ def seed(job: Job) -> None:
     ar.distribute(models.small("sgd"), job.config())
 
 
+def text(job: Job) -> None:
+    """Compare a batch with another text from outside the function."""
+    function(job, rate=0.1, captured=1.0, text=f"text {job.task}")
+
+
 def equal(job: Job) -> None:
     """Differ in nothing: what happened before has spoilt nothing."""
     function(job, rate=0.1, captured=1.0)
@@ -117,6 +123,7 @@ CASES: tuple[Callable[[Job], None], ...] = (
     initial_value,
     number,
     captured,
+    text,
     shape,
     data,
     seed,

@@ -209,6 +209,22 @@ def test_a_loop_accumulates_what_copies_do(model: Any, replicas: int, micro: int
     assert_alike(train(looped_item, feeds), train(item, feeds))
 
 
+def checked() -> Mapping[str, Any]:
+    """Check the largest of all numbers, which the message of the check would show."""
+    x, w = placeholder("x", None, 4), variable("w", W)
+    placeholder("y", None, 2)
+    with tf.control_dependencies([tf.debugging.assert_less(tf.reduce_max(x), tf.constant(50.0, x.dtype))]):
+        return {"loss": tf.reduce_mean((x @ w) ** 2)}
+
+
+def test_a_loop_leaves_what_a_check_would_show_outside_of_it() -> None:
+    item = make_item(checked)
+    feeds = used(item)
+    assert_alike(train(accumulated(item, 2, form="loop"), feeds), train(item, feeds))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="assertion failed"):
+        train(accumulated(item, 2, form="loop"), [{"x": 100.0 * np.abs(X)}])
+
+
 def test_the_graph_of_a_loop_is_as_large_for_64_micro_batches_as_for_4() -> None:
     item = make_item(perceptron)
     few, many = (len(accumulated(item, micro, form="loop").graph) for micro in (4, 64))
