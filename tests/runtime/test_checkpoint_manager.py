@@ -21,6 +21,7 @@ from autograph_rewrite.runtime.checkpoints.bundle import read
 from autograph_rewrite.runtime.checkpoints.deal import WHOLE_BELOW, Extent, Piece, deal
 from autograph_rewrite.runtime.checkpoints.folder import CheckpointFolder, Label
 from autograph_rewrite.runtime.checkpoints.joint_save import JointSave
+from autograph_rewrite.runtime.checkpoints.targets import target_of
 
 ROWS = 40_000
 
@@ -186,7 +187,7 @@ def test_objects_without_variables_are_refused(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_something_else_is_refused_and_a_part_is_said(tmp_path: Path) -> None:
     saved(tmp_path, 1)
-    with pytest.raises(ar.CheckpointError, match="none of the variables"):
+    with pytest.raises(ar.CheckpointError, match="does not have 'w', which the program does"):
         ar.CheckpointManager(tf.train.Checkpoint(w=tf.Variable(1.0)), tmp_path).restore()
     smaller, more = Net(), Net()
     smaller.layers = [tf.Variable(np.zeros((3, 2))), tf.Variable(3)]
@@ -194,14 +195,191 @@ def test_a_checkpoint_of_something_else_is_refused_and_a_part_is_said(tmp_path: 
         ar.CheckpointManager(smaller, tmp_path).restore()
     assert smaller.layers[1].numpy() == 3, "nothing was written"
     more.layers.append(tf.Variable(2.0))
-    with pytest.warns(UserWarning, match="does not have layers/2: they stay"):
-        assert ar.CheckpointManager(more, tmp_path).restore()
-    assert more.values == {1.0, 2.0}
+    more.set(2)
+    with pytest.raises(ar.CheckpointError, match="does not have 'layers/2', which the program does"):
+        ar.CheckpointManager(more, tmp_path).restore()
+    assert more.values == {2.0}, "nothing was written"
+
+
+def test_values_of_what_the_program_has_yet_to_make_are_an_error_and_of_what_it_does_not_track_none(
+    tmp_path: Path,
+) -> None:
+    net, optimizer = perceptron(), keras.optimizers.Adam(0.1)
+    optimizer.build(net.trainable_variables)
+    with ar.CheckpointManager(tf.train.Checkpoint(net=net, optimizer=optimizer), tmp_path) as manager:
+        manager.save(1)
+    again, fresh = perceptron(), keras.optimizers.Adam(0.1)
+    with pytest.raises(ar.CheckpointError, match=r"(?s)does not have 'optimizer/.*optimizer\.build"):
+        ar.CheckpointManager(tf.train.Checkpoint(net=again, optimizer=fresh), tmp_path).restore()
+    assert ar.CheckpointManager(tf.train.Checkpoint(net=again), tmp_path).restore()
+    assert all(np.array_equal(a, b) for a, b in zip(net.get_weights(), again.get_weights(), strict=True))
 
 
 def test_a_model_without_variables_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(ar.GraphError, match="no variables yet"):
-        ar.CheckpointManager(keras.Sequential([keras.layers.Dense(3)]), tmp_path).save(1)
+    model = keras.Sequential([keras.layers.Dense(3)])
+    for _ in range(2):
+        with pytest.raises(ar.GraphError, match="no variables yet"):
+            ar.CheckpointManager(model, tmp_path).save(1)
+        model.compile("adam", "mse")  # the optimizer has some already
+
+
+def perceptron() -> Any:
+    """Return a small Keras model with all kinds of variables."""
+    layers = keras.layers
+    return keras.Sequential(
+        [keras.Input((3,)), layers.Dense(2), layers.Dropout(0.5), layers.BatchNormalization(), layers.Dense(2)]
+    )
+
+
+class Counting(keras.layers.Layer):
+    """A layer with a metric and a variable of TensorFlow's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = keras.metrics.Mean()
+        self.count = tf.Variable(0.0)
+
+    def call(self, inputs: Any) -> Any:
+        """Return what is given."""
+        return inputs
+
+
+class Holding(tf.Module):
+    """A module with variables in a dictionary, a list and a model, and a generator of random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = {"a": tf.Variable(0.0), "more": [tf.Variable(0.0), keras.Variable(0.0)]}
+        self.net = perceptron()
+        self.random = tf.random.Generator.from_seed(1)
+
+
+def adam() -> Any:
+    """Return an optimizer that has its slots."""
+    optimizer = keras.optimizers.Adam(0.1)
+    optimizer.build(perceptron().trainable_variables)
+    return optimizer
+
+
+def compiled(optimizer: str | keras.Optimizer) -> Any:
+    """Return a compiled model."""
+    model = perceptron()
+    model.compile(optimizer, "mse", metrics=["mae"])
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def of_tensorflow() -> Any:
+    """Return an optimizer of TensorFlow's, which keeps slots, with the variable that they are for."""
+    optimizer, variable = tf.compat.v1.train.AdamOptimizer(0.1), tf.Variable(1.0)
+    optimizer.apply_gradients([(tf.constant(2.0), variable)])
+    return tf.train.Checkpoint(optimizer=optimizer, variable=variable)
+
+
+def of_model(model: Any) -> Any:
+    """Return a model and its optimizer, as one writes them down."""
+    return tf.train.Checkpoint(net=model, optimizer=model.optimizer)
+
+
+def scaled() -> Any:
+    """Return a program that keeps the scale of its loss."""
+    net, optimizer = perceptron(), keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1, momentum=0.9))
+    optimizer.build(net.trainable_variables)
+    return tf.train.Checkpoint(net=net, optimizer=optimizer)
+
+
+KINDS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "a Keras model": (perceptron, lambda m: m.variables),
+    "a compiled model": (lambda: compiled("adam"), lambda m: [*m.variables, *m.optimizer.variables]),
+    "a tracked model, compiled": (
+        lambda: tf.train.Checkpoint(net=compiled("adam")),
+        lambda c: [*c.net.variables, *c.net.optimizer.variables],
+    ),
+    "a model and its optimizer": (
+        lambda: of_model(compiled("adam")),
+        lambda c: [*c.net.variables, *c.optimizer.variables],
+    ),
+    "a Keras layer": (Counting, lambda layer: [*layer.mean.variables, layer.count]),
+    "a model with a layer of its own": (
+        lambda: keras.Sequential([keras.Input((3,)), Counting(), keras.layers.Dense(1)]),
+        lambda m: [*m.variables, *m.layers[0].mean.variables, m.layers[0].count],
+    ),
+    "a Keras optimizer": (adam, lambda optimizer: optimizer.variables),
+    "a Keras optimizer around another": (scaled, lambda c: [*c.net.variables, *c.optimizer.variables]),
+    "a Keras metric": (keras.metrics.Mean, lambda metric: metric.variables),
+    "a seed generator": (lambda: keras.random.SeedGenerator(3), lambda seed: [seed.state]),
+    "Keras variables": (lambda: tf.train.Checkpoint(w=keras.Variable([1.0, 2.0])), lambda c: [c.w]),
+    "a module": (Holding, lambda m: [*m.variables, *m.net.variables, m.found["more"][1], m.random.state]),
+    "lists and dictionaries": (
+        lambda: tf.train.Checkpoint(a=[tf.Variable(1.0)], b={"c": [keras.Variable(2)]}),
+        lambda c: [c.a[0], c.b["c"][0]],
+    ),
+    "slots of an optimizer of TensorFlow's": (
+        of_tensorflow,
+        lambda c: [c.variable, *c.optimizer.variables()],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_that_a_program_tracks_is_saved_and_restored(tmp_path: Path, kind: str) -> None:
+    make, state = KINDS[kind]
+    keras.utils.clear_session()
+    one = make()
+    for at, variable in enumerate(state(one)):
+        variable.assign(tf.cast(tf.fill(variable.shape, at + 2), variable.dtype))
+    count = len(state(one))
+    with ar.CheckpointManager(one, tmp_path) as manager:
+        manager.save(1)
+    keras.utils.clear_session()  # as in another process: layers are named alike
+    other = make()
+    assert ar.CheckpointManager(other, tmp_path).restore()
+    assert [np.unique(np.asarray(variable)).tolist() for variable in state(other)] == [[at + 2] for at in range(count)]
+
+
+def test_a_model_may_be_made_after_others_that_draw(tmp_path: Path) -> None:
+    keras.utils.clear_session()
+    model = perceptron()
+    model.layers[1].seed_generator.state.assign([5, 7])
+    with ar.CheckpointManager(model, tmp_path) as manager:
+        manager.save(1)
+    keras.utils.clear_session()
+    keras.random.SeedGenerator(1)  # the next is seed_generator_1
+    again = perceptron()
+    assert ar.CheckpointManager(again, tmp_path).restore()
+    assert np.asarray(again.layers[1].seed_generator.state.value).tolist() == [5, 7]
+
+
+def test_tables_and_the_place_in_a_dataset_are_saved_and_restored(tmp_path: Path) -> None:
+    def program() -> tf.train.Checkpoint:
+        data = iter(tf.data.Dataset.range(10).shuffle(10, seed=1))
+        table = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, -1)
+        return tf.train.Checkpoint(data=data, table=table, count=tf.Variable(0))
+
+    one, other = program(), program()
+    drawn = [int(next(one.data)) for _ in range(4)]
+    one.table.insert(tf.constant(["a", "b"]), tf.constant([1, 2], tf.int64))
+    with ar.CheckpointManager(one, tmp_path) as manager:
+        manager.save(1)
+        drawn += [int(next(one.data))]  # not in what was saved
+    assert ar.CheckpointManager(other, tmp_path).restore()
+    assert list(other.table.lookup(tf.constant(["a", "b", "c"])).numpy()) == [1, 2, -1]
+    assert sorted(drawn[:4] + [int(number) for number in other.data]) == list(range(10))
+
+
+def test_what_tensorflow_cannot_save_is_refused_by_its_way(tmp_path: Path) -> None:
+    data = iter(tf.data.Dataset.from_generator(lambda: range(3), output_signature=tf.TensorSpec([], tf.int32)))
+    with pytest.raises(ar.GraphError, match=r"'place/data' \(OwnedIterator\) cannot be saved"):
+        ar.CheckpointManager(tf.train.Checkpoint(place={"data": data}, w=tf.Variable(1.0)), tmp_path)
+    with pytest.raises(ar.GraphError, match="each worker has its place"):
+        target_of(tf.train.Checkpoint(data=iter(tf.data.Dataset.range(3))), workers=2)
+
+
+def test_the_way_to_a_weight_is_the_same_with_its_optimizer_and_without() -> None:
+    net, optimizer = perceptron(), keras.optimizers.Adam(0.1)
+    optimizer.build(net.trainable_variables)
+    alone = target_of(tf.train.Checkpoint(net=net)).common
+    assert alone.keys() <= target_of(tf.train.Checkpoint(a=optimizer, net=net)).common.keys()
 
 
 EXTENTS = {"a": Extent((1000, 32), 256_000), "b": Extent((), 8), "c": Extent((70, 900), 504_000)}

@@ -11,8 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.checkpoints.deal import Piece
 from autograph_rewrite.runtime.checkpoints.folder import Damaged
@@ -47,7 +45,12 @@ def merge_parts(parts: Sequence[Path], prefix: Path) -> None:
         )
 
 
-def read(prefix: Path, names: Sequence[str]) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+def names_in(prefix: Path) -> list[str]:
+    """Return the names of all values that a bundle has."""
+    return [name for name, _ in tensorflow().train.list_variables(str(prefix))]
+
+
+def read(prefix: Path, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """Yield whole values by name, those that the bundle has.
 
     Raises:
@@ -56,8 +59,16 @@ def read(prefix: Path, names: Sequence[str]) -> Iterator[tuple[str, np.ndarray[A
     tf = tensorflow()
     try:
         reader = tf.train.load_checkpoint(str(prefix))
+        kinds = reader.get_variable_to_dtype_map()
         for name in names:
-            if reader.has_tensor(name):
+            if kinds.get(name) == tf.variant:  # the position of an iterator: nothing that numpy has
+                yield (
+                    name,
+                    tf.raw_ops.RestoreV2(
+                        prefix=str(prefix), tensor_names=[name], shape_and_slices=[""], dtypes=[tf.variant]
+                    )[0],
+                )
+            elif name in kinds:
                 yield name, reader.get_tensor(name)
     except (tf.errors.OpError, RuntimeError) as error:
         raise Damaged(f"the checkpoint {prefix.parent} is damaged: {str(error).splitlines()[0]}") from None

@@ -7,7 +7,7 @@ restore()      worker 0 says which ─► all read it ─► all write their var
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from autograph_rewrite.config.config import ConfigLike
 from autograph_rewrite.diagnostics.user_warning import warn_user
 from autograph_rewrite.errors import CheckpointError, ConfigError, GraphError
 from autograph_rewrite.plan.selected import chosen_config
-from autograph_rewrite.runtime.checkpoints.bundle import read
+from autograph_rewrite.runtime.checkpoints.bundle import names_in, read
 from autograph_rewrite.runtime.checkpoints.deal import Piece, deal
 from autograph_rewrite.runtime.checkpoints.folder import PREFIX, CheckpointFolder, Label, Manifest
 from autograph_rewrite.runtime.checkpoints.joint_save import JointSave
@@ -83,7 +83,7 @@ class CheckpointManager:
         self._running: Future[None] | None = None
         self._pace = Pace()
         Stop.here().add(self._save_before_the_end)
-        target_of(target)
+        target_of(target, len(self._names))
 
     def _agreed(self) -> str:
         """Return a name of this run of the job; what earlier runs left half-written is removed."""
@@ -181,7 +181,7 @@ class CheckpointManager:
     def restore(self, step: int | None = None) -> Restored | None:
         """Give the variables the values of a checkpoint: the newest that is whole and undamaged, or that of a step.
 
-        Variables that the checkpoint does not have stay as they are, with a warning.
+        All that the target tracks is restored, or nothing.
 
         Args:
             step: of which; None: the newest.
@@ -226,7 +226,7 @@ class CheckpointManager:
         Raises:
             GraphError: there are none yet.
         """
-        target = target_of(self._given)
+        target = target_of(self._given, len(self._names))
         if not target.common:
             raise GraphError(
                 f"the {type(self._given).__name__} has no variables yet",
@@ -248,8 +248,9 @@ class CheckpointManager:
         """Return what a checkpoint holds, or what is wrong with it."""
         try:
             manifest = self.folder.manifest(step)
-            values = dict(read(self.folder.whole(step) / PREFIX, [*target.common, *target.own]))
-            _require_fitting(self.folder.whole(step), target, values)
+            folder = self.folder.whole(step)
+            values = dict(read(folder / PREFIX, [*target.common, *target.own]))
+            _require_fitting(folder, target, values, names_in(folder / PREFIX))
             return manifest, values, None
         except CheckpointError as error:
             return None, {}, str(error)
@@ -270,19 +271,39 @@ def _not_written(error: OSError) -> CheckpointError:
     return CheckpointError(f"a checkpoint could not be written: {error}")
 
 
-def _require_fitting(folder: Path, target: Target, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    """Refuse a checkpoint of something else; say which variables it does not have.
+def _require_fitting(
+    folder: Path, target: Target, values: Mapping[str, np.ndarray[Any, Any]], written: Iterable[str]
+) -> None:
+    """Refuse a checkpoint that is not of all that the target tracks, or of more of it than there is.
+
+    Args:
+        folder: of the checkpoint.
+        target: what its values are for.
+        values: those that it has for the target.
+        written: the names of all.
 
     Raises:
-        CheckpointError: it has no variable of the target, or one of another shape.
+        CheckpointError: a variable has no value in it, or one of another shape; or a value has no variable.
     """
     missing = sorted(target.common.keys() - values.keys())
-    if len(missing) == len(target.common):
-        raise CheckpointError(f"the checkpoint {folder} has none of the variables: '{missing[0]}', for one")
-    for name in target.common.keys() & values.keys():
+    if missing:
+        raise CheckpointError(
+            f"the checkpoint {folder} does not have {_some(missing)}, which the program does",
+            hint="restore what was saved: of a part, that of tf.train.Checkpoint(net=net)",
+        )
+    for name in target.common:
         wanted, found = target.common[name].shape, values[name].shape
         if wanted and wanted != found:
             raise CheckpointError(f"in the checkpoint {folder} '{name}' is of shape {list(found)}, not {list(wanted)}")
-    if missing:
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        warn_user(f"the checkpoint {folder} does not have {', '.join(missing[:3])}{more}: they stay as they are")
+    unread = sorted(name for name in written if name not in values and target.holds(name))
+    if unread:
+        raise CheckpointError(
+            f"the program does not have {_some(unread)}, which the checkpoint {folder} does",
+            hint="make all variables before they are restored: optimizer.build(model.trainable_variables), "
+            "or one call of what makes them at its first",
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(f"'{name}'" for name in names[:3]) + more

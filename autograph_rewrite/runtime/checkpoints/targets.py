@@ -1,7 +1,7 @@
 """What a checkpoint holds of a program: its variables by name, read at one moment and written back.
 
     session          the variables of the original graph, by their names there
-    Keras model      weights, other variables, the optimizer's: by their paths
+    Keras model      weights, other variables, the optimizer's: by their paths; what else it tracks by the way to it
     anything that TensorFlow tracks (tf.Module, tf.train.Checkpoint)    by the way to them: `net/layers/0/w`
 
 What a rewrite has added for each replica (the residuals of compressors) is this worker's alone.
@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Protocol
@@ -43,24 +44,31 @@ class Target(Protocol):
     def write(self, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
         """Give variables values."""
 
+    def holds(self, name: str) -> bool:
+        """Return whether something of this name, which the program does not have, would belong to what it tracks."""
 
-def target_of(given: Any) -> Target:
+
+def target_of(given: Any, workers: int = 1) -> Target:
     """Return the variables of a session, a Keras model, or what TensorFlow tracks.
 
+    Args:
+        given: the session, model or object.
+        workers: how many there are.
+
     Raises:
-        GraphError: it has none that can be found.
+        GraphError: it has none that can be found, or some that cannot be saved.
     """
     if isinstance(given, DistributedSession):
         return SessionVariables(given)
     keras = sys.modules.get("keras")
     if keras is not None and isinstance(given, keras.Model):
-        return _of_model(given)
-    if not isinstance(given, tensorflow().__internal__.tracking.Trackable):
+        return _of_model(given, workers)
+    if not _is_keras(given) and not isinstance(given, tensorflow().__internal__.tracking.Trackable):
         raise GraphError(
             f"an object of type {type(given).__name__} has no variables that a checkpoint could hold",
             hint="give a session, a Keras model, a tf.Module, or tf.train.Checkpoint(model=..., step=...)",
         )
-    return _tracked(given)
+    return _tracked(given, {}, {}, workers)
 
 
 def average_variables(given: Any) -> None:
@@ -84,28 +92,58 @@ def average_variables(given: Any) -> None:
 
 
 @dataclass(frozen=True)
+class _Part:
+    """One tensor of what is no variable and yet has a state: a table's keys, an iterator's position."""
+
+    saveable: Any
+    at: int
+
+    @property
+    def tensor(self) -> Any:
+        """Its value when it was found."""
+        return self.saveable.specs[self.at].tensor
+
+    @property
+    def dtype(self) -> Any:
+        """The type of its elements."""
+        return self.saveable.specs[self.at].dtype
+
+
+@dataclass(frozen=True)
 class EagerVariables:
     """Variables of the eager runtime: a step gives one that is being held a new buffer, so holding is a snapshot."""
 
     variables: Mapping[str, Any]
+    """Variables, and parts of other state, by name."""
     common: Mapping[str, Extent]
     own: Mapping[str, Extent]
+    ways: frozenset[str] = frozenset()
+    """The ways to all objects that are tracked: what was saved below one of them is to be found in the program."""
 
-    @classmethod
-    def of(cls, common: Mapping[str, Any], own: Mapping[str, Any]) -> EagerVariables:
-        """Make one of variables by name."""
-        return cls({**common, **own}, _extents(common), _extents(own))
+    def holds(self, name: str) -> bool:
+        """Return whether something of this name, which the program does not have, would belong to what it tracks."""
+        steps = name.split("/")
+        return any("/".join(steps[:count]) in self.ways for count in range(1, len(steps)))
 
     def snapshot(self, names: Iterable[str]) -> Mapping[str, Any]:
         """Return values that no later step changes, by name."""
         tf = tensorflow()
         with tf.device("CPU:0"):
-            return {name: tf.identity(self.variables[name]) for name in names}
+            given = {name: self.variables[name] for name in names}
+            return {name: v.tensor if isinstance(v, _Part) else tf.identity(v) for name, v in given.items()}
 
-    def write(self, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    def write(self, values: Mapping[str, Any]) -> None:
         """Give variables values."""
+        saveables = {}
         for name, value in values.items():
-            self.variables[name].assign(value)
+            one = self.variables[name]
+            if isinstance(one, _Part):
+                saveables[id(one.saveable)] = one.saveable
+            else:
+                one.assign(value)
+        tf = tensorflow()
+        for saveable in saveables.values():
+            saveable.restore([tf.convert_to_tensor(values[spec.name]) for spec in saveable.specs], None)
 
 
 class SessionVariables:
@@ -144,44 +182,146 @@ class SessionVariables:
                 common[name] = np.stack(rows)
         self._session.write_variables(common)
 
+    def holds(self, name: str) -> bool:
+        """Return whether the program lacks something of this name: a graph has all that it will ever have."""
+        return False
 
-def _of_model(model: Any) -> EagerVariables:
-    """Return the variables of a Keras model; its optimizer makes its own at the first step, or here."""
+
+def _of_model(model: Any, workers: int) -> EagerVariables:
+    """Return the variables of a Keras model, none before it is built; its optimizer makes its own now."""
     from autograph_rewrite.runtime.keras.model import functions_of
 
-    common: dict[str, Any] = {}
+    if not model.built:
+        return EagerVariables({}, {}, {})
+    named: dict[str, Any] = {}
+    seeds = {id(variable) for variable in model.variables} - {id(variable) for variable in model.weights}
     for variable in variables_of(model):
-        common[_unique(variable.path, common)] = variable
+        if id(variable) not in seeds:  # whose paths count how many a process has made
+            named[_unique(variable.path, named)] = variable
     own = {name: v for function in functions_of(model) for name, v in _children(function.state)}
-    return EagerVariables.of(common, own)
+    return _tracked(model, named, own, workers)
 
 
-def _tracked(root: Any) -> EagerVariables:
+def _tracked(root: Any, named: Mapping[str, Any], own: Mapping[str, Any], workers: int) -> EagerVariables:
+    """Return all state that an object leads to.
+
+    Args:
+        root: the object.
+        named: variables that have other names than the way to them.
+        own: what is this worker's alone.
+        workers: how many there are.
+
+    Raises:
+        GraphError: some of it cannot be saved.
+    """
     tf = tensorflow()
-    common: dict[str, Any] = {}
-    own: dict[str, Any] = {}
-    for path, one in _objects(root):
+    objects = list(_objects(root))
+    common, own = dict(named), dict(own)
+    known = {id(variable) for variable in named.values()}
+
+    def add(name: str, variable: Any) -> None:
+        if id(variable) not in known:
+            known.add(id(variable))
+            common[name] = variable
+
+    for path, one in objects:
         if isinstance(one, DistributedFunction):
-            own |= {f"{path}/{name}" if path else name: variable for name, variable in _children(one.state)}
-        if isinstance(one, tf.Variable):
-            common[path or one.name.partition(":")[0]] = one
-    return EagerVariables.of(common, own)
+            own |= {_way(path, name): variable for name, variable in _children(one.state)}
+        elif _is_variable(one):
+            add(path or one.name.partition(":")[0], one)
+        elif isinstance(one, tf.data.Iterator) and workers > 1:
+            raise GraphError(
+                f"'{path}' is an iterator over a dataset: each worker has its place in it, and a checkpoint holds one",
+                hint="save how many batches were drawn, in `extra`, and skip as many; do not track the iterator",
+            )
+        else:
+            common |= _parts(path, one)
+    for path, one in reversed(objects):  # a layer's before the model's
+        for at, variable in enumerate(_untracked(one)):
+            add(_way(path, f"variables/{at}"), variable)
+    for path, one in objects:
+        for name, variable in _slots(path, one, common):
+            add(name, variable)
+    ways = frozenset(path for path, one in objects if path and not isinstance(one, DistributedFunction))
+    return EagerVariables({**common, **own}, _extents(common), _extents(own), ways)
 
 
 def _objects(root: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what TensorFlow tracks from an object on, each with the way to it."""
+    """Yield what TensorFlow tracks from an object on, each with the way to it.
+
+    What an optimizer leads to comes last: the way to a weight is the same with its optimizer and without.
+    """
     tf = tensorflow()
     seen = {id(root)}
-    queue = deque([("", root)])
-    while queue:
-        path, one = queue.popleft()
+    queue, of_optimizers = deque([("", root)]), deque[tuple[str, Any]]()
+    while queue or of_optimizers:
+        path, one = (queue or of_optimizers).popleft()
         yield path, one
-        if isinstance(one, tf.Variable):
+        if _is_variable(one) or not isinstance(one, tf.__internal__.tracking.Trackable):
             continue
+        later = of_optimizers if hasattr(type(one), "apply_gradients") else queue
         for name, child in sorted(tf.train.TrackableView.children(one).items()):
-            if id(child) not in seen and not (isinstance(one, DistributedFunction) and name == "state"):
+            is_left_out = isinstance(one, DistributedFunction) and name == "state"
+            is_left_out |= isinstance(one, tf.train.Checkpoint) and name == "save_counter"  # counts TensorFlow's files
+            if id(child) not in seen and not is_left_out:
                 seen.add(id(child))
-                queue.append((f"{path}/{name}" if path else name, child))
+                later.append((_way(path, name), child))
+
+
+def _is_variable(one: Any) -> bool:
+    keras = sys.modules.get("keras")
+    return isinstance(one, tensorflow().Variable) or (keras is not None and isinstance(one, keras.Variable))
+
+
+def _is_keras(one: Any) -> bool:
+    keras = sys.modules.get("keras")
+    return keras is not None and isinstance(one, keras.Layer | keras.Metric | keras.random.SeedGenerator)
+
+
+def _untracked(one: Any) -> Sequence[Any]:
+    """Return the variables of a Keras object, also those that TensorFlow does not see: of seeds and metrics."""
+    if not _is_keras(one):
+        return ()
+    keras = sys.modules["keras"]
+    if isinstance(one, keras.random.SeedGenerator):
+        return (one.state,)
+    if isinstance(one, keras.Metric):
+        return list(one.variables)
+    of_metrics = (variable for metric in one._metrics for variable in metric.variables)  # not of those of `compile`
+    return [*variables_of(one), *of_metrics]
+
+
+def _slots(path: str, one: Any, variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield what an optimizer of TensorFlow's keeps for variables, named as TensorFlow does."""
+    for slot in one.get_slot_names() if "get_slot_names" in dir(one) else ():
+        for name, variable in list(variables.items()):
+            with suppress(AttributeError, KeyError):  # another optimizer's, or none at all
+                found = one.get_slot(variable, slot)
+                if found is not None:
+                    yield f"{name}/.OPTIMIZER_SLOT/{path}/{slot}", found
+
+
+def _parts(path: str, one: Any) -> Mapping[str, _Part]:
+    """Return the state of what is no variable, as TensorFlow saves it.
+
+    Raises:
+        GraphError: it cannot be saved in parts, or by its name.
+    """
+    tracking = tensorflow().__internal__.tracking
+    if not isinstance(one, tracking.Trackable):
+        return {}
+    parts: dict[str, _Part] = {}
+    try:
+        for attribute, made in tracking.saveable_objects_from_trackable(one).items():
+            saveable = made(name=_way(path, attribute)) if callable(made) else made
+            parts |= {spec.name: _Part(saveable, at) for at, spec in enumerate(saveable.specs)}
+    except tensorflow().errors.OpError as error:
+        raise GraphError(f"'{path}' ({type(one).__name__}) cannot be saved: {str(error).splitlines()[0]}") from None
+    return parts
+
+
+def _way(path: str, name: str) -> str:
+    return f"{path}/{name}" if path else name
 
 
 def _children(module: Any) -> Iterator[tuple[str, Any]]:
@@ -200,7 +340,10 @@ def _unique(name: str, taken: Mapping[str, Any]) -> str:
 
 def _extents(variables: Mapping[str, Any]) -> dict[str, Extent]:
     tf = tensorflow()
-    return {name: _extent(v.shape, tf.as_dtype(v.dtype).name) for name, v in variables.items()}
+    return {
+        name: _extent(None if isinstance(v, _Part) else v.shape, tf.as_dtype(v.dtype).name)
+        for name, v in variables.items()
+    }
 
 
 def _extent(shape: Iterable[int | None] | None, dtype: str) -> Extent:
