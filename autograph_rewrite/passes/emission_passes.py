@@ -124,6 +124,7 @@ def _report(rewrite: Rewrite) -> Report:
         held=held_bytes(graph, item.variables, run_devices(plan, rewrite.task)),
         batches=named_groups(rewrite.get(ReshardInserter).groups, item, rewrite.get(Propagation), resolved.shared),
         inexact=resolved.inexact,
+        alone=rewrite.get(Alone).own.variables if rewrite.has(Alone) else (),
         averaged=tuple(rewrite.get(Alone).averages.averaged) if rewrite.has(Alone) else (),
         policies=described(plan, item.variables),
         covered=resolved.covered,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite.errors import ConfigError, GraphError
+from autograph_rewrite.runtime.function import guard
 
 v1 = tf.compat.v1
 Trained = tuple[list[tf.Variable], Callable[[Any, Any], Any]]
@@ -101,6 +103,32 @@ def test_replicas_do_what_models_do_that_are_trained_apart_and_averaged(
     for x, y in batches(7, 12):
         other.step(x, y)
     assert np.abs(variables[0].numpy() - other.variables()[0]).max() > 1e-4  # another period is another result
+
+
+@pytest.mark.parametrize("small", [True, False])
+@pytest.mark.parametrize("steps", [1, 2])
+def test_replicas_train_on_where_they_were_when_the_data_had_ended(
+    steps: int, small: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An epoch ends between two averages, so the replicas differ; a step without data does not count."""
+    if not small:
+        monkeypatch.setattr(guard, "SMALL", -1)
+    variables, step = momentum()
+    apart = Apart(momentum, 2, lambda n: n % 3 == 0)
+    distributed = ar.distribute(lambda iterator: step(*next(iterator)), {**config(3), "steps_per_run": steps})
+    given = batches(5, 12)
+    data = tf.data.Dataset.from_tensor_slices(tuple(np.concatenate(part) for part in zip(*given, strict=True)))
+    for _ in range(2):
+        iterator = iter(data.batch(12))
+        with contextlib.suppress(tf.errors.OutOfRangeError):
+            while True:
+                distributed(iterator)
+        for x, y in given:
+            apart.step(x, y)
+    assert_alike([v.numpy() for v in variables], apart.variables())
+    distributed.average_variables()
+    apart.average()
+    assert_alike([v.numpy() for v in variables], apart.variables())
 
 
 def test_rows_of_outputs_come_in_the_order_of_one_device() -> None:

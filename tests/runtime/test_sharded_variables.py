@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,40 @@ def test_a_step_that_fails_leaves_the_users_variables_readable(pair: tuple[Model
     with pytest.raises(tf.errors.InvalidArgumentError):
         step(tf.ones([4, 7], tf.float64))
     step(X), one.step(X)
+    assert_same(one, many)
+
+
+def checked(model: Model) -> Any:
+    def step(x: Any) -> Any:
+        loss = model.step(x)
+        tf.debugging.assert_less(tf.reduce_max(x), tf.constant(50.0, tf.float64))
+        return loss
+
+    return step
+
+
+def test_what_a_step_has_updated_before_it_failed_stays_as_on_one_device(pair: tuple[Model, Model]):
+    one, many = pair
+    for step in (tf.function(checked(one)), ar.distribute(checked(many), config(".*", mode="mirrored", replicas=2))):
+        for x in (X, 100.0 * X, X):
+            with contextlib.suppress(tf.errors.InvalidArgumentError):
+                step(tf.constant(x))
+    assert_same(one, many)
+    assert np.abs(one.m).max() > 1.0  # the step that failed left its mark
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_where_the_data_end_in_the_middle_of_a_run_the_steps_before_are_kept(nested: bool, pair: tuple[Model, Model]):
+    one, many = pair
+    settings = config(".*", mode="mirrored", replicas=2) | {"steps_per_run": 3}
+    step = ar.distribute(lambda iterator: many.step(next(iterator)), settings)
+    data = tf.data.Dataset.from_tensor_slices(np.concatenate([X, 2.0 * X, 3.0 * X, 4.0 * X, 5.0 * X])).batch(6)
+    iterator, run = iter(data), tf.function(lambda iterator: step(iterator)) if nested else step
+    with contextlib.suppress(tf.errors.OutOfRangeError):
+        while True:
+            run(iterator)
+    for x in data:
+        one.step(x)
     assert_same(one, many)
 
 

@@ -46,7 +46,8 @@ class Report(NotebookView):
         held: bytes of variables on each device of this process, shards and copies counted.
         batches: names of the batch inputs in groups of one size each; none where all are of one.
         inexact: what is another quantity than on one device because the configuration asks for it.
-        averaged: names of variables that replicas train by themselves, and average (`local_sgd`).
+        alone: names of variables of which each replica trains one of its own (`local_sgd`).
+        averaged: those of them that are averaged every so many steps.
         snapshot_steps: how many steps an elastic job does between two snapshots; None where a plan was given.
         contents: of one of several processes, what its graph must have in common with the others'.
         digests: of one of several processes, the tensor that is fed its digest, and the one that holds those of all.
@@ -72,6 +73,7 @@ class Report(NotebookView):
     held: Mapping[str, int] = field(default_factory=dict)
     batches: tuple[tuple[str, ...], ...] = ()
     inexact: tuple[Note, ...] = ()
+    alone: tuple[str, ...] = ()
     averaged: tuple[str, ...] = ()
     covered: Coverage = NOT_MEASURED
     recomputed: Decision = field(default_factory=Decision)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -40,10 +41,18 @@ SCOPE = AVERAGES
 
 @dataclass(frozen=True)
 class Counter:
-    """The number of steps: what it is before a step, and behind it; filled in when variables can be added."""
+    """The number of steps: what it is before a step, and once it is done; filled in when variables can be added."""
 
     before: Node
     after: Value
+
+
+class _Step(NamedTuple):
+    """How many steps there were before this one, how many there are with it, and whether variables are averaged now."""
+
+    before: Node
+    after: Value
+    due: Value
 
 
 @dataclass
@@ -120,12 +129,12 @@ class _Group:
     def average(self, how: LocalSgd, replicas: int) -> Node:
         """Add the averages; return what runs once they are made, or are not to be."""
         graph, ends = self._graph, self._ends()
-        due = self._due(how) if how.period > 1 else None
+        step = self._count(how) if how.period > 1 else None
         writes = []
         for name, (handle, _) in self.written.items():
             value = self._read(name, ends[name])
-            if due is not None:
-                switch = graph.add("Switch", [value, due], name=f"{SCOPE}/{name}/if_due", origin=handle)
+            if step is not None:
+                switch = graph.add("Switch", [value, step.due], name=f"{SCOPE}/{name}/if_due", origin=handle)
                 switch.set_raw_attr(OF_BLOCK, OWN_NODE)
                 value = switch.output(1)
             share = share_of(graph, value, replicas, f"{SCOPE}/{name}/mean")
@@ -134,7 +143,7 @@ class _Group:
             node = graph.add("AssignVariableOp", inputs, name=f"{SCOPE}/{name}/average", attrs=attrs, origin=handle)
             writes.append(node)
             self._found.averaged[name] = None
-        return self._done(writes, due)
+        return self._done(writes, step)
 
     def _ends(self) -> dict[str, list[Node]]:
         """Return, by variable, what has run once this step has read and updated it, in branches and loops, too.
@@ -173,8 +182,8 @@ class _Group:
             record_shapes(read, [variable.shape])
         return read.output()
 
-    def _due(self, how: LocalSgd) -> Value:
-        """Count the step; return whether variables are averaged behind it."""
+    def _count(self, how: LocalSgd) -> _Step:
+        """Count the step, and find out whether variables are averaged behind it."""
         graph = self._graph
 
         def number(content: int, what: str) -> Value:
@@ -188,14 +197,16 @@ class _Group:
         if how.warmup_steps:
             early = graph.add("LessEqual", [after, number(how.warmup_steps, "warmup_steps")], name=f"{SCOPE}/is_early")
             due = graph.add("LogicalOr", [due, early.output()], name=f"{SCOPE}/is_early_or_due").output()
-        self._found.counters.append(Counter(before, after))
-        return due
+        return _Step(before, after, due)
 
-    def _done(self, writes: Sequence[Node], due: Value | None) -> Node:
+    def _done(self, writes: Sequence[Node], step: _Step | None) -> Node:
         """Return what has run once variables are averaged, or are not to be."""
-        if due is None:
+        if step is None:
             return self._graph.add("NoOp", name=f"{SCOPE}/done", controls=writes)
-        gate = self._graph.add("Switch", [due, due], name=f"{SCOPE}/gate")
+        gate = self._graph.add("Switch", [step.due, step.due], name=f"{SCOPE}/gate")
         averaged = self._graph.add("Identity", [gate.output(1)], name=f"{SCOPE}/averaged", controls=writes)
         ended = self._graph.add("Merge", [gate.output(0), averaged.output()], name=f"{SCOPE}/ended")
-        return self._graph.add("NoOp", name=f"{SCOPE}/done", controls=[ended])
+        # A step that fails, for its data have ended, does not count.
+        counted = self._graph.add("Identity", [step.after], name=f"{SCOPE}/counted", controls=[ended])
+        self._found.counters.append(Counter(step.before, counted.output()))
+        return self._graph.add("NoOp", name=f"{SCOPE}/done", controls=[counted])

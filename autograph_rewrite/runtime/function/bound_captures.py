@@ -47,6 +47,9 @@ class BoundCaptures:
             for capture, names in self._captured
             if capture.name is not None and (len(names) > 1 or is_compared(capture.name))
         }
+        for capture, names in self._captured:
+            if item.report is not None and capture.name in item.report.alone and names[0] in self._copied:
+                self._copied[names[0]].alone = True
         self.names = {id(capture.value): capture.name for capture, _ in self._captured}
         self._cut = [
             (mirrors.in_shards(capture.value, variable, variable.shards), copies_of(item, variable))

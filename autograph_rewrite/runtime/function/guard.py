@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from autograph_rewrite.ir.types.dtypes import BOOL, INEXACT, INTEGER
-from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.function.mirrored_variables import Array, Mirrored, Mirrors, is_equal
 from autograph_rewrite.runtime.function.sharded_variables import Sharded
 from autograph_rewrite.runtime.native.variable_reader import Reader
@@ -77,8 +76,8 @@ class Guard:
                 mirrored.seen = None
             for index in (i for i, same in enumerate(kept) if not same):
                 one, seen = self._watched[index], held[index]
-                one.refresh(now[index])
                 if seen is None or not is_equal(seen, now[index]):
+                    one.refresh(now[index])
                     written.append((one, now[index]))
             for rows, stack in zip(self._rows, stacks, strict=True):
                 for small in rows.changed(stack):
@@ -87,7 +86,9 @@ class Guard:
                     written.append((small, value))
                 rows.forget()
         for mirrored in self._unwatched:
-            mirrored.refresh(mirrored.value())
+            value = mirrored.value()
+            if not mirrored.alone or mirrored.seen is None or not is_equal(mirrored.seen, value):
+                mirrored.refresh(value)
         return written
 
     def _take_over(self) -> None:
@@ -111,14 +112,35 @@ class Guard:
         Args:
             values: of those that are read one by one, of shards, and of the stacks.
         """
-        is_eager = tensorflow().executing_eagerly()
         rest = iter(values)
         for variable in self._told:
-            tensors = [next(rest) for _ in range(variable.parts)]
-            (variable.after if is_eager else variable.after_in_graph)(tensors)
-        if is_eager:
-            for rows, stack in zip(self._rows, rest, strict=True):
-                rows.after(stack)
+            variable.after([next(rest) for _ in range(variable.parts)])
+        for rows, stack in zip(self._rows, rest, strict=True):
+            rows.after(stack)
+        self._know(variable for variable in self._unwatched if variable.alone)
+
+    def after_in_graph(self, values: Sequence[Any]) -> list[Any]:
+        """Give the user's variables what their shards hold, in the function that is being traced; return the ops.
+
+        Args:
+            values: as `after` gets them.
+        """
+        rest = iter(values)
+        told = [(variable, [next(rest) for _ in range(variable.parts)]) for variable in self._told]
+        return [variable.join(pieces)[1] for variable, pieces in told if isinstance(variable, Sharded)]
+
+    def failed(self) -> None:
+        """Keep what steps have done of which the last one has failed: what shards hold, what replicas have alone."""
+        for variable in self.variables:
+            if isinstance(variable, Sharded):
+                variable.join(variable.held())
+            variable.seen = None
+        self._know(variable for variable in self.variables if variable.alone)
+
+    @staticmethod
+    def _know(variables: Iterable[Mirrored | Sharded]) -> None:
+        for variable in variables:
+            variable.seen = variable.value()
 
     def in_graph(self) -> list[Any]:
         """Copy every variable to its mirrors, in the function that is being traced; return the ops."""
@@ -180,11 +202,12 @@ class Rows:
 
     def give(self) -> None:
         """Let each variable know its value: another step is the next to look."""
-        for index, variable in enumerate(self.variables):
-            variable.seen = self._seen[index] if self._seen is not None else None
+        if self._seen is not None:
+            for variable, value in zip(self.variables, self._seen, strict=True):
+                variable.seen = value
 
     def forget(self) -> None:
-        """Know nothing: a step begins, and may fail."""
+        """Know nothing of them together: a step begins, and may fail."""
         self._seen = None
 
     def after(self, values: Any) -> None:
@@ -202,8 +225,8 @@ class Rows:
             now: tensor of the values that they have, one row for each.
         """
         seen, found = self._seen, np.asarray(now)
-        if seen is None:
-            return list(self.variables)
-        if is_equal(seen, found):
+        if seen is not None and is_equal(seen, found):
             return []
-        return [variable for variable, *pair in zip(self.variables, seen, found, strict=True) if not is_equal(*pair)]
+        known = [variable.seen for variable in self.variables] if seen is None else seen
+        pairs = zip(self.variables, known, found, strict=True)
+        return [variable for variable, old, new in pairs if old is None or not is_equal(old, new)]

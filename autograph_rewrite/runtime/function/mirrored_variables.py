@@ -22,12 +22,15 @@ Array = np.ndarray[Any, Any]
 
 
 class Mirrored:
-    """One variable of the user, its copies by device, and the value that all had after the last step.
+    """One variable of the user, its copies by device, and the value that it had after the last step.
 
     Args:
         handle: of the variable.
         dtype: TensorFlow's name of its element type.
         shape: static shape, None when unknown.
+
+    Attributes:
+        alone: each replica trains its copy by itself (`local_sgd`), so the copies differ, after a failed step, too.
     """
 
     def __init__(self, handle: Any, dtype: str, shape: Sequence[int | None] | None) -> None:
@@ -37,6 +40,7 @@ class Mirrored:
         self.copies: dict[str, Any] = {}
         self.seen: Any = None
         self.served: Served | None = None  # where its value may be on a server
+        self.alone = False
         self.adopts = True  # in a job of several processes: what it holds is still this one's own
         self._shape = self._tf.TensorShape(shape)
         self.parts = 1  # tensors that tell its value after a step
@@ -65,6 +69,7 @@ class Mirrored:
 
     def write(self, value: Any) -> None:
         """Give the user's variable a value."""
+        self.seen = None
         if self.served is not None:
             self.served.source = None
         if self.dtype != self._tf.string:
@@ -86,9 +91,6 @@ class Mirrored:
     def after(self, values: Sequence[Any]) -> None:
         """Keep the value that the variable has after a step."""
         (self.seen,) = values
-
-    def after_in_graph(self, values: Sequence[Any]) -> None:
-        """Do nothing: the step has updated the user's variable, and nothing can be kept."""
 
 
 class Holder(Protocol):
@@ -148,4 +150,4 @@ def is_equal(old: Any, new: Any) -> bool:
 
 
 def _bits(array: Array) -> Array:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return array if array.dtype == object else np.ascontiguousarray(array).reshape(-1).view(np.uint8)

@@ -1,7 +1,7 @@
 """A user's variable whose value is kept in shards by a distributed function.
 
     user's tf.Variable  ── the truth: checkpoints, callbacks and model.save see this one
-        │ cut, when somebody wrote it          ▲ joined, after every step
+        │ cut, when somebody wrote it          ▲ joined, after every step, also one that failed
     w/part_0 @ device 0, w/part_1 @ device 1 ──┘
 
 Who wrote it meanwhile is found as for mirrors: by whose buffer it holds.
@@ -39,6 +39,7 @@ class Sharded:
         self.dtype = self._tf.as_dtype(dtype)
         self.shards = shards
         self.seen: Any = None
+        self.alone = False  # copies of shards are equal
         self.parts = shards.count
         self.watchable = bool(shape) and self.dtype.is_numpy_compatible and "CPU" in handle.device
         self.watchable = self.watchable and self.dtype != self._tf.string
@@ -65,6 +66,10 @@ class Sharded:
         """Return what the user's variable holds."""
         return self._tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=self.dtype)
 
+    def held(self) -> list[Any]:
+        """Return what the shards hold that the first replica uses."""
+        return [shard.read_value() for shard in next(iter(self.copies.values()))]
+
     def refresh(self, value: Any) -> list[Any]:
         """Give the shards of all copies a value; return the ops, which exist while a function is traced."""
         ops = []
@@ -77,11 +82,10 @@ class Sharded:
 
     def after(self, values: Sequence[Any]) -> None:
         """Give the user's variable what its shards hold after a step."""
-        self.seen = self.after_in_graph(values)
+        self.seen = self.join(values)[0]
 
-    def after_in_graph(self, values: Sequence[Any]) -> Any:
-        """Give the user's variable what its shards hold; return it."""
+    def join(self, pieces: Sequence[Any]) -> tuple[Any, Any]:
+        """Give the user's variable what its shards hold; return that, and the op, which exists while one is traced."""
         with self._tf.device(self.handle.device):
-            joined = variable_pieces.join(self.shards, values)
-            self._tf.raw_ops.AssignVariableOp(resource=self.handle, value=joined)
-        return joined
+            whole = variable_pieces.join(self.shards, pieces)
+            return whole, self._tf.raw_ops.AssignVariableOp(resource=self.handle, value=whole)

@@ -32,7 +32,7 @@ from autograph_rewrite.runtime.function.mirrored_variables import Mirrors
 from autograph_rewrite.runtime.function.ready_order import LAST, Timed, ready_order
 from autograph_rewrite.runtime.job import tf_server
 from autograph_rewrite.runtime.native import call_by_name, function_def
-from autograph_rewrite.runtime.native.steps_loop import Stacked
+from autograph_rewrite.runtime.native.steps_loop import Stacked, run_steps
 from autograph_rewrite.runtime.session.batch_sizes import check_batch_sizes
 from autograph_rewrite.training_graph import TrainingGraph
 
@@ -198,7 +198,12 @@ class Step:
         written = self._guard.before() if self._guard is not None else []
         if self._digests is not None:
             self._tell(args, first, written, str(flat[rows.index(True)].shape[0]) if True in rows else "")
-        results = self._run(args, stacked)
+        try:
+            results = self._run(args, stacked)
+        except BaseException:  # what it has updated stays, as on one device
+            if self._guard is not None:
+                self._guard.failed()
+            raise
         count = len(self.binding.outputs)
         if self._guard is not None:
             self._guard.after(results[count + (self._digests is not None) :])
@@ -280,19 +285,24 @@ class Step:
         Raises:
             GraphError: replicas have variables of their own, which are copied at each call there.
         """
-        if self.item.report is not None and self.item.report.averaged:
+        if self.item.report is not None and self.item.report.alone:
             raise GraphError(
                 f"{self._what} trains each replica by itself (local_sgd), and a function that calls it gives all the "
                 "variables of the first one",
                 hint="call it from Python; steps_per_run runs several steps in one call",
             )
+        with self._tf.control_dependencies(self._guard.in_graph() if self._guard is not None else []):
+            if stacked is None:
+                return self._add_step(args)[0]
+            return run_steps(self._add_step, self._call.types[: len(self.binding.outputs)], args, stacked)[1]
+
+    def _add_step(self, args: Sequence[Any]) -> tuple[list[Any], Any]:
+        """Add one step to the function that is being traced; return its results, and an operation that ends it."""
+        results, done = self._call.add_op(args)
         count = len(self.binding.outputs)
-        if self._guard is None:
-            return self._called(args, stacked)[:count]
-        with self._tf.control_dependencies(self._guard.in_graph()):
-            results = self._called(args, stacked)
-        self._guard.after(results[count + (self._digests is not None) :])
-        return results[:count]
+        if self._guard is not None:
+            done = self._tf.group(done, *self._guard.after_in_graph(results[count + (self._digests is not None) :]))
+        return results[:count], done
 
     def _tell(self, args: list[Any], flat: Sequence[Any], written: Iterable[tuple[Any, Any]], steps: str) -> None:
         """Send, with the step, the digest of what all workers have to be given alike."""
@@ -310,7 +320,7 @@ class Step:
     def _run(self, args: list[Any], stacked: Stacked | None) -> list[Any]:
         """Run the function; if it fails, the mirrors are refreshed before the next step, as they may differ."""
         watchdog = self._coordinator.watchdog
-        if watchdog is None or not self._tf.executing_eagerly():
+        if watchdog is None:
             return self._called(args, stacked)
         failed, watchdog.doing = True, f"step {self._number} of {self._what}"
         try:

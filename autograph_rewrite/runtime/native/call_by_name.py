@@ -50,7 +50,7 @@ class Call:
     @functools.cached_property
     def looped(self) -> LoopedCall:
         """What makes several calls in one loop."""
-        return LoopedCall(self._add_op, self._types, self._execute if self._private is not None else None)
+        return LoopedCall(self.add_op, self._types, self._execute if self._private is not None else None)
 
     def __call__(self, inputs: Sequence[Any], cancellation: Any = None) -> list[Any]:
         """Run the function and return its results.
@@ -60,7 +60,7 @@ class Call:
             cancellation: what `cancellation_manager` gave; cancelling it ends the call.
         """
         if self._private is None or not self._tf.executing_eagerly():
-            return self._add_op(inputs)[0]
+            return self.add_op(inputs)[0]
         return self._execute(self._name, len(self._types), inputs, cancellation)
 
     def _execute(self, name: str, count: int, inputs: Sequence[Any], cancellation: Any) -> list[Any]:
@@ -76,7 +76,7 @@ class Call:
             )
         return results
 
-    def _add_op(self, inputs: Sequence[Any]) -> tuple[list[Any], Any]:
+    def add_op(self, inputs: Sequence[Any]) -> tuple[list[Any], Any]:
         """Add a call to the graph under construction; return its results, and the operation."""
         results = self._tf.raw_ops.StatefulPartitionedCall(
             args=list(inputs), Tout=self._types, f=self._name, config_proto=self._config

@@ -62,7 +62,7 @@ def run_steps(step: OneStep, types: Sequence[Any], inputs: Sequence[Any], stacke
 
 
 class LoopedCall:
-    """Does several steps in one call; called as the function that does one.
+    """Does several steps in one eager call; called as the function that does one.
 
     Args:
         step: adds a call of it.
@@ -83,8 +83,6 @@ class LoopedCall:
             stacked: which of them have rows.
             cancellation: what `cancellation_manager` gave.
         """
-        if not self._tf.executing_eagerly():
-            return run_steps(self._step, self._types, inputs, stacked)[1]
         concrete = self._concrete(stacked, tuple(one.dtype for one in inputs))
         if self._execute is None:
             return list(concrete(*inputs))[1:]

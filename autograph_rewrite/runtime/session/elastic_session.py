@@ -26,7 +26,7 @@ def elastic_session(item: TrainingGraph, config: Any, target: str) -> Distribute
     loop = kept_loop() if item.report is not None else None
     if item.report is not None:
         keep_steps(item.report.snapshot_steps)
-    require_alike(trains_alone=item.report is not None and bool(item.report.averaged))
+    require_alike(trains_alone=item.report is not None and bool(item.report.alone))
     return _ElasticSession(item, config, target, loop) if loop is not None else None
 
 
