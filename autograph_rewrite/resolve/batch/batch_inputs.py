@@ -166,7 +166,7 @@ def named_groups(
 
 
 def own_inputs(item: TrainingGraph, plan: Plan, state: Propagation, task: int) -> dict[str, TensorInfo]:
-    """Return the inputs as this process is fed them: of a batch of static size, its part.
+    """Return the inputs as this process is fed them: where one states the size of its batch, all that are cut have it.
 
     Args:
         item: the signature.
@@ -174,14 +174,15 @@ def own_inputs(item: TrainingGraph, plan: Plan, state: Propagation, task: int) -
         state: a propagation, which knows the batch size.
         task: number of this process.
     """
-    batch, count = state.semantics.batch, len(plan.processes)
-    if batch is None or count == 1:
+    batch = state.semantics.batch
+    if batch is None:
         return dict(item.inputs)
-    ends = limits(batch, count, 1)
+    ends = limits(batch, len(plan.processes), 1)
     own = ends[task + 1] - ends[task]
+    axes = {value.name: axis for value, axis in state.whole_inputs.items()}
     inputs = {}
     for name, info in item.inputs.items():
-        axis, shape = info.batch_axis, info.shape
+        axis, shape = axes.get(info.tensor.removesuffix(":0")), info.shape
         if axis is not None and shape is not None:
             info = replace(info, shape=(*shape[:axis], own, *shape[axis + 1 :]))
         inputs[name] = info

@@ -166,6 +166,16 @@ class Arguments:
         """Return leaves whose batch axis has any size."""
         return [_relax(leaf, self.axis(path, leaf)) for leaf, path in zip(leaves, paths, strict=True)]
 
+    def opened(self, leaves: Sequence[Leaf], axes: Mapping[int, int]) -> list[Leaf]:
+        """Return leaves of any size along some axes, given by the place of each among the tensors of all leaves."""
+        found, at = [], 0
+        for leaf in leaves:
+            is_composite = leaf.dtype is None and hasattr(leaf.static, "_to_components")
+            found.append(_relax(leaf, axes.get(at)) if leaf.dtype is not None else leaf)
+            at += len(self._tf.nest.flatten(leaf.static, expand_composites=True)) if is_composite else 0
+            at += leaf.dtype is not None
+        return found
+
     def axis(self, path: str, leaf: Leaf) -> int | None:
         """Return which axis of an argument counts examples; None: none does."""
         if not leaf.shape:

@@ -21,7 +21,7 @@ from autograph_rewrite.runtime.function.arguments import Arguments, Flat, Leaf, 
 from autograph_rewrite.runtime.function.compressor_state import track, trackable
 from autograph_rewrite.runtime.function.mirrored_variables import Mirrors
 from autograph_rewrite.runtime.function.session_step import SessionStep
-from autograph_rewrite.runtime.function.step import Step
+from autograph_rewrite.runtime.function.step import Step, batch_axes
 from autograph_rewrite.runtime.function.steps_per_call import one_of_several
 from autograph_rewrite.runtime.session.first_batch import FirstBatch
 from autograph_rewrite.runtime.tracing.observers import observers
@@ -111,13 +111,15 @@ class DistributedFunction:
         self._ahead: Step | SessionStep | None = None  # what has run since variables were averaged
         self._known: dict[Hashable, _Traced] = {}
         self._specs: tuple[tuple[Any, ...], dict[str, Any]] | None = None
-        self._fixed = bool(specs or named_specs) or hasattr(function, "structured_input_signature")
+        declared = getattr(function, "input_signature", None)
         if hasattr(function, "structured_input_signature"):
             self._specs = function.structured_input_signature
-        elif self._fixed:
+        elif specs or named_specs:
             self._specs = self._arguments.bind(tuple(specs or ()), dict(named_specs or {}))
         if self._specs is not None:
             self._add(*self._specs)
+        elif declared is not None:  # traced at the first call, as TensorFlow does
+            self._specs = self._arguments.bind(declared, {})
 
     @property
     def items(self) -> tuple[TrainingGraph, ...]:
@@ -161,7 +163,7 @@ class DistributedFunction:
                 flat,
                 self._arguments.paths(args, kwargs),
                 self._arguments,
-                self._traces[0].leaves if self._fixed else None,
+                self._arguments.flatten(*self._specs).leaves if self._specs is not None else None,
                 self._steps,
             )
         key = (flat.structure, *flat.leaves)
@@ -214,14 +216,17 @@ class DistributedFunction:
 
     def _find(self, flat: Flat, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Traced:
         """Return a trace for arguments that have not been seen like this before."""
+        if self._specs is not None and not self._traces:
+            self._add(*self._specs)
         similar = [traced for traced in self._traces if traced.structure == flat.structure]
         for traced in similar:
             if accepts(traced.leaves, flat.leaves):
                 return traced
-        if self._fixed:
+        if self._specs is not None:
             raise GraphError(
                 f"the step was made for ({_listed(self._traces[0].leaves)}), not for ({_listed(flat.leaves)})",
-                hint="leave the specs out of ar.distribute to have it traced for whatever it is called with",
+                hint="leave out the specs of ar.distribute, or the input_signature of tf.function, to have it traced "
+                "for whatever it is called with",
             )
         paths = self._arguments.paths(args, kwargs)
         leaves = self._arguments.relaxed(flat.leaves, paths)
@@ -254,7 +259,9 @@ class DistributedFunction:
         first = FirstBatch(step.item)
         if not self._tells:
             first.done()
-        traced = _Traced(flat.structure, flat.leaves, item, step, _packer(self._tf, step), first)
+        axes = {index: axis for _, index, axis in batch_axes(item, step.binding)}  # whose sizes the step checks
+        leaves = self._arguments.opened(flat.leaves, axes)
+        traced = _Traced(flat.structure, leaves, item, step, _packer(self._tf, step), first)
         self._traces.append(traced)
         return traced
 

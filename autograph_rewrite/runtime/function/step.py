@@ -33,7 +33,7 @@ from autograph_rewrite.runtime.function.ready_order import LAST, Timed, ready_or
 from autograph_rewrite.runtime.job import tf_server
 from autograph_rewrite.runtime.native import call_by_name, function_def
 from autograph_rewrite.runtime.native.steps_loop import Stacked, run_steps
-from autograph_rewrite.runtime.session.batch_sizes import check_batch_sizes
+from autograph_rewrite.runtime.session.batch_sizes import check_batch_sizes, may_refuse
 from autograph_rewrite.training_graph import TrainingGraph
 
 COMPARED = frozenset(NUMBERS) - {"resource", "variant"}
@@ -60,7 +60,7 @@ class Step:
         self._member = item.report.member if item.report is not None else None
         self._number = 0
         self._plan = item.report.plan if item.report is not None else None
-        self._batches = batch_axes(item, self.binding)
+        self._batches, self._may_refuse = batch_axes(item, self.binding), may_refuse(item)
         self._digests = item.report.digests if self._member is not None else None
         self._shared = Inputs(item, {f"{node}:0": i for i, node in enumerate(self.binding.inputs)}.get)
         self._account = Account("")
@@ -179,12 +179,12 @@ class Step:
             One tensor per flat result.
 
         Raises:
-            GraphError: batch inputs hold different numbers of examples.
+            GraphError: a batch input holds another number of examples than is stated, or than others do.
             ClusterError: replicas wait for each other for ever.
         """
         first = self._first_of(flat, rows)
-        if len(self._batches) > 1:
-            self._check_batch(first)
+        if self._may_refuse:
+            check_batch_sizes({name: first[index].shape[axis] for name, index, axis in self._batches}, self.item)
         self._captures.bring()
         args, stacked = self._fixed.copy(), self._stacked(rows)
         for at, index in self._inputs:
@@ -339,12 +339,6 @@ class Step:
     def examples(self, flat: Sequence[Any], rows: Sequence[bool] = ()) -> int | None:
         """Return how many examples flat arguments hold in one step, where that is known."""
         return most_examples(self._batches, self._first_of(flat, rows))
-
-    def _check_batch(self, flat: Sequence[Any]) -> None:
-        sizes = {name: flat[index].shape[axis] for name, index, axis in self._batches}
-        known = {name: size for name, size in sizes.items() if size is not None}
-        if len(set(known.values())) > 1 or (self._plan is not None and self._plan.micro is not None):
-            check_batch_sizes(known, self._plan, self.item.report.batches if self.item.report is not None else ())
 
 
 def _binding(item: TrainingGraph) -> FunctionBinding:

@@ -1,28 +1,40 @@
-"""Validate the batch sizes that are fed to one step."""
+"""Validate the batch sizes that are fed to one step: what each input states, and whether they fit together.
+
+x [5, 2] of one process                   5 examples, or a GraphError
+x [5, 2] of two workers, of the second    2 examples, or a GraphError
+x [None, 2]                               any number, also none
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.training_graph import TensorInfo, TrainingGraph
 
 
-def check_batch_sizes(
-    sizes: Mapping[str, int], plan: Plan | None = None, groups: Sequence[Collection[str]] = ()
-) -> None:
-    """Refuse inputs whose sizes meet and differ, or one that cannot be divided as asked.
+def may_refuse(item: TrainingGraph) -> bool:
+    """Return whether there are batch sizes that `check_batch_sizes` refuses."""
+    infos = [info for info in item.inputs.values() if info.batch_axis is not None]
+    return len(infos) > 1 or _wants_equal_parts(item) or any(_stated(info) is not None for info in infos)
+
+
+def check_batch_sizes(sizes: Mapping[str, int | None], item: TrainingGraph) -> None:
+    """Refuse inputs of another size than is stated, whose sizes meet and differ, or that cannot be divided as asked.
 
     Args:
-        sizes: by input name.
-        plan: under which they were distributed.
-        groups: the names of those that must be of one size; none: all must.
+        sizes: by input name; None where a function is being traced that does not know it.
+        item: what runs; its inputs state the size of this process's part.
 
     Raises:
-        GraphError: the sizes differ, or micro-batches would.
+        GraphError: a size is another one, the sizes differ, or micro-batches would.
     """
-    for group in groups or [sizes]:
-        own = {name: size for name, size in sizes.items() if name in group}
+    for name, size in sizes.items():
+        _require_stated(item, item.inputs[name], size)
+    known = {name: size for name, size in sizes.items() if size is not None}
+    groups = item.report.batches if item.report is not None else ()
+    for group in groups or [known]:
+        own = {name: size for name, size in known.items() if name in group}
         if len(set(own.values())) < 2:
             continue
         listed = ", ".join(f"{name}: {size}" for name, size in own.items())
@@ -30,12 +42,44 @@ def check_batch_sizes(
             f"the batch inputs of one step have different sizes ({listed})",
             hint="give None as the axis of the inputs that all replicas share: batch_inputs={'name': None}",
         )
-    if plan is None or plan.micro is None or plan.micro.uneven:
+    if not _wants_equal_parts(item):
         return
-    for name, size in sizes.items():
+    plan = item.report.plan
+    for name, size in known.items():
         if size % plan.instances_each:
             raise GraphError(
                 f"the batch of {size} examples in '{name}' cannot be divided among "
                 f"{plan.replicas_each} x {plan.microbatches} micro-batches",
                 hint="feed another number of them, or set accumulation.uneven to allow",
             )
+
+
+def _stated(info: TensorInfo) -> int | None:
+    """Return how many examples an input states; None: any number."""
+    return None if info.batch_axis is None or info.shape is None else info.shape[info.batch_axis]
+
+
+def _wants_equal_parts(item: TrainingGraph) -> bool:
+    micro = item.report.plan.micro if item.report is not None else None
+    return micro is not None and not micro.uneven
+
+
+def _require_stated(item: TrainingGraph, info: TensorInfo, size: int | None) -> None:
+    """Refuse another number of examples than an input states.
+
+    Raises:
+        GraphError: it is another one, or not known.
+    """
+    stated = _stated(info)
+    if stated is None or size == stated:
+        return
+    given = f"'{info.name}' is given a batch of {size if size is not None else 'unknown size'}"
+    workers = len(item.report.plan.processes) if item.report is not None else 1
+    if workers == 1:
+        hint = "leave the size of the batch open (None) in all inputs, so that it may be any"
+        raise GraphError(f"{given}, and the step is made for batches of {stated}", hint=hint)
+    raise GraphError(
+        f"{given}, and the part of worker {item.report.task} has {stated}: what the step states is the size of the "
+        f"whole batch, of which each of {workers} workers gives its part",
+        hint="give the worker's part, as ar.shard_dataset cuts it, or leave the size of the batch open (None)",
+    )

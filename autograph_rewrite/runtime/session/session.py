@@ -285,8 +285,7 @@ class DistributedSession:
             for info, axis in self._batches
             if info.tensor in feeds and np.ndim(feeds[info.tensor]) > axis
         }
-        report = self.item.report
-        check_batch_sizes(sizes, *((report.plan, report.batches) if report is not None else ()))
+        check_batch_sizes(sizes, self.item)
         return sizes
 
     def read_variable(self, name: str) -> np.ndarray[Any, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import autograph_rewrite as ar
@@ -36,6 +37,28 @@ def zoo(name: str, optimizer: str = "adam", mode: str = "mirrored", replicas: in
         return results
 
     return case
+
+
+STATED = 9
+
+
+def stated(job: Job) -> Results:
+    """Train a function that states the size of its batch: each worker gives its part, and is refused the whole."""
+    built = ZOO["custom_loop"].build(optimizer="adam")
+    size = STATED if not job.alone else job.limits(STATED)[1]
+    specs = [tf.TensorSpec([size, *spec.shape[1:]], spec.dtype) for spec in built.specs]
+    step = tf.function(built.step, input_signature=specs)
+    if job.is_rewritten:
+        step = ar.distribute(step, job.config(replicas=2), batch_inputs=dict(built.batch_inputs))
+        begin, end = job.limits(STATED)
+        with pytest.raises(ar.GraphError, match=f"of {STATED}, and the part of worker {job.task} has {end - begin}:"):
+            step(*map(tf.constant, built.feeds(0, STATED)))
+    results = {}
+    for at in range(3):
+        outputs = step(*(tf.constant(job.part(value)) for value in built.feeds(at, STATED)))
+        results.update({f"{name} of step {at}": np.asarray(value) for name, value in outputs.items()})
+    results.update({f"variable {name}": np.asarray(value) for name, value in built.variables.items()})
+    return results
 
 
 WIDE, THIN, ROWS, STEPS = 300, 8, 1024, 8
@@ -81,6 +104,7 @@ CASES: dict[str, Case] = {
     "two_towers": two_towers,
     "custom_loop": zoo("custom_loop"),
     "custom_loop_shared_two_devices": zoo("custom_loop", mode="shared", replicas=2),
+    "custom_loop_stated_batch": stated,
     "function_sparse": zoo("function_sparse", "adagrad"),
     "loss_scaling": zoo("loss_scaling"),
     "other_initial_values": zoo("function_dense", spoilt=1.5),
