@@ -23,6 +23,7 @@ help:
 	@echo "make test-all    run every test (half an hour);  make test-rest: those that make test leaves out (26 minutes)"
 	@echo "make test-full   run the whole matrix, too (over an hour)"
 	@echo "make fuzz        run 3,000 random programs under random configurations (hours; SEEDS=0:100 for fewer)"
+	@echo "                 as jobs of several workers, ten programs in each: SEEDS=20000:20100 ARGS=--jobs"
 	@echo "make damage      read 10,000 damaged files of ten formats (half an hour; ARGS='--cases 100' for fewer)"
 	@echo "make corpus      run programs of public libraries, compare, write docs/corpus.md (an hour; ARGS='--only dcgan')"
 	@echo "make mistakes    seed mistakes into rewrites, run them, and see what the certificate refuses (an hour)"

@@ -95,6 +95,7 @@ class Cell(tf.Module):
 def _dynamic_rnn(net: Net, cell: Callable[[Any, Any], Any], steps: Any, start: Any) -> Any:
     lengths = net.input("lengths", dtype=tf.int32, kind="lengths") if net.chance(0.5) else None
     seed = net.dice.randint(1, 99) if net.chance(0.25) else None
+    net.draws = net.draws or seed is not None
     # One iteration at a time: else the original itself draws its masks in any order.
     parallel = 1 if seed is not None else 32
     rnn = Cell(cell, int(start.shape[-1]), seed)

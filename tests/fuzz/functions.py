@@ -11,7 +11,7 @@ import tensorflow as tf
 import autograph_rewrite as ar
 from tests.fuzz.net import D, Net
 from tests.fuzz.optimizers import KERAS, by_hand, keras_optimizer
-from tests.fuzz.program import Program, grow, zero
+from tests.fuzz.program import Program, Stretch, grow, zero
 
 FuncGraph = tf.__internal__.FuncGraph
 Results = dict[str, Any]
@@ -48,11 +48,13 @@ class Step:
 
     def specs(self) -> dict[str, Any]:
         """Return the specification of its argument."""
-        style = self.program.style
-        return {
-            name: tf.TensorSpec(one.shape(style.batch, style.time), one.dtype, name=name)
-            for name, one in self.net.inputs.items()
-        }
+        style, specs = self.program.style, {}
+        for name, one in self.net.inputs.items():
+            shape = one.shape(style.batch, style.time)
+            is_ragged = one.kind == "ragged"
+            specs[name] = tf.RaggedTensorSpec([shape[0], None], one.dtype) if is_ragged else None
+            specs[name] = specs[name] or tf.TensorSpec(shape, one.dtype, name=name)
+        return specs
 
     def _trace(self, net: Net) -> dict[str, Any]:
         extras = self.program.extras
@@ -105,10 +107,19 @@ class Step:
     def _all(self) -> list[Any]:
         return [*self.variables.values(), *(self.optimizer.variables if self.optimizer is not None else ())]
 
-    def values(self) -> Results:
-        """Return all variables."""
+    def named(self) -> dict[str, Any]:
+        """Return all variables by name."""
         names = [*self.variables, *(v.path for v in self._all()[len(self.variables) :])]
-        return {f"variable {name}": np.asarray(v) for name, v in zip(names, self._all(), strict=True)}
+        return dict(zip(names, self._all(), strict=True))
+
+    def values(self) -> Results:
+        """Return the values of all variables."""
+        return {f"variable {name}": np.asarray(v) for name, v in self.named().items()}
+
+    def tracked(self) -> Any:
+        """Return what a checkpoint is made of, as docs/jobs.md writes it."""
+        parts = {} if self.optimizer is None else {"optimizer": self.optimizer}
+        return tf.train.Checkpoint(**self.variables, **parts)
 
 
 def _shaped(net: Net, extras: tuple[str, ...], slopes: list[Any]) -> list[Any]:
@@ -131,23 +142,54 @@ def _divided(gradient: Any, scale: float) -> Any:
 
 def run_original(step: Step, feeds: list[dict[str, Any]]) -> Results:
     """Train on one device."""
-    return _run(tf.function(step.function(), input_signature=[step.specs()], autograph=False), step, feeds)
+    return run(step, feeds, None, Stretch([[i] for i in range(len(feeds))]))
 
 
-def run_rewritten(step: Step, feeds: list[dict[str, Any]], config: dict[str, Any]) -> Results:
-    """Distribute, and train on many devices."""
-    program = step.program
-    axes = {f"batch/{name}": one.axis for name, one in step.net.inputs.items()}
-    named = program.style.batch is not None or any(axis == 1 for axis in axes.values()) or program.seed % 4 == 0
-    given = {"batch_inputs": axes} if named else {}
-    return _run(ar.distribute(step.function(), config, step.specs(), **given), step, feeds)
-
-
-def _run(function: Any, step: Step, feeds: list[dict[str, Any]]) -> Results:
+def run(step: Step, feeds: list[dict[str, Any]], config: dict[str, Any] | None, stretch: Stretch) -> Results:
+    """Train on one device (no configuration), or distribute, and train on many."""
+    program, inputs = step.program, step.net.inputs
+    each = 1 if config is None else config.get("steps_per_run", 1)
+    if config is None:
+        function: Any = tf.function(step.function(), input_signature=[step.specs()], autograph=False)
+    else:
+        axes = {f"batch/{name}": one.axis for name, one in inputs.items()}
+        named = program.style.batch is not None or any(axis == 1 for axis in axes.values()) or program.seed % 4 == 0
+        given = {"batch_inputs": axes} if named or each > 1 else {}
+        function = ar.distribute(step.function(), config, step.specs(), **given)
     step.restart()
-    tf.random.set_seed(step.program.seed)
+    tf.random.set_seed(program.seed)
+    if stretch.source is not None:
+        ar.CheckpointManager(step.tracked(), stretch.source, config=config).restore()
     results: Results = {}
-    for i, feed in enumerate(feeds):
-        got = function({name: tf.constant(value) for name, value in feed.items()})
-        results |= {f"step {i} {name}": np.asarray(value) for name, value in got.items()}
+    for chunk in stretch.chunks:
+        steps = [feeds[i] for i in chunk]
+        batch = {
+            name: tf.constant(np.stack([feed[name] for feed in steps]))
+            if each > 1 and one.axis is not None and one.kind != "ragged"
+            else _tensor(steps[0][name])
+            for name, one in inputs.items()
+        }
+        got = function(batch)
+        results |= {f"step {chunk[-1]} {name}": np.asarray(value) for name, value in got.items()}
+    if stretch.target is not None:
+        with ar.CheckpointManager(step.tracked(), stretch.target, config=config) as manager:
+            manager.save(stretch.chunks[-1][-1] + 1)
     return results | step.values()
+
+
+def _tensor(value: Any) -> Any:
+    return value if isinstance(value, tf.RaggedTensor) else tf.constant(value)
+
+
+def trainer(step: Step) -> tuple[Results, Callable[[Results, dict[str, Any]], Results]]:
+    """Return the first values of all variables, and what makes of values those after a step on one device."""
+    function = tf.function(step.function(), input_signature=[step.specs()], autograph=False)
+    step.restart()
+
+    def train(values: Results, feed: dict[str, Any]) -> Results:
+        for name, variable in step.named().items():
+            variable.assign(values[f"variable {name}"])
+        function({name: _tensor(value) for name, value in feed.items()})
+        return step.values()
+
+    return step.values(), train

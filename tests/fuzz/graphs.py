@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite.runtime.session.open_session import open_session
 from tests.fuzz.net import D, Net
 from tests.fuzz.optimizers import GRAPH, by_hand
-from tests.fuzz.program import Program, grow, zero
+from tests.fuzz.program import Program, Stretch, grow, zero
 
 v1 = tf.compat.v1
 Results = dict[str, Any]
@@ -179,24 +180,59 @@ def item_of(program: Program, built: Built) -> Any:
     net = built.net
     axes = {name: one.axis for name, one in net.inputs.items()}
     named = net.style.batch is not None or any(axis == 1 for axis in axes.values()) or program.seed % 4 == 0
+    named = named or program.choice.steps_per_run > 1
     given = {"batch_inputs": axes} if named else {}
     return ar.GraphItem.from_graph(built.graph, train_op="train", outputs=list(built.fetches), init_op="init", **given)
 
 
 def run_rewritten(
-    program: Program, built: Built, feeds: list[dict[str, Any]], config: dict[str, Any], *, optimised: bool
+    program: Program,
+    built: Built,
+    feeds: list[dict[str, Any]],
+    config: dict[str, Any] | None,
+    stretch: Stretch,
+    *,
+    optimised: bool,
 ) -> Results:
-    """Rewrite, and train on many devices."""
+    """Rewrite, and train on many devices; without a configuration on one, in a session that takes checkpoints."""
     item = item_of(program, built)
-    new = ar.rewrite(item, config)
+    new = item if config is None else ar.rewrite(item, config)
+    each = 1 if config is None else config.get("steps_per_run", 1)
+    axes = {name: one.axis for name, one in built.net.inputs.items()}
     results: Results = {}
     with open_session(new, config=settings(optimised)) as session:
         session.run(new.init_op)
-        for i, feed in enumerate(feeds):
+        if stretch.source is not None:
+            ar.CheckpointManager(session, stretch.source, config=config).restore()
+        for chunk in stretch.chunks:
+            feed = feeds[chunk[0]]
+            if each > 1:
+                rows = {n: np.stack([feeds[i][n] for i in chunk]) for n, axis in axes.items() if axis is not None}
+                feed = {**feed, **rows}
             got = session.run([*built.fetches, "train"], _named(feed), timeout_ms=RUN_MS)
-            results |= {f"step {i} {name}": value for name, value in zip(built.fetches, got, strict=False)}
+            results |= {f"step {chunk[-1]} {name}": value for name, value in zip(built.fetches, got, strict=False)}
+        if stretch.target is not None:
+            with ar.CheckpointManager(session, stretch.target, config=config) as manager:
+                manager.save(stretch.chunks[-1][-1] + 1)
         results |= {f"variable {name}": value for name, value in session.read_variables(item.variables).items()}
     return results
+
+
+def trainer(built: Built) -> tuple[Results, Callable[[Results, dict[str, Any]], Results]]:
+    """Return the first values of all variables, and what makes of values those after a step on one device."""
+    with built.graph.as_default():
+        variables = {f"variable {v.op.name}": v for v in [*v1.global_variables(), *v1.local_variables()]}
+    session = v1.Session(graph=built.graph, config=settings(optimised=False))
+    session.run("init")
+    reads = {n: v.value() if built.net.style.reference else _read(v) for n, v in variables.items()}
+
+    def train(values: Results, feed: dict[str, Any]) -> Results:
+        for name, variable in variables.items():
+            session.run(variable.initializer, {variable.initializer.inputs[1]: values[name]})
+        session.run("train", _named(feed))
+        return session.run(reads)
+
+    return session.run(reads), train
 
 
 def settings(optimised: bool) -> Any:

@@ -92,6 +92,7 @@ def fused_batch_norm(net: Net, h: Any) -> Any:
 def dropout(net: Net, h: Any) -> Any:
     rate = net.dice.choice([0.2, 0.5])
     if net.chance(0.5):
+        net.draws = True
         return tf.nn.dropout(h, rate, seed=net.dice.randint(1, 99))
     seed = [net.dice.randint(1, 99), 3]
     return tf.nn.experimental.stateless_dropout(h, rate, seed)

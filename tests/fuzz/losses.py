@@ -159,6 +159,7 @@ def hardest(net: Net, h: Any) -> Any:
 def sampled(net: Net, h: Any) -> Any:
     """Sampled softmax over a large table of classes."""
     weights, biases = net.variable("classes", (9, int(h.shape[-1]))), net.variable("biases", (9,))
+    net.draws = True
     labels = tf.cast(net.input("label", 1, dtype=tf.int64, kind="ids", below=9), tf.int64)
     drawn = tf.random.log_uniform_candidate_sampler(labels, 1, 4, True, 9, seed=net.dice.randint(1, 99))
     if net.chance(0.5):

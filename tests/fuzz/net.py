@@ -10,12 +10,15 @@ Nothing here reads anything but its own dice, so that what a seed gives never ch
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+
+import autograph_rewrite as ar
 
 v1 = tf.compat.v1
 D = tf.float64
@@ -35,6 +38,8 @@ class Style:
         time: the static length of sequences; None leaves it open.
         alike: layers that could be stages of a loop.
         apart: examples rather stay apart, as micro-batches in a loop and pipelines need it.
+        newest: what only the newest seeds draw.
+        model: the sizes of a model axis that the program itself places variables and activations on.
     """
 
     function: bool
@@ -44,6 +49,8 @@ class Style:
     time: int | None = None
     alike: bool = False
     apart: bool = False
+    newest: bool = False
+    model: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -53,9 +60,10 @@ class Input:
     Attributes:
         tail: the shape behind the batch dimension.
         dtype: of the elements.
-        kind: normal, ids, lengths, mask, positive or scalar.
+        kind: normal, ids, lengths, mask, positive, scalar, or ragged: rows of ids, each of a length of its own.
         below: what ids stay below.
         axis: which dimension is the batch; None for what all replicas share.
+        trimmed_by: the lengths behind which it is padding, which nothing sees.
     """
 
     tail: tuple[int | str, ...]
@@ -63,6 +71,7 @@ class Input:
     kind: str
     below: int
     axis: int | None
+    trimmed_by: str = ""
 
     def shape(self, batch: int | None, time: int | None) -> list[int | None]:
         """Return the shape with these sizes."""
@@ -73,6 +82,10 @@ class Input:
 
     def values(self, numbers: np.random.Generator, batch: int, time: int) -> Any:
         """Return an array for one step."""
+        if self.kind == "ragged":
+            lengths = numbers.integers(0, time + 1, batch)
+            rows = numbers.integers(0, self.below, int(lengths.sum()))
+            return tf.RaggedTensor.from_row_lengths(rows.astype(self.dtype.as_numpy_dtype), lengths)
         shape = [size or 0 for size in self.shape(batch, time)]
         kind = np.dtype(self.dtype.as_numpy_dtype)
         if self.kind == "ids":
@@ -102,6 +115,7 @@ class Net:
         outputs: what the step returns besides the loss, by name.
         cuts: where stages may end.
         loose: whether something computes in less than float64.
+        draws: whether something draws from a state that a checkpoint does not have.
         parts: what was drawn, to be read by people.
     """
 
@@ -120,6 +134,7 @@ class Net:
     outputs: dict[str, Any] = field(default_factory=dict)
     cuts: list[str] = field(default_factory=list)
     loose: bool = False
+    draws: bool = False
     parts: list[str] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
 
@@ -145,13 +160,23 @@ class Net:
         return f"{stem}{self.counts[stem]}"
 
     def input(
-        self, stem: str, *tail: int | str, dtype: Any = D, kind: str = "normal", below: int = 0, axis: int | None = 0
+        self,
+        stem: str,
+        *tail: int | str,
+        dtype: Any = D,
+        kind: str = "normal",
+        below: int = 0,
+        axis: int | None = 0,
+        trimmed_by: str = "",
     ) -> Any:
         """Return a new input."""
         name = self.name(stem)
-        self.inputs[name] = Input(tail, dtype, kind, below, axis)
+        self.inputs[name] = Input(tail, dtype, kind, below, axis, trimmed_by)
         if self.given is not None:
             self.fed[name] = self.given[name]
+        elif kind == "ragged":
+            rows, splits = (v1.placeholder(kind, [None]) for kind in (dtype, tf.int64))
+            self.fed[name] = tf.RaggedTensor.from_row_splits(rows, splits, validate=False)
         else:
             shape = self.inputs[name].shape(self.style.batch, self.style.time)
             self.fed[name] = v1.placeholder(dtype, shape, name=name)
@@ -172,8 +197,9 @@ class Net:
     def variable(
         self, stem: str, shape: tuple[int, ...], *, scale: float = 0.4, mean: float = 0.0, trainable: bool = True
     ) -> Any:
-        """Return a new variable with random initial values."""
-        return self.stored(stem, self.numbers.normal(size=shape) * scale + mean, trainable=trainable)
+        """Return a new variable with random initial values, or what is cut of it on the model axis."""
+        made = self.stored(stem, self.numbers.normal(size=shape) * scale + mean, trainable=trainable)
+        return self._placed(made, shape, 0.5)
 
     def stored(self, stem: str, value: Any, *, trainable: bool = False) -> Any:
         """Return a new variable that begins with `value`."""
@@ -204,7 +230,23 @@ class Net:
         """Mark where a stage may end."""
         marked = tf.identity(value, name=self.name("cut"))
         self.cuts.append(marked.op.name)
-        return marked
+        return self._placed(marked, tuple(marked.shape), 0.15)
+
+    def _placed(self, value: Any, shape: tuple[int | None, ...], share: float) -> Any:
+        """Return a value as the program places it on the model axis; the dice of everything else do not notice."""
+        dice = random.Random(f"{self.seed} placed {self.name('placed')}")
+        if not self.style.model or dice.random() > share:
+            return value
+        count = math.prod(self.style.model)
+        wide = [i for i, size in enumerate(shape) if (size or 0) >= count]
+        if dice.random() < 0.15 or not wide:
+            return ar.replicate(value)
+        parts: list[Any] = [1] * len(shape)
+        if len(self.style.model) > 1 and len(shape) > 1 and dice.random() < 0.6:
+            parts[:2] = self.style.model
+        else:
+            parts[dice.choice(wide)] = "model"
+        return ar.split(value, parts)
 
     def note(self, part: str) -> None:
         self.parts.append(part)

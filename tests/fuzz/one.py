@@ -1,6 +1,7 @@
 """One seed: train its program on one device and distributed, and tell how that came out.
 
 equal     all outputs of all steps and all variables, within rounding
+ran       to the end, and what it computes is another result than one device's on purpose, of which there is no model
 wrong     a number differs by more than its own sensitivity to rounding explains
 refused   a RewriteError says why not
 crash     any other exception, or an invariant of the rewriter that does not hold
@@ -11,10 +12,12 @@ skipped   TensorFlow itself cannot run the program, or what it computes is noise
 from __future__ import annotations
 
 import re
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +25,8 @@ import tensorflow as tf
 
 import autograph_rewrite as ar
 from tests.fuzz import functions, graphs, keras_models
-from tests.fuzz.program import Program
+from tests.fuzz.net import Net
+from tests.fuzz.program import Program, Stretch
 
 TOLERANCE, LOOSE = 1e-9, 3e-5
 FLOOR = 1e-3  # errors are relative to the largest value of a tensor, or to this
@@ -50,56 +54,219 @@ class Outcome:
         return asdict(self)
 
 
+Run = Callable[[dict[str, Any] | None, Stretch], Results]
+
+
 @dataclass(frozen=True)
-class Trial:
-    """A program that can be trained both ways."""
+class Built:
+    """A program that is built.
+
+    Attributes:
+        original: trains on one device, on inputs that are off by a nudge.
+        run: trains with a configuration, or without one on one device, some steps.
+        config: its configuration, as far as it is known without the names of variables.
+        shapes: of its variables, by name.
+        trained: the names of those that an optimizer updates.
+        draws: whether something draws from a state that a checkpoint does not have.
+        apart: trains as replicas do that are averaged now and then; None: nobody knows what that gives.
+        parts: for readers.
+        loose: whether something computes in less than float64.
+    """
 
     original: Callable[[float], Results]
-    rewritten: Callable[[], Results]
+    run: Run
+    config: dict[str, Any]
+    shapes: dict[str, tuple[int, ...]]
+    trained: set[str]
+    draws: bool
+    apart: Callable[[float], Results] | None = None
+    parts: tuple[str, ...] = ()
+    loose: bool = False
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A program that can be trained both ways.
+
+    Attributes:
+        original: trains on one device, on inputs that are off by a nudge.
+        rewritten: trains on many; what is saved on the way goes into a folder.
+        parts: of the program, for readers.
+        loose: whether something computes in less than float64.
+        is_promised: whether the configuration promises what the original gives under a name.
+        resumed: goes on, in one process, from the checkpoint that a job has left in a folder; None: there is none.
+    """
+
+    original: Callable[[float], Results]
+    rewritten: Callable[[Path], Results]
     parts: tuple[str, ...]
     loose: bool
+    is_promised: Callable[[str], bool] = lambda _: True
+    resumed: Callable[[Path], Results] | None = None
 
 
-def trial_of(program: Program) -> Trial:
-    """Build what a seed says."""
-    choice = program.choice
+def _keras(program: Program) -> Built:
+    shapes, trained, draws = keras_models.surveyed(program)
+    chunks = keras_models.chunks(program)
+
+    def original(nudge: float) -> Results:
+        return keras_models.run(program, None, Stretch(chunks), nudge)
+
+    def run(config: dict[str, Any] | None, stretch: Stretch) -> Results:
+        return keras_models.run(program, config, stretch)
+
+    return Built(original, run, program.choice.config, shapes, trained, draws)
+
+
+def _function(program: Program, task: int | None) -> Built:
+    step = functions.Step(program)
+    net, inputs = step.net, step.net.inputs
+    feeds = program.feeds(inputs)
+    given = feeds if task is None else program.parts(inputs, feeds, task)
+
+    def original(nudge: float) -> Results:
+        return functions.run_original(step, _nudged(feeds, nudge))
+
+    def run(config: dict[str, Any] | None, stretch: Stretch) -> Results:
+        return functions.run(step, given, config, stretch)
+
+    def apart(nudge: float) -> Results:
+        return trained_apart(program, *functions.trainer(step), program.blocks(inputs, _nudged(feeds, nudge)))
+
+    loose = net.loose or program.optimizer in functions.KERAS
+    config = program.choice.config
+    if any(one.kind == "ragged" for one in inputs.values()):  # rows of several steps cannot be stacked
+        config = {**config, "steps_per_run": 1}
+    return Built(original, run, config, *_known(net), apart, tuple(net.parts), loose)
+
+
+def _graph(program: Program, task: int | None) -> Built:
+    built, optimised = graphs.build(program), program.seed % OPTIMISED == 0
+    net, inputs = built.net, built.net.inputs
+    feeds = program.feeds(inputs)
+    given = feeds if task is None else program.parts(inputs, feeds, task)
+
+    def original(nudge: float) -> Results:
+        return graphs.run_original(built, _nudged(feeds, nudge), optimised=optimised)
+
+    def run(config: dict[str, Any] | None, stretch: Stretch) -> Results:
+        return graphs.run_rewritten(program, built, given, config, stretch, optimised=optimised)
+
+    def apart(nudge: float) -> Results:
+        return trained_apart(program, *graphs.trainer(built), program.blocks(inputs, _nudged(feeds, nudge)))
+
+    config = program.choice.with_boundaries(net.cuts, net.dice)
+    return Built(original, run, config, *_known(net), apart, tuple(net.parts), net.loose)
+
+
+def _known(net: Net) -> tuple[dict[str, tuple[int, ...]], set[str], bool]:
+    """Return shapes, names of what is trained, and whether something draws."""
+    shapes = {name: tuple(variable.shape) for name, variable in net.variables.items()}
+    return shapes, {variable.name.removesuffix(":0") for variable in net.trained}, net.draws
+
+
+def trial_of(program: Program, task: int | None = None) -> Trial:
+    """Build what a seed says.
+
+    Args:
+        program: what to build.
+        task: the worker of a job that this process is; None: a process that is given all of the data.
+    """
     if program.mode == "keras":
-        config = choice.config
-        return Trial(
-            lambda nudge: keras_models.run(program, None, nudge), lambda: keras_models.run(program, config), (), False
-        )
-    if program.mode == "function":
-        step = functions.Step(program)
-        feeds, net = program.feeds(step.net.inputs), step.net
-        return Trial(
-            lambda nudge: functions.run_original(step, _nudged(feeds, nudge)),
-            lambda: functions.run_rewritten(step, feeds, choice.config),
-            tuple(net.parts),
-            net.loose or program.optimizer in functions.KERAS,
-        )
-    built = graphs.build(program)
-    feeds = program.feeds(built.net.inputs)
-    config = choice.with_boundaries(built.net.cuts, built.net.dice)
+        built = _keras(program)
+    else:
+        built = (_function if program.mode == "function" else _graph)(program, task)
+    choice, run = program.choice, built.run
+    config = choice.completed(built.shapes, built.trained, program.seed, built.config)
+    chunks = program.chunks(config.get("steps_per_run", 1))
+    if program.mode == "keras":
+        chunks = keras_models.chunks(program)
+    before = [chunk for chunk in chunks if chunk[0] < choice.save_after]
+    behind = [chunk for chunk in chunks if chunk[0] >= choice.save_after]
+    elsewhere = None
+    if choice.elsewhere is not None:
+        elsewhere = choice.elsewhere.completed(built.shapes, built.trained, program.seed)
+
+    def rewritten(folder: Path) -> Results:
+        if not choice.save_after or built.draws:
+            return run(config, Stretch(chunks))
+        results = run(config, Stretch(before, target=folder))
+        return results | run(config if program.layout is not None else elsewhere, Stretch(behind, source=folder))
+
+    def resumed(folder: Path) -> Results:
+        return run(elsewhere, Stretch(behind, source=folder))
+
+    is_alone = "local_sgd" in config and built.apart is not None and not built.draws
     return Trial(
-        lambda nudge: graphs.run_original(built, _nudged(feeds, nudge), optimised=program.seed % OPTIMISED == 0),
-        lambda: graphs.run_rewritten(program, built, feeds, config, optimised=program.seed % OPTIMISED == 0),
-        tuple(built.net.parts),
-        built.net.loose,
+        built.apart if is_alone else built.original,
+        rewritten,
+        built.parts,
+        built.loose,
+        _promises(program, built, config, chunks),
+        resumed if program.layout is not None and choice.save_after and not built.draws else None,
     )
 
 
+def _promises(program: Program, built: Built, config: dict[str, Any], chunks: list[list[int]]) -> Callable[[str], bool]:
+    """Return what says of a name whether its value has to be that of the original."""
+    local, policies = "local_sgd" in config, config.get("variable_policies", [])
+    last = {f"step {chunk[-1]}" for chunk in chunks}
+
+    def is_promised(name: str) -> bool:
+        if (local and (built.draws or built.apart is None)) or (policies and program.mode == "keras"):
+            return False  # which number a variable of a model has is no name that a policy matches
+        if not name.startswith("variable "):
+            return not local and " ".join(name.split()[:2]) in last
+        variable = name.removeprefix("variable ")
+        stem = variable.partition("/")[0]  # slots are updated as what they belong to
+        is_changed = any(re.fullmatch(policy["match"], variable) for policy in policies)
+        return not is_changed or stem in built.trained
+
+    return is_promised
+
+
+def trained_apart(
+    program: Program,
+    values: Results,
+    train: Callable[[Results, dict[str, Any]], Results],
+    blocks: list[list[dict[str, Any]]],
+) -> Results:
+    """Return what the first replica has, of several that train by themselves and are averaged now and then."""
+    local = program.choice.config["local_sgd"]
+    replicas = [values for _ in blocks]
+    for i in range(len(program.batches)):
+        replicas = [train(one, block[i]) for one, block in zip(replicas, blocks, strict=True)]
+        if (i + 1) % local["period"] == 0 or i + 1 <= local["warmup_steps"]:
+            mean = {
+                name: np.mean([one[name] for one in replicas], 0)
+                for name, value in replicas[0].items()
+                if np.asarray(value).dtype.kind == "f"
+            }
+            replicas = [{**one, **mean} for one in replicas]
+    return replicas[0]
+
+
 def run(seed: int) -> Outcome:
-    """Return how a seed came out."""
+    """Return how a seed came out in one process."""
+    with tempfile.TemporaryDirectory() as folder:
+        return judged(Program.draw(seed), lambda trial: [trial.rewritten(Path(folder))])
+
+
+def judged(program: Program, answers: Callable[[Trial], list[Results]]) -> Outcome:
+    """Return how a program came out.
+
+    Args:
+        program: what is trained.
+        answers: returns what it came to, of each process that has trained it, or raises what kept it from that.
+    """
     start = time.monotonic()
-    program = Program.draw(seed)
 
     def outcome(kind: str, reason: str = "", detail: str = "", parts: tuple[str, ...] = ()) -> Outcome:
         said = f"{', '.join(parts)}; {program.optimizer}; {' '.join(program.extras)}; {program.batches} {program.times}"
         said += f" {'static' if program.style.batch else 'open'} v{program.style.version}"
         seconds = round(time.monotonic() - start, 3)
-        return Outcome(
-            seed, kind, reason, program.choice.kind, program.mode, str(program.choice), said, seconds, detail
-        )
+        config = f"{program.layout or ''} {program.choice}".strip()
+        return Outcome(program.seed, kind, reason, program.choice.kind, program.mode, config, said, seconds, detail)
 
     try:
         trial = trial_of(program)
@@ -108,20 +275,40 @@ def run(seed: int) -> Outcome:
         return outcome("skipped", f"original: {masked(error)}", traceback.format_exc()[-1500:])
     if not all(map(is_finite, expected.values())):
         return outcome("skipped", "original: not finite", parts=trial.parts)
+    expected = {name: value for name, value in expected.items() if trial.is_promised(name)}
     try:
-        got = trial.rewritten()
+        found = answers(trial)
+    except AnswerError as error:
+        return outcome(error.outcome, error.reason, error.detail, trial.parts)
     except Exception as error:
         kind = outcome_of(error)
         detail = str(error)[:600] if kind == "refused" else traceback.format_exc()[-2500:]
         return outcome(kind, masked(error), detail, trial.parts)
-    kind, reason, detail = compare(trial, expected, got)
-    return outcome(kind, reason, detail, trial.parts)
+    if not expected:
+        return outcome("ran", "inexact by choice", parts=trial.parts)
+    for task, got in enumerate(found):
+        kind, reason, detail = compare(trial, expected, got)
+        if kind != "equal":
+            detail = f"answer {task} of {len(found)}: {detail}" if len(found) > 1 else detail
+            return outcome(kind, reason, detail, trial.parts)
+    return outcome("equal", parts=trial.parts)
 
 
-def outcome_of(error: Exception) -> str:
-    """Return how an exception counts."""
-    if isinstance(error, tf.errors.DeadlineExceededError) or "imed out" in str(error):
+class AnswerError(Exception):
+    """A process of a job has no answer, and says how that counts, why, and more of it."""
+
+    def __init__(self, outcome: str, reason: str, detail: str) -> None:
+        super().__init__(reason)
+        self.outcome, self.reason, self.detail = outcome, reason, detail
+
+
+def outcome_of(error: Exception, *, in_job: bool = False) -> str:
+    """Return how an exception counts: in a job all workers do the same, so they cannot differ or wait for long."""
+    waits = isinstance(error, ar.ClusterError) and ("timeout_seconds" in str(error) or "has not answered" in str(error))
+    if isinstance(error, tf.errors.DeadlineExceededError) or "imed out" in str(error) or (in_job and waits):
         return "hang"
+    if in_job and isinstance(error, ar.ClusterError):
+        return "crash"
     if isinstance(error, ar.RewriteError) and not isinstance(error, ar.VerifyError):
         return "refused"
     return "crash"
@@ -186,6 +373,8 @@ def masked(error: Exception) -> str:
     if isinstance(error, tf.errors.OpError):
         lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith("Graph execution")]
         first = next((line for line in lines if "Node:" not in line and "Detected at" not in line), first)
+    if isinstance(error, ar.ConfigError) and first.endswith("problems:"):
+        first = str(error).strip().splitlines()[1].strip()
     return f"{type(error).__name__}: {masked_text(first)}"
 
 

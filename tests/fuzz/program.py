@@ -1,19 +1,24 @@
-"""A random program: how it is written, its blocks, its loss and what is around them, all drawn from one seed."""
+"""A random program: how it is written, its blocks, its loss and what is around them, all drawn from one seed.
+
+What a seed gives never changes. Newer draws begin at a seed of their own (EXTENDED_FROM, COMBINED_FROM).
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tests.fuzz import configurations
-from tests.fuzz.configurations import Choice
+from tests.fuzz.configurations import Choice, Layout
 from tests.fuzz.flow import FLOW
 from tests.fuzz.layers import ACTIVATIONS, LAYERS, Block, linear
+from tests.fuzz.lengths import LENGTHS
 from tests.fuzz.losses import LOSSES, terms
 from tests.fuzz.net import D, Input, Net, Style
 from tests.fuzz.optimizers import GRAPH, HANDS, KERAS
@@ -33,6 +38,8 @@ LOSSES_APART = {
 STEPS = 2
 EXTENDED_FROM = 3000
 """The first seed whose configurations are `extended`; those before it stay comparable with older runs."""
+COMBINED_FROM = 10_000
+"""The first seed that takes three steps, and draws blocks of ragged lengths, and configurations that are `combined`."""
 EXTRAS = (
     "weight_decay",
     "average",
@@ -50,6 +57,21 @@ EXTRAS = (
 
 
 @dataclass(frozen=True)
+class Stretch:
+    """Steps that are done in one go.
+
+    Attributes:
+        chunks: the steps of each run.
+        source: where the checkpoint is that they begin with; None: they begin at the beginning.
+        target: where they are saved in the end.
+    """
+
+    chunks: Sequence[Sequence[int]]
+    source: Path | None = None
+    target: Path | None = None
+
+
+@dataclass(frozen=True)
 class Program:
     """What is fixed before anything is built.
 
@@ -62,6 +84,7 @@ class Program:
         batches: the size of the batch in each step.
         times: the length of sequences in each step.
         choice: the configuration.
+        layout: the processes of the job that trains it; None: one process.
     """
 
     seed: int
@@ -72,15 +95,22 @@ class Program:
     batches: tuple[int, ...]
     times: tuple[int, ...]
     choice: Choice
+    layout: Layout | None = None
 
     @staticmethod
-    def draw(seed: int) -> Program:
-        """Draw what belongs to a seed."""
+    def draw(seed: int, layout: Layout | None = None) -> Program:
+        """Draw what belongs to a seed: in one process, or in a job."""
         dice = random.Random(f"program {seed}")
         choice = configurations.draw(dice)
-        if seed >= EXTENDED_FROM:
+        is_new = seed >= COMBINED_FROM
+        if layout is not None:
+            choice = configurations.in_job(layout, random.Random(f"configuration of a job {seed}"))
+        elif seed >= EXTENDED_FROM:
             choice = configurations.extended(choice, random.Random(f"configuration {seed}"))
-        (mode,) = dice.choices(("session", "reference", "function", "keras"), (45, 15, 36, 4))
+        if is_new and layout is None:
+            choice = configurations.combined(choice, random.Random(f"combination {seed}"))
+        weights = (35, 10, 35, 20) if is_new else (45, 15, 36, 4)
+        (mode,) = dice.choices(("session", "reference", "function", "keras"), weights)
         batches = _batches(dice)
         is_static = len(set(batches)) == 1 and dice.random() < 0.4
         times = dice.choice([(4, 4), (3, 3), (3, 5), (1, 4)])
@@ -93,13 +123,40 @@ class Program:
             time=times[0] if has_time else None,
             alike=choice.kind == "pipeline_loop" and dice.random() < 0.8,
             apart=choice.kind not in ("replicas", "micro") and dice.random() < 0.65,
+            newest=is_new,
+            model=choice.model if choice.placed in ("code", "both") else (),
         )
+        if is_new:
+            batches, times = (batches[0], *batches), (times[0], *times)
+            choice = _resumed(choice, len(batches), random.Random(f"checkpoint {seed}"))
         if mode == "function":
             optimizer = dice.choice([*KERAS, *HANDS, *HANDS])
         else:
             optimizer = dice.choice([*GRAPH, *GRAPH, *HANDS])
         extras = tuple(sorted(dice.sample(EXTRAS, dice.choice([0, 0, 1, 1, 2, 3]))))
-        return Program(seed, mode, style, optimizer, extras, batches, times, choice)
+        return Program(seed, mode, style, optimizer, extras, batches, times, choice, layout)
+
+    def chunks(self, each: int, *, is_fit: bool = False) -> list[list[int]]:
+        """Return the steps of each run: of one shape (in a fit of any), and on one side of a checkpoint."""
+        found: list[list[int]] = []
+        sizes = list(zip(self.batches, self.times, strict=True))
+        for i, size in enumerate(sizes):
+            fits = found and (is_fit or (len(found[-1]) < each and sizes[found[-1][-1]] == size))
+            if fits and i != self.choice.save_after:
+                found[-1].append(i)
+            else:
+                found.append([i])
+        return found
+
+    def part(self, step: int, size: int, task: int) -> slice:
+        """Return which examples of a step a worker has: most often as many as the others, else what the dice say."""
+        workers = self.layout.workers if self.layout is not None else 1
+        dice = random.Random(f"parts {self.seed} {step}")
+        each, more = divmod(size, workers)
+        bounds = [i * each + min(i, more) for i in range(workers + 1)]
+        if self.style.batch is None and "local_sgd" not in self.choice.config and dice.random() < 0.3:
+            bounds = [0, *sorted(dice.randint(0, size) for _ in range(workers - 1)), size]
+        return slice(bounds[task], bounds[task + 1])
 
     def net(self, given: dict[str, Any] | None = None, variables: Any = None) -> Net:
         """Return the empty network of this program."""
@@ -109,7 +166,63 @@ class Program:
         """Return what is fed in each step."""
         numbers = np.random.default_rng([self.seed, 1])
         sizes = zip(self.batches, self.times, strict=True)
-        return [{name: one.values(numbers, b, t) for name, one in inputs.items()} for b, t in sizes]
+        feeds = [{name: one.values(numbers, b, t) for name, one in inputs.items()} for b, t in sizes]
+        if self.choice.steps_per_run > 1:  # what is no batch is the same in all steps of a run
+            feeds = [
+                {n: feed[n] if one.axis is not None else feeds[0][n] for n, one in inputs.items()} for feed in feeds
+            ]
+        return feeds
+
+    def parts(self, inputs: Mapping[str, Input], feeds: list[dict[str, Any]], task: int) -> list[dict[str, Any]]:
+        """Return what one worker of a job is fed: where it holds a stage, or a part of a replica, all of it."""
+        choice = self.choice
+        if self.layout is None or choice.stages or (choice.model and choice.replicas < self.layout.workers):
+            return feeds
+        return [
+            _cut(inputs, feed, self.part(i, self.batches[i], task), is_trimmed=self.style.time is None)
+            for i, feed in enumerate(feeds)
+        ]
+
+    def blocks(self, inputs: Mapping[str, Input], feeds: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+        """Return what each replica is fed, where replicas train alone."""
+        found = []
+        for task in range(self.layout.workers if self.layout is not None else 1):
+            parts = self.parts(inputs, feeds, task)
+            for device in range(self.choice.replicas):
+                rows = []
+                for i, part in enumerate(parts):
+                    span = self.part(i, self.batches[i], task)
+                    each, more = divmod(span.stop - span.start, self.choice.replicas)
+                    begin = device * each + min(device, more)
+                    rows.append(_cut(inputs, part, slice(begin, begin + each + (device < more)), is_trimmed=False))
+                found.append(rows)
+        return found
+
+
+def _cut(inputs: Mapping[str, Input], feed: dict[str, Any], rows: slice, *, is_trimmed: bool) -> dict[str, Any]:
+    """Return some rows of a batch, padded to the longest of them where a program does not mind."""
+    cut = {n: feed[n][rows] if one.axis == 0 else feed[n] for n, one in inputs.items()}
+    cut |= {n: feed[n][:, rows] for n, one in inputs.items() if one.axis == 1}
+    if is_trimmed:
+        for name, one in inputs.items():
+            if one.trimmed_by and cut[one.trimmed_by].size:
+                cut[name] = cut[name][:, : int(cut[one.trimmed_by].max())]
+    return cut
+
+
+def _resumed(choice: Choice, steps: int, dice: random.Random) -> Choice:
+    """Let some choices be saved and restored: into the same, other replicas or another strategy, or one device."""
+    if "local_sgd" in choice.config or dice.random() < 0.75:
+        return choice
+    if dice.random() < 0.3:
+        return replace(choice, save_after=dice.randint(1, steps - 1))
+    other = configurations.draw(dice)
+    while other.kind not in ("replicas", choice.kind):
+        other = configurations.draw(dice)
+    other = configurations.combined(other, dice)
+    while "local_sgd" in other.config or other.placed or other.steps_per_run != choice.steps_per_run:
+        other = configurations.combined(configurations.draw(dice), dice)
+    return replace(choice, save_after=dice.randint(1, steps - 1), elsewhere=other)
 
 
 def _batches(dice: random.Random) -> tuple[int, ...]:
@@ -125,6 +238,7 @@ def grow(net: Net) -> Any:
         h = _alike(net, h)
     else:
         blocks = APART if net.style.apart else BLOCKS
+        blocks = {**blocks, **LENGTHS} if net.style.newest else blocks
         weights = [weight for weight, _ in blocks.values()]
         h = net.cut(tf.tanh(linear(net, h, 4))) if net.chance(0.7) else h
         for _ in range(net.dice.choice([1, 2, 2, 3])):

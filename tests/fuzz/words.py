@@ -2,5 +2,5 @@
 
 from __future__ import annotations
 
-OUTCOMES = ("equal", "refused", "skipped", "wrong", "crash", "hang")
+OUTCOMES = ("equal", "ran", "refused", "skipped", "wrong", "crash", "hang")
 BAD = ("wrong", "crash", "hang")
