@@ -213,6 +213,27 @@ def test_an_iterator_may_be_an_argument(mode: str, pair: tuple[Linear, Linear]) 
         distributed(iterator)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_batches_of_other_sizes_may_be_drawn_in_a_loop(mode: str, pair: tuple[Linear, Linear]) -> None:
+    one, many = pair
+    data = tf.data.Dataset.from_tensor_slices(batch(10)).batch(4)
+
+    @tf.function
+    def steps(iterator: Any, count: Any) -> Any:
+        rows = tf.constant(0)
+        for _ in tf.range(count):
+            x, y = next(iterator)
+            many.step(x, y)
+            rows += tf.shape(x)[0]
+        return rows
+
+    distributed = ar.distribute(steps, config(mode))
+    for x, y in data:
+        one.step(x, y)
+    assert distributed(iter(data), tf.constant(3)) == 10
+    assert_same_state(one, many)
+
+
 def targets(model: Linear) -> Iterator[tuple[str, Any]]:
     specs = (tf.TensorSpec([None, 4], tf.float64), tf.TensorSpec([None, 3], tf.float64))
     yield "a tf.function", tf.function(model.step)

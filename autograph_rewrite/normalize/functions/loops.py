@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from autograph_rewrite.ir.format.function_library import Function
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.shapes.recorded import Shape, record_shapes
+from autograph_rewrite.ir.shapes.recorded import Shape, record_shapes, static_shape
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.wire import RawNode
 from autograph_rewrite.normalize.functions.bodies import Entry, is_invariant
@@ -52,7 +52,7 @@ def lower_while(state: Lowering, node: Node, pivot: Node | None) -> None:
     for i, enter in enumerate(enters):
         if i not in fixed:
             merge = graph.add("Merge", [enter.output(), enter.output()], name=f"{node.name}/merge_{i}", origin=node)
-            shape = shapes[i] if i < len(shapes) else None
+            shape = _common(static_shape(node.inputs[i]), shapes[i]) if i < len(shapes) else None
             record_shapes(merge, [shape, ()])
             changing.append(_Variable(i, enter, merge, shape))
     current = {v.index: v.merge.output() for v in changing}
@@ -67,6 +67,13 @@ def lower_while(state: Lowering, node: Node, pivot: Node | None) -> None:
         for i, value in enumerate(node.inputs)
     ]
     state.finish(node, results, [], left)
+
+
+def _common(entered: Shape | None, made: Shape | None) -> Shape | None:
+    """Return the shape of a state in all iterations: TensorFlow states what the body makes, not what it begins with."""
+    if made is None or entered is None or len(entered) != len(made):
+        return None
+    return tuple(one if one == other else None for one, other in zip(entered, made, strict=True))
 
 
 def _iterate(

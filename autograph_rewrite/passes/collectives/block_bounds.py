@@ -209,13 +209,9 @@ class Blocks:
         return self._once("Maximum", "padded", longest, self._const("least", 1))
 
     def _vector(self, name: str, entries: Sequence[int]) -> Value:
-        node = self._context.graph.add(
-            "Const",
-            name=f"{SCOPE}/{name}",
-            attrs={"value": np.array(entries, np.int32), "dtype": dtypes.INT32},
-            origin=self.source.node,
-        )
-        return node.output()
+        vector = self._context.const(entries, np.int32, name=f"{SCOPE}/{name}", near=self.source)
+        vector.node.set_span(Span.ONCE)
+        return vector
 
     def _const(self, name: str, entry: int) -> Value:
         return self._context.const(entry, np.int32, name=f"{SCOPE}/{name}", near=self.source)

@@ -44,14 +44,16 @@ LOOPS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize(("version", "shape"), [(1, (None, None)), (2, (None, None)), (2, (5, None)), (2, (5, 4))])
 @pytest.mark.parametrize("loop", LOOPS)
-def test_what_goes_around_a_loop_gives_what_one_device_gives(loop: str, version: int) -> None:
+def test_what_goes_around_a_loop_gives_what_one_device_gives(
+    loop: str, version: int, shape: tuple[int | None, ...]
+) -> None:
     def forward() -> dict[str, Any]:
-        y = LOOPS[loop](placeholder("x", None, None, 3), variable("w", W))
+        y = LOOPS[loop](placeholder("x", *shape, 3), variable("w", W))
         return {"loss": tf.reduce_mean(y * y), "y": y}
 
-    assert_trains_alike(make_item(forward, version=version), [{"x": X}])
+    assert_trains_alike(make_item(forward, version=version, batch_inputs={"x:0": 0}), [{"x": X}])
 
 
 def test_branches_in_a_loop_that_exchange_rows_do_not_wait_for_each_other() -> None:
