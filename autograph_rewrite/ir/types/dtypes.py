@@ -54,12 +54,12 @@ def numpy_dtype(dtype: int) -> np.dtype[np.generic] | None:
 
 
 def from_numpy(dtype: np.dtype[np.generic]) -> int:
-    """Return TensorFlow's number for a numpy element type.
+    """Return TensorFlow's number for a numpy element type; objects are texts.
 
     Raises:
         KeyError: numpy type without an equivalent.
     """
-    return NUMBERS[dtype.name]
+    return STRING if dtype.kind == "O" else NUMBERS[dtype.name]
 
 
 def width(dtype: int) -> int:

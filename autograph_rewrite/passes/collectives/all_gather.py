@@ -11,6 +11,7 @@ from all members, so unequal blocks are padded to the longest and cut again (`pa
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from autograph_rewrite.analysis.facts.placement import Fact
 from autograph_rewrite.analysis.facts.symbolic_dims import has_rows_of_each_example, rows_per_example
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.graph import Span, Value
-from autograph_rewrite.ir.types import attrs
+from autograph_rewrite.ir.types import attrs, dtypes
 from autograph_rewrite.passes.base.builder import Builder
 from autograph_rewrite.passes.base.context import Context
 from autograph_rewrite.passes.collectives.block_bounds import Blocks
@@ -29,7 +30,7 @@ from autograph_rewrite.passes.collectives.pad_lengths import pad_lengths
 from autograph_rewrite.passes.collectives.padded_gather import Rows, gather_equal, gather_padded
 from autograph_rewrite.passes.collectives.rows import rows_at
 from autograph_rewrite.passes.collectives.server_stores import gather_at_server
-from autograph_rewrite.passes.collectives.wire_values import decode, encode
+from autograph_rewrite.passes.collectives.wire_values import bytes_of_texts, decode, encode, texts_of_bytes
 from autograph_rewrite.plan.parts.lowerings import ACROSS, Hop, Medium, is_among_replicas
 from autograph_rewrite.plan.parts.messages import SIZES, STEP, EdgePlan
 from autograph_rewrite.resolve.wire_types import REAL_PARTS, may_change_inside
@@ -140,12 +141,18 @@ def _among_processes(exchange: Exchange, part: Value, blocked: Blocked) -> Value
         )
     order, build = [dim, *(i for i in range(rank) if i != dim)], Builder.of(context, part, span=Span.ONCE)
     first = transposed(part, order, build, "rows_first", "rows_first_axes") if dim else part
-    coded = encode(context, first, "gather", name)
-    changing = blocked.changing or blocked.per_example is None
-    rows = _rows_of_parts(exchange, coded, blocked)
-    rank += coded.dtype != part.dtype and part.dtype in REAL_PARTS  # a number has become a row of two
-    gathered = gather_padded(exchange, coded, rank, rows, changing=changing)
-    whole = decode(context, gathered, part.dtype, name)
+    if part.dtype == dtypes.STRING:
+        rows, longest = _rows_and_bytes(exchange, first, blocked)
+        coded = bytes_of_texts(Builder.of(context, first), first, longest)
+        gathered = gather_padded(exchange, coded, rank + 1, rows, changing=True)
+        whole = texts_of_bytes(Builder.of(context, gathered, name), gathered)
+    else:
+        coded = encode(context, first, "gather", name)
+        changing = blocked.changing or blocked.per_example is None
+        rows = _rows_of_parts(exchange, coded, blocked)
+        rank += coded.dtype != part.dtype and part.dtype in REAL_PARTS  # a number has become a row of two
+        gathered = gather_padded(exchange, coded, rank, rows, changing=changing)
+        whole = decode(context, gathered, part.dtype, name)
     return transposed(whole, np.argsort(order).tolist(), build, "rows_back", "rows_back_axes") if dim else whole
 
 
@@ -158,11 +165,33 @@ def _rows_of_parts(exchange: Exchange, part: Value, blocked: Blocked) -> Rows:
         longest = _longest(context, parts, axis, part)
         return Rows(blocks.rows("part", per_example), parts, longest)
     build = Builder.of(context, part, span=Span.ONCE)
-    shape = build.op("Shape", part, what="extent")
-    ends = [build.numbers([i], what) for i, what in ((0, "from"), (1, "to"), (1, "by"))]
-    mine = build.op("StridedSlice", shape, *ends, what="rows", shrink_axis_mask=1)
+    mine = _rows_of(part, build)
     lengths = blocks.of_each_process(mine, context.edges[exchange.planned.value, SIZES], part)
     return Rows(mine, lengths, _longest(context, lengths, build.numbers(0, "lengths_axis"), part))
+
+
+def _rows_and_bytes(exchange: Exchange, part: Value, blocked: Blocked) -> tuple[Rows, Value]:
+    """Return the rows of each process, and how many bytes the longest text of all has: counted and exchanged."""
+    context = exchange.context
+    build = Builder.of(context, part, span=Span.ONCE)
+    mine, axis, line = _rows_of(part, build), build.numbers(0, "lengths_axis"), build.numbers([-1], "texts_line")
+    sizes = build.op("Reshape", build.op("StringLength", part, what="sizes_of_texts"), line, what="sizes_in_line")
+    most = build.op("Maximum", build.op("Max", sizes, axis, what="most"), axis, what="bytes_of_longest")
+    row = build.op("ExpandDims", build.op("Pack", mine, most, what="measured", N=2), axis, what="measured_row")
+    # By a key of its size: an input may be what the whole batch is measured on, too, and has one such edge.
+    edge = replace(context.edges[exchange.planned.value, SIZES], lowering="host_reduce", bucket=0)
+    table = blocked.blocks.of_each_process(row, edge, part, is_row=True, changing=True)
+    lengths, bytes_ = (
+        build.op("GatherV2", table, build.numbers(i, f"column_{i}"), build.numbers(1, "columns"), what=what)
+        for i, what in enumerate(("rows_of_each", "bytes_of_each"))
+    )
+    return Rows(mine, lengths, _longest(context, lengths, axis, part)), _longest(context, bytes_, axis, part)
+
+
+def _rows_of(part: Value, build: Builder) -> Value:
+    """Return how many rows a value has."""
+    ends = [build.numbers([i], what) for i, what in ((0, "from"), (1, "to"), (1, "by"))]
+    return build.op("StridedSlice", build.op("Shape", part, what="extent"), *ends, what="rows", shrink_axis_mask=1)
 
 
 def _longest(context: Context, lengths: Value, axis: Value, part: Value) -> Value:

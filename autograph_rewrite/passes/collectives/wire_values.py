@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from autograph_rewrite.analysis.facts.placement import Fact
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.graph import Node, Value
@@ -9,6 +11,9 @@ from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.passes.base.builder import Builder
 from autograph_rewrite.passes.base.context import Context, Site
 from autograph_rewrite.resolve.wire_types import REAL_PARTS, WIDER, can_be_sent
+
+END = 256
+"""Stands behind the last byte of a text."""
 
 
 def cast(context: Context, value: Value, dtype: int, name: str) -> Value:
@@ -61,6 +66,36 @@ def decode(context: Context, value: Value, dtype: int, name: str) -> Value:
     if dtype in REAL_PARTS:
         return Builder.of(context, value, name).op("Bitcast", value, what="whole", type=dtype)
     return cast(context, value, dtype, f"{name}/code")
+
+
+def bytes_of_texts(build: Builder, texts: Value, longest: Value) -> Value:
+    """Return texts as rows of numbers, which collectives know: a number for each byte, then `END` to fill the row.
+
+    Args:
+        build: adds the nodes.
+        texts: strings of any shape.
+        longest: scalar int32, at least 1: how long a row is.
+    """
+    raw = build.op("DecodePaddedRaw", texts, longest, what="bytes", out_type=dtypes.UINT8)
+    numbers = build.op("Cast", raw, what="numbers", DstT=dtypes.INT32)
+    last = build.numbers(-1, "last_axis")
+    lengths = build.op("ExpandDims", build.op("StringLength", texts, what="lengths"), last, what="ends")
+    places = build.op("Range", build.numbers(0, "first"), longest, build.numbers(1, "next"), what="places_of_bytes")
+    is_byte = build.op("Less", places, lengths, what="is_byte")
+    return build.op("SelectV2", is_byte, numbers, build.numbers(END, "end"), what="filled")
+
+
+def texts_of_bytes(build: Builder, rows: Value) -> Value:
+    """Undo `bytes_of_texts`.
+
+    Args:
+        build: adds the nodes.
+        rows: numbers; of each row one text is made.
+    """
+    table = np.array([bytes([byte]) for byte in range(END)] + [b""], object)
+    letters = build.context.const(table, object, name=f"{build.name}/letters", near=build.near)
+    found = build.op("GatherV2", letters, rows, build.numbers(0, "letters_axis"), what="spelt", batch_dims=0)
+    return build.op("ReduceJoin", found, build.numbers(-1, "join_axis"), what="texts")
 
 
 def flat(context: Context, value: Value) -> Value:

@@ -291,8 +291,7 @@ class Loop:
         array = np.asarray(content)
         key = name, f"{array.dtype.name} {array.tolist()}", self._stage
         if key not in self._numbers:
-            dtype = dtypes.STRING if array.dtype == object else dtypes.from_numpy(array.dtype)
-            attrs = {"value": array, "dtype": dtype}
+            attrs = {"value": array, "dtype": dtypes.from_numpy(array.dtype)}
             self._numbers[key] = self._graph.add("Const", name=self._named(name), attrs=attrs).output()
         return self._numbers[key]
 

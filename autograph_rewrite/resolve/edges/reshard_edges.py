@@ -117,8 +117,11 @@ class _Edges:
         edge = self._edge(value, target, reason)
         if edge.lowering == "micro_reduce" and value.node not in self.late:
             edge = replace(edge, lowering=by_hosts(self.plan, state.source(value)))
-        if edge.lowering == "host_gather" and not self.plan.homes and not _knows_rows(state, value):
-            self.found[value.name, SIZES] = _sizes_edge(value, "the rows of each process are counted")
+        if edge.lowering == "host_gather" and not self.plan.homes:
+            if value.dtype == dtypes.STRING:
+                self.found.setdefault((value.name, SIZES), _sizes_edge(value, "rows and bytes of texts are counted", 2))
+            elif not _knows_rows(state, value):
+                self.found[value.name, SIZES] = _sizes_edge(value, "the rows of each process are counted")
         self.found[value.name, target] = edge
 
     def add_of_job(self) -> None:

@@ -162,6 +162,7 @@ def types() -> Mapping[str, Any]:
         "prod": tf.reduce_prod(1 + 0.1 * y, 0),
         "sum complex": tf.reduce_sum(pair, 0),
         "sum int8": tf.reduce_sum(small, 0),
+        "text": tf.strings.to_hash_bucket_fast(tf.strings.reduce_join(tf.strings.as_string(small), 0), 10**9),
         "sum int64": tf.reduce_sum(tf.cast(small, tf.int64)),
     }
     return {name.replace(" ", "_"): value for name, value in results.items()}
