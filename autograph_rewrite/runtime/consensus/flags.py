@@ -92,7 +92,7 @@ class Flags:
             self._session.close()
 
 
-def put(member: Membership, name: str, tasks: Sequence[int], target: str = "") -> None:
+def put(member: Membership, name: str, tasks: Sequence[int], target: str = "", text: str = "") -> None:
     """Put one more into the flags of a name on some workers.
 
     Args:
@@ -100,10 +100,11 @@ def put(member: Membership, name: str, tasks: Sequence[int], target: str = "") -
         name: of the flags.
         tasks: of the workers.
         target: of the session, in a server; "": of this worker.
+        text: what it says.
 
     Raises:
         tf.errors.OpError: somebody does not answer.
     """
     flags = Flags(member, name, tasks, target)
-    flags.put()
+    flags.put(text)
     flags.close()

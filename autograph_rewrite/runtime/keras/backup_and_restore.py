@@ -24,6 +24,7 @@ from autograph_rewrite.cluster.membership import Membership
 from autograph_rewrite.load.signature.keras_state import callbacks_of, variables_of
 from autograph_rewrite.runtime.consensus.agreement import adopt_from_chief
 from autograph_rewrite.runtime.consensus.rendezvous import Rendezvous
+from autograph_rewrite.runtime.keras.written_files import WrittenFiles
 
 
 class Backups:
@@ -33,12 +34,14 @@ class Backups:
         member: which worker it is.
         seconds: how long to wait for the others.
         model: the model.
+        files: that worker 0 writes.
     """
 
-    def __init__(self, member: Membership, seconds: float, model: Any) -> None:
+    def __init__(self, member: Membership, seconds: float, model: Any, files: WrittenFiles) -> None:
         self._member = member
         self._seconds = seconds
         self._model = model
+        self._files = files
 
     def fitting(self, fit: Callable[..., Any]) -> Callable[..., Any]:
         """Return the model's `fit` with its callbacks changed."""
@@ -58,10 +61,8 @@ class Backups:
 
     def _change(self, callback: Any) -> None:
         callback._load_model = functools.partial(self._load, callback)
-        if self._member.is_chief:
-            callback._save_model = functools.partial(_save, callback)
-        else:
-            callback._save_model = lambda: None
+        callback._save_model = self._files.of_chief(functools.partial(_save, callback), "BackupAndRestore")
+        if not self._member.is_chief:
             callback.delete_checkpoint = False
 
     def _load(self, callback: Any) -> None:

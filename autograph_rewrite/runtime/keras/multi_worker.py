@@ -25,6 +25,7 @@ from autograph_rewrite.runtime.consensus.divergence import Account, difference
 from autograph_rewrite.runtime.consensus.step_digest import described
 from autograph_rewrite.runtime.function.arguments import leaf_paths
 from autograph_rewrite.runtime.keras.backup_and_restore import Backups
+from autograph_rewrite.runtime.keras.written_files import WrittenFiles
 
 _HINT = "give all workers the same data in the same order, or set input: per_worker"
 _SMALL = 2**22
@@ -60,13 +61,14 @@ class KerasJob:
         self._seconds = seconds
         self.splits, self._whole = splits, frozenset(whole)
         self._axes = dict(batch_inputs or {})
+        self._given = 0
         self._batches: Counter[str] = Counter()
         self._beside = Beside(member, seconds) if splits else None
         self._pending: tuple[Callable[[], Account], str] | None = None
         self._untold: set[str] = set()  # kinds whose steps have no digest for others to travel with
 
     def install(self, model: Any) -> None:
-        """Let all workers shuffle alike, and only worker 0 write files.
+        """Let all workers shuffle alike, and only worker 0 write files, for which the others wait.
 
         Raises:
             ClusterError: the workers have set different seeds, or somebody is missing.
@@ -75,11 +77,13 @@ class KerasJob:
             seed = common_seed(self._member, self._seconds, _seed())
             if _seed() is None:
                 self._tf.random.set_seed(seed)
-        if not self._member.is_chief:
-            for name in WRITES:
-                object.__setattr__(model, name, _nothing(getattr(model, name)))
-        backups = Backups(self._member, self._seconds, model)
-        object.__setattr__(model, "fit", backups.fitting(model.fit))
+        files = WrittenFiles(
+            self._member, self._seconds, lambda: self._given, functools.partial(_is_asynchronous, model)
+        )
+        for name in WRITES:
+            object.__setattr__(model, name, files.of_chief(getattr(model, name), name))
+        backups = Backups(self._member, self._seconds, model, files)
+        object.__setattr__(model, "fit", files.at_end(backups.fitting(model.fit), "fit"))
 
     def part(self, data: Any, kind: str) -> Any:
         """Return this worker's part of a batch that all workers are given; of a step in stages, all of it.
@@ -87,6 +91,7 @@ class KerasJob:
         The whole batch is compared with what the others were given, by the step itself (see `tell`) or, if it is
         large, while the step runs: see `problem`.
         """
+        self._given += 1
         if self._beside is None:
             return data
         if kind not in self._whole:  # else all of it is fed, and compared there
@@ -190,11 +195,7 @@ def _named(path: str) -> str:
     return f"{name}/{rest}" if rest else name
 
 
-def _nothing(method: Callable[..., Any]) -> Callable[..., None]:
-    """Return what stands for a method that only worker 0 shall run."""
-
-    @functools.wraps(method)
-    def left_to_the_chief(*_: Any, **__: Any) -> None:
-        return None
-
-    return left_to_the_chief
+def _is_asynchronous(model: Any) -> bool:
+    """Return whether the workers train without waiting for each other."""
+    items = getattr(getattr(model, "train_function", None), "items", ())
+    return any(item.report is not None and item.report.plan.is_asynchronous for item in items)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -192,7 +195,63 @@ def resumed(job: Job) -> Results:
     return results_of(model, **losses)
 
 
+@keras.saving.register_keras_serializable("tests")
+class SlowToSave(keras.layers.Dense):
+    """A layer whose weights take a while to write: who does not wait for them finds no file, or half of one."""
+
+    def save_own_variables(self, store: Any) -> None:
+        """Write them late."""
+        time.sleep(0.3)
+        super().save_own_variables(store)
+
+
+class Reads(keras.callbacks.Callback):
+    """Reads, on every worker, what a callback before it has written."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+        self.read: list[Array] = []
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Read the file of this epoch."""
+        self.read.append(keras.saving.load_model(self.path).get_weights()[0])
+
+
+def files(job: Job) -> Results:
+    """Read on every worker what worker 0 alone writes, as soon as the call that writes it is over."""
+    own = job.folder / f"files_{job.count}_{job.task if not job.is_rewritten else 'all'}"
+    model = keras.Sequential([keras.Input((4,)), SlowToSave(3, name="slow")])
+    model.get_layer("slow").kernel.assign(initial(7, "slow", (4, 3), 0.3, 0.0, "float32"))
+    model.compile(KERAS_OPTIMIZERS["adam"](), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model = ar.distribute(model, job.config("mirrored")) if job.is_rewritten else model
+    keras.utils.set_random_seed(3)
+    reads = Reads(own / "each.keras")
+    used = [
+        keras.callbacks.ModelCheckpoint(str(own / "each.keras")),
+        reads,
+        keras.callbacks.BackupAndRestore(str(own / "backup"), delete_checkpoint=False),
+        keras.callbacks.CSVLogger(str(own / "log.csv")),
+    ]
+    own.mkdir(parents=True, exist_ok=True)
+    losses = history(model, *data(job), batch_size=16, epochs=2, callbacks=used, shuffle=False)
+    lines = len((own / "log.csv").read_text().splitlines())
+    with open(own / "backup" / "training_metadata.json", encoding="utf-8") as file:
+        epoch = json.load(file)["epoch"]
+    model.save(own / "model.keras")
+    model.save_weights(own / "model.weights.h5")
+    if job.task == 0:
+        model.save(own / "of_worker_0.keras")  # nobody waits for it
+    model.export(own / "exported", verbose=False)
+    again = keras.saving.load_model(own / "model.keras")
+    model.load_weights(own / "model.weights.h5")
+    served = tf.saved_model.load(own / "exported").serve(np.ones((2, 4), np.float32))
+    found = {"read": reads.read, "again": again.get_weights()[0], "served": served, "lines": lines, "epoch": epoch}
+    return results_of(model, **losses, **found)
+
+
 CASES: dict[str, Case] = {
+    "files": files,
     "fit": fit,
     "weighted": weighted,
     "dataset": dataset,
