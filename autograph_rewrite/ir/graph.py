@@ -10,6 +10,7 @@ runs once reads such a node, its input says which instances it takes (`Select`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -23,6 +24,8 @@ from autograph_rewrite.ir.types.opdefs import default_attr, get_op, signature
 from autograph_rewrite.ir.value import Use, Value
 
 __all__ = ["ORIGIN_ATTR", "PASS_ATTR", "Graph", "Node", "PerInstance", "Select", "Span", "Use", "Value"]
+
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.\\/>-]")
 
 Dtypes = tuple[tuple[int, ...], tuple[int, ...]]
 """Element types of the inputs, and of the outputs."""
@@ -273,7 +276,13 @@ class Graph:
             self.set_anchor(name, new)
 
     def unique_name(self, base: str) -> str:
-        """Return `base`, or `base_1`, `base_2`...: the first that is free."""
+        """Return `base`, or `base_1`, `base_2`...: the first that is free; what no node's name may hold becomes `_`.
+
+        Names of variables, for one, may hold anything.
+        """
+        base = _NOT_IN_NAMES.sub("_", base)
+        if not base[:1].isalnum() and base[:1] != ".":
+            base = f".{base}"
         if base not in self.nodes:
             return base
         count = self._suffixes.get(base, 0) + 1

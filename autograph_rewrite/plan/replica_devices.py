@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from autograph_rewrite.ir.types.device_names import parse, process_of
@@ -59,4 +60,18 @@ def within_reach(plan: Plan, task: int = 0) -> Plan:
             return devices[:1]
         return tuple(server if server in devices else devices[0] for server in request.servers)
 
-    return replace(plan, variables=tuple(replace(request, servers=near(request)) for request in plan.variables))
+    return moved(plan, [replace(request, servers=near(request)) for request in plan.variables])
+
+
+def moved(plan: Plan, variables: Iterable[VariableRequest]) -> Plan:
+    """Return the plan with its variables elsewhere; edges that are given for where they were are resolved anew.
+
+    Args:
+        plan: a request, or a plan with edges.
+        variables: all of its requests.
+    """
+    new = replace(plan, variables=tuple(variables))
+    if not plan.edges or new.variables == plan.variables:
+        return new
+    note = "a function's variables cannot be where this plan has them, so its edges are resolved anew"
+    return replace(new, edges=(), notes=(*plan.notes, note))

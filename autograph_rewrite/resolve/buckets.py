@@ -89,7 +89,7 @@ def assign_buckets(
     if not candidates:
         return list(edges.values())
     depths, level = _depths(state), levels(state.order)
-    branches = _branches(state) if plan.local_sgd is not None else {}
+    when = when_run(plan, state)
     in_memory = len(plan.processes) == 1 and all(parse(device).kind == "CPU" for device in plan.devices)
     filler = BucketFiller()
     chosen: dict[Key, int] = {}
@@ -101,7 +101,7 @@ def assign_buckets(
 
     for key, edge in sorted(edges.items(), key=lambda one: readiness(one[1])):
         value = state.graph.value(edge.value) if edge.value in candidates and edge.to == "replicated" else None
-        depth = depths.get(value.node, branches.get(value.node)) if value is not None else None
+        depth = depths.get(value.node, when.get(value.node)) if value is not None else None
         if value is None or depth is None or not _is_fixed(state, value):
             continue
         options = plan.options_of(edge.owner)
@@ -135,10 +135,21 @@ def _is_fixed(state: Propagation, value: Value) -> bool:
     return fact.placement == PARTIAL and not wire_types.may_change(fact)
 
 
-def _branches(state: Propagation) -> dict[Node, Guards]:
-    """Return, for nodes of branches outside of loops, when they run: averages that are due together travel together."""
-    guards = guards_of(state.order, frames_of(state.order))
-    return {node: found for node, found in guards.items() if node not in state.looped}
+def when_run(plan: Plan, state: Propagation) -> dict[Node, Guards]:
+    """Return the nodes whose sums may share a bucket with those that run when they do, with when that is.
+
+    Outside of loops and branches, and of averages (`local_sgd`) also in a branch: those that are due travel together.
+
+    Args:
+        plan: the request.
+        state: the placements.
+    """
+    always: Guards = frozenset()
+    found = dict.fromkeys(unconditional_nodes(state.order), always)
+    if plan.local_sgd is not None:
+        guards = guards_of(state.order, frames_of(state.order))
+        found |= {node: guard for node, guard in guards.items() if node not in state.looped}
+    return found
 
 
 def _depths(state: Propagation) -> dict[Node, int]:

@@ -17,7 +17,6 @@ from autograph_rewrite.analysis.facts.placement import PARTIAL
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.diagnostics.faults import either, raise_if_any
 from autograph_rewrite.errors import PlanError
-from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.traversal import marks_before
 from autograph_rewrite.plan.parts.lowerings import LOWERINGS
@@ -25,6 +24,7 @@ from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.verify import check_plan
 from autograph_rewrite.plan.verify.edges import Finding
+from autograph_rewrite.resolve.buckets import when_run
 from autograph_rewrite.resolve.wire_types import may_change
 from autograph_rewrite.training_graph import TrainingGraph
 
@@ -99,7 +99,8 @@ def _buckets(given: Plan, state: Propagation) -> Iterator[Finding]:
         for reader, _ in state.graph.value(edge.value).uses:
             readers[reader] = readers.get(reader, 0) | bits[edge.bucket]
     before = marks_before(state.order, readers) if members else {}
-    unconditional = unconditional_nodes(state.order) if members else set()
+    when = when_run(given, state) if members else {}
+    together = {edge.bucket: when.get(state.graph.value(edge.value).node) for _, edge in reversed(members)}
     for i, edge in members:
         value = state.graph.value(edge.value)
         fact = state.source(value)
@@ -107,8 +108,10 @@ def _buckets(given: Plan, state: Propagation) -> Iterator[Finding]:
             reason = "only sums can"
         elif may_change(fact):
             reason = "its shape may change from step to step"
-        elif value.node not in unconditional:
+        elif value.node not in when:
             reason = "it is in a loop or a branch"
+        elif when[value.node] != together[edge.bucket]:
+            reason = "it does not run whenever the others do"
         elif (before[value.node] | readers.get(value.node, 0)) & bits[edge.bucket]:
             reason = "it waits for the sum of another member"
         elif sizes.count(edge.bucket) == 1:

@@ -222,6 +222,15 @@ def test_names_are_made_unique_without_trying_taken_ones_again() -> None:
     assert tried.count("x_7") <= 2
 
 
+@pytest.mark.parametrize(
+    ("wanted", "name"), [("up:0/mean", "up_0/mean"), ("a b%ö", "a_b__"), ("_w", "._w"), (".x>1", ".x>1")]
+)
+def test_a_node_gets_a_name_that_tensorflow_takes_whatever_its_variable_is_called(wanted: str, name: str) -> None:
+    graph = Graph()
+    assert graph.add("NoOp", name=wanted).name == name
+    assert graph.add("NoOp", name=wanted).name == f"{name}_1"
+
+
 def test_inserting_a_taken_name_is_refused() -> None:
     graph, a, *_ = chain()
     with pytest.raises(GraphError, match="two nodes are named 'a'"):

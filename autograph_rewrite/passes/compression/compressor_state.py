@@ -9,7 +9,6 @@ They are no part of the original, so a rewritten item lists them apart from its 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -30,7 +29,7 @@ SCOPE = "autograph_state"
 
 def auxiliary_name(owner: str, what: str) -> str:
     """Return the name of what is kept for the gradient of a variable."""
-    return re.sub(r"[^\w./>-]", "_", f"{owner}/autograph_{what}", flags=re.ASCII)
+    return f"{owner}/autograph_{what}"
 
 
 class AuxiliaryVariable:

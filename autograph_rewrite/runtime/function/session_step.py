@@ -21,6 +21,7 @@ from autograph_rewrite.passes.parameter_server.await_writes import PREFIX
 from autograph_rewrite.plan.parts.messages import VariableRequest
 from autograph_rewrite.plan.parts.residence import REPLICATED, placed
 from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.plan.replica_devices import moved
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.function.lift_captures import unbind
 from autograph_rewrite.runtime.function.mirrored_variables import Mirrors
@@ -52,7 +53,7 @@ def with_proxies(plan: Plan) -> Plan:
 
 def without_servers(plan: Plan) -> Plan:
     """Return the plan for a step that only reads variables: each worker has them all."""
-    return replace(plan, variables=tuple(_on_every_worker(request) for request in plan.variables))
+    return moved(plan, [_on_every_worker(request) for request in plan.variables])
 
 
 def _on_every_worker(request: VariableRequest) -> VariableRequest:
@@ -74,7 +75,8 @@ def without_shards(plan: Plan) -> Plan:
         raise PlanError(problem, hint="leave it whole, or train the graph in a session")
     requests = [_on_every_worker(request) if request.name in found else request for request in plan.variables]
     notes = [f"'{name}' is whole on every worker: a function reaches no shards of other processes" for name in found]
-    return replace(plan, variables=tuple(requests), notes=(*plan.notes, *sorted(notes)))
+    new = moved(plan, requests)
+    return replace(new, notes=(*new.notes, *sorted(notes)))
 
 
 class SessionStep:
