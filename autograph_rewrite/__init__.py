@@ -8,7 +8,6 @@ starts: it does when it imports TensorFlow (`runtime.job.join_on_import`).
 from __future__ import annotations
 
 import importlib
-import os
 from typing import TYPE_CHECKING
 
 from autograph_rewrite.errors import (
@@ -22,6 +21,7 @@ from autograph_rewrite.errors import (
     RewriteError,
     VerifyError,
 )
+from autograph_rewrite.runtime.job.join_on_import import join_on_import as _join_on_import
 
 if TYPE_CHECKING:
     from autograph_rewrite.api import (
@@ -149,11 +149,7 @@ if not TYPE_CHECKING:  # a type checker that saw this function would accept any 
         return value
 
 
-_RANKS = ("TF_CONFIG", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_PROCID")
-if any(os.environ.get(name, "") not in ("", "1") for name in _RANKS):
-    from autograph_rewrite.runtime.job.join_on_import import join_on_import
-
-    join_on_import()
+_join_on_import()
 
 
 def __dir__() -> list[str]:

@@ -30,9 +30,9 @@ class Member:
 
     def run(self, environment: dict[str, str], command: list[str]) -> int:
         """Run the script as `autograph-rewrite run` does, and return its exit code."""
+        os.environ.update(environment)  # before the package is imported, which reads it
         from autograph_rewrite.tools.cli import main
 
-        os.environ.update(environment)
         return main(["run", *command])
 
 

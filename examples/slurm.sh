@@ -2,6 +2,7 @@
 # Training on several nodes of a SLURM cluster: sbatch examples/slurm.sh train.py --epochs 3
 #
 # srun tells every task its rank and the nodes of the step, and that is all a process needs to find the others.
+# A script that names no configuration: CONFIG=config.yaml sbatch examples/slurm.sh train.py
 #SBATCH --job-name=train
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -23,7 +24,7 @@ step=(srun --kill-on-bad-exit=1 --distribution=block --cpu-bind=cores)
 # then --requeue brings the job back.
 for AUTOGRAPH_RESTART in 0 1 2 3; do
   export AUTOGRAPH_RESTART
-  "${step[@]}" autograph-rewrite run --config "${CONFIG:-configs/all_reduce.yaml}" "$@" && exit 0
+  "${step[@]}" autograph-rewrite run ${CONFIG:+--config "$CONFIG"} "$@" && exit 0
   echo "the step failed (start $((AUTOGRAPH_RESTART + 1)) of 4)" >&2
 done
 exit 1

@@ -1,5 +1,6 @@
 #!/bin/bash
 # An elastic job on several nodes of a SLURM cluster: sbatch examples/slurm_elastic.sh train.py --epochs 3
+# A script that names no configuration: CONFIG=config.yaml sbatch examples/slurm_elastic.sh train.py
 #
 # Each node runs one agent; they meet on the first two nodes. A node that is lost does not take the job with it:
 # --no-kill keeps the allocation, and no task of the step is ended because another one failed.
@@ -20,4 +21,4 @@ export AUTOGRAPH_TOKEN
 
 exec srun --kill-on-bad-exit=0 --no-kill --cpu-bind=cores \
   autograph-rewrite launch --elastic "${WORKERS:-2:4}" --rdzv-endpoint "$endpoints" \
-  --nproc-per-node "${WORKERS_PER_NODE:-1}" --config "${CONFIG:-configs/all_reduce.yaml}" "$@"
+  --nproc-per-node "${WORKERS_PER_NODE:-1}" ${CONFIG:+--config "$CONFIG"} "$@"

@@ -23,6 +23,7 @@ from typing import Protocol, cast
 import autograph_rewrite
 from autograph_rewrite.errors import RewriteError
 from autograph_rewrite.requires import missing_tensorflow
+from autograph_rewrite.runtime.job.join_on_import import stay_out
 from autograph_rewrite.tools.terminal.output_pipes import drop_the_rest, escaped, patient_output
 from autograph_rewrite.tools.terminal.usage import Parser, require_known_options, require_known_verb
 from autograph_rewrite.tools.unforeseen import of_the_graph
@@ -75,6 +76,7 @@ class Verb(Protocol):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code."""
+    stay_out()
     try:
         return _run(parse(sys.argv[1:] if argv is None else argv))
     except KeyboardInterrupt:  # it may well come while a verb is imported

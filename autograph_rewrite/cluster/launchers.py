@@ -18,6 +18,7 @@ from typing import TypeVar
 from autograph_rewrite.cluster.slurm_hostlist import expand_counts, expand_hosts
 from autograph_rewrite.errors import ConfigError
 
+TF_CONFIG = "TF_CONFIG"
 PORT_VARIABLE = "AUTOGRAPH_PORT"
 LOOPBACK = "127.0.0.1"
 
@@ -67,6 +68,11 @@ class Rank:
     def source(self) -> str:
         """Who said it, for messages."""
         return f"{self.launcher.name} ({self.launcher.rank}, {self.size_variable})"
+
+
+def is_launched(environ: Mapping[str, str]) -> bool:
+    """Whether there is TF_CONFIG or a launcher's number of processes, 1 included; cheap: importing the package asks."""
+    return any(environ.get(name) for name in (TF_CONFIG, *(name for launcher in LAUNCHERS for name in launcher.sizes)))
 
 
 def rank_of(environ: Mapping[str, str]) -> Rank | None:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from autograph_rewrite.cluster.launchers import addresses_of, rank_of
+from autograph_rewrite.cluster.launchers import TF_CONFIG, addresses_of, rank_of
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.config.fields import read_address
 from autograph_rewrite.config.sections import Cluster
@@ -24,7 +24,6 @@ from autograph_rewrite.diagnostics.faults import either
 from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.ir.types.device_names import repeated
 
-TF_CONFIG = "TF_CONFIG"
 Job = Literal["worker", "ps"]
 
 _CHIEFS = ("chief", "master")  # two names that TensorFlow has for worker 0

@@ -11,12 +11,15 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from traceback import walk_tb
 from types import ModuleType
 
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.config.strategy_names import own_builder
-from autograph_rewrite.errors import ConfigError
+from autograph_rewrite.errors import ConfigError, RewriteError
 
 VARIABLE = "AUTOGRAPH_REWRITE_ALLOW_CODE"
 
@@ -76,11 +79,38 @@ def load_module(path: Path, where: str) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ConfigError(f"{where}: '{path}' is no Python file")
     module = importlib.util.module_from_spec(spec)
-    try:
+    with blaming(f"{where}: '{path}' cannot be run", ConfigError):
         spec.loader.exec_module(module)
-    except Exception as error:
-        raise ConfigError(f"{where}: '{path}' cannot be run: {type(error).__name__}: {error}") from error
     return module
+
+
+@contextmanager
+def blaming(what: str, kind: type[RewriteError]) -> Iterator[None]:
+    """Tell what a user's code raises as the user's mistake, at the line of the user's file.
+
+    Args:
+        what: has happened, for messages.
+        kind: of the error.
+
+    Raises:
+        RewriteError: the code did, or it raised anything else, which is told as one of `kind`.
+    """
+    try:
+        yield
+    except RewriteError:
+        raise
+    except Exception as error:
+        raise kind(f"{what}: {type(error).__name__}: {error}", where=_place(error)) from error
+
+
+def _place(error: Exception) -> str | None:
+    """Return the innermost line of the file that we called; what that file calls itself is not where to look."""
+    lines = [
+        (frame.f_code.co_filename, line)
+        for frame, line in walk_tb(error.__traceback__)
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in ("autograph_rewrite", "importlib", "contextlib")
+    ]
+    return next((f"{file}:{line}" for file, line in reversed(lines) if file == lines[0][0]), None)
 
 
 def find_file(file: str, where: str) -> Path:

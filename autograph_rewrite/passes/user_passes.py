@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autograph_rewrite.analysis.propagate import Propagation, revise
-from autograph_rewrite.errors import PassError, RewriteError
+from autograph_rewrite.config.user_code import blaming
+from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.replace_op import take_name
 from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
 from autograph_rewrite.passes.base.pass_manager import Pass
@@ -38,12 +39,8 @@ def with_user_passes(passes: Sequence[Pass], plan: Plan) -> tuple[Pass, ...]:
 def _guarded(name: str, function: PassFunction) -> PassFunction:
     def run(rewrite: Rewrite) -> None:
         edits = rewrite.graph.edits
-        try:
+        with blaming(f"the pass '{name}' of your own has failed", PassError):
             function(rewrite)
-        except RewriteError:
-            raise
-        except Exception as error:
-            raise PassError(f"the pass '{name}' of your own has failed: {type(error).__name__}: {error}") from error
         if rewrite.graph.edits != edits:
             _name_outputs(rewrite)
             eliminate_dead_code(rewrite.graph, rewrite.roots)

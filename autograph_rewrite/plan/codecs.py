@@ -16,7 +16,7 @@ from autograph_rewrite.codecs.codec import Codec
 from autograph_rewrite.config.compressor_names import register_compressor, registered_codec
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.config.strategy_names import own_builder
-from autograph_rewrite.config.user_code import find_file, load_module, require_allowed
+from autograph_rewrite.config.user_code import blaming, find_file, load_module, require_allowed
 from autograph_rewrite.errors import ConfigError, PlanError
 
 _AT = "@"
@@ -89,5 +89,7 @@ def _load(where: str, file: str, name: str) -> str:
     found = getattr(load_module(path, where), name, None)
     if not isinstance(found, type):
         raise ConfigError(f"{where}: '{path}' has no class '{name}'", hint="it is made without arguments")
-    register_compressor(name, found())
+    with blaming(f"{where}: the compressor '{name}' of your own has failed", ConfigError):
+        codec = found()
+    register_compressor(name, codec)
     return name

@@ -15,6 +15,7 @@ import yaml
 
 from autograph_rewrite.cluster.membership import Membership, membership_of
 from autograph_rewrite.config.config import Config
+from tests.support import recorded_launchers
 from tests.support.paths import EXAMPLES
 
 MANIFESTS = sorted((EXAMPLES / "kubernetes").glob("*.yaml"))
@@ -53,6 +54,7 @@ SCRIPT = """\
 import os, sys
 print(os.environ["TF_CONFIG"])
 print(sys.argv, os.environ["AUTOGRAPH_RESTART"])
+print("joins", any(type(finder).__module__.endswith("join_on_import") for finder in sys.meta_path))
 sys.exit(3 * (os.environ["AUTOGRAPH_RESTART"] == sys.argv[1]))
 """
 
@@ -147,6 +149,8 @@ def test_the_slurm_script_starts_the_step_again_after_a_failure(tmp_path: Path) 
     done = subprocess.run(line, env=environ, capture_output=True, text=True, timeout=30, check=True)
     assert len(done.stdout.splitlines()) == 3
     assert done.stdout.endswith("--cpu-bind=cores autograph-rewrite run --config c.yaml train.py --epochs 3 2\n")
+    plain = subprocess.run(line, env={**environ, "CONFIG": ""}, capture_output=True, text=True, timeout=30, check=True)
+    assert plain.stdout.endswith("autograph-rewrite run train.py --epochs 3 2\n")  # the program's is not asked for
     srun.write_text("#!/bin/sh\nexit 1\n")
     assert subprocess.run(line, env=environ, capture_output=True, timeout=30, check=False).returncode == 1
 
@@ -181,6 +185,7 @@ def test_the_ray_launcher_gives_each_process_its_place_and_starts_again(tmp_path
     assert [member.name for member in members if member] == ["worker 0", "worker 1"] * 2
     assert all(json.loads(line)["cluster"]["ps"] == [] for line in lines if line.startswith("{"))
     assert lines.count("['s.py', '0'] 1") == 2
+    assert lines.count("joins True") == 4
     assert ray_launch(tmp_path, "--workers", "1", "s.py", "0").returncode == 3
 
 
@@ -245,7 +250,11 @@ def test_agents_that_a_platform_starts_run_one_job(platform: str, tmp_path: Path
         environs = [{**environ, "POD_IP": f"127.0.0.{index}"} for index in (1, 2)]
     elif platform == "slurm":
         player(tmp_path, "scontrol", 'printf "127.0.0.1\\n127.0.0.2\\n"')
-        player(tmp_path, "srun", 'shift 3; "$@" & SLURM_PROCID=1 "$@" & wait')
+        tasks = [
+            " ".join(f"{name}='{value}'" for name, value in task.items()) + ' "$@" &'
+            for task in recorded_launchers.JOBS["sbatch -N2, in it srun"]
+        ]
+        player(tmp_path, "srun", f"shift 3; {' '.join(tasks)} wait")
         environs = [{**environ, "SLURM_JOB_NODELIST": "x", "SLURM_JOB_ID": "1", "AUTOGRAPH_PORT": str(port)}]
         lines = [["bash", str(EXAMPLES / "slurm_elastic.sh"), "s.py"]]
     else:

@@ -11,10 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autograph_rewrite.cluster.launchers import is_launched
 from autograph_rewrite.cluster.membership import Job, Membership, membership_of
 from autograph_rewrite.cluster.slurm_hostlist import MOST_HOSTS, expand_counts, expand_hosts
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.errors import ConfigError
+from tests.support import recorded_launchers
 
 A, B, C, D = "10.0.0.1:2222", "10.0.0.2:2222", "10.0.0.3:2222", "10.0.0.4:2222"
 ALONE = Config()
@@ -103,6 +105,7 @@ def test_every_orchestrator_says_it_in_its_own_way(
 ) -> None:
     member = membership_of(config, environ)
     assert member == Membership(*expected)
+    assert is_launched(environ)
     assert member.source
 
 
@@ -194,6 +197,33 @@ def test_what_does_not_fit_is_an_error_that_names_the_variable(
     with pytest.raises(ConfigError) as error:
         membership_of(config, environ)
     assert re.search(words, str(error.value), re.DOTALL), str(error.value)
+
+
+@pytest.mark.parametrize("job", recorded_launchers.JOBS)
+def test_every_process_that_a_real_launcher_starts_knows_its_job(job: str) -> None:
+    environs = recorded_launchers.JOBS[job]
+    members = [membership_of(ALONE, environ) for environ in environs]
+    assert [member and member.task for member in members] == list(range(len(environs)))
+    (addresses,) = {member.addresses for member in members if member}
+    assert len(addresses) == len(environs)
+    assert all(map(is_launched, environs))
+
+
+def test_the_addresses_of_a_real_step_are_its_nodes_in_turn() -> None:
+    member = membership_of(ALONE, {**recorded_launchers.JOBS["srun -N2 -n3"][0], "AUTOGRAPH_PORT": "7"})
+    assert member is not None
+    assert member.addresses == ("ar1:7", "ar1:8", "ar2:7")
+
+
+@pytest.mark.parametrize("environ", recorded_launchers.ALONE.values(), ids=recorded_launchers.ALONE)
+def test_a_program_that_a_real_launcher_started_alone_is_one_process(environ: dict[str, str]) -> None:
+    assert membership_of(ALONE, environ) is None
+
+
+def test_a_real_step_whose_tasks_go_round_its_nodes_is_refused_by_name() -> None:
+    cyclic = recorded_launchers.srun("ar[1-2]", "3,1", [(0, 0), (1, 0), (0, 1), (0, 2)])
+    with pytest.raises(ConfigError, match=r"SLURM_NODEID is 1(.|\n)*--distribution=block"):
+        membership_of(ALONE, cyclic[1])
 
 
 def test_a_conflict_is_told_at_the_line_of_the_file(tmp_path: Any) -> None:

@@ -170,8 +170,19 @@ def test_an_exception_in_a_pass_names_it() -> None:
         raise KeyError("x")
 
     ar.register_pass("broken", broken, after="decompose")
-    with pytest.raises(PassError, match="the pass 'broken' of your own has failed: KeyError: 'x'"):
+    with pytest.raises(PassError, match="the pass 'broken' of your own has failed: KeyError: 'x'") as error:
         ar.rewrite(item(), TWO)
+    assert error.value.where == f"{__file__}:{broken.__code__.co_firstlineno + 1}"
+
+
+def test_a_mistake_in_what_a_pass_asks_of_the_graph_is_at_the_line_of_the_pass() -> None:
+    def broken(rewrite: Rewrite) -> None:
+        rewrite.graph.nodes["no such node"].set_input(0, rewrite.graph.nodes["h"].output())
+
+    ar.register_pass("broken", broken, after="decompose")
+    with pytest.raises(PassError, match="KeyError") as error:
+        ar.rewrite(item(), TWO)
+    assert error.value.where == f"{__file__}:{broken.__code__.co_firstlineno + 1}"
 
 
 def test_a_pass_that_leaves_a_broken_graph_is_refused_by_the_verifier() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 import autograph_rewrite as ar
 from autograph_rewrite import requires
+from tests.support import recorded_launchers
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -67,6 +68,34 @@ def test_importing_the_package_in_a_job_loads_no_heavy_module(
     done = fresh_python("import sys, autograph_rewrite; print(*sys.modules)")
     assert done.stderr == ""
     assert HEAVY & set(done.stdout.split()) == set()
+
+
+HOOKED = "any(type(finder).__module__.endswith('join_on_import') for finder in sys.meta_path)"
+
+
+@pytest.mark.parametrize("job", recorded_launchers.JOBS)
+def test_every_rank_of_every_launcher_waits_for_tensorflow_to_join(
+    job: str, fresh_python: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for environ in recorded_launchers.JOBS[job]:
+        with monkeypatch.context() as patch:
+            for name, value in environ.items():
+                patch.setenv(name, value)
+            done = fresh_python(f"import sys, autograph_rewrite; print({HOOKED})")
+        assert done.stdout == "True\n", (environ, done.stderr)
+
+
+def test_only_the_script_joins_a_job_and_not_the_command_that_runs_it(tmp_path: Path, fresh_python: Run) -> None:
+    (tmp_path / "s.py").write_text(f"import sys; print({HOOKED})")
+    done = fresh_python(
+        "import os, sys, autograph_rewrite\n"
+        f"os.environ['TF_CONFIG'] = '{TWO_WORKERS}'\n"  # as in an actor that has imported the package before
+        "from autograph_rewrite.tools.cli import main\n"
+        "autograph_rewrite._join_on_import()\n"
+        f"main(['completion', 'bash'])\nprint({HOOKED})\n"
+        f"main(['run', {str(tmp_path / 's.py')!r}])\n"
+    )
+    assert done.stdout.splitlines()[-2:] == ["False", "True"], done.stderr
 
 
 @pytest.mark.parametrize(

@@ -269,6 +269,33 @@ def test_a_builder_that_cannot_be_had_says_why(
         build(f"{tmp_path / 'mine.py'}:{name}")
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (
+            "def build(self, item, config):\n        return 1 / 0\n",
+            r"failed: ZeroDivisionError: .*\n  at   .*mine.py:3",
+        ),
+        (
+            "def build(self, item, config):\n        return sorted(item, key=[].pop)\n",
+            r"failed: TypeError: .*\n  at   .*mine.py:3",
+        ),
+        ("def build(self, item, config): pass\n", "failed: its build returned NoneType"),
+        (
+            "def __init__(self): self.x\n    def build(self, item, config): pass\n",
+            r"failed: AttributeError: .*\n  at   .*mine.py:2",
+        ),
+    ],
+)
+def test_a_builder_that_fails_is_told_as_the_users_with_its_line(
+    tmp_path: Path, nothing_allowed: None, body: str, said: str
+) -> None:
+    (tmp_path / "mine.py").write_text(f"class Mine:\n    {body}")
+    user_code.allow_code(tmp_path / "mine.py")
+    with pytest.raises(ConfigError, match=f"the strategy 'Mine' of your own has {said}"):
+        build(f"{tmp_path / 'mine.py'}:Mine")
+
+
 def test_code_that_a_configuration_names_runs_only_where_it_is_allowed(tmp_path: Path, nothing_allowed: None) -> None:
     (tmp_path / "mine.py").write_text("import pathlib\npathlib.Path(__file__).with_name('ran').touch()\n" + OWN)
     (tmp_path / "other.py").write_text(OWN)

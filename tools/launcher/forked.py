@@ -118,8 +118,6 @@ def run_script(task: Task, heartbeat: float, *, module: bool) -> int:
     memory = JobMemory.here()
     assert memory is not None
     memory.beat(heartbeat)
-    del sys.modules[PACKAGE]  # it joins its job when it is imported, which is to happen here and now
-    importlib.import_module(PACKAGE)
     script, *arguments = task.command
     try:
         code = execute(script, arguments, module=module)

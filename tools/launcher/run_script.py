@@ -37,7 +37,6 @@ def main() -> int:
         del sys.path[0]  # the modules beside this file are not the script's
     module = sys.argv[1] == "-m"
     script, *arguments = sys.argv[2:] if module else sys.argv[1:]
-    importlib.import_module(PACKAGE)
     try:
         code = execute(script, arguments, module=module)
         sys.stdout.flush()  # a closed pipe must fail here, not at interpreter exit
@@ -54,7 +53,7 @@ def main() -> int:
 
 
 def execute(script: str, arguments: Sequence[str], *, module: bool = False) -> int:
-    """Run a script and return its exit code, 1 when it raises.
+    """Run a script as a process of the job that the environment tells of; return its exit code, 1 when it raises.
 
     Args:
         script: path, or name of a module.
@@ -64,6 +63,7 @@ def execute(script: str, arguments: Sequence[str], *, module: bool = False) -> i
     Raises:
         RewriteError: the script did, and it is for the command line to tell.
     """
+    importlib.import_module(f"{PACKAGE}.runtime.job.join_on_import").join_on_import()
     try:
         with _arguments_and_path(script, arguments, module=module):
             if module:

@@ -111,7 +111,7 @@ def _tasks(
     line: tuple[str, ...],
 ) -> list[Task]:
     """Return the processes of one start, given who they are, what they find, and what they run."""
-    from autograph_rewrite.cluster.membership import TF_CONFIG  # --help is to be quick
+    from autograph_rewrite.cluster.launchers import TF_CONFIG  # --help is to be quick
 
     status.keep_only(member.name for member in members)
     cores = sorted(os.sched_getaffinity(0)) if args.pin else []

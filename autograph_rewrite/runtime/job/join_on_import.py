@@ -8,21 +8,35 @@ Between the import and the first operation nothing can come, so this is early en
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+from autograph_rewrite.cluster.launchers import is_launched
+
 TENSORFLOW = "tensorflow"
 
 
 def join_on_import() -> None:
-    """Join as soon as TensorFlow is there: now, or when it is imported."""
+    """If the environment tells of a job, join it as soon as TensorFlow is there: now, or when it is imported.
+
+    Which process this is, if it is one of several, is read then. This only asks whether to look, as most programs are
+    in no job.
+    """
+    if not is_launched(os.environ):
+        return
     if sys.modules.get(TENSORFLOW) is not None:
         _join()
     elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
+
+
+def stay_out() -> None:
+    """Take it back: commands and launchers import TensorFlow as well, but only the script that they run trains."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
 
 
 class _Finder(MetaPathFinder):

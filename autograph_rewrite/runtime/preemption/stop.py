@@ -24,8 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from autograph_rewrite.cluster.launchers import rank_of
-from autograph_rewrite.cluster.membership import TF_CONFIG, Membership
+from autograph_rewrite.cluster.launchers import TF_CONFIG, rank_of
+from autograph_rewrite.cluster.membership import Membership
 from autograph_rewrite.errors import ConfigError, Preempted, RewriteError
 from autograph_rewrite.runtime.consensus import flags
 from autograph_rewrite.runtime.consensus.all_reduce_session import Exchange
