@@ -240,7 +240,7 @@ def _order_reads(rewrite: Rewrite) -> None:
     """Restore the original's order of reads and updates wherever conversions have lost it."""
     repeated = rewrite.get(Repeated).nodes if rewrite.has(Repeated) else ()
     order_accesses(rewrite.graph, rewrite.get(AccessOrder), repeated)
-    read_before_update(rewrite.graph, rewrite.targets)
+    read_before_update(rewrite.graph, rewrite.targets, [value.node for value in rewrite.outputs])
 
 
 def _hand_over(rewrite: Rewrite) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.ir.run_writes import RunWrites, compared, original_name
 from autograph_rewrite.passes.base.anchors import digest_names
 from autograph_rewrite.passes.base.context import Context
 from autograph_rewrite.passes.base.pass_manager import Pass
@@ -23,7 +24,7 @@ from autograph_rewrite.passes.emit.replica_layout import ReplicaLayout
 from autograph_rewrite.passes.emit.tensor_map import Layout
 from autograph_rewrite.passes.emit.update_rows import OPERANDS, row_updates, update_by_rows
 from autograph_rewrite.passes.local_sgd.train_alone import Alone
-from autograph_rewrite.passes.propagation_passes import Resolved, Sharded
+from autograph_rewrite.passes.propagation_passes import Recorded, Resolved, Sharded
 from autograph_rewrite.passes.reshard.insert_reshards import ReshardInserter
 from autograph_rewrite.plan.parts.notes import Note
 from autograph_rewrite.plan.replica_devices import run_devices
@@ -132,6 +133,16 @@ def _report(rewrite: Rewrite) -> Report:
     )
 
 
+def _run_writes(rewrite: Rewrite) -> RunWrites:
+    """Return what runs write; what a user's pass makes of it, only the user knows."""
+    if rewrite.plan.passes:
+        return RunWrites()
+    original, homes = rewrite.get(Recorded), rewrite.get(Context).server_region.homes
+    on_chief = [rewrite.item.variables[name].handle for name in homes if rewrite.request.task]
+    elsewhere = {original_name(handle, original.nodes) for handle in on_chief}
+    return compared(original.writes, original.nodes, rewrite.graph, elsewhere)
+
+
 def _layout(rewrite: Rewrite) -> Layout:
     plan, context, state = rewrite.plan, rewrite.get(Context), rewrite.get(Propagation)
     instances, merged = rewrite.get(ReplicaLayout), rewrite.get(Merged)
@@ -148,4 +159,5 @@ def _layout(rewrite: Rewrite) -> Layout:
         interleaved=plan.interleaved,
         state=(state.facts, state.raw),
         converted=context.converted,
+        writes=_run_writes(rewrite),
     )

@@ -17,6 +17,7 @@ from autograph_rewrite.analysis.gather_placement import choose_gathers
 from autograph_rewrite.analysis.propagate import Propagation, notes, revise
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.ir.run_writes import Written, writes_of
 from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
@@ -95,10 +96,19 @@ def _has_whole_inputs(rewrite: Rewrite) -> bool:
     return any(given.whole for given in rewrite.plan.batch_inputs)
 
 
+@dataclass(frozen=True)
+class Recorded:
+    """What runs of the original write, and the names of its nodes."""
+
+    writes: Written
+    nodes: frozenset[str]
+
+
 def _prune(rewrite: Rewrite) -> None:
-    """Drop what no output, target or initialiser needs, and record the order of accesses to variables."""
+    """Drop what no output, target or initialiser needs; record what runs write, and in which order."""
     eliminate_dead_code(rewrite.graph, rewrite.roots)
     rewrite.put(access_order(rewrite.graph, rewrite.targets))
+    rewrite.put(Recorded(writes_of(rewrite.graph), frozenset(rewrite.graph.nodes)))
 
 
 def _within_reach(rewrite: Rewrite) -> None:
@@ -376,7 +386,7 @@ REQUIRE = Pass("check-training", _require, needs=(Propagation,))
 
 PROPAGATION = (
     Pass("slice-batch-inputs", _own_parts, _has_whole_inputs),
-    Pass("eliminate-dead-code", _prune, gives=(AccessOrder,)),
+    Pass("eliminate-dead-code", _prune, gives=(AccessOrder, Recorded)),
     WITHIN_REACH,
     Pass("partition-model", _cut_model, _has_model_axis, gives=(Sharded,)),
     Pass("shard-variables", _partition, _has_shards, gives=(Sharded,)),

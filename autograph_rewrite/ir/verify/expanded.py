@@ -8,7 +8,6 @@ every invariant of a plain graph
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from autograph_rewrite.ir import variable_ops
 from autograph_rewrite.ir.format import serde
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.replication import Span, common_name
+from autograph_rewrite.ir.run_writes import compared, original_name, writes_of
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import device_specs
 from autograph_rewrite.ir.types.replica_marks import AVERAGES
@@ -26,8 +26,6 @@ from autograph_rewrite.ir.verify.collectives import collective_faults
 from autograph_rewrite.ir.verify.dead_values import on_other_devices, values_arrive
 from autograph_rewrite.ir.verify.folded import Fault, folded_faults, raise_for
 from autograph_rewrite.ir.verify.job import Job, Root
-
-_SHARD = re.compile(r"/part_\d+$")
 
 
 class _Tensor(Protocol):
@@ -139,6 +137,7 @@ def expanded_faults(
     faults += values_arrive(graph, original.graph.nodes, on_other_devices)
     if not faults:
         faults += variables_are_written_as_often(finished)
+        faults += fetches_write_the_same(finished)
         faults += collective_faults(job_of([graph], original, processes))
     return faults
 
@@ -173,14 +172,6 @@ def devices_are_the_plans(finished: Finished) -> Iterator[Fault]:
             yield Fault(f"'{node.name}' ({count} nodes) is on '{text}', which the plan does not have", node)
 
 
-def original_name(name: str, original: Graph) -> str:
-    """Return the name of the original node that an instance, or a shard, stands for; others keep their name."""
-    found = common_name(name)
-    while found not in original and _SHARD.search(found):  # of a shard, again
-        found = _SHARD.sub("", found)
-    return found if found in original else name
-
-
 def no_storage_is_shared_by_accident(finished: Finished) -> Iterator[Fault]:
     """Two handles on one device mean one variable only where the original's did."""
     original = finished.original.graph
@@ -191,7 +182,7 @@ def no_storage_is_shared_by_accident(finished: Finished) -> Iterator[Fault]:
         other = first.setdefault((node.device, variable_ops.storage_key(node)), node)
         if other is node:
             continue
-        names = original_name(node.name, original), original_name(other.name, original)
+        names = original_name(node.name, original.nodes), original_name(other.name, original.nodes)
         known = [variable_ops.storage_key(original.nodes[name]) for name in names if name in original]
         if names[0] == names[1] or len(known) < 2 or known[0] != known[1]:
             where = device_specs.short(node.device) or "one device"
@@ -207,7 +198,7 @@ def variables_are_written_as_often(finished: Finished) -> Iterator[Fault]:
         after = _writes(finished.graph, names)
         copies: dict[str, list[tuple[Node, int]]] = {}
         for handle, count in after.items():
-            copies.setdefault(original_name(handle.name, original.graph), []).append((handle, count))
+            copies.setdefault(original_name(handle.name, original.graph.nodes), []).append((handle, count))
         for handle, count in before.items():
             if handle.name not in copies:
                 yield Fault(f"the {what} writes '{handle.name}' {count} times, now never", handle)
@@ -217,6 +208,18 @@ def variables_are_written_as_often(finished: Finished) -> Iterator[Fault]:
         for name in sorted(copies.keys() - {handle.name for handle in before}):
             if name in original.graph:
                 yield Fault(f"the {what} writes '{name}', which the original never does", copies[name][0][0])
+
+
+def fetches_write_the_same(finished: Finished) -> Iterator[Fault]:
+    """Each output, target and initialiser, fetched alone, writes the variables that it writes in the original."""
+    original = finished.original
+    runs = compared(writes_of(original.graph), original.graph.nodes, finished.graph)
+    names = [*original.targets, *(info.tensor for info in original.outputs.values()), original.init_op or ""]
+    for name in dict.fromkeys(name.partition(":")[0] for name in names):
+        more, less = runs.differences([name])
+        problems = [f"writes '{handle}', which the original does not" for handle in more]
+        problems += [f"does not write '{handle}', which the original does" for handle in less]
+        yield from (Fault(f"a run of '{name}' {problem}", finished.graph.nodes[name]) for problem in problems)
 
 
 def _writes(graph: Graph, names: Iterable[str]) -> dict[Node, int]:

@@ -4,13 +4,14 @@
     after    ResourceGather(table) ──^──► ResourceScatterAdd(table)
 
 On one device such a race is usually won by the read; spread over replicas it is not.
-A read that follows the update by any path stays behind it, and reads in loops and branches are left alone. Reachability
-is propagated as bit masks, one bit per read.
+A read that follows the update by any path stays behind it, and reads in loops and branches are left alone. So is a read
+that follows other updates, if an output or target runs this update without them: fetched alone, it would run them, too.
+Reachability is propagated as bit masks, one bit per read or update.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.control_flow import unconditional_nodes
@@ -21,12 +22,38 @@ from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_node, is_update
 
 
-def read_before_update(graph: Graph, targets: Iterable[Node]) -> int:
+class Runs:
+    """What each output and target runs if it is fetched alone.
+
+    Args:
+        order: the nodes of the graph, producers first.
+        roots: the outputs and targets.
+        waiting: nodes, besides updates, that are to wait for others.
+    """
+
+    def __init__(self, order: Sequence[Node], roots: Iterable[Node], waiting: Iterable[Node] = ()) -> None:
+        self._updates = _number(node for node in order if is_update(node))
+        self._bits = _number([*self._updates, *waiting])
+        self._before = marks_before(order, self._bits)
+        self._runs = {self._before[root] | self._bits.get(root, 0) for root in roots}
+
+    def is_before(self, update: Node, node: Node) -> bool:
+        """Return whether an update comes before a node."""
+        return bool(self._before[node] & self._bits[update])
+
+    def may_wait(self, node: Node, read: Node) -> bool:
+        """Return whether no run writes more if a node waits for a read: all that run it write what the read follows."""
+        writes = self._before[read] & ((1 << len(self._updates)) - 1)
+        return all(run & writes == writes for run in self._runs if run & self._bits[node])
+
+
+def read_before_update(graph: Graph, targets: Sequence[Node], outputs: Sequence[Node] = ()) -> int:
     """Add the missing edges; return how many.
 
     Args:
         graph: the folded graph, complete.
         targets: the nodes that one step runs.
+        outputs: what may be fetched besides.
     """
     step = ancestors(targets)
     order = topological_order(graph)
@@ -44,12 +71,13 @@ def read_before_update(graph: Graph, targets: Iterable[Node]) -> int:
     pairs = [(update, read) for update, read in pairs if not before[update] & marks[read]]
     if not pairs:
         return 0
-    marks = _number(update for update, _ in pairs)
-    before = marks_before(order, marks)
-    pairs = [(u, read) for u, read in pairs if not before[read] & marks[u] and _needs_no_more(read, step)]
+    runs = Runs(order, [*targets, *outputs])
+    pairs = [(u, read) for u, read in pairs if not runs.is_before(u, read) and _needs_no_more(read, step)]
+    pairs = [(u, read) for u, read in pairs if runs.may_wait(u, read)]
+    written = {update for update, _ in pairs}
     for update, read in pairs:
         update.add_control(read)
-    if any(before[read] for _, read in pairs) and _has_cycle(graph):
+    if any(runs.is_before(update, read) for _, read in pairs for update in written) and _has_cycle(graph):
         for update, read in pairs:  # reads of several variables that wait for each other's updates: leave them be
             update.remove_control(read)
         return 0

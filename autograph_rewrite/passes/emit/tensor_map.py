@@ -13,6 +13,7 @@ from autograph_rewrite.ir.control_flow import frames_of
 from autograph_rewrite.ir.format.annotations import Annotation, annotation
 from autograph_rewrite.ir.graph import Graph, Node, Span, Value
 from autograph_rewrite.ir.replication import Mesh
+from autograph_rewrite.ir.run_writes import RunWrites
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.passes.emit.replica_layout import instance_name
 
@@ -48,6 +49,7 @@ class Layout:
         hidden: whether instances are iterations of a loop, out of which nothing can be fetched.
         state: facts of all values as their readers see them, and of those that are converted as they are produced.
         converted: what conversions hand to readers.
+        writes: what runs write, compared with the original.
     """
 
     graph: Graph
@@ -62,6 +64,7 @@ class Layout:
     hidden: bool = False
     state: tuple[Mapping[Value, Fact], Mapping[Value, Fact]] = field(default_factory=lambda: ({}, {}))
     converted: Mapping[Value, Placement] = field(default_factory=dict)
+    writes: RunWrites = field(default_factory=RunWrites)
 
     @cached_property
     def _held(self) -> Mapping[str, tuple[Placement, tuple[int, ...]]]:

@@ -104,7 +104,7 @@ def _refresh(context: Context, item: TrainingGraph, proxies: dict[str, Node]) ->
             written[name] |= 1 << count
             count += 1
         masks[node] = mask
-    made: dict[tuple[str, int], Node] = {}
+    made: dict[tuple[str, int], tuple[Node, int]] = {}  # the copy, and all writes that it waits for
     for node in order:
         is_local = node in unconditional and node not in context.server_region.nodes
         awaited = [producer for producer in _awaited(context, node) if masks.get(producer)] if is_local else []
@@ -114,15 +114,15 @@ def _refresh(context: Context, item: TrainingGraph, proxies: dict[str, Node]) ->
         changed = [(name, mask & written[name]) for name in names if mask & written[name]]
         if not changed:
             continue
-        new = [key for key in changed if key not in made]
+        new = [key for key in changed if key not in made or made[key][1] & ~mask]  # it waits for no more than the node
         in_branches = any(control not in unconditional for control in awaited)
         readers = users(node) if in_branches else (node,)
         if new:
             done = node if in_branches else _gathered(context, node, awaited)
-            made |= {key: _copied(context, item.variables[key[0]], proxies[key[0]], done) for key in new}
+            made |= {key: (_copied(context, item.variables[key[0]], proxies[key[0]], done), mask) for key in new}
         for key in changed:
             for reader in readers:
-                reader.add_control(made[key])
+                reader.add_control(made[key][0])
 
 
 def _is_update_there(context: Context, node: Node) -> bool:

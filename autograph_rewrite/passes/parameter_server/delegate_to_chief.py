@@ -25,6 +25,7 @@ from autograph_rewrite.ir.verify.collective_groups import is_collective
 from autograph_rewrite.passes.base.anchors import outputs_of
 from autograph_rewrite.passes.base.context import Context
 from autograph_rewrite.passes.collectives.server_stores import ServerBuilder
+from autograph_rewrite.passes.emit.read_before_update import Runs
 from autograph_rewrite.passes.parameter_server.branches import Branches
 from autograph_rewrite.passes.parameter_server.turns import Turns
 from autograph_rewrite.training_graph import TrainingGraph
@@ -312,7 +313,8 @@ def _with_branches(order: Sequence[Node], on_server: set[Node]) -> set[Node]:
 def _read_before_pushing(context: Context, item: TrainingGraph) -> None:
     """Let this process's reads of a variable come before its contribution to the next value.
 
-    What no push is for may follow from sums that all workers have: those are contributions, too.
+    What no push is for may follow from sums that all workers have: those are contributions, too. What a run has without
+    the updates that the read follows, as a loss that is fetched alone, does not wait for it.
     """
     graph, region = context.graph, context.server_region
     order = topological_order(graph)
@@ -324,6 +326,7 @@ def _read_before_pushing(context: Context, item: TrainingGraph) -> None:
     if not pushes and not sums:
         return
     position = {node: i for i, node in enumerate(order)}
+    runs = Runs(order, roots, [*pushes, *sums])
     behind = marks_before(order, {**dict.fromkeys(sums, 1), **dict.fromkeys(pushes, 2)})
     for name, variable in item.variables.items():
         handle = graph.nodes.get(variable.handle)
@@ -334,10 +337,10 @@ def _read_before_pushing(context: Context, item: TrainingGraph) -> None:
             if read in region.nodes or read not in step or read not in unconditional:
                 continue  # a push waits for what a branch or loop makes of its reads, not for the reads
             for push in own:
-                if position[read] < position[push] or not behind[read] & 2:
+                if (position[read] < position[push] or not behind[read] & 2) and runs.may_wait(push, read):
                     push.add_control(read)
             if name not in region.pushes and not behind[read]:
-                for node in sums:
+                for node in filter(lambda node: runs.may_wait(node, read), sums):
                     node.add_control(read)
 
 

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from autograph_rewrite.analysis.facts.placement import REPLICATED
@@ -47,6 +48,24 @@ class OriginalNames:
         if name not in self._known:
             self._known[name] = self._find(name)
         return self._known[name]
+
+    def require_same_writes(self, names: Sequence[str]) -> None:
+        """Refuse to fetch what writes other variables than in the original graph.
+
+        Raises:
+            GraphError: it writes more, or less.
+        """
+        if self._item.layout is None or not self._item.layout.writes.changed:
+            return
+        outputs = self._item.outputs
+        tensors = [outputs[name].tensor if name in outputs else name for name in names]
+        more, less = self._item.layout.writes.differences(tensor.partition(":")[0] for tensor in tensors)
+        if more or less:
+            what = f"would write '{more[0]}', which it does not" if more else f"would not write '{less[0]}', as it does"
+            raise GraphError(
+                f"a run of {', '.join(map(repr, names))} {what} in the original graph",
+                hint="declare what runs by itself (train_op=[..., name], outputs=[..., name]), or fetch the train op",
+            )
 
     def _find(self, name: str) -> Fetch:
         output = self._item.outputs.get(name)

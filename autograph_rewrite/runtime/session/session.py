@@ -147,11 +147,12 @@ class DistributedSession:
             besides: what else is fed, by tensor of `graph`.
 
         Raises:
-            GraphError: a name is unknown or was pruned, or batch sizes differ.
+            GraphError: a name is unknown or was pruned, batch sizes differ, or the run would write other variables.
             ClusterError: the step did not finish in time, or the workers were not given the same.
         """
         names = [name_of(fetch) for fetch in self._tf.nest.flatten(fetches)]
         found = [self._names.fetch(name) for name in names]
+        self._names.require_same_writes(names)
         wanted = [element for fetch in found for element in fetch.elements]
         given = {self._names.feed(key): value for key, value in (feed_dict or {}).items()}
         feeds = {key: value for key, value in given.items() if key is not None}

@@ -1,0 +1,92 @@
+"""What a run writes: whatever is fetched, it is what the same fetches write in the original graph.
+
+fetched          original writes       rewritten writes
+loss             nothing               nothing
+train            w, w/Adam, step       w, w/Adam, step
+loss, train      w, w/Adam, step       w, w/Adam, step
+
+What several fetches write together is what each of them writes, so to compare them one by one is to compare all sets.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from autograph_rewrite.ir.graph import Graph, Node
+from autograph_rewrite.ir.replication import common_name
+from autograph_rewrite.ir.traversal import marks_before, topological_order
+from autograph_rewrite.ir.variable_ops import written
+
+Written = Mapping[str, frozenset[str]]
+"""The variables that a run of each node writes, by the names of the node and of their handles; no node without any."""
+_SHARD = re.compile(r"/part_\d+$")
+_NONE: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class RunWrites:
+    """What runs write in the original graph, and where that has changed.
+
+    Attributes:
+        original: of the nodes of the original.
+        changed: of nodes that write something else in the rewritten graph.
+    """
+
+    original: Written = field(default_factory=dict)
+    changed: Written = field(default_factory=dict)
+
+    def differences(self, nodes: Iterable[str]) -> tuple[list[str], list[str]]:
+        """Return what a run of some nodes writes beyond the original, and what it does not write."""
+        if self.changed.keys().isdisjoint(names := list(nodes)):
+            return [], []
+        wanted = _NONE.union(*(self.original.get(name, _NONE) for name in names))
+        found = _NONE.union(*(self.changed.get(name, self.original.get(name, _NONE)) for name in names))
+        return sorted(found - wanted), sorted(wanted - found)
+
+
+def writes_of(graph: Graph, name_of: Callable[[str], str | None] = lambda name: name) -> Written:
+    """Return what runs write.
+
+    Args:
+        graph: a graph.
+        name_of: gives the variable's name for that of a handle; None: it does not count.
+    """
+    order = topological_order(graph)
+    bits: dict[str, int] = {}
+    marks: dict[Node, int] = {}
+    for node in order:
+        for name in filter(None, (name_of(handle.name) for handle in written(node))):
+            marks[node] = marks.get(node, 0) | bits.setdefault(name, 1 << len(bits))
+    found = {node.name: mask | marks.get(node, 0) for node, mask in marks_before(order, marks).items()}
+    sets = {mask: frozenset(name for name, bit in bits.items() if mask & bit) for mask in set(found.values())}
+    return {name: sets[mask] for name, mask in found.items() if mask}
+
+
+def compared(original: Written, nodes: Collection[str], graph: Graph, elsewhere: Collection[str] = ()) -> RunWrites:
+    """Compare what runs write.
+
+    Args:
+        original: of the graph before the first pass.
+        nodes: the names of its nodes.
+        graph: what became of it.
+        elsewhere: handles of variables that another process may write for this one.
+    """
+    handles = _NONE.union(*original.values())
+    after = writes_of(graph, lambda name: found if (found := original_name(name, handles)) in handles else None)
+    changed = {}
+    for name in after.keys() | original.keys():
+        if name in nodes and name in graph:
+            wanted, found = original.get(name, _NONE), after.get(name, _NONE)
+            if (found := found | wanted.intersection(elsewhere)) != wanted:
+                changed[name] = found
+    return RunWrites(original, changed)
+
+
+def original_name(name: str, original: Container[str]) -> str:
+    """Return the name of the original node that an instance, or a shard, stands for; others keep their name."""
+    found = common_name(name)
+    while found not in original and _SHARD.search(found):  # of a shard, again
+        found = _SHARD.sub("", found)
+    return found if found in original else name
