@@ -18,6 +18,7 @@ from autograph_rewrite.config.sections import Override
 from autograph_rewrite.diagnostics.faults import raise_if_any
 from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.plan.parts import messages
+from autograph_rewrite.plan.parts.notes import stays_whole
 from autograph_rewrite.plan.parts.residence import OnServer, Sharded, placed
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.request import override_of, request
@@ -52,7 +53,7 @@ def assemble(
     """
     plan = request(item, config, strategy=strategy)
     trained, choices, whole = decide(item, config, plan, choose)
-    notes = (*notes, *(f"'{one.name}' stays whole: {one.obstacle}" for one in whole))
+    notes = (*notes, *(stays_whole(one.name, one.obstacle) for one in whole))
     raise_if_any(misfits(config, trained, choices), error=ConfigError, title=config.where())
     all_servers = servers(config)
     office = _ServerAllocator(plan.devices, Load(all_servers), tuple(pool or all_servers))
@@ -109,7 +110,7 @@ def _obstacle(item: TrainingGraph, variable: Variable, role: Role) -> str:
     if variable.shape is None or None in variable.shape:
         return "its shape is open"
     if role.captured:
-        return "a branch or loop uses it"
+        return "a branch or loop uses it, as where an optimizer updates under a condition (loss scaling, accumulation)"
     handle = item.graph.nodes.get(variable.handle)
     found = obstacle(handle) if handle is not None else None
     return found.reason if found is not None else ""

@@ -99,6 +99,9 @@ def needed_of_all(node: Node, levels: Mapping[Node, int]) -> str:
     met = next(producer for producer in predecessors(node) if levels.get(producer, 0))
     if met.op in READS:
         return f"needs '{_original_name(met)}', the variable as it is after all micro-batches"
+    parts = [value.node for value in met.inputs if value.node.op != "Const"]
+    if parts and all(part.op in READS for part in parts):
+        return f"needs '{_original_name(met)}', a variable that is joined from its shards once for all micro-batches"
     if any(value.node is met for value in node.inputs):
         return f"needs '{_original_name(met)}' of the whole batch"
     return f"waits for '{_original_name(met)}', which comes after all micro-batches"

@@ -15,7 +15,7 @@ from autograph_rewrite.certify.check_claims import check_claims
 from autograph_rewrite.certify.execution.baseline import Baseline
 from autograph_rewrite.certify.execution.samples import Sample
 from autograph_rewrite.certify.execution.simulate import Simulation
-from autograph_rewrite.certify.order import Accesses, accesses_of, check_order, effects_before, origin
+from autograph_rewrite.certify.order import Accesses, accesses_of, check_order, effects_before, effects_needed, origin
 from autograph_rewrite.certify.recomputed import check_recomputed
 from autograph_rewrite.certify.spans import spans
 from autograph_rewrite.errors import VerifyError, add_note
@@ -197,7 +197,7 @@ class Certificate:
             return
         if now is None:
             raise VerifyError(f"the target '{name}' is gone")
-        expected = {node.name for node in effects_before([was])}
+        expected = {node.name for node in effects_needed([was])}
         reached = effects_before([now])
         missing = expected - {matches[node] for node in reached if node in matches}
         if missing:

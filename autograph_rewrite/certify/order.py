@@ -17,10 +17,12 @@ from autograph_rewrite.ir import variable_ops
 from autograph_rewrite.ir.attr_inference import ORIGIN_ATTR
 from autograph_rewrite.ir.control_flow import Frame, by_loops, frames_of
 from autograph_rewrite.ir.graph import Graph, Node
-from autograph_rewrite.ir.op_traits import ENTERS, EXITS, READS, writes_variable
+from autograph_rewrite.ir.op_traits import ENTERS, EXITS, MEASURES, READS, is_of_the_program, writes_variable
 from autograph_rewrite.ir.traversal import ancestors, dependencies, marks_before, topological_order
 from autograph_rewrite.ir.types.opdefs import find_op
 
+_SIZES = MEASURES | {"ZerosLike", "OnesLike"}
+"""Ops that ask nothing of a value but how large it is."""
 HANDLES = frozenset(("VarHandleOp", "Placeholder", "VariableV2", "Variable"))
 
 
@@ -168,6 +170,23 @@ def _check_pair(
 def effects_before(roots: Iterable[Node]) -> set[Node]:
     """Return the nodes with effects that run when roots run."""
     return {node for node in ancestors(roots) if has_effect(node)}
+
+
+def effects_needed(roots: Iterable[Node]) -> set[Node]:
+    """Return those of them that have to run still: not a draw of random numbers of which only the size is asked."""
+    asked, pending = set(roots), list(roots)
+    while pending:
+        node = pending.pop()
+        values = () if node.op in _SIZES else node.inputs
+        new = {*(value.node for value in values), *node.controls} - asked
+        asked |= new
+        pending += new
+    return {node for node in effects_before(roots) if node in asked or not _only_draws(node)}
+
+
+def _only_draws(node: Node) -> bool:
+    op = find_op(node.op)
+    return op is not None and "seed2" in op.attrs and not is_of_the_program(node.op)
 
 
 def has_effect(node: Node) -> bool:

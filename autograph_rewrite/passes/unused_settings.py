@@ -22,11 +22,13 @@ from autograph_rewrite.config.config import Config
 from autograph_rewrite.diagnostics.located_yaml import KeyPath, dotted
 from autograph_rewrite.diagnostics.patterns import matches
 from autograph_rewrite.diagnostics.user_warning import warn_user
+from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.types.device_names import parse
 from autograph_rewrite.passes.base.report import Report
 from autograph_rewrite.passes.configured_setting import Setting
 from autograph_rewrite.plan.codecs import codec_of
 from autograph_rewrite.plan.parts.messages import STEP, EdgePlan
+from autograph_rewrite.plan.parts.notes import kept_whole
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.request import override_of
 from autograph_rewrite.training_graph import TrainingGraph
@@ -92,7 +94,7 @@ def _name(setting: Setting) -> str:
     places = plan.homes or any(request.sizes for request in plan.variables) or plan.pipeline is not None
     if places or setting.value not in PLACING:
         return ""
-    return "it finds no variable to place or split, so the plan is that of AllReduce"
+    return _whole(setting) or "it finds no variable to place or split, so the plan is that of AllReduce"
 
 
 def _mode(setting: Setting) -> str:
@@ -153,8 +155,23 @@ def _synchronizer(setting: Setting) -> str:
 def _partition(setting: Setting) -> str:
     if any(request.sizes for request in setting.requests):
         return ""
-    one = setting.plan.replicas == 1 and "there is one replica"
-    return one or "the variables stay whole: too small, inside a loop or branch, or shards of other processes"
+    one = "there is one replica" if setting.plan.replicas == 1 else ""
+    return one or _whole(setting) or "the variables are too small to be split"
+
+
+def _whole(setting: Setting) -> str:
+    """Say which variables cannot be split, of how many bytes, and why; nothing where there are none."""
+    variables = setting.item.variables
+    by_reason: dict[str, list[str]] = {}
+    for name, why in kept_whole(setting.plan.notes).items():
+        if name in setting.owners and name in variables:
+            by_reason.setdefault(why, []).append(name)
+    said = []
+    for why, (first, *others) in by_reason.items():
+        held = sum(variables[name].nbytes for name in (first, *others))
+        more = f" and {len(others)} more" if others else ""
+        said.append(f"{held:,} bytes ('{first}'{more}) stay whole, and what the optimizer keeps for them: {why}")
+    return "; ".join(said)
 
 
 def _server_setting(setting: Setting) -> str:
@@ -387,10 +404,19 @@ def noted(plan: Plan, config: Config, item: TrainingGraph, report: Report | None
         config: the user's.
         item: the original.
         report: of the rewrite; None: there was none.
+
+    Raises:
+        PlanError: a setting was to split variables, it splits none, and `semantics.strict` is set.
     """
     notes = [note for note in unused_settings(config, plan, item, report) if note not in plan.notes]
     if not notes:
         return plan
+    unsplit = [note for note in notes if any(f"('{name}'" in note for name in kept_whole(plan.notes))]
+    if config.semantics.strict and unsplit:
+        raise PlanError(
+            "\n  ".join(unsplit),
+            hint="set semantics.strict to false to train with whole variables, or choose a strategy that fits",
+        )
     more = f"\n  ... and {len(notes) - SHOWN} more" if len(notes) > SHOWN else ""
     listed = "".join(f"\n  {note}" for note in notes[:SHOWN])
     warn_user(f"settings without an effect:{listed}{more}")

@@ -9,12 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tensorflow as tf
 from pydantic import BaseModel
 
 import autograph_rewrite as ar
+from autograph_rewrite.compile import Job, compile_item, request
 from autograph_rewrite.config import presets
 from autograph_rewrite.config.config import Config
+from autograph_rewrite.errors import PlanError
+from autograph_rewrite.normalize.normalize import normalise
 from autograph_rewrite.passes.unused_settings import READERS, written
+from autograph_rewrite.runtime.function.session_step import without_shards
 
 TWO = {"devices": ["CPU:0", "CPU:1"]}
 WORKERS = {"workers": ["127.0.0.1:4001", "127.0.0.1:4002"]}
@@ -155,6 +160,60 @@ def test_the_note_names_the_line_and_stays_in_the_plan(tmp_path: Path) -> None:
         new = ar.rewrite(layer(), ar.Plan.load(tmp_path / "plan.yaml"))
     assert new.report.plan.notes == plan.notes
     assert "c.yaml:4" in own_notes(plan)[0]
+
+
+def conditional() -> ar.GraphItem:
+    """A step that updates under a condition, as optimizers do that accumulate gradients or scale losses."""
+    w = tf.Variable(tf.ones([8, 8]), name="w")
+
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((x @ w) ** 2)
+        gradient = tape.gradient(loss, w)
+        tf.cond(
+            tf.reduce_all(tf.math.is_finite(gradient)), lambda: w.assign_sub(0.1 * gradient), lambda: w.read_value()
+        )
+        return loss
+
+    return ar.GraphItem.from_function(step, tf.TensorSpec([None, 8]))
+
+
+def test_sharding_that_splits_nothing_says_why_and_how_many_bytes_stay_whole() -> None:
+    given = {**TWO, "strategy": {"name": "FSDP", "variables": "mirrored"}}
+    said = r"FSDP does nothing here: 256 bytes \('w'\) stay whole, .*: a branch or loop uses it"
+    with pytest.warns(UserWarning, match=said):
+        new = ar.rewrite(conditional(), given)
+    assert set(new.report.held.values()) == {256}
+    assert "'w' stays whole: a branch or loop" in str(new.report)
+    with pytest.raises(PlanError, match=said):
+        ar.rewrite(conditional(), {**given, "semantics": {"strict": True}})
+
+
+@pytest.mark.parametrize("name", ["FSDP", "PartitionedPS", "UnevenPartitionedPS", "partition"])
+def test_a_function_in_a_job_says_that_it_reaches_no_shards_of_other_processes(name: str) -> None:
+    """As `ar.distribute` does in a job."""
+    given = {"devices": ["CPU:0"], "cluster": WORKERS | (SERVER if "PS" in name else {})}
+    split = {"variables": [{"match": "w", "partition": {"over": "data"}}]}
+    given |= split if name == "partition" else {"strategy": {"name": name}}
+    w = tf.Variable(tf.ones([8, 8]), name="w")
+
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((x @ w) ** 2)
+        w.assign_sub(tape.gradient(loss, w))
+        return loss
+
+    item = normalise(ar.GraphItem.from_function(step, tf.TensorSpec([None, 8])))
+    said = r"does nothing here: 256 bytes \('w'\) stay whole, .*: functions and Keras models reach no shards"
+    plan = without_shards(request(item, Config.of(given)))
+    with pytest.warns(UserWarning, match=said):
+        new = compile_item(item, plan, Job.of(Config.of(given), 0))
+    assert "'w' stays whole: functions and Keras models" in str(new.report)
+    assert list(new.report.held.values()) == [256]
+    strict = Config.of({**given, "semantics": {"strict": True}})
+    item = normalise(ar.GraphItem.from_function(step, tf.TensorSpec([None, 8])))
+    with pytest.raises(PlanError, match=said):
+        compile_item(item, without_shards(request(item, strict)), Job.of(strict, 0))
 
 
 def test_what_equals_its_default_or_is_left_out_gets_no_note() -> None:

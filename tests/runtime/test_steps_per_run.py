@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite import GraphItem
-from autograph_rewrite.errors import GraphError, PlanError
+from autograph_rewrite.errors import GraphError, PassError, PlanError
 from autograph_rewrite.runtime.keras.steps_per_call import stacked
 
 v1 = tf.compat.v1
@@ -283,11 +283,31 @@ def test_batches_that_follow_each_other_with_one_shape_are_stacked() -> None:
     assert [(rows is sparse, several) for rows, several in stacked([sparse, sparse])] == [(True, False)] * 2
 
 
-def test_a_plan_whose_steps_are_led_from_outside_is_refused() -> None:
-    cluster = {"workers": ["a:1", "b:1"], "ps": ["c:1"]}
-    given = {"devices": ["CPU:0"], "cluster": cluster, "strategy": {"name": "PS"}, "steps_per_run": EACH}
-    with pytest.raises(PlanError, match="steps_per_run is 3, but variables are on parameter servers"):
-        ar.rewrite(item(), given, task=0)
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"strategy": {"name": "PS"}}, "variables are on parameter servers"),
+        ({"strategy": {"name": "FSDP"}}, "shards of variables are on several workers"),
+        ({"pipeline": {"stages": 2, "microbatches": 2}}, "the stages are in several processes"),
+        ({"mesh": {"model": 2}, "sharding": [{"match": "w", "split": [1, 2]}]}, "the model axis goes through"),
+    ],
+)
+def test_a_plan_whose_steps_are_led_from_outside_is_refused(given: dict[str, Any], why: str) -> None:
+    cluster = {"workers": ["a:1", "b:1"]} | ({"ps": ["c:1"]} if "parameter" in why else {})
+    with pytest.raises(PlanError, match=f"steps_per_run is 3, but {why}"):
+        ar.build_plan(item(), {"devices": ["CPU:0"], "cluster": cluster, "steps_per_run": EACH, **given})
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"microbatches": 2, "accumulation": {"form": "loop"}},
+        {"pipeline": {"stages": 2, "microbatches": 2}, "devices": [f"CPU:{i}" for i in range(4)]},
+    ],
+)
+def test_what_cannot_read_a_variable_from_its_shards_says_so(more: dict[str, Any]) -> None:
+    with pytest.raises(PassError, match="a variable that is joined from its shards once for all micro-batches"):
+        ar.rewrite(item(), {"devices": ["CPU:0", "CPU:1"], "strategy": {"name": "FSDP"}, **more})
 
 
 def test_ar_verify_compares_single_steps() -> None:

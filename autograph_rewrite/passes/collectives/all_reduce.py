@@ -163,16 +163,17 @@ def reduce_between_processes(exchange: Exchange, value: Value, op: str, *, chang
     return reduce_hops(exchange, between_processes(exchange.planned.lowered.hops), value, ReduceSpec(op, changing))
 
 
-def contribution(exchange: Exchange, value: Value, fact: Fact) -> Value:
+def contribution(exchange: Exchange, value: Value, fact: Fact, hops: tuple[Hop, ...]) -> Value:
     """Return what one member of the last hop adds to a sum, in the type of the sum.
 
     Args:
         exchange: an edge whose sum is sent in another form than it is made (`passes.compression`).
         value: contributions, each.
         fact: about them.
+        hops: that come before the last.
     """
     wide = cast(exchange.context, value, wire_type(fact.dtype, "sum"), f"{value.node.name}/widen")
-    return reduce_hops(exchange, exchange.planned.lowered.hops[:-1], wide, ReduceSpec("sum", name=value.node.name))
+    return reduce_hops(exchange, hops, wide, ReduceSpec("sum", name=value.node.name))
 
 
 def sum_of_members(exchange: Exchange, value: Value, name: str) -> Value:

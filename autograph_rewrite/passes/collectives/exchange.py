@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from autograph_rewrite.ir.graph import Span
 from autograph_rewrite.passes.base.context import Context
 from autograph_rewrite.passes.collectives.key_operands import Keys
-from autograph_rewrite.plan.parts.lowerings import ACROSS, IN_REPLICA, LOWERINGS, Hop
+from autograph_rewrite.plan.parts.lowerings import ACROSS, IN_REPLICA, LOWERINGS, Hop, Medium, Operation
 from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.resolve.compression import members_of
+
+ADDS_MICRO_BATCHES = Hop(Operation.REDUCE, IN_REPLICA, Medium.OPS)
 
 
 @dataclass(frozen=True)
@@ -37,9 +39,15 @@ class Exchange:
         return self.edge
 
     @property
+    def of_members(self) -> tuple[Hop, ...]:
+        """The hops that make what each member of the last one sends: a replica adds up its micro-batches first."""
+        hops = self.planned.lowered.hops[:-1]
+        return hops if hops or self.context.plan.microbatches == 1 else (ADDS_MICRO_BATCHES,)
+
+    @property
     def adds_micro_batches(self) -> bool:
         """Whether each replica first adds up what its micro-batches hold."""
-        return self.planned.lowered.hops[0].over == IN_REPLICA
+        return any(hop.over == IN_REPLICA for hop in self.of_members)
 
     @property
     def members(self) -> int:

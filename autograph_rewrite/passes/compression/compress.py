@@ -49,7 +49,7 @@ def reduce_compressed(exchanges: Sequence[Exchange], values: Sequence[Value], na
     for one, value in pairs:
         _require_fit(one, value, codec)
     packing = Packing(context, values, name)
-    sent = [contribution(one, context.current(value), context.fact(value)) for one, value in pairs]
+    sent = [contribution(one, context.current(value), context.fact(value), one.of_members) for one, value in pairs]
     total = before = packing.join(sent)
     build = Builder.of(context, total, name, origin=values[0].node)
     residuals: list[AuxiliaryVariable] = []

@@ -42,7 +42,7 @@ def reduce_bucket(
     if members[0][1].compressor != NONE:
         return zip(values, reduce_compressed(exchanges, values, name), strict=True)
     sent = [
-        contribution(one, context.current(value), context.fact(value))
+        contribution(one, context.current(value), context.fact(value), one.planned.lowered.hops[:-1])
         for one, value in zip(exchanges, values, strict=True)
     ]
     packing = Packing(context, values, name, [riding.row_length] if riding is not None else [])

@@ -76,11 +76,19 @@ def steps_run_in_one_process(setting: Setting) -> Iterator[Finding]:
     plan = setting.plan
     if plan.steps_per_run < 0:
         yield Finding(("steps_per_run",), f"steps_per_run is {plan.steps_per_run}", "it is at least 1; 0 means no loop")
-    if plan.steps_per_run < 2 or not (plan.stage_hosts or any(parse(home).job for home in plan.homes.values())):
+    jobs = {job for home in plan.homes.values() if (job := parse(home).job)}
+    if plan.steps_per_run < 2 or not (plan.stage_hosts or jobs):
         return
-    where = "the stages are in several processes" if plan.stage_hosts else "variables are on parameter servers"
-    message = f"steps_per_run is {plan.steps_per_run}, but {where}, and worker 0 leads each step from outside"
-    yield Finding(("steps_per_run",), message, "leave steps_per_run out, or use a strategy without them")
+    if plan.pipeline is not None:
+        where, without = "the stages are in several processes", "leave pipeline out"
+    elif plan.stage_hosts:
+        where, without = "the model axis goes through several processes", "give each worker all devices of a replica"
+    elif "ps" in jobs:
+        where, without = "variables are on parameter servers", "use a strategy without servers"
+    else:
+        where, without = "shards of variables are on several workers", "use a strategy that splits none over workers"
+    message = f"steps_per_run is {plan.steps_per_run}, but {where}, and each step is led from outside of the graph"
+    yield Finding(("steps_per_run",), message, f"leave steps_per_run out, or {without}")
 
 
 def devices_are_named_canonically(setting: Setting) -> Iterator[Finding]:

@@ -19,6 +19,7 @@ from autograph_rewrite.errors import GraphError, PlanError
 from autograph_rewrite.load.signature.captures import FunctionBinding
 from autograph_rewrite.passes.parameter_server.await_writes import PREFIX
 from autograph_rewrite.plan.parts.messages import VariableRequest
+from autograph_rewrite.plan.parts.notes import stays_whole
 from autograph_rewrite.plan.parts.residence import REPLICATED, placed
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.replica_devices import moved
@@ -31,6 +32,7 @@ from autograph_rewrite.runtime.session.session import DistributedSession
 from autograph_rewrite.training_graph import TrainingGraph
 
 TARGET = "autograph_step"
+OUT_OF_REACH = "functions and Keras models reach no shards in other processes; a session does"
 
 
 def stand_alone(item: TrainingGraph) -> TrainingGraph:
@@ -74,9 +76,8 @@ def without_shards(plan: Plan) -> Plan:
         problem = f"a function cannot train '{min(found)}' in shards on servers that do not wait for all workers"
         raise PlanError(problem, hint="leave it whole, or train the graph in a session")
     requests = [_on_every_worker(request) if request.name in found else request for request in plan.variables]
-    notes = [f"'{name}' is whole on every worker: a function reaches no shards of other processes" for name in found]
     new = moved(plan, requests)
-    return replace(new, notes=(*new.notes, *sorted(notes)))
+    return replace(new, notes=(*new.notes, *(stays_whole(name, OUT_OF_REACH) for name in sorted(found))))
 
 
 class SessionStep:

@@ -25,6 +25,7 @@ from tests.support.compressing import (
 )
 
 STEPS = 24
+SHARDS = {"variables": [{"match": "w1", "partition": {"axis": 0, "shards": 2}}]}
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -51,6 +52,22 @@ def test_a_function_learns_and_nothing_is_lost(mode: str, compressor: str):
 
     assert np.mean(account.losses[-4:]) < 0.5 * np.mean(account.losses[:4])
     assert account.error(residuals) < (1e-5 if compressor in WITH_FEEDBACK else 1e-2)
+
+
+@pytest.mark.parametrize("form", ["unrolled", "loop"])
+@pytest.mark.parametrize("variables", [{}, SHARDS], ids=["whole", "shards"])
+@pytest.mark.parametrize("compressor", ["fp16", "fp16_ef", "int8_ef", "topk", "powersgd"])
+def test_a_replica_sends_the_sum_of_its_micro_batches(compressor: str, variables: dict[str, Any], form: str):
+    applied = []
+    for micro in ({}, {"microbatches": 2, "accumulation": {"form": form}}):
+        net = Net()
+        step = ar.distribute(net.step, {**config("shared", compressor), **variables, **micro})
+        account, residuals = train_function(net, step, 3)
+        assert account.error(residuals) < (1e-5 if compressor in WITH_FEEDBACK else 1e-2)
+        assert {name: value.shape[0] for name, value in residuals.items()} == dict.fromkeys(residuals, 2), "replicas"
+        applied.append(account.losses)
+    # Sums in another order round otherwise, and so may what is sent of them.
+    np.testing.assert_allclose(*applied, rtol=1e-3)
 
 
 @pytest.mark.parametrize("compressor", WITH_FEEDBACK)

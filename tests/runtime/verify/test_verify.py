@@ -232,6 +232,23 @@ def test_unseeded_dropout_in_a_function_is_seeded_too() -> None:
     assert any("functions inlined" in note for note in report.notes)
 
 
+@pytest.mark.parametrize("draw", [tf.random.normal, tf.random.truncated_normal, tf.random.uniform])
+@pytest.mark.parametrize("sized", [tf.zeros_like, tf.ones_like, lambda x: tf.zeros(tf.shape(x))])
+def test_a_metric_may_ask_how_many_rows_were_drawn(draw: Callable[..., Any], sized: Callable[[Any], Any]) -> None:
+    """As the accuracy of a discriminator on examples that a generator makes of noise."""
+    w, count = tf.Variable(tf.ones([3, 1])), tf.Variable(0.0)
+
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            made = (x * draw(tf.shape(x))) @ w
+            loss = tf.reduce_mean(made**2)
+        w.assign_sub(0.1 * tape.gradient(loss, w))
+        count.assign_add(tf.reduce_sum(sized(made)))
+        return loss
+
+    assert ar.verify(GraphItem.from_function(step, tf.TensorSpec([None, 3])), config()).ok
+
+
 def test_the_variables_of_the_user_do_not_change() -> None:
     built = ZOO["custom_loop"].build(Options(dtype="float32"))
     before = {name: variable.numpy() for name, variable in built.variables.items()}
