@@ -180,6 +180,7 @@ def on_resize(function: Callable[[int], None]) -> None:
     """
     from autograph_rewrite.runtime.elastic.own_loop import OwnLoop
 
+    _require_callable(function, "on_resize")
     loop = OwnLoop.here()
     if loop is not None:
         loop.on_resize(function)
@@ -199,7 +200,14 @@ def on_preemption(function: Callable[[], Any]) -> None:
     """
     from autograph_rewrite.runtime.preemption.stop import Stop
 
+    _require_callable(function, "on_preemption")
     Stop.here().add(function)
+
+
+def _require_callable(function: object, taker: str) -> None:
+    if not callable(function):
+        problem = f"ar.{taker} takes a function, not {type(function).__name__}"
+        raise ConfigError(problem, hint=f"pass what is to be called later, as in ar.{taker}(save) or a lambda")
 
 
 def distribute_datasets_from_function(

@@ -154,11 +154,12 @@ def show_times(one: Run, many: Run, replicas: int) -> None:
 
 
 def write(item: ar.GraphItem, config: dict[str, Any], folder: Path) -> None:
-    """Write the plan, the rewritten graph, both graphs as text, and the report: one page for a browser."""
+    """Write the plan, both graphs for the command line and as text, and the report: one page for a browser."""
     folder.mkdir(parents=True, exist_ok=True)
     ar.build_plan(item, config).save(folder / "plan.yaml")
     new = ar.rewrite(item, config)
-    (folder / "rewritten.pb").write_bytes(new.graph_bytes)
+    item.save(folder / "graph.ar")
+    new.save(folder / "new.ar")
     (folder / "rewritten.txt").write_text(ar.dump(new), encoding="utf-8")
     ar.report(item, folder / "report.html", config)
     (folder / "original.txt").write_text(ar.dump(item), encoding="utf-8")

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from autograph_rewrite.diagnostics.stages import stage
+from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.load.signature.inputs import ITERATORS, default_axis, describe
 from autograph_rewrite.load.signature.variables import merge_handles
@@ -73,12 +74,19 @@ def normalise_original(item: TrainingGraph) -> TrainingGraph:
     """Return an item in normal form that a rewrite can start from.
 
     Raises:
-        GraphError: as `normalise`, or the graph is distributed already, or partitioned by hand.
+        GraphError: as `normalise`, or this is no item, or the graph is distributed already, or partitioned by hand.
     """
+    _require_item(item)
     flat = normalise(item)
     require_original(flat, PASS)
     require_automatic(flat.graph)
     return flat
+
+
+def _require_item(item: object) -> None:
+    if not isinstance(item, TrainingGraph):
+        hint = "GraphItem.from_graph, from_function and from_keras make one; ar.distribute takes models and functions"
+        raise GraphError(f"expected a GraphItem, not {type(item).__name__}", hint=hint)
 
 
 def roots(item: TrainingGraph, graph: Graph) -> Iterable[Node]:

@@ -60,8 +60,11 @@ def distribute(
 
     Raises:
         ConfigError: specs were given for a model.
-        GraphError: the function or the model is distributed already.
+        GraphError: it is neither a function nor a model, or it is distributed already.
     """
+    if not callable(target) or isinstance(target, type):  # a model can be called, too
+        hint = "give a compiled Keras model, or a function that runs one training step; ar.rewrite takes a GraphItem"
+        raise GraphError(f"ar.distribute cannot distribute {_described(target)}", hint=hint)
     rewriter = Rewriter(config)
     ensure_devices(rewriter.devices)
     if is_keras_model(target):
@@ -85,6 +88,10 @@ def distribute(
         steps=rewriter.steps_per_run,
         elastic=FunctionSteps(loop, name) if loop is not None else None,
     )
+
+
+def _described(target: Any) -> str:
+    return f"the class {target.__name__}" if isinstance(target, type) else f"an object of type {type(target).__name__}"
 
 
 def _distributed_model(model: Any, rewriter: Rewriter, batch_inputs: Mapping[str, int | None] | None) -> Any:

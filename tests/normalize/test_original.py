@@ -84,3 +84,18 @@ def test_a_model_is_not_distributed_twice_even_when_compiled_anew() -> None:
     with pytest.raises(ar.RewriteError, match="'small' is already distributed"):
         ar.distribute(model, config)
     model.fit(np.ones((8, 3)), np.ones((8, 1)), verbose=0)
+
+
+@pytest.mark.parametrize("target", [3, "model", [1, 2], None, {"devices": ["CPU:0"]}, dict])
+def test_what_is_neither_a_model_nor_a_function_is_refused_when_it_is_given(target: Any) -> None:
+    with pytest.raises(ar.GraphError, match="a compiled Keras model, or a function that runs one training step"):
+        ar.distribute(target, {"devices": ["CPU:0", "CPU:1"]})
+    for verb in (ar.rewrite, ar.build_plan):
+        with pytest.raises(ar.GraphError, match=r"expected a GraphItem, not \w+\n.*from_keras"):
+            verb(target, {"devices": ["CPU:0", "CPU:1"]})
+
+
+@pytest.mark.parametrize("taker", [ar.on_preemption, ar.on_resize])
+def test_what_a_call_returned_is_refused_where_the_function_was_meant(taker: Any) -> None:
+    with pytest.raises(ar.ConfigError, match="takes a function, not NoneType"):
+        taker(None)

@@ -49,7 +49,7 @@ def test_the_demo_compares_one_device_with_replicas_and_fails_if_too_little_is_l
     assert re.search(rf"^ok: \d+ values agree .* {mode}, CPU:0, CPU:1; worst error \d.\de-1\d,", printed, re.MULTILINE)
     assert f"(wanted: {wanted:.0%})" in printed
     assert {path.name for path in (tmp_path / "demo").iterdir()} == {
-        "plan.yaml", "original.txt", "report.html", "rewritten.pb", "rewritten.txt",
+        "plan.yaml", "graph.ar", "new.ar", "original.txt", "report.html", "rewritten.txt",
     }  # fmt: skip
     assert ar.Plan.load(tmp_path / "demo" / "plan.yaml").mode == mode
     assert "replica_1/" in (tmp_path / "demo" / "rewritten.txt").read_text(encoding="utf-8")

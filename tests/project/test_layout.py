@@ -76,7 +76,9 @@ def module_name(path: Path) -> str:
 def part_of(module: str) -> str | None:
     """Return the part of the package that a module is in; None for the package itself and for strangers."""
     names = module.split(".")
-    return names[1] if len(names) > 1 and names[0] == "autograph_rewrite" else None
+    if len(names) < 2 or names[0] != "autograph_rewrite":
+        return None
+    return "tools" if names[1] == "__main__" else names[1]  # it starts the command line
 
 
 def names_in(node: ast.stmt, package: str) -> list[str]:

@@ -56,6 +56,12 @@ def test_the_help_of_the_command_does_not_start_tensorflow(fresh_python: Run) ->
     assert done.stdout.endswith("code 0 False\n")
 
 
+def test_the_command_runs_without_a_script_on_the_path() -> None:
+    line = [sys.executable, "-m", "autograph_rewrite", "--version"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == f"autograph-rewrite {ar.__version__}\n"
+
+
 TWO_WORKERS = '{"cluster": {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}, "task": {"type": "worker", "index": 1}}'
 
 

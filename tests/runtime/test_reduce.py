@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import autograph_rewrite as ar
 from autograph_rewrite.errors import ConfigError
+from autograph_rewrite.inspect.dump import dump
 from autograph_rewrite.ir.types.attrs import encode
-from autograph_rewrite.runtime.reduce.cuts import Known, plain
+from autograph_rewrite.runtime.reduce.cuts import Known, plain, with_constant_starts
 from autograph_rewrite.runtime.reduce.reduce import FAILS, Judge, reduce
 from autograph_rewrite.runtime.reduce.simpler import with_simpler
 from tests.seeded_mistakes.draws import Draw
@@ -59,6 +61,17 @@ def test_colocations_and_nodes_that_only_hand_on_an_order_go_first() -> None:
     assert not any("_class" in node.attrs for node in simple)
     assert [node.name for node in simple.nodes["train"].controls] == ["update"]
     assert "between" not in simple
+
+
+def test_a_start_whose_elements_are_all_the_same_is_printed_as_one_of_them() -> None:
+    item = regression()
+    starts = {name: np.full((200, 2), 0.5, np.float32) for name in item.variables}
+    zeros = next(iter(starts.values()))
+    zeros[:] = -0.0
+    zeros[-1, -1] = 0.0  # equal, and not the same
+    text = dump(with_constant_starts(item, starts), full=True)
+    assert text.count(" splat 0.5") == len(starts) - 1
+    assert text.count(" b64") == 1
 
 
 def test_a_good_rewrite_is_not_shrunk() -> None:

@@ -92,7 +92,7 @@ def _source(graph: Graph, value: Value, known: Known, inputs: dict[str, TensorIn
         return None
     name, axis = f"cut/{value.node.name}/{value.index}", known.batch_axes.get(tensor)
     if axis is None:
-        return graph.add("Const", name=name, attrs={"value": array, "dtype": value.dtype}).output()
+        return graph.add("Const", name=name, attrs={"value": _stated_once(array), "dtype": value.dtype}).output()
     shape = tuple(None if at == axis else size for at, size in enumerate(array.shape))
     node = graph.add("Placeholder", name=name, attrs={"dtype": value.dtype, "shape": shape})
     inputs[node.name] = TensorInfo(node.name, f"{node.name}:0", dtypes.dtype_name(value.dtype), shape, axis)
@@ -146,12 +146,18 @@ def with_constant_starts(item: TrainingGraph, starts: Mapping[str, Array]) -> Tr
     for name, one in item.variables.items():
         handle = graph.node(one.handle).output()
         array = starts[name]
-        attrs = {"value": array, "dtype": dtypes.NUMBERS[one.dtype]}
+        attrs = {"value": _stated_once(array), "dtype": dtypes.NUMBERS[one.dtype]}
         start = graph.add("Const", name=f"{one.handle}/start", attrs=attrs).output()
         assigns.append(graph.add("AssignVariableOp", [handle, start], name=f"{one.handle}/start/assign"))
         variables[name] = replace(one, initializer=assigns[-1].name)
     init = graph.add("NoOp", name="start", controls=assigns)
     return pruned(replace(item, source=graph, variables=variables, init_op=init.name))
+
+
+def _stated_once(array: Array) -> Array:
+    """Return an array as one element for all where all are the same, bit by bit, so that it can be read and pasted."""
+    splat = np.broadcast_to(array.ravel()[:1].reshape(()), array.shape) if array.size else array
+    return splat if splat.tobytes() == array.tobytes() else array
 
 
 def removable(item: TrainingGraph) -> Sequence[str]:
