@@ -2,7 +2,8 @@
 
 Importing this package costs nothing: each public name is loaded at first use, and TensorFlow only by what
 runs a graph. A process that is one worker of several, as TF_CONFIG or its like say, has to join them before TensorFlow
-starts: it does when it imports TensorFlow (`runtime.job.join_on_import`).
+starts: it does when it imports TensorFlow (`runtime.job.join_on_import`), and so it asks for the devices that
+`--config` names.
 """
 
 from __future__ import annotations
@@ -149,7 +150,15 @@ if not TYPE_CHECKING:  # a type checker that saw this function would accept any 
         return value
 
 
+<<<<<<< HEAD
 _join_on_import()
+=======
+_TELL = ("TF_CONFIG", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_PROCID", "AUTOGRAPH_REWRITE_CONFIG")
+if any(os.environ.get(name, "") not in ("", "1") for name in _TELL):
+    from autograph_rewrite.runtime.job.join_on_import import join_on_import
+
+    join_on_import()
+>>>>>>> dda252aafd6da4348e935632341f36017fdaac1d
 
 
 def __dir__() -> list[str]:

@@ -13,6 +13,7 @@ from autograph_rewrite.diagnostics.patterns import matches
 from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.ir.types.device_names import canonical, on_task, short
 from autograph_rewrite.load.marks import has_segments
+from autograph_rewrite.load.signature.inputs import ITERATORS
 from autograph_rewrite.plan.annotations import annotations_of
 from autograph_rewrite.plan.codecs import plan_name
 from autograph_rewrite.plan.parts import messages
@@ -54,9 +55,8 @@ def request(item: ItemLike, config: Config, *, strategy: str) -> Plan:
         semantics=messages.Semantics(**config.semantics.model_dump()),
         timeout_seconds=config.timeout_seconds,
         batch_inputs=tuple(
-            messages.BatchInput(name, tensor.batch_axis, whole=_is_made_alike(item, tensor, config))
-            for name, tensor in item.inputs.items()
-            if tensor.batch_axis is not None
+            messages.BatchInput(name, axis, whole=_is_made_alike(item, item.inputs[name], config))
+            for name, axis in _batch_axes(item, config).items()
         ),
         default=default_options(config),
         variables=tuple(_variable_requests(item, config)),
@@ -187,6 +187,24 @@ def _of_all_workers(config: Config, every: int = 1) -> tuple[str, ...]:
     if config.workers > 1:
         own = tuple(on_task(device, "worker", task) for task in range(config.workers) for device in own)
     return own[::every]
+
+
+def _batch_axes(item: ItemLike, config: Config) -> dict[str, int]:
+    """Return the axis of the examples of each batch input.
+
+    Where no input is known to be a batch, what an iterator draws is one: data that is batched with drop_remainder says
+    how many examples there are. Of several processes nobody knows whether that is the whole batch or the part of one.
+    """
+    axes = {name: tensor.batch_axis for name, tensor in item.inputs.items() if tensor.batch_axis is not None}
+    if axes or config.workers > 1:
+        return axes
+    nodes = item.graph.nodes
+    drawn = {
+        name: tensor.shape[0]
+        for name, tensor in item.inputs.items()
+        if tensor.shape and (node := nodes.get(tensor.tensor.partition(":")[0])) is not None and node.op in ITERATORS
+    }
+    return dict.fromkeys(drawn, 0) if len(set(drawn.values())) == 1 else {}
 
 
 def _is_made_alike(item: ItemLike, tensor: InputLike, config: Config) -> bool:

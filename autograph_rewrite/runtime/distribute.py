@@ -13,7 +13,6 @@ from autograph_rewrite.compile import Job, compile_item, request
 from autograph_rewrite.config.config import Config, ConfigLike
 from autograph_rewrite.errors import ConfigError, GraphError
 from autograph_rewrite.ir.gc_pause import no_garbage_collection
-from autograph_rewrite.ir.types.device_names import parse
 from autograph_rewrite.normalize.normalize import normalise_original
 from autograph_rewrite.plan.parts.graph_digest import graph_digest
 from autograph_rewrite.plan.plan import Plan
@@ -31,7 +30,7 @@ from autograph_rewrite.runtime.function.session_step import (
     without_servers,
     without_shards,
 )
-from autograph_rewrite.runtime.job.logical_devices import ensure_devices
+from autograph_rewrite.runtime.job.logical_devices import devices_of, ensure_devices
 from autograph_rewrite.runtime.job.tf_server import be_patient, join
 from autograph_rewrite.runtime.keras.multi_worker import KerasJob
 from autograph_rewrite.runtime.preemption.elastic_loop import kept_loop
@@ -198,8 +197,7 @@ class Rewriter:
         if isinstance(given, Plan):
             return (needed_devices if given.stage_hosts else run_devices)(given, self._job.task)
         given.require_usable()
-        own = given.replica_devices()
-        return own if given.is_driven else _placed(own, given.mode)
+        return devices_of(given)
 
     def keras_job(self, batch_inputs: Mapping[str, int | None] | None) -> KerasJob | None:
         """Return what this worker does differently with a model; None where there is only one process."""
@@ -246,11 +244,3 @@ def _for_session(item: TrainingGraph, plan: Plan) -> tuple[TrainingGraph, Plan]:
     """Return an item and its plan for a step that runs in a session."""
     alone = stand_alone(item)
     return alone, replace(with_proxies(plan), graph_digest=graph_digest(alone.graph))
-
-
-def _placed(devices: tuple[str, ...], mode: str) -> tuple[str, ...]:
-    """Return where the replicas run."""
-    parsed = [parse(device) for device in devices]
-    if mode == "shared" and all(device.kind == "CPU" and device.job is None for device in parsed):
-        return ("/device:CPU:0",) * len(devices)
-    return devices

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -228,3 +230,13 @@ def test_every_verb_runs_code_of_a_configuration_only_if_it_is_allowed(folder: P
     assert not Path("ran").exists()
     assert run(f"{verb} --config own.yaml --allow-code {rest}") == 0
     assert Path("ran").exists()
+
+
+def test_a_program_that_starts_tensorflow_first_has_the_devices_of_the_configuration(
+    folder: Path, fresh_python: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    Path("two.yaml").write_text("devices: [CPU:0, CPU:1]\nstrategy: {variables: mirrored}\n")
+    Path("s.py").write_text("import tensorflow as tf; print(tf.config.list_logical_devices('CPU')[-1].name)")
+    line = "run --config two.yaml s.py"
+    done = fresh_python(f"from autograph_rewrite.tools import cli; cli.main({line.split()})")
+    assert done.stdout == "/device:CPU:1\n", done.stderr[-2000:]

@@ -127,6 +127,19 @@ def test_a_process_of_a_job_joins_when_tensorflow_is_imported(
     assert done.stdout == "worker 1 False\n# SourceFileLoader\n", done.stderr[-2000:]
 
 
+@pytest.mark.parametrize(("config", "devices"), [("all_reduce_4_mirrored", 4), ("all_reduce_4", 1), ("missing", 1)])
+def test_a_program_that_starts_tensorflow_first_has_the_devices_that_the_command_line_names(
+    config: str, devices: int, fresh_python: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AUTOGRAPH_REWRITE_CONFIG", config)
+    done = fresh_python(
+        "import autograph_rewrite, tensorflow as tf\n"
+        "tf.constant(1) + 1\n"
+        "print(len(tf.config.list_logical_devices('CPU')))\n"
+    )
+    assert done.stdout == f"{devices}\n", done.stderr[-2000:]
+
+
 def test_an_import_of_tensorflow_that_fails_says_what_it_says_without_us(
     tmp_path: Path, fresh_python: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import autograph_rewrite as ar
+from autograph_rewrite.errors import GraphError
 from autograph_rewrite.runtime.function.mirrored_variables import Mirrors
 from autograph_rewrite.runtime.function.step import Step
 from tests.support.linear_step import Linear, assert_same_state, batch, config
@@ -192,12 +193,13 @@ def test_a_distributed_function_works_inside_another_function(mode: str, pair: t
     assert_same_state(one, many)
 
 
+@pytest.mark.parametrize("drop_remainder", [False, True])
 @pytest.mark.parametrize("mode", MODES)
-def test_an_iterator_may_be_an_argument(mode: str, pair: tuple[Linear, Linear]) -> None:
+def test_an_iterator_may_be_an_argument(mode: str, drop_remainder: bool, pair: tuple[Linear, Linear]) -> None:
     one, many = pair
 
     def dataset() -> Any:
-        return tf.data.Dataset.from_tensor_slices(batch(10)).batch(4)
+        return tf.data.Dataset.from_tensor_slices(batch(10)).batch(4, drop_remainder=drop_remainder)
 
     @tf.function
     def step(iterator: Any) -> Any:
@@ -213,6 +215,7 @@ def test_an_iterator_may_be_an_argument(mode: str, pair: tuple[Linear, Linear]) 
         distributed(iterator)
 
 
+<<<<<<< HEAD
 @pytest.mark.parametrize("mode", MODES)
 def test_batches_of_other_sizes_may_be_drawn_in_a_loop(mode: str, pair: tuple[Linear, Linear]) -> None:
     one, many = pair
@@ -232,6 +235,16 @@ def test_batches_of_other_sizes_may_be_drawn_in_a_loop(mode: str, pair: tuple[Li
         one.step(x, y)
     assert distributed(iter(data), tf.constant(3)) == 10
     assert_same_state(one, many)
+=======
+def test_a_loop_that_draws_its_batches_in_the_function_is_refused_with_the_way_out(pair: tuple[Linear, Linear]) -> None:
+    def epoch(dataset: Any) -> Any:
+        for x, y in dataset:
+            pair[0].step(x, y)
+
+    data = tf.data.Dataset.from_tensor_slices(batch(10)).batch(4)
+    with pytest.raises(GraphError, match=r"no input of the graph is a batch(.|\n)*let the loop stand outside"):
+        ar.distribute(epoch, config("shared"))(data)
+>>>>>>> dda252aafd6da4348e935632341f36017fdaac1d
 
 
 def targets(model: Linear) -> Iterator[tuple[str, Any]]:

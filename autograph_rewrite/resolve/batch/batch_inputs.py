@@ -12,6 +12,7 @@ from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.traversal import marks_before
+from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.plan.parts.batch_split import limits
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.training_graph import TensorInfo, TrainingGraph
@@ -46,7 +47,7 @@ def batch_values(graph: Graph, item: TrainingGraph, plan: Plan) -> tuple[dict[Va
         known = ", ".join(item.inputs) or "none"
         raise GraphError(
             f"no input of the graph is a batch, so there is nothing to split (inputs: {known})",
-            hint="name the inputs that carry examples: batch_inputs={'x': 0}",
+            hint=_where_examples_are(item),
         )
     if len(set(sizes.values())) > 1:
         values, sizes = _of_the_largest(values, sizes, item, plan)
@@ -54,6 +55,17 @@ def batch_values(graph: Graph, item: TrainingGraph, plan: Plan) -> tuple[dict[Va
     if static is not None:
         _require_enough(static, plan)
     return values, static
+
+
+def _where_examples_are(item: TrainingGraph) -> str:
+    """Return what to do where no input is a batch."""
+    infos = item.inputs.values()
+    if infos and all(dtypes.NUMBERS[info.dtype] in (dtypes.VARIANT, dtypes.RESOURCE) for info in infos):
+        return (
+            "the function draws its examples itself, in a loop over a dataset or an iterator: let the loop stand "
+            "outside, as in `for batch in dataset: step(batch)`, and distribute the step"
+        )
+    return "name the inputs that carry examples: batch_inputs={'x': 0}"
 
 
 def _of_the_largest(

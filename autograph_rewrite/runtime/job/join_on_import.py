@@ -1,4 +1,4 @@
-"""Join the job when the program imports TensorFlow, and not earlier: programs may do without it.
+"""Join the job, and ask for devices, when the program imports TensorFlow, and not earlier: programs may do without it.
 
     import autograph_rewrite    a finder stands before all others in sys.meta_path
     import tensorflow           they find it; once it is loaded, join(), and the finder has gone
@@ -69,6 +69,8 @@ class _Finder(MetaPathFinder):
 
 
 def _join() -> None:
+    from autograph_rewrite.runtime.job.logical_devices import prepare_devices
     from autograph_rewrite.runtime.job.tf_server import join_early
 
     join_early()
+    prepare_devices()

@@ -1,16 +1,20 @@
 """Create the logical devices that a plan needs, or tell which line of code to add if TensorFlow has started.
 
 TensorFlow fixes its devices when the first op runs. A program that builds its model first has to say beforehand how
-many virtual CPU devices it wants; only mirrored variables need more than one.
+many virtual CPU devices it wants; only mirrored variables need more than one. What the command line has given as the
+configuration is known in time: when TensorFlow is imported (`join_on_import`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
-from autograph_rewrite.errors import ClusterError
+from autograph_rewrite.config.config import Config
+from autograph_rewrite.errors import ClusterError, ConfigError
 from autograph_rewrite.ir.types.device_names import parse
+from autograph_rewrite.plan.selected import chosen_config
 from autograph_rewrite.requires import tensorflow
 
 
@@ -22,25 +26,48 @@ def ensure_devices(devices: Sequence[str]) -> None:
     """
     tf = tensorflow()
     wanted = {parse(device).short for device in devices}
-    cpus = 1 + max((parse(device).index for device in devices if parse(device).kind == "CPU"), default=0)
-    if cpus > 1:
-        _split_cpu(tf, cpus)
+    cpus = _split_cpu(tf, devices)
     present = [parse(device.name).short for device in tf.config.list_logical_devices()]
     missing = sorted(wanted.difference(present))
     if missing:
         raise ClusterError(_problem(missing, present), hint=_hint(missing, cpus))
 
 
-def _split_cpu(tf: Any, count: int) -> None:
-    """Ask for `count` virtual CPU devices; TensorFlow refuses once it has started, which is for the caller to find."""
+def prepare_devices() -> None:
+    """Ask for the devices that the configuration of the command line needs; what is wrong is told once it is used."""
+    with suppress(ConfigError):
+        config = chosen_config(None)
+        if config.devices is not None:
+            _split_cpu(tensorflow(), devices_of(config))
+
+
+def devices_of(config: Config) -> tuple[str, ...]:
+    """Return where the replicas of this process run; those that share their variables on CPUs need one device only.
+
+    Raises:
+        ConfigError: the configuration names no devices.
+    """
+    own = config.replica_devices()
+    parsed = [parse(device) for device in own]
+    is_one = config.mode == "shared" and all(device.kind == "CPU" and device.job is None for device in parsed)
+    return ("/device:CPU:0",) * len(own) if is_one and not config.is_driven else own
+
+
+def _split_cpu(tf: Any, devices: Sequence[str]) -> int:
+    """Ask for as many virtual CPU devices as are named, and return how many.
+
+    TensorFlow refuses once it has started, which is for the caller to find.
+    """
+    count = 1 + max((parse(device).index for device in devices if parse(device).kind == "CPU"), default=0)
+    if count == 1:
+        return count
     physical = tf.config.list_physical_devices("CPU")
-    try:
+    with suppress(RuntimeError, IndexError):
         if len(tf.config.get_logical_device_configuration(physical[0]) or ()) < count:
             tf.config.set_logical_device_configuration(
                 physical[0], [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
             )
-    except (RuntimeError, IndexError):
-        return
+    return count
 
 
 def _problem(missing: Sequence[str], present: Iterable[str]) -> str:
