@@ -150,15 +150,7 @@ if not TYPE_CHECKING:  # a type checker that saw this function would accept any 
         return value
 
 
-<<<<<<< HEAD
 _join_on_import()
-=======
-_TELL = ("TF_CONFIG", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_PROCID", "AUTOGRAPH_REWRITE_CONFIG")
-if any(os.environ.get(name, "") not in ("", "1") for name in _TELL):
-    from autograph_rewrite.runtime.job.join_on_import import join_on_import
-
-    join_on_import()
->>>>>>> dda252aafd6da4348e935632341f36017fdaac1d
 
 
 def __dir__() -> list[str]:

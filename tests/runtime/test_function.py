@@ -215,7 +215,6 @@ def test_an_iterator_may_be_an_argument(mode: str, drop_remainder: bool, pair: t
         distributed(iterator)
 
 
-<<<<<<< HEAD
 @pytest.mark.parametrize("mode", MODES)
 def test_batches_of_other_sizes_may_be_drawn_in_a_loop(mode: str, pair: tuple[Linear, Linear]) -> None:
     one, many = pair
@@ -235,7 +234,8 @@ def test_batches_of_other_sizes_may_be_drawn_in_a_loop(mode: str, pair: tuple[Li
         one.step(x, y)
     assert distributed(iter(data), tf.constant(3)) == 10
     assert_same_state(one, many)
-=======
+
+
 def test_a_loop_that_draws_its_batches_in_the_function_is_refused_with_the_way_out(pair: tuple[Linear, Linear]) -> None:
     def epoch(dataset: Any) -> Any:
         for x, y in dataset:
@@ -244,7 +244,6 @@ def test_a_loop_that_draws_its_batches_in_the_function_is_refused_with_the_way_o
     data = tf.data.Dataset.from_tensor_slices(batch(10)).batch(4)
     with pytest.raises(GraphError, match=r"no input of the graph is a batch(.|\n)*let the loop stand outside"):
         ar.distribute(epoch, config("shared"))(data)
->>>>>>> dda252aafd6da4348e935632341f36017fdaac1d
 
 
 def targets(model: Linear) -> Iterator[tuple[str, Any]]:

@@ -14,7 +14,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from autograph_rewrite.runtime.job.join_on_import import join_on_import
 from autograph_rewrite.runtime.preemption.signals import GRACE, grace
 from autograph_rewrite.tools.launcher.job import Options, supervise
 from autograph_rewrite.tools.launcher.process import Task
@@ -33,7 +32,6 @@ def run(args: argparse.Namespace) -> int:
     if args.restart:
         return run_supervised(args)
     with _configured(args):
-        join_on_import()  # it asks for the devices of the configuration, which was not there when this was imported
         code = execute(args.script, args.args, module=args.module)
     if args.json:
         print(json.dumps({**described(args), "exit_code": code}))

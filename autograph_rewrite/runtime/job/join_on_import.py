@@ -18,15 +18,17 @@ from types import ModuleType
 from autograph_rewrite.cluster.launchers import is_launched
 
 TENSORFLOW = "tensorflow"
+CONFIG = "AUTOGRAPH_REWRITE_CONFIG"
+"""What `plan.selected.VARIABLE` is; importing the package must not load that module."""
 
 
 def join_on_import() -> None:
-    """If the environment tells of a job, join it as soon as TensorFlow is there: now, or when it is imported.
+    """If the environment tells of a job or a configuration, prepare for it as soon as TensorFlow is there.
 
     Which process this is, if it is one of several, is read then. This only asks whether to look, as most programs are
     in no job.
     """
-    if not is_launched(os.environ):
+    if not (is_launched(os.environ) or os.environ.get(CONFIG)):
         return
     if sys.modules.get(TENSORFLOW) is not None:
         _join()
