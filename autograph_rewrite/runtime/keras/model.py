@@ -309,6 +309,7 @@ class IteratorFunction(_StepFunction):
         self._run = run
         self._fall_back = _FallBack(model, kind) if kind != "train" else None
         self._drawn = Drawn(run)
+        self._told_of_end = False
 
     @property
     def state(self) -> Any:
@@ -334,8 +335,26 @@ class IteratorFunction(_StepFunction):
                 for rows, are_stacked in stacked(taken(iterator, count)):
                     outputs = self._run(rows, count if are_stacked else 1)
             if outputs is None:
+                self._tell_of_end()
                 raise StopIteration
             return outputs
+
+    def _tell_of_end(self) -> None:
+        """Say once what Keras does where data end of which it does not know the length, and this model does not.
+
+        Keras runs its step on an iterator that has ended. Whatever in the step does not need the batch may run before
+        that fails: nothing orders the two.
+        """
+        model = self._model
+        if self._told_of_end or self._fall_back is not None or model.steps_per_execution > 1 or model.jit_compile:
+            return
+        self._told_of_end = True
+        warn_user(
+            f"the data of '{model.name}' do not say how many batches they have: on one device Keras begins a step more "
+            "at the end of each epoch, and counts it in optimizer.iterations, seeds and weight decay before it fails. "
+            "Here only steps that were done count. For equal numbers say the length: "
+            "data.apply(tf.data.experimental.assert_cardinality(batches))"
+        )
 
     def _one(self, data: Any) -> Any:
         if self._fall_back is None:
