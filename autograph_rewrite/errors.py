@@ -110,9 +110,18 @@ class ClusterError(RewriteError):
 
     Attributes:
         lost: the workers that did not answer, by their numbers.
+        differs: the workers are all there, and do not do the same: the program is to be mended.
     """
 
     lost: tuple[int, ...] = ()
+    differs: bool = False
+
+    @classmethod
+    def of_difference(cls, problem: str, *, hint: str | None = None) -> ClusterError:
+        """Return the error of workers that do not do the same."""
+        made = cls(problem, hint=hint)
+        made.differs = True
+        return made
 
 
 class CheckpointError(RewriteError):

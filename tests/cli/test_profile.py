@@ -52,3 +52,14 @@ def test_a_script_that_fails_fails_with_its_code(tmp_path: Path) -> None:
     script = tmp_path / "fails.py"
     script.write_text("raise SystemExit(7)")
     assert main(["profile", "-o", str(tmp_path / "out.json"), str(script)]) == 7
+
+
+def test_a_job_is_measured_with_the_options_that_the_verb_has(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "idle.py"
+    script.write_text("print('nothing')")
+    assert main(["profile", "-n", "2", "-o", str(tmp_path / "out.json"), str(script)]) == 2
+    told = capfd.readouterr()
+    assert told.out.count("nothing") == 2
+    assert "ran no step to measure" in told.err

@@ -18,10 +18,13 @@ import pytest
 
 from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.runtime.elastic.callback_state import Array, set_state, state_of
+from autograph_rewrite.runtime.elastic.fit_position import FitPosition
 from autograph_rewrite.runtime.elastic.job_memory import EXPELLED, JobMemory, OwnedMemory, Snapshot
 from autograph_rewrite.runtime.elastic.kept_snapshots import KeptSnapshots
 from autograph_rewrite.runtime.elastic.keras_fit import make_elastic
 from autograph_rewrite.runtime.elastic.own_loop import OwnLoop
+from autograph_rewrite.tools.launcher.attempt import Outcome
+from autograph_rewrite.tools.launcher.elastic import report_of
 from tests.support.paths import ROOT
 
 FIRST = Snapshot({"epoch": 1}, [np.arange(3.0)])
@@ -258,3 +261,27 @@ def test_a_folder_that_cannot_be_made_is_an_error_at_the_start(tmp_path: Path) -
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot make the folder"):
         KeptSnapshots(tmp_path / "file" / "kept")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_every_worker_makes_the_variables_that_the_first_snapshot_of_a_fit_reads(owned: OwnedMemory, rank: int) -> None:
+    owned.begin(1)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    position = FitPosition(JobMemory(owned.folder, 1, rank), "fit-1", 4, [])
+    position.set_model(model)
+    position.on_train_begin()
+    assert model.optimizer.built, "made while a step is traced it would give the graph other names"
+
+
+@pytest.mark.parametrize(
+    ("code", "is_refused", "is_lost"), [(2, False, True), (2, True, False), (-9, True, True)], ids=str
+)
+def test_a_program_that_is_refused_has_lost_nobody(
+    owned: OwnedMemory, code: int, is_refused: bool, is_lost: bool
+) -> None:
+    memory = owned.begin(1)
+    if is_refused:
+        memory.refuse()
+    found = report_of(Outcome({"worker 0": -15, "worker 1": code}, "worker 1"), memory)
+    assert bool(found.words) == is_lost

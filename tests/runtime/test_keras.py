@@ -203,10 +203,23 @@ def test_datasets_generators_and_changing_shapes_can_be_trained_on() -> None:
 
     one, many = sequences(), ar.distribute(sequences(), config("mirrored"))
     assert_same(use(one), use(many))
-    assert many.optimizer.iterations.numpy() == 6 + 4
-    # Keras counts one step more on one device: it finds the end of a generator inside its step.
+    # Keras counts one step more: it finds the end of a generator inside its step.
+    assert many.optimizer.iterations.numpy() == one.optimizer.iterations.numpy() == 6 + 4 + 1
     for a, b in zip(one.variables, many.variables, strict=True):
         assert_same(a.numpy(), b.numpy())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_keras_does_without_a_batch_where_data_of_unknown_length_end_is_done(mode: str) -> None:
+    def use(model: Any) -> Any:
+        model.compile(keras.optimizers.AdamW(0.01, weight_decay=0.1), "sparse_categorical_crossentropy")
+        x, y = data()
+        batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(8).filter(lambda *_: True)
+        history = model.fit(batches, epochs=2, verbose=0).history
+        assert int(model.optimizer.iterations) == 2 * (3 + 1)
+        return history
+
+    compare(classifier, use, mode)
 
 
 def test_batch_inputs_say_which_axis_counts_examples() -> None:

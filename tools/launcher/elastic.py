@@ -130,7 +130,7 @@ class Elastic:
         is_first = len(self.generations) == 1
         outcome = start(self._tasks(part, memory), self._options, signals, deadline, is_first=is_first, manner=manner)
         mine.ended, mine.stepped = time.time(), memory.stepped
-        return outcome, _report(outcome, memory)
+        return outcome, report_of(outcome, memory)
 
     def _fork(self, task: Task, _: bool) -> Started:
         return ForkedChild(task, self._body)
@@ -150,13 +150,20 @@ class Elastic:
         return Reason("others can join") if memory.waits else None
 
 
-def _report(outcome: Outcome, memory: JobMemory) -> Report:
-    """Return what the other hosts are told of a part."""
+def report_of(outcome: Outcome, memory: JobMemory) -> Report:
+    """Return what the other hosts are told of a part.
+
+    Args:
+        outcome: of this host's processes.
+        memory: of the generation.
+    """
     reason = outcome.reason
     joins = reason is not None and memory.waits
     if reason is not None and reason.lost is None and not joins:
         return Report(has_stepped=memory.stepped is not None)
     failed = outcome.failed or ""
+    if memory.is_refused and outcome.codes.get(failed, 0) > 0:  # nobody is lost: the job ends with that error
+        return Report(has_stepped=memory.stepped is not None)
     if not failed and not joins:
         return Report(ended_well=not outcome.late, has_stepped=memory.stepped is not None)
     alive = [

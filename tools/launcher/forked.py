@@ -24,7 +24,7 @@ from collections.abc import Callable
 
 from autograph_rewrite.cluster.membership import membership_of
 from autograph_rewrite.config.config import Config
-from autograph_rewrite.errors import ClusterError, RewriteError
+from autograph_rewrite.errors import CheckpointError, ClusterError, RewriteError
 from autograph_rewrite.runtime.elastic.job_memory import JobMemory
 from autograph_rewrite.runtime.failures import liveness
 from autograph_rewrite.runtime.failures.failure_messages import is_of_the_job
@@ -130,6 +130,8 @@ def run_script(task: Task, heartbeat: float, *, module: bool) -> int:
 
         if isinstance(error, ClusterError):
             memory.blame(error.lost)
+        if not isinstance(error, ClusterError | CheckpointError) or getattr(error, "differs", False):
+            memory.refuse()
         return report(error, as_json=False)
 
 

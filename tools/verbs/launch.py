@@ -76,8 +76,19 @@ def run(args: argparse.Namespace) -> int:
         return _run_elastic(args, config)
     if args.snapshot_dir is not None:
         raise ConfigError("only an elastic job has snapshots", hint="say --elastic MIN:MAX beside --snapshot-dir")
+    return run_job(args, config, args.metrics)
+
+
+def run_job(args: argparse.Namespace, config: Config | None, metrics: int | None = None) -> int:
+    """Run a job whose processes stay as many as they are; exit as `run`.
+
+    Args:
+        args: the options of `add_process_arguments` and `add_script`.
+        config: of the job.
+        metrics: the port at which its state is told; None: at none.
+    """
     workers, servers = _counts(args, config)
-    with watched(args.script, args.metrics) as status:
+    with watched(args.script, metrics) as status:
 
         def tasks(restarts: int) -> list[Task]:
             members = _members(workers, servers, args.port)

@@ -42,9 +42,9 @@ def run(args: argparse.Namespace) -> int:
     """Run the script, put the traces of its processes together, and print what they add up to."""
     config = require_script(args)
     is_job = args.workers is not None or (config is not None and config.cluster is not None)
-    quiet = argparse.Namespace(**{**vars(args), "json": False, "elastic": None, "metrics": None})
+    quiet = argparse.Namespace(**{**vars(args), "json": False})
     with tempfile.TemporaryDirectory(prefix="autograph_profile_") as folder, _asked(args, folder):
-        code = launch.run(quiet) if is_job else run_verb.run_supervised(quiet)
+        code = launch.run_job(quiet, config) if is_job else run_verb.run_supervised(quiet)
         if code:
             return code
         found = collected(Path(folder), args.script)

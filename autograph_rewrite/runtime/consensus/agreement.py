@@ -71,7 +71,7 @@ def require_consensus(
     problem = (
         f"{names} would run something else than worker 0, and their collectives would wait for each other for ever"
     )
-    raise ClusterError(
+    raise ClusterError.of_difference(
         "\n".join([problem, *shown]),
         hint="start the same program with the same configuration and versions everywhere; what it draws by chance "
         "while it builds the graph needs a seed",
@@ -107,7 +107,7 @@ def common_seed(member: Membership, seconds: float, own: int | None) -> int:
     rows = Rendezvous(member, seconds).rows(np.array([own is not None, own or 0, drawn], np.int64), "agree on a seed")
     said = {int(seed) for is_set, seed, _ in rows if is_set}
     if len(said) > 1:
-        raise ClusterError(
+        raise ClusterError.of_difference(
             f"the workers have set different random seeds ({listed(map(str, sorted(said)))}), so they would shuffle "
             "the data differently, of which each is to take its part",
             hint="set the same seed everywhere, or give each worker its own data with input: per_worker",

@@ -88,12 +88,12 @@ def disagreement(member: Membership, account: Account, seconds: float, table: Ar
     if found is not None:
         return found
     odd = [task for task, row in enumerate(table) if (row != table[0]).any()]
-    return ClusterError(f"{_not_the_same(member, odd)} in {account.what}", hint=account.hint)
+    return ClusterError.of_difference(f"{_not_the_same(member, odd)} in {account.what}", hint=account.hint)
 
 
 def is_told(error: BaseException) -> bool:
     """Return whether an error says what workers do differently."""
-    return isinstance(error, ClusterError) and _SAME in str(error)
+    return isinstance(error, ClusterError) and error.differs
 
 
 def _not_the_same(member: Membership, odd: Sequence[int]) -> str:
@@ -125,7 +125,7 @@ def _compared(member: Membership, told: Sequence[Account], hint: str) -> Cluster
     odd = [task for task, one in enumerate(told) if (one.what, one.given) != (told[0].what, told[0].given)]
     lines = "".join(f"\n         {part}" for part in parts[:_SHOWN])
     more = f"\n         and {len(parts) - _SHOWN} more" if len(parts) > _SHOWN else ""
-    return ClusterError(f"{_not_the_same(member, odd)} in {told[0].what}:{lines}{more}", hint=hint)
+    return ClusterError.of_difference(f"{_not_the_same(member, odd)} in {told[0].what}:{lines}{more}", hint=hint)
 
 
 def _differences(told: Sequence[Account]) -> Iterator[str]:

@@ -136,11 +136,12 @@ class FitPosition(keras.callbacks.Callback):  # type: ignore[misc]
             self._memory.wait_to_join()
 
     def _take(self, epoch: int, steps: int, logs: Any) -> None:
-        """Let worker 0 take a snapshot; all have the same values."""
+        """Let worker 0 take a snapshot; all have the same values, and make those that an optimizer has yet to make."""
         self._since = 0
+        variables = self._variables()
         if self._memory.rank:
             return
-        arrays: list[Array] = [np.asarray(variable.value) for variable in self._variables()]
+        arrays: list[Array] = [np.asarray(variable.value) for variable in variables]
         callbacks = [state_of(callback, arrays) for callback in self._others]
         position = {
             "first": self._first,
@@ -148,7 +149,7 @@ class FitPosition(keras.callbacks.Callback):  # type: ignore[misc]
             "steps": steps,
             "logs": {name: float(value) for name, value in logs.items() if np.ndim(value) == 0},
             "stop": bool(self.model.stop_training),
-            "variables": [variable.path for variable in self._variables()],
+            "variables": [variable.path for variable in variables],
             "callbacks": callbacks,
         }
         self._memory.save(self._name, Snapshot(position, arrays), self._done)

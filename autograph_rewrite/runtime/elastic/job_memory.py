@@ -247,6 +247,15 @@ class JobMemory:
             return self._mark("stepped").stat().st_mtime
         return None
 
+    def refuse(self) -> None:
+        """Note that the program is refused, or differs between workers: with fewer of them it would be no better."""
+        self._mark("refused").touch()
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether a worker of this generation has noted that."""
+        return self._mark("refused").exists()
+
     def blame(self, ranks: Sequence[int]) -> None:
         """Say whom this worker waited for in vain."""
         (self._folder / f"blame-{self.generation}-{self.rank}").write_text(json.dumps(list(ranks)))

@@ -8,6 +8,7 @@ past Keras' attribute tracking, so they survive `compile` and are no part of wha
 
 from __future__ import annotations
 
+import functools
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from typing import Any
 
 from autograph_rewrite.diagnostics.user_warning import warn_user
 from autograph_rewrite.errors import ClusterError, GraphError, RewriteError
+from autograph_rewrite.ir.traversal import descendants
 from autograph_rewrite.load.sources.functions import from_concrete, trace
 from autograph_rewrite.load.sources.keras_models import step_function
 from autograph_rewrite.plan.parts.notes import Note
@@ -150,6 +152,27 @@ class _ModelSteps:
         return IteratorFunction(self._model, run, kind)
 
 
+_NO_BATCH = 0
+"""Stands for the number of steps of what is done without a batch."""
+
+
+def _whole(item: TrainingGraph) -> TrainingGraph:
+    return item
+
+
+def without_batch(item: TrainingGraph) -> TrainingGraph:
+    """Return the updates of a step that wait for nothing that its inputs give: counters, seeds, decay.
+
+    Args:
+        item: as traced.
+    """
+    node = item.graph.node
+    waits = descendants(node(info.tensor.partition(":")[0]) for info in item.inputs.values())
+    targets = tuple(name for name in item.targets if node(name) not in waits)
+    binding = replace(item.binding, outputs=(), structured_outputs=None)
+    return replace(item, targets=targets, outputs={}, binding=binding)
+
+
 class _StepOnData:
     """Runs one step of a model on one batch, as Keras nests it: `(x,)`, `(x, y)`, `(x, y, sample_weight)`."""
 
@@ -172,6 +195,7 @@ class _StepOnData:
         self._mirrors = mirrors
         self._batch_inputs = batch_inputs
         self._by_form: dict[tuple[int, int], DistributedFunction] = {}
+        self._last: tuple[int, Sequence[Any]] | None = None
 
     @property
     def items(self) -> tuple[TrainingGraph, ...]:
@@ -181,7 +205,7 @@ class _StepOnData:
     @property
     def functions(self) -> tuple[DistributedFunction, ...]:
         """One for each form of data."""
-        return tuple(self._by_form.values())
+        return tuple(function for (_, steps), function in self._by_form.items() if steps != _NO_BATCH)
 
     @property
     def state(self) -> Any:
@@ -219,34 +243,75 @@ class _StepOnData:
     def _run(self, data: Any, steps: int = 1) -> Any:
         parts = data if isinstance(data, tuple) and 1 <= len(data) <= 3 else None
         form = len(parts) if parts is not None else 0
+        given = parts if parts is not None else (data,)
+        if self._training and steps == 1 and self._tf.executing_eagerly():
+            self._last = form, given
         function = self._by_form.get((form, steps))
         if function is None:
-            function = self._by_form[form, steps] = self._distributed(form, steps)
-        return function(*parts) if parts is not None else function(data)
+            function = self._by_form[form, steps] = self._distributed(form, steps, trains=self._training)
+        return function(*given)
 
-    def _distributed(self, form: int, steps: int) -> DistributedFunction:
+    def at_end(self) -> None:
+        """Do what needs no batch: Keras runs its step on an iterator that has ended, and that much of it happens."""
+        if self._last is None:
+            return
+        form, given = self._last
+        function = self._by_form.get((form, _NO_BATCH))
+        try:
+            if function is None:
+                self._require_one_state()
+                function = self._by_form[form, _NO_BATCH] = self._distributed(form, 1, trains=False, part=without_batch)
+            function(*given)
+        except ClusterError:
+            raise
+        except RewriteError as error:
+            self._last = None
+            warn_user(
+                f"the data of '{self._model.name}' do not say how many batches they have: on one device Keras begins a "
+                "step more where they end, which counts in optimizer.iterations, seeds and weight decay; here it does "
+                f"not: {error.problem}. Say the length: tf.data.experimental.assert_cardinality"
+            )
+
+    def _require_one_state(self) -> None:
+        """Refuse where variables are not those that another function may update between two steps.
+
+        Raises:
+            GraphError: they are on servers or with stages, or each replica has its own.
+        """
+        plans = [item.report.plan for item in self.items if item.report is not None]
+        if any(plan.homes or plan.stage_hosts or plan.local_sgd is not None for plan in plans):
+            raise GraphError("variables are on servers, with stages, or each replica's own (local_sgd)")
+
+    def _distributed(
+        self,
+        form: int,
+        steps: int,
+        *,
+        trains: bool,
+        part: Callable[[TrainingGraph], TrainingGraph] = _whole,
+    ) -> DistributedFunction:
         function = step_function(self._model, self._step, form) if form else self._on_data()
         function.__name__ = self._step  # for messages
 
         def traced(function: Any, *specs: Any, batch_inputs: Any = None) -> TrainingGraph:
             # As Keras does, without autograph; and without XLA, which compiles for one device.
             concrete = trace(self._tf.function(function, autograph=False), specs, {}, is_own=True)
-            return from_concrete(concrete, batch_inputs=batch_inputs, search=(self._model,), owner=self._model)
+            return part(from_concrete(concrete, batch_inputs=batch_inputs, search=(self._model,), owner=self._model))
 
         return DistributedFunction(
             function,
-            self._rewritten,
+            functools.partial(self._rewritten, training=trains),
             batch_inputs=self._batch_inputs_of(function),
             mirrors=self._mirrors,
             trace=traced,
             telling=self._job.tell if self._job is not None else nothing,
-            tells=self._training,
+            tells=trains,
             steps=steps,
             opens=declared_lengths(self._model) if self._job is not None and not self._job.splits else None,
         )
 
     def _rewritten(self, item: TrainingGraph, **more: Any) -> TrainingGraph:
-        new = self._rewrite(item, training=self._training, **more)
+        new = self._rewrite(item, **more)
         if not self._model.jit_compile or new.report is None:
             return new
         note = Note(self._step, "jit_compile", "runs without XLA, which compiles a step for one device")
@@ -334,6 +399,8 @@ class IteratorFunction(_StepFunction):
                 for rows, are_stacked in stacked(taken(iterator, count)):
                     outputs = self._run(rows, count if are_stacked else 1)
             if outputs is None:
+                if count == 1 and self._fall_back is None and not self._model.jit_compile:
+                    self._run.at_end()
                 raise StopIteration
             return outputs
 
