@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import signal
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -26,7 +27,7 @@ from tests.jobs.programs.fixtures import Jobs
 from tests.jobs.programs.nursery import ROOT, Nursery, Worker
 
 SEEDS_PER_JOB = 10
-LIMIT_SECONDS = 90.0
+LIMIT_SECONDS = 180.0
 SCRIPT = ROOT / "tests/fuzz/job_worker.py"
 
 
@@ -96,8 +97,8 @@ class Answers:
         self._end = time.monotonic() + LIMIT_SECONDS
         self.is_clean = False
 
-    def results(self, trial: Trial) -> list[Results]:
-        """Return the results of all workers, and those of whoever goes on from the checkpoint that they have left.
+    def results(self, trial: Trial) -> Iterator[Results]:
+        """Yield the results of each worker, and those of whoever goes on from the checkpoint that they have left.
 
         Raises:
             AnswerError: a worker has none.
@@ -107,8 +108,10 @@ class Answers:
         bad = [(task, answer) for task, answer in enumerate(found) if answer["outcome"] != "equal"]
         if not bad:
             self.is_clean = True
-            results = [answer["results"] for answer in found]
-            return [*results, results[0] | trial.resumed(self._saved)] if trial.resumed is not None else results
+            yield from (answer["results"] for answer in found)
+            if trial.resumed is not None:
+                yield found[0]["results"] | trial.resumed(self._saved)
+            return
         task, worst = max(bad, key=lambda one: ("refused", "hang", "crash").index(one[1]["outcome"]))
         kind, reason = worst["outcome"], worst["reason"]
         self.is_clean = kind == "refused" and len({answer.get("reason") for answer in found}) == 1
@@ -124,8 +127,9 @@ class Answers:
                 said = gone[0].output[-2500:]
                 raise AnswerError("crash", f"a process died: exit code {gone[0].code}", said)
             if time.monotonic() > self._end:
-                said = "\n".join(process.output[-1200:] for process in self._processes)
-                raise AnswerError(
-                    "hang", f"no end after {LIMIT_SECONDS:.0f} s", f"{len(missing)} do not answer\n{said}"
-                )
+                for process in self._processes:
+                    process.kill(signal.SIGUSR1)
+                time.sleep(1)
+                said = [f"{len(missing)} do not answer", *(process.output[-2500:] for process in self._processes)]
+                raise AnswerError("hang", f"no end after {LIMIT_SECONDS:.0f} s", "\n".join(said))
             time.sleep(0.01)

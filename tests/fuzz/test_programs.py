@@ -170,7 +170,7 @@ def test_the_worst_answer_of_a_job_counts_and_it_goes_on_only_where_all_are_alik
     answers = jobs.Answers(7, tmp_path, [None] * 2, [])  # type: ignore[list-item]
     trial = one.Trial(lambda _: {}, lambda _: {}, (), False)
     with pytest.raises(one.AnswerError) as caught:
-        answers.results(trial)
+        list(answers.results(trial))
     assert (caught.value.outcome, answers.is_clean) == (expected, is_clean)
 
 
