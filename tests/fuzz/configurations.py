@@ -24,6 +24,7 @@ STRATEGIES = (
 )
 SERVED = ("PS", "PS", "PSLoadBalancing", "PartitionedPS", "UnevenPartitionedPS", "Parallax", "Auto")
 TIMEOUT_SECONDS = 30
+JOB_TIMEOUT_SECONDS = 60  # several processes trace at once, on machines that have other work
 MODEL_AXES = ((1, (2,)), (1, (2,)), (2, (2,)), (1, (3,)), (1, (4,)), (1, (2, 2)))
 """Replicas, and the axes of the mesh that each has."""
 POLICIES = ("sqrt", "hierarchical", "every:1", "every:3", "save_matmuls", "names", "budget:2KiB", "budget:64KiB")
@@ -229,7 +230,7 @@ def in_job(layout: Layout, dice: random.Random) -> Choice:
     served = layout.servers > 0
     kinds = ("replicas", "micro", "micro_loop", "pipeline", "mesh", "local_sgd")
     (kind,) = dice.choices(kinds, (90, 2, 2, 1, 3, 2) if served else (50, 12, 8, 12, 12, 6))
-    config: dict[str, Any] = {"timeout_seconds": TIMEOUT_SECONDS, "devices": ["CPU:0"]}
+    config: dict[str, Any] = {"timeout_seconds": JOB_TIMEOUT_SECONDS, "devices": ["CPU:0"]}
     if kind == "pipeline":
         pipeline: dict[str, Any] = {"stages": layout.workers, "microbatches": dice.choice([2, 3, 4])}
         if dice.random() < 0.3:

@@ -108,9 +108,10 @@ class Step:
         return [*self.variables.values(), *(self.optimizer.variables if self.optimizer is not None else ())]
 
     def named(self) -> dict[str, Any]:
-        """Return all variables by name."""
-        names = [*self.variables, *(v.path for v in self._all()[len(self.variables) :])]
-        return dict(zip(names, self._all(), strict=True))
+        """Return all variables by name; one of an optimizer that Keras has numbered has a number here that stays."""
+        slots = self._all()[len(self.variables) :]
+        names = [v.path if "/" in v.path else f"optimizer/{i}" for i, v in enumerate(slots)]
+        return dict(zip([*self.variables, *names], self._all(), strict=True))
 
     def values(self) -> Results:
         """Return the values of all variables."""

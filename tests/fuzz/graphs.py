@@ -58,7 +58,8 @@ def build(program: Program) -> Built:
         loss = tf.identity(grow(net), name="loss")
         train, fetches = _train(program, net, loss)
         tf.group(train, name="train")
-        tf.group(v1.global_variables_initializer(), v1.local_variables_initializer(), name="init")
+        # Named, as what initialises the global ones alone would be the first to be called "init".
+        v1.variables_initializer([*v1.global_variables(), *v1.local_variables()], name="init")
     return Built(graph, net, fetches)
 
 

@@ -8,9 +8,11 @@ So nothing begins while another worker is still at, or has failed in, the progra
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import pickle
+import signal
 import sys
 import time
 import traceback
@@ -26,6 +28,7 @@ DEVICES = 4
 
 def main(seeds: list[int], layout: Layout, out: Path) -> None:
     """Train the programs of these seeds, each of which begins when all are done with the one before."""
+    faulthandler.register(signal.SIGUSR1, all_threads=False)  # where it is, for whoever has waited in vain
     job = Job.here(out)
     split_cpu(DEVICES)
     import tensorflow as tf

@@ -8,10 +8,13 @@ job of its own, so that it is known whether it takes the programs before it.
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import signal
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -26,7 +29,9 @@ from tests.jobs.programs.fixtures import Jobs
 from tests.jobs.programs.nursery import ROOT, Nursery, Worker
 
 SEEDS_PER_JOB = 10
-LIMIT_SECONDS = 90.0
+LIMIT_SECONDS, LEAST_WORK, MOST_SPANS = 90.0, 0.1, 5
+"""A program has another span of so many seconds if its processes have worked a tenth of the last one: on a busy machine
+some take long, and those that wait for each other do not work."""
 SCRIPT = ROOT / "tests/fuzz/job_worker.py"
 
 
@@ -93,11 +98,10 @@ class Answers:
     def __init__(self, seed: int, folder: Path, workers: Sequence[Worker], servers: Sequence[Worker]) -> None:
         self._paths = [folder / f"{seed}.{task}.pkl" for task in range(len(workers))]
         self._saved, self._processes = folder / f"{seed}", [*workers, *servers]
-        self._end = time.monotonic() + LIMIT_SECONDS
         self.is_clean = False
 
-    def results(self, trial: Trial) -> list[Results]:
-        """Return the results of all workers, and those of whoever goes on from the checkpoint that they have left.
+    def results(self, trial: Trial) -> Iterator[Results]:
+        """Yield the results of each worker, and those of whoever goes on from the checkpoint that they have left.
 
         Raises:
             AnswerError: a worker has none.
@@ -107,8 +111,10 @@ class Answers:
         bad = [(task, answer) for task, answer in enumerate(found) if answer["outcome"] != "equal"]
         if not bad:
             self.is_clean = True
-            results = [answer["results"] for answer in found]
-            return [*results, results[0] | trial.resumed(self._saved)] if trial.resumed is not None else results
+            yield from (answer["results"] for answer in found)
+            if trial.resumed is not None:
+                yield found[0]["results"] | trial.resumed(self._saved)
+            return
         task, worst = max(bad, key=lambda one: ("refused", "hang", "crash").index(one[1]["outcome"]))
         kind, reason = worst["outcome"], worst["reason"]
         self.is_clean = kind == "refused" and len({answer.get("reason") for answer in found}) == 1
@@ -118,14 +124,27 @@ class Answers:
 
     def _wait(self) -> None:
         """Wait for all answers, also after one is bad: it may be the one that the others were waiting for."""
+        end, spans, worked = time.monotonic() + LIMIT_SECONDS, 1, self._work()
         while missing := [path for path in self._paths if not path.exists()]:
             gone = [process for process in self._processes if process.code is not None]
             if gone:
                 said = gone[0].output[-2500:]
                 raise AnswerError("crash", f"a process died: exit code {gone[0].code}", said)
-            if time.monotonic() > self._end:
-                said = "\n".join(process.output[-1200:] for process in self._processes)
-                raise AnswerError(
-                    "hang", f"no end after {LIMIT_SECONDS:.0f} s", f"{len(missing)} do not answer\n{said}"
-                )
+            if time.monotonic() > end:
+                if self._work() - worked > LEAST_WORK * LIMIT_SECONDS and spans < MOST_SPANS:
+                    end, spans, worked = time.monotonic() + LIMIT_SECONDS, spans + 1, self._work()
+                    continue
+                for process in self._processes:
+                    process.kill(signal.SIGUSR1)
+                time.sleep(1)
+                said = [f"{len(missing)} do not answer", *(process.output[-2500:] for process in self._processes)]
+                raise AnswerError("hang", f"no end after {spans * LIMIT_SECONDS:.0f} s", "\n".join(said))
             time.sleep(0.01)
+
+    def _work(self) -> float:
+        """Return for how many seconds processors have worked for the processes that still run."""
+        total = 0
+        for process in self._processes:
+            with suppress(OSError):  # it has ended
+                total += sum(map(int, Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
+        return total / os.sysconf("SC_CLK_TCK")

@@ -84,7 +84,8 @@ def run(program: Program, config: dict[str, Any] | None, stretch: Stretch, nudge
             if by_fit(program):
                 logs = model.fit(x, y, program.batches[0], shuffle=False, verbose=0).history
                 results |= {f"step {chunk[-1]} {name}": np.asarray(value) for name, value in logs.items()}
-                results[f"step {chunk[-1]} predictions"] = model.predict(x, 5, verbose=0)
+                if chunk[-1] == len(data) - 1:
+                    results[f"step {chunk[-1]} predictions"] = model.predict(x, 5, verbose=0)
             else:
                 results[f"step {chunk[-1]} loss"] = np.asarray(model.train_on_batch(x, y), np.float64)
         if stretch.target is not None:

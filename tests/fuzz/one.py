@@ -15,7 +15,7 @@ import re
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -249,15 +249,15 @@ def trained_apart(
 def run(seed: int) -> Outcome:
     """Return how a seed came out in one process."""
     with tempfile.TemporaryDirectory() as folder:
-        return judged(Program.draw(seed), lambda trial: [trial.rewritten(Path(folder))])
+        return judged(Program.draw(seed), lambda trial: iter([trial.rewritten(Path(folder))]))
 
 
-def judged(program: Program, answers: Callable[[Trial], list[Results]]) -> Outcome:
+def judged(program: Program, answers: Callable[[Trial], Iterator[Results]]) -> Outcome:
     """Return how a program came out.
 
     Args:
         program: what is trained.
-        answers: returns what it came to, of each process that has trained it, or raises what kept it from that.
+        answers: yields what it came to, of each process that has trained it, or raises what kept it from that.
     """
     start = time.monotonic()
 
@@ -277,7 +277,10 @@ def judged(program: Program, answers: Callable[[Trial], list[Results]]) -> Outco
         return outcome("skipped", "original: not finite", parts=trial.parts)
     expected = {name: value for name, value in expected.items() if trial.is_promised(name)}
     try:
-        found = answers(trial)
+        for who, got in enumerate(answers(trial)):
+            kind, reason, detail = compare(trial, expected, got)
+            if kind != "equal":
+                return outcome(kind, reason, f"answer {who}: {detail}" if who else detail, trial.parts)
     except AnswerError as error:
         return outcome(error.outcome, error.reason, error.detail, trial.parts)
     except Exception as error:
@@ -286,11 +289,6 @@ def judged(program: Program, answers: Callable[[Trial], list[Results]]) -> Outco
         return outcome(kind, masked(error), detail, trial.parts)
     if not expected:
         return outcome("ran", "inexact by choice", parts=trial.parts)
-    for task, got in enumerate(found):
-        kind, reason, detail = compare(trial, expected, got)
-        if kind != "equal":
-            detail = f"answer {task} of {len(found)}: {detail}" if len(found) > 1 else detail
-            return outcome(kind, reason, detail, trial.parts)
     return outcome("equal", parts=trial.parts)
 
 
@@ -303,11 +301,11 @@ class AnswerError(Exception):
 
 
 def outcome_of(error: Exception, *, in_job: bool = False) -> str:
-    """Return how an exception counts: in a job all workers do the same, so they cannot differ or wait for long."""
+    """Return how an exception counts: in a job all workers do the same, but for the lengths of sequences."""
     waits = isinstance(error, ar.ClusterError) and ("timeout_seconds" in str(error) or "has not answered" in str(error))
     if isinstance(error, tf.errors.DeadlineExceededError) or "imed out" in str(error) or (in_job and waits):
         return "hang"
-    if in_job and isinstance(error, ar.ClusterError):
+    if in_job and isinstance(error, ar.ClusterError) and "the length of dimension" not in str(error):
         return "crash"
     if isinstance(error, ar.RewriteError) and not isinstance(error, ar.VerifyError):
         return "refused"

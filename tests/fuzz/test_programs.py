@@ -17,14 +17,14 @@ from tests.fuzz.__main__ import seeds_of
 from tests.fuzz.configurations import Layout
 from tests.fuzz.net import D, Input
 from tests.fuzz.program import COMBINED_FROM, Program
-from tests.jobs.programs.nursery import Nursery
+from tests.jobs.programs.nursery import Nursery, Worker
 
 SAMPLE = (1, 6, 7, 10, 11, 15, 17, 27, 30, 33)
 FOUND = (25, 93, 103, 3477, 3876)
 """A handle away from its variable; a trial without micro-batches; a lookup as an update; sizes and interleaved rows;
 arrays of gradients that servers fill."""
 
-COMBINED = (10002, 10004)
+COMBINED = (10005, 10006, 10062, 10077, 10084)
 """A model axis, several steps per run, policies, local SGD and checkpoints, combined."""
 IN_A_JOB = 2001
 
@@ -167,10 +167,10 @@ def test_the_worst_answer_of_a_job_counts_and_it_goes_on_only_where_all_are_alik
 ) -> None:
     for task, answer in enumerate(given):
         (tmp_path / f"7.{task}.pkl").write_bytes(pickle.dumps(answer))
-    answers = jobs.Answers(7, tmp_path, [None] * 2, [])  # type: ignore[list-item]
+    answers = jobs.Answers(7, tmp_path, [Worker(0, tmp_path)] * 2, [])
     trial = one.Trial(lambda _: {}, lambda _: {}, (), False)
     with pytest.raises(one.AnswerError) as caught:
-        answers.results(trial)
+        list(answers.results(trial))
     assert (caught.value.outcome, answers.is_clean) == (expected, is_clean)
 
 
