@@ -21,7 +21,15 @@ from autograph_rewrite.analysis.rules.arrays import (
 )
 from autograph_rewrite.analysis.rules.base import Rule
 from autograph_rewrite.analysis.rules.linalg import contraction, cross_example, linalg, reduce
-from autograph_rewrite.analysis.rules.nn import convolutions, images, layers, normalization, pooling, recurrent
+from autograph_rewrite.analysis.rules.nn import (
+    convolutions,
+    images,
+    layers,
+    normalization,
+    pooling,
+    quantization,
+    recurrent,
+)
 from autograph_rewrite.analysis.rules.shapes import sizes
 from autograph_rewrite.analysis.rules.state import side_effects, tables, tensor_arrays, tensor_lists, variables
 
@@ -42,6 +50,7 @@ FAMILIES: tuple[ModuleType, ...] = (
     layers,
     convolutions,
     pooling,
+    quantization,
     normalization,
     recurrent,
     gather_scatter,

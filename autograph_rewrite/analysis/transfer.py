@@ -194,7 +194,9 @@ def _measured(n: Op, rule: Rule) -> NodeTransfer | None:
         return None
     differs = n.op in MEASURES and any(f.placement.differs for f in n.inputs)
     local = any(f.is_local for f in n.inputs)
-    if not (differs or local):
+    # Of open sizes the kernel also names dimensions that happen to be 1 on both sides; a block may have no row there.
+    names = rule.axes is not None and any(n.ints(i) is None for i in range(len(n.inputs)))
+    if not (differs or local or names):
         return None
     if any(f.placement.is_split or f.placement.is_partial for f in n.inputs) and n.op not in MEASURES:
         return None

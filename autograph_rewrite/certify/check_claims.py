@@ -103,6 +103,8 @@ def judge_node(seen: Seen, *, folded: bool = False) -> str | None:
         return judge_blockwise(seen)
     if ROWS_APART in node.attrs:
         return None
+    if node.op == "BroadcastGradientArgs":
+        return judge_axes(seen, folded=folded)
     if (special := SPECIAL.get(node.op)) is not None:
         return special(seen)
     if node.op in KEEP:
@@ -203,7 +205,6 @@ def _length(seen: Seen) -> str | None:
 
 
 SPECIAL: Mapping[str, Callable[[Seen], str | None]] = {
-    "BroadcastGradientArgs": judge_axes,
     "Const": _constant,
     "IdentityN": _each_kept,
     **dict.fromkeys(("Switch", "RefSwitch"), _switch),

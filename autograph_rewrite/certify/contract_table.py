@@ -131,6 +131,13 @@ PATTERNS: Mapping[str, tuple[str, tuple[int, ...]]] = {
         ("BlockLSTMGrad", "BlockLSTMGradV2"),
         ("*,.b.,b.,b.,*,*,*,*,*,.b.,.b.,.b.,.b.,.b.,.b.,.b.,.b.,.b.->.b.,b.,b.,..,.,.,.,.|b", ()),
     ),
+    # values rounded to steps of a given range, and how much of a gradient falls outside of it
+    "FakeQuantWithMinMaxArgs": ("@->@", ()),
+    "FakeQuantWithMinMaxArgsGradient": ("=,=->=", (0,)),
+    "FakeQuantWithMinMaxVars": ("@,*,*->@", ()),
+    "FakeQuantWithMinMaxVarsGradient": ("=,=,*,*->=,,|=", (0,)),
+    "FakeQuantWithMinMaxVarsPerChannel": ("@c,c,c->@c", ()),
+    "FakeQuantWithMinMaxVarsPerChannelGradient": ("=c,=c,c,c->=c,c,c|=", (0,)),
     # what texts say
     "DecodePaddedRaw": ("@,*->@.", ()),
 }  # fmt: skip
@@ -168,6 +175,7 @@ FUNCTIONS: Mapping[Contract, str] = {
     moves.extreme: "ArgMax ArgMin",
     moves.running: "Cumsum Cumprod CumulativeLogsumexp ReverseV2 Roll",
     moves.reverse_sequence: "ReverseSequence",
+    moves.rounded: "QuantizeAndDequantizeV2 QuantizeAndDequantizeV3 QuantizeAndDequantizeV4",
     moves.reshape: "Reshape",
     moves.transpose: "Transpose ConjugateTranspose",
     moves.expand_dims: "ExpandDims",

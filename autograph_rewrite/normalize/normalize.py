@@ -2,7 +2,7 @@
 
     clone ─► flatten (calls, branches, loops) ─► draws in turn ─► XLA's annotations as identities
           ─► each identity alone ─► barriers of recompute_grad as edges ─► resource variables
-          ─► one handle each ─► its copies as segments ─► folded
+          ─► one handle each ─► its copies as segments ─► folded ─► sizes of diagonals left open
 
 Names of outputs, targets and variables resolve in it as they did before.
 """
@@ -20,6 +20,7 @@ from autograph_rewrite.load.signature.variables import merge_handles
 from autograph_rewrite.load.sources.original import require_original
 from autograph_rewrite.normalize.constant_folding import fold
 from autograph_rewrite.normalize.functions.inline import flatten
+from autograph_rewrite.normalize.open_diagonals import leave_open
 from autograph_rewrite.normalize.recompute_barriers import wait_by_control_edges
 from autograph_rewrite.normalize.recompute_copies import merge_copies
 from autograph_rewrite.normalize.reference_variables.convert import convert
@@ -56,6 +57,7 @@ def normalise(item: TrainingGraph, *, in_place: bool = False) -> TrainingGraph:
     merge_handles(graph)
     merge_copies(graph, barriers)
     fold(graph, [graph.value(info.tensor) for info in item.inputs.values() if info.batch_axis is not None])
+    leave_open(graph)
     graph.current_pass = ""
     variables = {
         name: replace(

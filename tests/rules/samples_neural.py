@@ -321,4 +321,42 @@ RECURRENT = [
     Sample("BlockLSTMGradV2", "b", _block_grad, {"use_peephole": False}, "b", tolerance=1e-4),
 ]
 
-SAMPLES = [*CONVOLUTIONS, *CHANNELS, *LAYERS, *POOLS, *NORMALS, *RECURRENT]
+LOW, HIGH = np.float64(-0.7), np.float64(0.9)
+
+
+def _limits(d: Sizes, r: Draw) -> list[np.ndarray]:
+    return [-r.unit(d["c"], dtype=F32), r.unit(d["c"], dtype=F32)]
+
+
+def _fake(name: str, count: int, *limits: Any, **attrs: Any) -> Sample:
+    """Return a sample of a fake quantisation of two examples with channels, or of its gradient."""
+
+    def make(d: Sizes, r: Draw) -> list[np.ndarray]:
+        given = _limits(d, r) if name.startswith("VarsPerChannel") else [F32(limit) for limit in limits]
+        return [*(r(d["a"], d["b"], d["c"], dtype=F32) for _ in range(count)), *given]
+
+    return Sample(f"FakeQuantWithMinMax{name}", "abc", make, attrs, "abc", tolerance=1e-5)
+
+
+def _rounded(version: int, *bits: np.ndarray, stays: str = "ab", **attrs: Any) -> Sample:
+    def make(d: Sizes, r: Draw) -> list[np.ndarray]:
+        limits = [np.full(d["b"], limit) for limit in (LOW, HIGH)] if attrs.get("axis") == 1 else [LOW, HIGH]
+        return [r(d["a"], d["b"]), *limits, *bits]
+
+    return Sample(f"QuantizeAndDequantizeV{version}", "ab", make, {"range_given": True, **attrs}, stays)
+
+
+QUANTIZED = [
+    _fake("Args", 1, min=-0.7, max=0.9),
+    _fake("ArgsGradient", 2, min=-0.7, max=0.9),
+    _fake("Vars", 1, LOW, HIGH),
+    _fake("VarsGradient", 2, LOW, HIGH),
+    _fake("VarsPerChannel", 1),
+    _fake("VarsPerChannelGradient", 2),
+    *(_rounded(version) for version in (2, 4)),
+    _rounded(3, known(8)),
+    _rounded(4, stays="a", axis=1),
+    _rounded(4, stays="", range_given=False),
+]
+
+SAMPLES = [*QUANTIZED, *CONVOLUTIONS, *CHANNELS, *LAYERS, *POOLS, *NORMALS, *RECURRENT]

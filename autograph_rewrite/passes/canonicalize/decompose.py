@@ -9,6 +9,9 @@
     before   Sum(dy, axes of the run)       the gradient of a broadcast op, for an operand of open sizes
     after    Sum(dy, the same, keep_dims)   its rank is known; the Reshape behind it drops the dimensions
 
+    before   ReverseV2(x) or Roll(x)        along the batch
+    after    BroadcastTo(ReverseV2(x), shape(x))  the same values, of which each replica keeps its block
+
     before   FusedBatchNormV3(x, ...)       statistics of the whole batch
     after    Mean, SquaredDifference, Rsqrt, Mul, AddV2; its gradient likewise
 
@@ -221,6 +224,21 @@ def keep_summed_dimensions(graph: Graph, node: Node, in_loop: bool) -> None:
         node.set_raw_attr(WHOLE, encode("string", "it is open which dimensions it sums"))
 
 
+def cut_again(graph: Graph, node: Node, in_loop: bool) -> None:
+    """Let an op that changes the order of examples work on all of them, and its readers on blocks.
+
+    Args:
+        graph: edited in place.
+        node: its result has the shape of its first operand.
+        in_loop: whether it runs inside a loop, to whose iterations constants are tied.
+    """
+    build = Pieces(graph, node, in_loop)
+    moved = build(node.op, *node.inputs, name="moved")
+    moved.node.set_raw_attr(WHOLE, encode("string", "it changes the order of examples"))
+    shape = build("Shape", node.inputs[0], name="shape", out_type=dtypes.INT32)
+    finish(graph, node, {0: build("BroadcastTo", moved, shape, name="cut")})
+
+
 def forget_rows(graph: Graph, node: Node, in_loop: bool, facts: Mapping[Value, Fact]) -> None:
     """Let BroadcastGradientArgs see zero rows instead of a batch.
 
@@ -243,6 +261,7 @@ def forget_rows(graph: Graph, node: Node, in_loop: bool, facts: Mapping[Value, F
 DECOMPOSITIONS: Mapping[str, Callable[[Graph, Node, bool], None]] = {
     "Mean": decompose_mean,
     "Sum": keep_summed_dimensions,
+    **dict.fromkeys(("ReverseV2", "Roll"), cut_again),
     **dict.fromkeys(("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"), decompose_batch_norm),
     **dict.fromkeys(
         ("FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3"), decompose_batch_norm_gradient

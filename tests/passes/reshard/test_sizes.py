@@ -57,13 +57,36 @@ def trace() -> Mapping[str, Any]:
     return {"loss": tf.einsum("bb->", tf.nn.log_softmax((x @ w) @ tf.transpose(x)))}
 
 
+def diagonals() -> Mapping[str, Any]:
+    """Add diagonals of examples to one of the batch: gradients state sizes of which the run computes one."""
+    x, w = placeholder("x", None, 4), variable("w", W)
+    y = x @ w
+    of_each = tf.linalg.diag_part(tf.linalg.diag(y))
+    return {"loss": tf.reduce_mean(of_each + tf.linalg.tensor_diag_part(y @ tf.transpose(y))[:, None])}
+
+
+def pairs_of_a_sequence() -> Mapping[str, Any]:
+    """Subtract from rows what a convolution along the batch makes of all pairs: gradients read sizes of the whole."""
+    x, w, k = placeholder("x", None, 4), variable("w", W), variable("k", RNG.normal(size=(3, 4, 4)))
+    h = tf.nn.conv1d(x[None], k, 1, "SAME")[0]
+    rows, columns = tf.meshgrid(h[:, 0], h[:, 1], indexing="ij")
+    logits = (h - tf.reduce_max(rows - columns, 0)[:, None]) @ w
+    labels = tf.argmax(x, 1, output_type=tf.int32)
+    return {"loss": tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))}
+
+
 PAIRS = [partial(similarities, axis, *order) for axis in (0, 1) for order in ((0, 1), (1, 0), (0, 0, 1))]
 
 
-@pytest.mark.parametrize("build", [number_of_elements, halves, shapes_kept_by_a_loop, trace, *PAIRS])
+@pytest.mark.parametrize("build", [number_of_elements, halves, shapes_kept_by_a_loop, trace, diagonals, *PAIRS])
 @pytest.mark.parametrize("replicas", [2, 3])
 def test_sizes_are_those_of_the_whole_batch(build: Build, replicas: int) -> None:
     assert_trains_alike(make_item(build), [{"x": X[:n]} for n in (6, 5, 2)], replicas=replicas)
+
+
+@pytest.mark.parametrize("build", [pairs_of_a_sequence, diagonals, trace])
+def test_a_batch_of_one_example_leaves_a_block_without_rows(build: Build) -> None:
+    assert_trains_alike(make_item(build), [{"x": X[:n]} for n in (6, 1)])
 
 
 @pytest.mark.parametrize("batch", [6, None])

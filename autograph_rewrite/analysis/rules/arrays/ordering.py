@@ -1,4 +1,4 @@
-"""Ops along one dimension (sorting, running sums, extremes, shifts) are free in all the others."""
+"""Ops along one dimension (sorting, running sums, extremes) are free in all the others."""
 
 from __future__ import annotations
 
@@ -73,15 +73,6 @@ def _reverse_sequence(n: Op) -> Signature | None:
     return Signature((labels, (labels[rows],)), (labels,), linear=(0,))
 
 
-def _roll(n: Op) -> Signature | None:
-    """All dimensions that are not shifted stay split."""
-    rank, shifted = n.rank(0), n.ints(2)
-    if not rank or shifted is None:
-        return None
-    labels = without(axes(rank), *shifted)
-    return Signature((labels, None, None), (labels,), linear=(0,))
-
-
 ROWS = Signature((("n", ""), ("n", "")), (("n", ""),))
 WHOLE = Rule(whole, lambda n: n.static)
 
@@ -91,7 +82,6 @@ RULES: dict[str, Rule] = {
     **every(Rule(signed(_top).place, top_shape), "TopK TopKV2"),
     "NthElement": signed(_nth),
     "ReverseSequence": signed(_reverse_sequence),
-    "Roll": signed(_roll),
     **every(fixed(ROWS), "LowerBound UpperBound"),
     # What comes out depends on all elements, or has as many rows as turn up.
     **every(

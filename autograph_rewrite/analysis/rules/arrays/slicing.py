@@ -20,7 +20,7 @@ from autograph_rewrite.analysis.facts.symbolic_dims import (
     segments,
     to_global,
 )
-from autograph_rewrite.analysis.rules.base import LocalEntry, Op, Placed, Reshard, Rule, whole
+from autograph_rewrite.analysis.rules.base import LocalEntry, Op, Placed, Reshard, Rule, block_of, whole
 from autograph_rewrite.analysis.rules.empty_blocks import REFUSES_EMPTY
 from autograph_rewrite.analysis.rules.shapes import sizes
 
@@ -333,13 +333,26 @@ def value_pad(n: Op) -> sizes.Values | None:
 
 
 def place_reverse(n: Op) -> Placed:
-    """Reverse other dimensions than the split one."""
-    placement, axis, rank = n.placement(0), n.ints(1), n.rank(0)
-    if placement.is_partial and n.placement(1) == REPLICATED:
+    """Reverse other dimensions than the split one; along it, each block gets rows of others."""
+    return place_moved(n, n.ints(1))
+
+
+def place_roll(n: Op) -> Placed:
+    """Shift other dimensions than the split one; along it, each block gets rows of others."""
+    return place_moved(n, n.ints(2))
+
+
+def place_moved(n: Op, dims: Sequence[int] | None) -> Placed:
+    """Place an op that changes the order of rows along `dims`, and keeps the shape."""
+    placement, rank = n.placement(0), n.rank(0)
+    if placement.is_partial and all(fact.placement == REPLICATED for fact in n.inputs[1:]):
         return Placed((placement,))
-    if not placement.is_split or axis is None or rank is None or placement.dim in {a % rank for a in axis}:
+    if not placement.is_split or dims is None or rank is None:
         return whole(n)
-    return Placed((placement,))
+    if placement.dim not in {dim % rank for dim in dims}:
+        return Placed((placement,), {i: REPLICATED for i, fact in enumerate(n.inputs) if i and fact.placement.differs})
+    has_blocks = block_of(placement.dim, n.inputs[0].split_size) is not None and not n.semantics.known_blocks
+    return whole(n)._replace(decompose=has_blocks)  # whole, and cut again: `passes.canonicalize.decompose`
 
 
 def shape_first(n: Op) -> tuple[Shape | None, ...]:
@@ -364,4 +377,5 @@ RULES: dict[str, Rule] = {
     "MirrorPad": Rule(place_pad, shape_pad),
     "MirrorPadGrad": Rule(place_pad, shape_pad),
     "ReverseV2": Rule(place_reverse, shape_first),
+    "Roll": Rule(place_roll, shape_first),
 }

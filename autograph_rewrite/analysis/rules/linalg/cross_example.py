@@ -45,10 +45,5 @@ RULES: dict[str, Rule] = {
         "RaggedTensorFromVariant RaggedTensorToVariantGradient RaggedCross RaggedFillEmptyRows",
         "RaggedFillEmptyRowsGrad RaggedCountSparseOutput DenseCountSparseOutput",
         "SparseCountSparseOutput",
-        # Quantised arithmetic takes its range from all elements, unless it is given one.
-        "FakeQuantWithMinMaxVars FakeQuantWithMinMaxVarsGradient FakeQuantWithMinMaxVarsPerChannel",
-        "FakeQuantWithMinMaxVarsPerChannelGradient QuantizeV2 Dequantize QuantizeAndDequantize",
-        "QuantizeAndDequantizeV2 QuantizeAndDequantizeV3 QuantizeAndDequantizeV4",
-        "QuantizeAndDequantizeV4Grad Requantize RequantizationRange",
     ),
 }

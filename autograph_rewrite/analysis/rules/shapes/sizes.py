@@ -180,12 +180,21 @@ def shape_of_shape(n: Op) -> tuple[Shape | None, ...]:
 def broadcast_gradient_axes(a: Sequence[Dim], b: Sequence[Dim]) -> tuple[Axes, Axes]:
     """Return the dimensions over which the gradient of a broadcast op is summed for each operand.
 
-    TensorFlow's kernel also lists dimensions that are 1 on both sides; so a symbol that stands for 1 does no harm.
+    Where only the run knows them, TensorFlow's kernel also lists dimensions that are 1 on both sides.
     """
     rank = max(len(a), len(b))
     left: list[Dim] = [*[1] * (rank - len(a)), *a]
     right: list[Dim] = [*[1] * (rank - len(b)), *b]
-    return _stretched(left, right), _stretched(right, left)
+    found = _stretched(left, right), _stretched(right, left)
+    if all(axes.sure == axes.possible for axes in found):
+        return found
+    both = frozenset(i for i, pair in enumerate(zip(left, right, strict=True)) if not any(map(_is_more, pair)))
+    return found[0]._replace(possible=found[0].possible | both), found[1]._replace(possible=found[1].possible | both)
+
+
+def _is_more(size: Dim) -> bool:
+    """Return whether a size is known not to be 1."""
+    return isinstance(size, int) and size != 1
 
 
 def _stretched(mine: Sequence[Dim], others: Sequence[Dim]) -> Axes:

@@ -131,6 +131,15 @@ def running(seen: Seen) -> Factors | None:
     return Factors(operands, (names,), linear=linear)
 
 
+def rounded(seen: Seen) -> Factors | None:
+    """Values rounded to steps of a range: of one that is given, by element; a slice along `axis` has one of its own."""
+    rank, axis = seen.rank(0), seen.node.attr("axis", -1)
+    if rank is None or not seen.node.attr("range_given", False):
+        return None
+    names = letters(rank) if axis == -1 else closed(letters(rank), axis)
+    return Factors((names, *(None,) * (len(seen.operands) - 1)), (names,))
+
+
 def reverse_sequence(seen: Seen) -> Factors | None:
     """Each example has a length of its own."""
     rank = seen.rank(0)
