@@ -9,8 +9,10 @@ starts: it does when it imports TensorFlow (`runtime.job.join_on_import`), and s
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING
 
+from autograph_rewrite.cluster.launchers import is_told
 from autograph_rewrite.errors import (
     CheckpointError,
     ClusterError,
@@ -22,7 +24,6 @@ from autograph_rewrite.errors import (
     RewriteError,
     VerifyError,
 )
-from autograph_rewrite.runtime.job.join_on_import import join_on_import as _join_on_import
 
 if TYPE_CHECKING:
     from autograph_rewrite.api import (
@@ -150,7 +151,10 @@ if not TYPE_CHECKING:  # a type checker that saw this function would accept any 
         return value
 
 
-_join_on_import()
+if is_told(os.environ):
+    from autograph_rewrite.runtime.job.join_on_import import join_on_import
+
+    join_on_import()
 
 
 def __dir__() -> list[str]:

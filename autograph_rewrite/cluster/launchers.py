@@ -19,6 +19,8 @@ from autograph_rewrite.cluster.slurm_hostlist import expand_counts, expand_hosts
 from autograph_rewrite.errors import ConfigError
 
 TF_CONFIG = "TF_CONFIG"
+CONFIG = "AUTOGRAPH_REWRITE_CONFIG"
+"""The configuration of `run --config` and `launch --config`, which `plan.selected` reads."""
 PORT_VARIABLE = "AUTOGRAPH_PORT"
 LOOPBACK = "127.0.0.1"
 
@@ -70,9 +72,14 @@ class Rank:
         return f"{self.launcher.name} ({self.launcher.rank}, {self.size_variable})"
 
 
-def is_launched(environ: Mapping[str, str]) -> bool:
-    """Whether there is TF_CONFIG or a launcher's number of processes, 1 included; cheap: importing the package asks."""
-    return any(environ.get(name) for name in (TF_CONFIG, *(name for launcher in LAUNCHERS for name in launcher.sizes)))
+def is_told(environ: Mapping[str, str]) -> bool:
+    """Whether there is TF_CONFIG, a launcher's number of processes, 1 included, or a configuration of the command line.
+
+    It is cheap, as importing the package asks.
+    """
+    return any(
+        environ.get(name) for name in (TF_CONFIG, CONFIG, *(name for launcher in LAUNCHERS for name in launcher.sizes))
+    )
 
 
 def rank_of(environ: Mapping[str, str]) -> Rank | None:

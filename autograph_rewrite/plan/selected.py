@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import sys
 
+from autograph_rewrite.cluster.launchers import CONFIG as VARIABLE
 from autograph_rewrite.config.config import Config, ConfigLike
 from autograph_rewrite.diagnostics.user_warning import warn_user
 from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.plan.plan import Plan
 
-VARIABLE = "AUTOGRAPH_REWRITE_CONFIG"
 ANSWERED = "AUTOGRAPH_REWRITE_CONFIG_ANSWERED"  # tools/launcher/run_script.py reads it, by its name
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autograph_rewrite.cluster.launchers import is_launched
+from autograph_rewrite.cluster.launchers import is_told
 from autograph_rewrite.cluster.membership import Job, Membership, membership_of
 from autograph_rewrite.cluster.slurm_hostlist import MOST_HOSTS, expand_counts, expand_hosts
 from autograph_rewrite.config.config import Config
@@ -105,7 +105,7 @@ def test_every_orchestrator_says_it_in_its_own_way(
 ) -> None:
     member = membership_of(config, environ)
     assert member == Membership(*expected)
-    assert is_launched(environ)
+    assert is_told(environ)
     assert member.source
 
 
@@ -206,7 +206,7 @@ def test_every_process_that_a_real_launcher_starts_knows_its_job(job: str) -> No
     assert [member and member.task for member in members] == list(range(len(environs)))
     (addresses,) = {member.addresses for member in members if member}
     assert len(addresses) == len(environs)
-    assert all(map(is_launched, environs))
+    assert all(map(is_told, environs))
 
 
 def test_the_addresses_of_a_real_step_are_its_nodes_in_turn() -> None:

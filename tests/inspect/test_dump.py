@@ -16,6 +16,7 @@ from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.dump import FORMATS
 from autograph_rewrite.inspect.render import dot
 from autograph_rewrite.ir.format import serde
+from autograph_rewrite.ir.graph import Node
 from tests.support.golden_text import check_golden
 from tests.support.small_items import mirrored, regression
 
@@ -98,7 +99,7 @@ def test_networkx_gets_every_edge() -> None:
 
 def test_dot_quotes_whatever_names_hold() -> None:
     item = regression()
-    item.graph.add("NoOp", name='a"b\\c')
+    item.graph.insert(Node(item.graph, 'a"b\\c', "NoOp", "", {}, b""))
     assert '"a\\"b\\\\c" [label="NoOp\\na\\"b\\\\c"' in ar.dump(item, "dot")
 
 

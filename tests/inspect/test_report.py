@@ -15,8 +15,9 @@ from autograph_rewrite.inspect.communication import meetings
 from autograph_rewrite.inspect.profile.profile import Profile
 from autograph_rewrite.inspect.report.graph_states import COLUMNS, GraphStates
 from autograph_rewrite.inspect.report.html_file import page
-from autograph_rewrite.ir.graph import Graph
+from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.attrs import encode
 from tests.inspect.test_profile import rank
 from tests.support.small_items import regression
 
@@ -161,7 +162,7 @@ def hostile_graph() -> Graph:
     """Return a graph whose names try to break out of the page."""
     graph = Graph()
     for name in HOSTILE:
-        graph.add("Placeholder", name=name, attrs={"dtype": dtypes.FLOAT})
+        graph.insert(Node(graph, name, "Placeholder", "", {"dtype": encode("type", dtypes.FLOAT)}, b""))
     return graph
 
 

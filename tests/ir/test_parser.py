@@ -10,7 +10,7 @@ from autograph_rewrite import GraphError
 from autograph_rewrite.inspect.dump import dump
 from autograph_rewrite.ir.format import literals, printer, serde
 from autograph_rewrite.ir.format.parser import parse
-from autograph_rewrite.ir.graph import Graph, PerInstance, Select, Span
+from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Select, Span
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import FunctionName, encode
 from tests.ir.test_printer import FOLDED, folded
@@ -143,7 +143,7 @@ def test_only_text_can_be_full() -> None:
 def test_a_hostile_name_is_quoted_and_comes_back() -> None:
     graph = Graph()
     name = 'a" b) {x=1}\n%evil = NoOp()'
-    first = graph.add("NoOp", name=name)
+    first = graph.insert(Node(graph, name, "NoOp", "", {}, b""))
     graph.add("NoOp", name="second", controls=[first])
     again = parse(printer.render(graph, full=True))
     assert list(again.nodes) == [name, "second"]

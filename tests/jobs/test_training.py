@@ -46,7 +46,7 @@ GRAPHS = (
     "other_initial_values",
     "two_towers",
 )
-MODELS = ("fit", "callbacks", "per_worker", "resumed", "dataset", "files")
+MODELS = ("fit", "callbacks", "per_worker", "resumed", "dataset", "written_files")
 MORE_MODELS = ("weighted", "on_batch", "recompiled")
 THREE = ("fit", "per_worker")
 PIPELINES = ("iterator", "iterator_of_epochs", "iterator_static", "iterator_that_ends_late", "files")
@@ -174,7 +174,7 @@ REFERENCES = {
     "graphs": GRAPHS,
     "models": ("fit", "two_inputs"),
     "models with callbacks": ("callbacks", "per_worker"),
-    "models that go on": ("resumed", "dataset", "files"),
+    "models that go on": ("resumed", "dataset", "written_files"),
     "models together": ("two_models", "keras_adagrad"),
     "more models": MORE_MODELS,
     "programs": PROGRAMS,

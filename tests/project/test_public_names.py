@@ -97,7 +97,8 @@ def test_only_the_script_joins_a_job_and_not_the_command_that_runs_it(tmp_path: 
         "import os, sys, autograph_rewrite\n"
         f"os.environ['TF_CONFIG'] = '{TWO_WORKERS}'\n"  # as in an actor that has imported the package before
         "from autograph_rewrite.tools.cli import main\n"
-        "autograph_rewrite._join_on_import()\n"
+        "from autograph_rewrite.runtime.job.join_on_import import join_on_import\n"
+        "join_on_import()\n"
         f"main(['completion', 'bash'])\nprint({HOOKED})\n"
         f"main(['run', {str(tmp_path / 's.py')!r}])\n"
     )

@@ -15,11 +15,9 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from autograph_rewrite.cluster.launchers import is_launched
+from autograph_rewrite.cluster.launchers import is_told
 
 TENSORFLOW = "tensorflow"
-CONFIG = "AUTOGRAPH_REWRITE_CONFIG"
-"""What `plan.selected.VARIABLE` is; importing the package must not load that module."""
 
 
 def join_on_import() -> None:
@@ -28,7 +26,7 @@ def join_on_import() -> None:
     Which process this is, if it is one of several, is read then. This only asks whether to look, as most programs are
     in no job.
     """
-    if not (is_launched(os.environ) or os.environ.get(CONFIG)):
+    if not is_told(os.environ):
         return
     if sys.modules.get(TENSORFLOW) is not None:
         _join()

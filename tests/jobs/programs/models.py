@@ -218,7 +218,7 @@ class Reads(keras.callbacks.Callback):
         self.read.append(keras.saving.load_model(self.path).get_weights()[0])
 
 
-def files(job: Job) -> Results:
+def written_files(job: Job) -> Results:
     """Read on every worker what worker 0 alone writes, as soon as the call that writes it is over."""
     own = job.folder / f"files_{job.count}_{job.task if not job.is_rewritten else 'all'}"
     model = keras.Sequential([keras.Input((4,)), SlowToSave(3, name="slow")])
@@ -251,7 +251,7 @@ def files(job: Job) -> Results:
 
 
 CASES: dict[str, Case] = {
-    "files": files,
+    "written_files": written_files,
     "fit": fit,
     "weighted": weighted,
     "dataset": dataset,
