@@ -135,7 +135,8 @@ def _function(program: Program, task: int | None) -> Built:
 
     loose = net.loose or program.optimizer in functions.KERAS
     config = program.choice.config
-    if any(one.kind == "ragged" for one in inputs.values()):  # rows of several steps cannot be stacked
+    # Ragged rows of several steps cannot be stacked, and runs of another number of steps draw from the beginning.
+    if "steps_per_run" in config and (net.draws or any(one.kind == "ragged" for one in inputs.values())):
         config = {**config, "steps_per_run": 1}
     return Built(original, run, config, *_known(net), apart, tuple(net.parts), loose)
 
