@@ -32,6 +32,7 @@ TOLERANCE, LOOSE = 1e-9, 3e-5
 FLOOR = 1e-3  # errors are relative to the largest value of a tensor, or to this
 NOISE_FACTOR = 300.0
 NUDGES = 3
+DRAWN = {"dropout", "noise"}  # of rows: replicas that train alone draw their own
 OPTIMISED = 8  # one seed out of so many is run with TensorFlow's own optimisations of graphs, which take long
 Results = dict[str, Any]
 
@@ -133,11 +134,12 @@ def _function(program: Program, task: int | None) -> Built:
     def apart(nudge: float) -> Results:
         return trained_apart(program, *functions.trainer(step), program.blocks(inputs, _nudged(feeds, nudge)))
 
-    loose = net.loose or program.optimizer in functions.KERAS
+    loose, draws_rows = net.loose or program.optimizer in functions.KERAS, bool(DRAWN & {*net.parts})
     config = program.choice.config
-    if any(one.kind == "ragged" for one in inputs.values()):  # rows of several steps cannot be stacked
+    # Ragged rows of several steps cannot be stacked, and runs of another number of steps draw from the beginning.
+    if "steps_per_run" in config and (net.draws or any(one.kind == "ragged" for one in inputs.values())):
         config = {**config, "steps_per_run": 1}
-    return Built(original, run, config, *_known(net), apart, tuple(net.parts), loose)
+    return Built(original, run, config, *_known(net), None if draws_rows else apart, tuple(net.parts), loose)
 
 
 def _graph(program: Program, task: int | None) -> Built:
@@ -155,8 +157,8 @@ def _graph(program: Program, task: int | None) -> Built:
     def apart(nudge: float) -> Results:
         return trained_apart(program, *graphs.trainer(built), program.blocks(inputs, _nudged(feeds, nudge)))
 
-    config = program.choice.with_boundaries(net.cuts, net.dice)
-    return Built(original, run, config, *_known(net), apart, tuple(net.parts), net.loose)
+    config, draws_rows = program.choice.with_boundaries(net.cuts, net.dice), bool(DRAWN & {*net.parts})
+    return Built(original, run, config, *_known(net), None if draws_rows else apart, tuple(net.parts), net.loose)
 
 
 def _known(net: Net) -> tuple[dict[str, tuple[int, ...]], set[str], bool]:

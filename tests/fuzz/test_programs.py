@@ -26,7 +26,8 @@ arrays of gradients that servers fill."""
 
 COMBINED = (10005, 10006, 10062, 10077, 10084)
 """A model axis, several steps per run, policies, local SGD and checkpoints, combined."""
-IN_A_JOB = 2001
+IN_A_JOB = (20000, 20001, 20002, 20003, 20005, 20006, 20007, 20008, 20009)
+"""Two workers and a server: functions, sessions, reference variables, checkpoints that are restored elsewhere."""
 
 
 @pytest.mark.parametrize("seed", SAMPLE + FOUND)
@@ -42,11 +43,9 @@ def test_a_program_of_the_newest_features_gives_what_one_device_gives(seed: int)
 
 
 @pytest.mark.slow
-def test_ten_random_programs_give_in_a_job_what_one_process_gives_or_are_refused(nursery: Nursery) -> None:
-    first = jobs.SEEDS_PER_JOB * IN_A_JOB
-    found = list(jobs.outcomes(range(first, first + jobs.SEEDS_PER_JOB), nursery))
-    assert len(found) == jobs.SEEDS_PER_JOB
-    assert {outcome.mode for outcome in found} >= {"session", "function", "keras"}
+def test_random_programs_give_in_a_job_what_one_process_gives_or_are_refused(nursery: Nursery) -> None:
+    found = list(jobs.outcomes(IN_A_JOB, nursery))
+    assert [outcome.seed for outcome in found] == list(IN_A_JOB)
     for outcome in found:
         assert outcome.outcome in ("equal", "refused"), outcome
 
