@@ -391,7 +391,7 @@ def test_what_cannot_be_distributed_besides_training_runs_as_it_is_and_says_so()
     ("build", "message"),
     [
         (lambda: keras.Sequential([LAYERS.Dense(3)]), "is not compiled"),
-        (lambda: "model", "expected a function"),
+        (lambda: "model", "cannot distribute an object of type str"),
     ],
 )
 def test_what_is_no_compiled_model_is_refused(build: Callable[[], Any], message: str) -> None:
