@@ -10,7 +10,7 @@ from itertools import chain
 from autograph_rewrite.diagnostics.faults import Fault, did_you_mean, raise_if_any
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.types import device_names
-from autograph_rewrite.ir.types.device_names import DeviceNameError, parse
+from autograph_rewrite.ir.types.device_names import DeviceNameError
 from autograph_rewrite.plan.parts.graph_digest import ItemLike
 from autograph_rewrite.plan.plan import VERSION, Plan
 from autograph_rewrite.plan.variable_policies import problem_of
