@@ -64,7 +64,7 @@ def placed_by_hand(item: ItemLike, config: Config) -> tuple[tuple[TensorSharding
             faults.append(config.fault(wish.path, *problem))
         elif earlier is None:
             found[wish.subject] = wish
-        elif _placement(earlier) != _placement(wish):
+        elif _placement(earlier, config) != _placement(wish, config):
             if wish.path[0] != earlier.path[0] or wish.path[0] != "sharding":
                 faults.append(config.fault(wish.path, *_conflict(earlier, wish)))
         elif wish.sharding.name != earlier.sharding.name:  # another copy of one tensor
@@ -138,10 +138,11 @@ def _counted(split: tuple[int, ...], count: int) -> tuple[int, ...]:
     return tuple(count if parts == MODEL else parts for parts in split)
 
 
-def _placement(wish: Wish) -> tuple[object, ...]:
-    """Return what is asked for, where nothing is cut as nothing."""
+def _placement(wish: Wish, config: Config) -> tuple[object, ...]:
+    """Return what is asked for, where nothing is cut as nothing, and of a single axis all is said by the parts."""
     one = wish.sharding
-    return (one.split if any(parts != 1 for parts in one.split) else ()), one.device, one.axes
+    axes = one.axes if config.mesh is not None and len(config.mesh.model_axes) > 1 else ()
+    return (one.split if any(parts != 1 for parts in one.split) else ()), one.device, axes
 
 
 def _conflict(earlier: Wish, later: Wish) -> tuple[str, str]:

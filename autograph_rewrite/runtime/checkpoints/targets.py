@@ -195,9 +195,15 @@ def _of_model(model: Any, workers: int) -> EagerVariables:
         return EagerVariables({}, {}, {})
     named: dict[str, Any] = {}
     seeds = {id(variable) for variable in model.variables} - {id(variable) for variable in model.weights}
+    optimizer = getattr(model, "optimizer", None)
+    state = {id(variable) for variable in optimizer.variables} if optimizer is not None else set()
     for variable in variables_of(model):
-        if id(variable) not in seeds:  # whose paths count how many a process has made
-            named[_unique(variable.path, named)] = variable
+        if id(variable) in seeds:  # whose paths count how many a process has made
+            continue
+        path = variable.path
+        if id(variable) in state:  # Keras' path says where the optimizer was built: by itself, or in its first step
+            path = f"{optimizer.name}/{path.removeprefix(f'{optimizer.name}/')}"
+        named[_unique(path, named)] = variable
     own = {name: v for function in functions_of(model) for name, v in _children(function.state)}
     return _tracked(model, named, own, workers)
 

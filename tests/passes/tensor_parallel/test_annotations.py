@@ -176,6 +176,13 @@ def test_two_splits_of_one_tensor_that_disagree_are_named_and_a_chain_is_none() 
     assert_exact(item_of(hidden=lambda h: ar.replicate(ar.split(h, [1, 2]))))
 
 
+@pytest.mark.parametrize("said", [{"split": [2, 1]}, {"axes": [0, -1]}])
+def test_a_split_may_be_said_again_in_the_configuration_in_parts_or_axes(said: dict[str, Any]) -> None:
+    item = item_of(lambda w: ar.split(w, ["model", 1]))
+    plan = ar.build_plan(item, {**MESH, "sharding": [{"match": "up", **said}]})
+    assert {one.name: one.split for one in plan.model.shardings} == {"up": (2, 1)}
+
+
 def test_a_split_against_a_line_of_the_configuration_is_named_with_both(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(
