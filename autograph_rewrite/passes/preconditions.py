@@ -19,15 +19,18 @@ def require_no_servers(plan: Plan) -> None:
         PlanError: a variable, or a shard of one, lives on one device.
     """
     several = plan.microbatches > 1 and len(plan.processes) > 1
-    driven = plan.pipeline is not None and (plan.stage_hosts or not _lives_here(plan))
+    driven = plan.stage_hosts or (plan.pipeline is not None and not _lives_here(plan))
     if plan.homes and (several or driven):
         name, home = next(iter(plan.homes.items()))
         what = "micro-batches in several processes"
         if driven:
-            what = "stages in several processes (one session drives all stages, each worker's own reaches the servers)"
+            parts = "stages" if plan.pipeline is not None else "model axes"
+            what = (
+                f"{parts} in several processes (one session drives all {parts}, each worker's own reaches the servers)"
+            )
         raise PlanError(
             f"'{name}' lives on {home}, which does not go together with {what} yet",
-            hint="use the strategy AllReduce or PartitionedAR, or leave microbatches and pipeline out",
+            hint="use the strategy AllReduce or PartitionedAR, or leave microbatches, pipeline or mesh out",
         )
 
 

@@ -14,6 +14,7 @@ from autograph_rewrite.errors import PlanError
 from autograph_rewrite.passes import pass_pipeline
 from autograph_rewrite.passes.preconditions import require_no_servers
 from tests.matrix.run import FLOOR, compare, distributed, truth
+from tests.support.small_items import regression
 from tests.support.staged import MODELS, assert_alike, feed, staged_item, train
 from tests.zoo import ZOO, Options
 
@@ -83,6 +84,13 @@ def test_servers_and_stages_in_several_processes_are_refused_with_the_reason() -
     driven = replace(plan, devices=hosts[:1], pipeline=replace(plan.pipeline, devices=hosts))
     with pytest.raises(PlanError, match="one session drives all stages"):
         require_no_servers(driven)
+
+
+def test_servers_and_a_model_axis_over_several_processes_are_refused_with_the_reason() -> None:
+    cluster = {"workers": ["127.0.0.1:1", "127.0.0.1:2"], "ps": ["127.0.0.1:3"]}
+    mesh = {"devices": ["CPU:0"], "mesh": {"data": 1, "model": 2}, "cluster": cluster, "strategy": {"name": "PS"}}
+    with pytest.raises(PlanError, match="one session drives all model axes"):
+        ar.rewrite(regression(), mesh, task=0)
 
 
 def test_a_pipeline_of_served_variables_can_be_simulated() -> None:
