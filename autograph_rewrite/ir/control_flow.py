@@ -105,6 +105,8 @@ def guards_of(order: Iterable[Node], frames: dict[Node, Frame]) -> dict[Node, Gu
         return found
     none: Guards = frozenset()
     for node in nodes:
+        if node.op == "ControlTrigger":  # it runs whichever branch did: TensorFlow counts iterations after it
+            continue
         given = [
             opened(value, frames, found.get(value.node, none))
             for value in node._inputs
