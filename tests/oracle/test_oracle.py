@@ -201,5 +201,5 @@ def test_every_recorded_configuration_is_accepted_for_some_item(tmp_path: Path) 
     assert sum(bool(outcome.forms) for outcome in outcomes.values()) >= 40
 
 
-ALWAYS_REFUSED = {"micro_loop_fsdp", "on_read_none_replicas", "on_read_none_replicas_job", "stages_1x2x2_loop"}
+ALWAYS_REFUSED = {"micro_loop_fsdp", "stages_1x2x2_loop"}
 """Configurations whose refusal is what is recorded."""
