@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 from graphlib import CycleError, TopologicalSorter
 from typing import NamedTuple
 
@@ -160,6 +160,16 @@ def unconditional_nodes(order: Iterable[Node]) -> set[Node]:
     frames = frames_of(nodes)
     guards = guards_of(nodes, frames)
     return {node for node in nodes if node not in frames and node not in guards}
+
+
+def awaited(value: Value, copied: Callable[[Value], Node]) -> Node:
+    """Return a node that runs where a value is there; waiting for a Switch would not tell which way it went.
+
+    Args:
+        value: an output of any node.
+        copied: makes a copy of a value.
+    """
+    return copied(value) if value.node.op in SWITCHES else value.node
 
 
 def is_there(value: Value, unconditional: Container[Node]) -> bool:

@@ -350,14 +350,16 @@ def test_a_model_may_be_made_after_others_that_draw(tmp_path: Path) -> None:
     assert np.asarray(again.layers[1].seed_generator.state.value).tolist() == [5, 7]
 
 
-def test_an_optimizer_may_be_built_by_itself_or_in_its_first_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_built", [True, False])
+def test_an_optimizer_may_be_built_by_itself_or_in_its_first_step(tmp_path: Path, is_built: bool) -> None:
     models = []
     for _ in range(2):
         keras.utils.clear_session()  # or the second would have other names
         models.append(perceptron())
         models[-1].compile(keras.optimizers.Adafactor(0.1), "mse")
     saved, again = models
-    again.optimizer.build(again.trainable_variables)
+    if is_built:
+        again.optimizer.build(again.trainable_variables)
     saved.fit(np.ones((4, 3)), np.ones((4, 2)), verbose=0)
     with ar.CheckpointManager(saved, tmp_path) as manager:
         manager.save(1)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from autograph_rewrite.ir.control_flow import awaited
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.passes.base.context import Context, Site
@@ -44,15 +45,12 @@ def _wait_for_operands(context: Context, constant: Node, folded: Node) -> None:
     """
     if folded not in constant.controls:
         return
-    operands = []
-    for value in folded.inputs:
-        if context.frames.get(value.node) != context.frames.get(folded):
-            continue
-        if value.node.op in ("Switch", "RefSwitch"):  # a control edge would not tell which way it went
-            name, span = f"{folded.name}/taken", value.node.span
-            operands.append(context.add("Identity", [value], Site(name, span, folded)))
-        else:
-            operands.append(value.node)
+
+    def taken(value: Value) -> Node:
+        return context.add("Identity", [value], Site(f"{folded.name}/taken", value.node.span, folded))
+
+    inside = [value for value in folded.inputs if context.frames.get(value.node) == context.frames.get(folded)]
+    operands = [awaited(value, taken) for value in inside]
     if not operands:
         return
     constant.remove_control(folded)

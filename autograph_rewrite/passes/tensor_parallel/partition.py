@@ -23,7 +23,7 @@ from autograph_rewrite.analysis.facts.windows import Halo
 from autograph_rewrite.analysis.propagate import notes
 from autograph_rewrite.analysis.rules.base import WHOLE, LocalEntry, Reshard, Slice
 from autograph_rewrite.errors import PassError
-from autograph_rewrite.ir.control_flow import frames_of
+from autograph_rewrite.ir.control_flow import awaited
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types import dtypes
@@ -205,7 +205,6 @@ class Partitioner(Emitter):
         super().__init__(graph, shares, sizes)
         self.exchanges = exchanges
         self._halos = HaloExchange(self)
-        self._looped = frozenset(frames_of(shares.state.order))
 
     def put(self, node: Node, place: int, *, keep: bool = False) -> None:
         """Put a node on a device of the axis.
@@ -265,7 +264,7 @@ class Partitioner(Emitter):
             shape = [dim for dim in fact.shape or () if isinstance(dim, int)]
             content = np.array(fact.value, dtypes.numpy_dtype(fact.dtype)).reshape(shape)
             self.instead[node.output(index)] = self.const(content, content.dtype, node, f"folded_{index}")
-        if node in self._looped:
+        if node in self.shares.state.looped:
             self._keep_in_loop(node)
         self.clones[node] = tuple({value.node: None for value in map(self.instead.get, node.outputs) if value})
 
@@ -273,11 +272,10 @@ class Partitioner(Emitter):
         """Let constants wait for what the node that they stand for has read: a node without inputs is in no loop."""
         reshards = self.shares.transfers[node].operand_reshards
         read = [self._taken(value, reshards.get(i))[0] for i, value in enumerate(node.inputs)]
-        # A control edge from a Switch would not tell which way it went.
-        read = [self.add("Identity", [v], node, "taken") if v.node.op in ("Switch", "RefSwitch") else v for v in read]
+        nodes = [awaited(value, lambda value: self.add("Identity", [value], node, "taken").node) for value in read]
         for constant in filter(None, map(self.instead.get, node.outputs)):
-            for value in read:
-                constant.node.add_control(value.node)
+            for one in nodes:
+                constant.node.add_control(one)
 
     def _clone_with_halo(self, node: Node, cut: tuple[int, Halo]) -> None:
         reshards = self.shares.transfers[node].operand_reshards

@@ -86,16 +86,13 @@ class ShardPlacements:
         return self.members.get(handle_node(node.inputs[0])) if node.inputs and is_handle(node.inputs[0]) else None
 
 
-def place(
-    state: Propagation, members: Mapping[Node, ShardedVariable], step: set[Node], looped: set[Node]
-) -> ShardPlacements:
-    """Find what can be cut with the variables.
+def place(state: Propagation, members: Mapping[Node, ShardedVariable], step: set[Node]) -> ShardPlacements:
+    """Find what can be cut with the variables; the nodes inside loops are left alone.
 
     Args:
         state: placements of the graph in which nothing is cut.
         members: the variables, cut into shards of the same sizes.
         step: the nodes that one step runs.
-        looped: the nodes inside loops, which are left alone.
     """
     first = next(iter(members.values()))
     shares = ShardPlacements(state, first.shape[first.axis], members)
@@ -108,7 +105,7 @@ def place(
     for node in state.order:
         if node.op == "ReadVariableOp" and (member := shares.member(node)) is not None:
             shares.facts[node.output()] = _cut(node.output(), member)
-        elif node in behind and node not in before and node not in looped and _is_local(node):
+        elif node in behind and node not in before and node not in state.looped and _is_local(node):
             _visit(shares, node)
         for value in node.read_outputs:
             if value in shares.gradients:

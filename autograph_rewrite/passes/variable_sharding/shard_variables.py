@@ -18,7 +18,6 @@ from autograph_rewrite.analysis.propagate import Propagation, propagate, revise
 from autograph_rewrite.analysis.rules.base import Semantics
 from autograph_rewrite.analysis.variables.uses import variable_uses
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.ir.control_flow import frames_of
 from autograph_rewrite.ir.graph import PASS_ATTR, Graph, Node, Value
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.passes.variable_sharding.emitter import Emitter
@@ -61,9 +60,8 @@ def shard_variables_of(graph: Graph, item: TrainingGraph, plan: Plan) -> tuple[T
         if state.edits != graph.edits:
             state = revise(state)
             step = step_of(graph, item)
-        looped = set(frames_of(state.order))
         by_handle = {graph.nodes[item.variables[name].handle]: name for name in names}
-        uses = Uses(Emitter(graph, place(state, members, step, looped), sizes), by_handle)
+        uses = Uses(Emitter(graph, place(state, members, step), sizes), by_handle)
         uses.run()
         for handle, made in uses.handles.items():
             name = by_handle[handle]

@@ -195,9 +195,10 @@ def _of_model(model: Any, workers: int) -> EagerVariables:
         return EagerVariables({}, {}, {})
     named: dict[str, Any] = {}
     seeds = {id(variable) for variable in model.variables} - {id(variable) for variable in model.weights}
-    optimizer = getattr(model, "optimizer", None)
+    variables = variables_of(model)  # it builds the optimizer
+    optimizer: Any = getattr(model, "optimizer", None)
     state = {id(variable) for variable in optimizer.variables} if optimizer is not None else set()
-    for variable in variables_of(model):
+    for variable in variables:
         if id(variable) in seeds:  # whose paths count how many a process has made
             continue
         path = variable.path

@@ -116,10 +116,12 @@ class DistributedFunction:
             self._specs = function.structured_input_signature
         elif specs or named_specs:
             self._specs = self._arguments.bind(tuple(specs or ()), dict(named_specs or {}))
-        if self._specs is not None:
-            self._add(*self._specs)
-        elif declared is not None:  # traced at the first call, as TensorFlow does
+        given = self._specs
+        if given is None and declared is not None:  # traced at the first call, as TensorFlow does
             self._specs = self._arguments.bind(declared, {})
+        self._made_for = self._arguments.flatten(*self._specs).leaves if self._specs is not None else None
+        if given is not None:
+            self._add(*given)
 
     @property
     def items(self) -> tuple[TrainingGraph, ...]:
@@ -163,7 +165,7 @@ class DistributedFunction:
                 flat,
                 self._arguments.paths(args, kwargs),
                 self._arguments,
-                self._arguments.flatten(*self._specs).leaves if self._specs is not None else None,
+                self._made_for,
                 self._steps,
             )
         key = (flat.structure, *flat.leaves)
