@@ -16,6 +16,7 @@ from autograph_rewrite.compile import Instrumentation, compile_task
 from autograph_rewrite.config.config import ConfigLike
 from autograph_rewrite.errors import RewriteError, VerifyError
 from autograph_rewrite.ir.format.printer import render
+from autograph_rewrite.ir.verify.expanded import check_expanded
 from autograph_rewrite.notebook import NotebookView
 from autograph_rewrite.passes.base.pass_manager import Observer, RewriteObserver
 from autograph_rewrite.passes.base.rewriting import Rewrite
@@ -96,6 +97,7 @@ class Judge:
             plan = compression.without(ready.plan)
             looking = Instrumentation(observers=self.observers, certificate=refusal)
             rewritten = compile_task(ready.flat, plan, instrumentation=looking)
+            check_expanded(rewritten.graph_bytes, ready.flat, plan.all_devices, micro=plan.microbatches)
             if looked_for != REFUSED:
                 size = batch_size(ready.flat, plan.instances, self.batch)
                 feeds = random_feeds(ready.flat, steps=self.steps, batch=size, seed=self.seed)

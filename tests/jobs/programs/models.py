@@ -221,7 +221,7 @@ class Reads(keras.callbacks.Callback):
 def written_files(job: Job) -> Results:
     """Read on every worker what worker 0 alone writes, as soon as the call that writes it is over."""
     own = job.folder / f"files_{job.count}_{job.task if not job.is_rewritten else 'all'}"
-    model = keras.Sequential([keras.Input((4,)), SlowToSave(3, name="slow")])
+    model = keras.Sequential([keras.Input((4,)), SlowToSave(3, name="slow")], name="files")
     model.get_layer("slow").kernel.assign(initial(7, "slow", (4, 3), 0.3, 0.0, "float32"))
     model.compile(KERAS_OPTIMIZERS["adam"](), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     model = ar.distribute(model, job.config("mirrored")) if job.is_rewritten else model
@@ -245,7 +245,8 @@ def written_files(job: Job) -> Results:
     model.export(own / "exported", verbose=False)
     again = keras.saving.load_model(own / "model.keras")
     model.load_weights(own / "model.weights.h5")
-    served = tf.saved_model.load(own / "exported").serve(np.ones((2, 4), np.float32))
+    exported = tf.saved_model.load(own / "exported")  # its functions do not keep its variables
+    served = exported.serve(np.ones((2, 4), np.float32))
     found = {"read": reads.read, "again": again.get_weights()[0], "served": served, "lines": lines, "epoch": epoch}
     return results_of(model, **losses, **found)
 
