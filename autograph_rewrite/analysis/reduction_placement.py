@@ -149,10 +149,14 @@ def _cut(
     looped = _loop_values(region)
     if unconditional is not None:
         looped |= {value for value in region if value.node not in unconditional}
-    if len(sources) == 1 and cost[sources[0]] <= min(cost.values()) and sources[0] not in looped:
+    containers = {value for value in region if dtypes.base(value.dtype) == dtypes.VARIANT}
+    if len(sources) == 1 and cost[sources[0]] <= min(cost.values()) and sources[0] not in looped | containers:
         return set(sources)  # by far the usual case: the raw gradient is the smallest and the first
     expensive = 1 + sum(cost.values())
     prices = {value: bytes_ + (expensive if value in looped else 0) for value, bytes_ in cost.items()}
+    # A list of contributions cannot be summed: its elements are, before they are put in or after they are taken out.
+    impossible = 1 + sum(prices.values())
+    prices |= dict.fromkeys(containers, impossible)
     key = tuple(prices.items()), tuple([tuple(readers[value]) for value in region]), tuple(ends)
     if key not in cuts:
         cuts[key] = _minimum_cut(readers, sources or region[:1], ends, prices)

@@ -59,6 +59,7 @@ from autograph_rewrite.analysis.segments import are_lost, read_whole
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.op_traits import MERGES, forwards_handle
+from autograph_rewrite.ir.shapes.recorded import recorded_shapes
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.replica_marks import VARYING
 
@@ -100,13 +101,8 @@ def const_fact(node: Node) -> Fact:
 
 
 def _static_shapes(node: Node, count: int) -> tuple[Shape | None, ...]:
-    stated = node.attr("_output_shapes")
-    if stated is None:
-        declared = node.attr("shape") if node.op in ("Placeholder", "PlaceholderWithDefault") else None
-        stated = (declared,) if declared is not None else None
-    if node.op == "IteratorGetNext" and stated is None:
-        stated = node.attr("output_shapes")
-    return tuple(stated) if stated is not None and len(stated) == count else (None,) * count
+    stated = recorded_shapes(node)
+    return tuple(stated) if len(stated) == count else (None,) * count
 
 
 def transferred(node: Node, inputs: tuple[Fact, ...], cells: Mapping[int, Fact], semantics: Semantics) -> NodeTransfer:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from autograph_rewrite.diagnostics.stages import stage
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.graph import Graph, Node
-from autograph_rewrite.load.signature.inputs import ITERATORS, default_axis, describe
+from autograph_rewrite.load.signature.inputs import default_axis, describe, is_drawn
 from autograph_rewrite.load.signature.variables import merge_handles
 from autograph_rewrite.load.sources.original import require_original
 from autograph_rewrite.normalize.constant_folding import fold
@@ -46,7 +46,9 @@ def normalise(item: TrainingGraph, *, in_place: bool = False) -> TrainingGraph:
     graph = item.graph if in_place else item.graph.clone()
     graph.current_pass = PASS
     read_outside = {info.tensor.partition(":")[0] for info in item.outputs.values()}
-    flatten(graph, roots(item, graph), read_outside if item.targets or read_outside else graph.nodes)
+    fetched = read_outside if item.targets or read_outside else graph.nodes
+    has_batch = any(info.batch_axis is not None for info in item.inputs.values())
+    flatten(graph, roots(item, graph), fetched, loops_over_data=not has_batch)
     run_in_turn(graph)
     forward_annotated(graph)
     named = {*item.targets, *read_outside, *(info.tensor.partition(":")[0] for info in item.inputs.values())}
@@ -103,7 +105,7 @@ def _revealed(item: TrainingGraph, graph: Graph) -> dict[str, TensorInfo]:
     known = {info.tensor for info in item.inputs.values()}
     found = {}
     for node in graph:
-        for value in node.outputs if node.op in ITERATORS else ():
+        for value in node.outputs if is_drawn(node) else ():
             info = describe(value.name, value)
             if info.tensor not in known:
                 found[info.name] = info if has_batch else replace(info, batch_axis=default_axis(info))

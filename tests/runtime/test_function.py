@@ -236,14 +236,67 @@ def test_batches_of_other_sizes_may_be_drawn_in_a_loop(mode: str, pair: tuple[Li
     assert_same_state(one, many)
 
 
-def test_a_loop_that_draws_its_batches_in_the_function_is_refused_with_the_way_out(pair: tuple[Linear, Linear]) -> None:
-    def epoch(dataset: Any) -> Any:
-        for x, y in dataset:
-            pair[0].step(x, y)
+Loop = Callable[[Linear, Any], Any]
 
-    data = tf.data.Dataset.from_tensor_slices(batch(10)).batch(4)
-    with pytest.raises(GraphError, match=r"no input of the graph is a batch(.|\n)*let the loop stand outside"):
-        ar.distribute(epoch, config("shared"))(data)
+
+def over_dataset(model: Linear, data: Any) -> Any:
+    total = tf.constant(0.0, tf.float64)
+    for x, y in data:
+        total += model.step(x, y)["loss"]
+    return total
+
+
+def until_enough(model: Linear, data: Any) -> Any:
+    rows = tf.constant(0)
+    for x, y in data:
+        model.step(x, y)
+        rows += tf.shape(x)[0]
+        if rows >= 8:
+            break
+    return rows
+
+
+def some_skipped(model: Linear, data: Any) -> Any:
+    total = tf.constant(0.0, tf.float64)
+    for index, (x, y) in data.enumerate():
+        if index == 1:
+            continue
+        total += tf.cast(index, tf.float64) * model.step(x, y)["loss"]
+    return total
+
+
+def two_epochs(model: Linear, data: Any) -> Any:
+    losses = tf.TensorArray(tf.float64, 0, dynamic_size=True)
+    for epoch in tf.range(2):
+        for i, (x, y) in data.enumerate():
+            losses = losses.write(3 * epoch + tf.cast(i, tf.int32), model.step(x, y)["loss"])
+    return losses.stack()
+
+
+def reduced(model: Linear, data: Any) -> Any:
+    return data.reduce(tf.constant(0.0, tf.float64), lambda total, batch: total + model.step(*batch)["loss"])
+
+
+def over_iterator(model: Linear, data: Any) -> Any:
+    return over_dataset(model, iter(data))
+
+
+@pytest.mark.parametrize("loop", [over_dataset, until_enough, some_skipped, two_epochs, reduced, over_iterator])
+def test_a_function_may_loop_over_a_dataset(loop: Loop, pair: tuple[Linear, Linear]) -> None:
+    one, many = pair
+    data = tf.data.Dataset.from_tensor_slices(batch(11)).batch(4)
+    expected = tf.function(lambda data: loop(one, data))(data)
+    distributed = ar.distribute(tf.function(lambda data: loop(many, data)), config("mirrored"))
+    np.testing.assert_allclose(distributed(data), expected, rtol=1e-12)
+    assert_same_state(one, many)
+    assert any("OptionalGetValue" in name for name in distributed.items[0].inputs)
+
+
+def test_several_processes_do_not_loop_over_a_dataset_in_the_function(pair: tuple[Linear, Linear]) -> None:
+    data = tf.data.Dataset.from_tensor_slices(batch(11)).batch(4)
+    item = ar.GraphItem.from_function(tf.function(lambda data: over_dataset(pair[0], data)), data)
+    with pytest.raises(GraphError, match=r"2 processes cannot do together(.|\n)*let the loop stand outside"):
+        ar.rewrite(item, {"devices": ["CPU:0"], "cluster": {"workers": ["127.0.0.1:1", "127.0.0.1:2"]}}, task=0)
 
 
 def targets(model: Linear) -> Iterator[tuple[str, Any]]:

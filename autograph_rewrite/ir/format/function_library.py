@@ -8,7 +8,7 @@ from functools import cache, cached_property
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.types import wire
-from autograph_rewrite.ir.types.attrs import FunctionName, decode
+from autograph_rewrite.ir.types.attrs import FunctionName, decode, encode
 from autograph_rewrite.ir.types.opdefs import Arg, find_op
 from autograph_rewrite.ir.types.protos import proto
 
@@ -54,7 +54,7 @@ class Library:
         return found
 
     def __contains__(self, name: str) -> bool:
-        return name in self._where
+        return name in self._where or name in self._parsed
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._where)
@@ -70,6 +70,23 @@ class Library:
                 raise GraphError(f"the graph's library has no function '{name}'")
             self._parsed[name] = _parse(self._data, *self._where[name])
         return self._parsed[name]
+
+    def add(self, function: Function) -> None:
+        """Take a function that a lowering writes; it is no part of what `subset` encodes."""
+        self._parsed[function.name] = function
+
+    def input_shapes(self, name: str) -> list[tuple[int | None, ...] | None]:
+        """Return the static shapes that the graph records of a function's arguments; None for an unknown rank."""
+        function = proto("FunctionDef")()
+        start, stop = self._where[name]
+        function.ParseFromString(self._data[start:stop])
+        found: list[tuple[int | None, ...] | None] = []
+        for i in range(len(function.signature.input_arg)):
+            stated = decode(
+                function.arg_attr[i].attr["_output_shapes"].SerializeToString() or encode("list(shape)", [])
+            )
+            found.append(stated[0] if len(stated) == 1 else None)
+        return found
 
     def subset(self, names: Iterable[str]) -> bytes:
         """Return the encoded library of some functions and what they call, without recorded static shapes.

@@ -10,21 +10,23 @@ from autograph_rewrite.ir.types.attrs import encode
 Shape = tuple[int | None, ...]
 """Sizes of the dimensions of a tensor; None for one that is not known."""
 _OWN_ATTR = {"Placeholder": "shape", "PlaceholderV2": "shape", "PlaceholderWithDefault": "shape"}
-_OWN_LIST = {"IteratorGetNext": "output_shapes", "IteratorGetNextSync": "output_shapes"}
+_OWN_LIST = dict.fromkeys(("IteratorGetNext", "IteratorGetNextSync", "OptionalGetValue"), "output_shapes")
 
 
 def static_shape(value: Value) -> Shape | None:
     """Return the shape of a tensor; None for an unknown rank, or where nothing is recorded."""
-    node = value.node
+    shapes = recorded_shapes(value.node)
+    return shapes[value.index] if value.index < len(shapes) else None
+
+
+def recorded_shapes(node: Node) -> Sequence[Shape | None]:
+    """Return the shapes of the outputs of a node; none where nothing is recorded."""
     shapes = node.attr("_output_shapes")
     if shapes is None and node.op in _OWN_ATTR:
-        shapes = (node.attr(_OWN_ATTR[node.op]),)
+        return (node.attr(_OWN_ATTR[node.op]),)
     if shapes is None and node.op in _OWN_LIST:
         shapes = node.attr(_OWN_LIST[node.op])
-    if not shapes or value.index >= len(shapes):
-        return None
-    shape: Shape | None = shapes[value.index]
-    return shape
+    return shapes or ()
 
 
 def record_shapes(node: Node, shapes: Sequence[Shape | None]) -> None:

@@ -20,6 +20,7 @@ from autograph_rewrite.training_graph import TensorInfo, TrainingGraph
 
 PLACEHOLDERS = frozenset(("Placeholder", "PlaceholderV2", "PlaceholderWithDefault"))
 ITERATORS = frozenset(("IteratorGetNext", "IteratorGetNextSync", "MultiDeviceIteratorGetNextFromShard"))
+DRAWN = ITERATORS | {"OptionalGetValue"}
 _NEVER_BATCH = frozenset((dtypes.RESOURCE, dtypes.VARIANT))
 
 BatchInputs = Mapping[str, int | None]
@@ -28,6 +29,16 @@ BatchInputs = Mapping[str, int | None]
 def is_fed(node: Node) -> bool:
     """Return whether a node is a placeholder that the caller feeds: what user code asks about replicas is none."""
     return node.op in PLACEHOLDERS and not replica_mark(node.name)
+
+
+def is_drawn(node: Node) -> bool:
+    """Return whether a node gives what an iterator draws, also through an Optional, as loops over data do."""
+    if node.op != "OptionalGetValue":
+        return node.op in ITERATORS
+    value = node.inputs[0]
+    while value.node.op in ("Switch", "Identity", "Enter"):
+        value = value.node.inputs[0]
+    return value.node.op == "IteratorGetNextAsOptional"
 
 
 def describe(name: str, value: Value, batch_axis: int | None = None) -> TensorInfo:

@@ -17,6 +17,7 @@ from autograph_rewrite.ir.types.wire import RawNode, read_varint
 CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
 BRANCHES = frozenset(("If", "StatelessIf", "Case", "StatelessCase"))
 LOOPS = frozenset(("While", "StatelessWhile"))
+DATASET_LOOP = "ReduceDataset"
 FUNCTIONAL = CALLS | BRANCHES | LOOPS | {"SymbolicGradient"}
 
 _PLACEHOLDER_TAG = 0x4A  # AttrValue.placeholder: "take the caller's attribute of this name"

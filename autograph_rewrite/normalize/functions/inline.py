@@ -18,21 +18,25 @@ from autograph_rewrite.ir.format.function_library import Library, called
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.op_traits import ENTERS
 from autograph_rewrite.ir.traversal import ancestors
-from autograph_rewrite.normalize.functions.bodies import BRANCHES, FUNCTIONAL, LOOPS, state_results
+from autograph_rewrite.normalize.functions.bodies import BRANCHES, DATASET_LOOP, LOOPS, state_results
 from autograph_rewrite.normalize.functions.branches import lower_branches
 from autograph_rewrite.normalize.functions.calls import lower_call
+from autograph_rewrite.normalize.functions.dataset_loops import as_while
 from autograph_rewrite.normalize.functions.loops import lower_while
 from autograph_rewrite.normalize.functions.lowering import Lowering
 from autograph_rewrite.normalize.functions.optionals import look_through
 
 
-def flatten(graph: Graph, roots: Iterable[Node], read_outside: Collection[str] = ()) -> None:
+def flatten(
+    graph: Graph, roots: Iterable[Node], read_outside: Collection[str] = (), *, loops_over_data: bool = False
+) -> None:
     """Lower every functional node that `roots` need, in place.
 
     Args:
         graph: the graph.
         roots: the nodes that a step is run for.
         read_outside: names of those whose results are fetched; the others are only run.
+        loops_over_data: whether loops over datasets are lowered, too.
 
     Raises:
         GraphError: a function is missing or recursive, or is a symbolic gradient.
@@ -40,7 +44,7 @@ def flatten(graph: Graph, roots: Iterable[Node], read_outside: Collection[str] =
     library = Library(graph.library)
     roots = list(roots)
     run_only = frozenset(node.name for node in roots).difference(read_outside)
-    state = Lowering(graph, library, any(node.op in OPENS for node in graph), run_only)
+    state = Lowering(graph, library, any(node.op in OPENS for node in graph), run_only, loops_over_data)
     if any(state.is_functional(node) for node in graph):
         _require_finite(graph, library)
         _flatten(state, roots)
@@ -75,7 +79,7 @@ def _flatten(state: Lowering, roots: Iterable[Node]) -> None:
         (node, None, ())
         for node in graph
         # A call by function name has no op definition, so nothing else can handle it, needed or not.
-        if node.op in state.library or (node in needed and node.op in FUNCTIONAL)
+        if node.op in state.library or (node in needed and state.is_functional(node))
     )
     for node, _, _ in state.pending:
         if node.op in state.library:
@@ -95,7 +99,13 @@ def _lower(state: Lowering, node: Node, pivot: Node | None) -> None:
             node=node,
             hint="build the gradient with tf.gradients or tf.GradientTape",
         )
-    if node.op in LOOPS:
+    if node.op == DATASET_LOOP:
+        loop = as_while(state.graph, state.library, node, pivot)
+        if loop is not None:
+            results = [loop.output(i) for i in range(len(node.output_dtypes))]
+            state.finish(node, results, [loop], [loop])
+            lower_while(state, loop, pivot)
+    elif node.op in LOOPS:
         lower_while(state, node, pivot)
     elif node.op in BRANCHES:
         lower_branches(state, node, pivot)

@@ -13,7 +13,15 @@ from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.format.function_library import Library
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.types.attrs import FunctionName
-from autograph_rewrite.normalize.functions.bodies import FUNCTIONAL, Body, CallSite, Entry, instantiate, is_invariant
+from autograph_rewrite.normalize.functions.bodies import (
+    DATASET_LOOP,
+    FUNCTIONAL,
+    Body,
+    CallSite,
+    Entry,
+    instantiate,
+    is_invariant,
+)
 
 
 @dataclass
@@ -24,6 +32,7 @@ class Lowering:
     library: Library
     has_routing: bool  # the original graph holds v1 control flow, which a call may stand inside
     run_only: frozenset[str]  # names that outsiders run, but whose results nobody outside reads
+    loops_over_data: bool = False  # whether loops over datasets are lowered
     pending: deque[tuple[Node, Node | None, tuple[str, ...]]] = field(default_factory=deque)
     gates: list[Node] = field(default_factory=list)
     frames: set[str] = field(default_factory=set)
@@ -59,6 +68,8 @@ class Lowering:
 
     def is_functional(self, node: Node) -> bool:
         """Whether a node calls functions in a way that can be lowered."""
+        if node.op == DATASET_LOOP:
+            return self.loops_over_data
         return node.op in FUNCTIONAL or node.op in self.library
 
     def gated(self, node: Node, index: int, value: Value, effects: Sequence[Node]) -> Value:

@@ -10,8 +10,9 @@ from dataclasses import replace
 from autograph_rewrite.analysis.batch_groups import BatchGroups
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.control_flow import frames_of
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.traversal import marks_before
+from autograph_rewrite.ir.traversal import marks_before, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.plan.parts.batch_split import limits
 from autograph_rewrite.plan.plan import Plan
@@ -49,6 +50,7 @@ def batch_values(graph: Graph, item: TrainingGraph, plan: Plan) -> tuple[dict[Va
             f"no input of the graph is a batch, so there is nothing to split (inputs: {known})",
             hint=_where_examples_are(item),
         )
+    _require_outside_of_loops(graph, values, plan)
     if len(set(sizes.values())) > 1:
         values, sizes = _of_the_largest(values, sizes, item, plan)
     static = next(iter(sizes.values()), None)
@@ -57,14 +59,33 @@ def batch_values(graph: Graph, item: TrainingGraph, plan: Plan) -> tuple[dict[Va
     return values, static
 
 
+_LOOP_OUTSIDE = "let the loop stand outside, as in `for batch in dataset: step(batch)`, and distribute the step"
+
+
+def _require_outside_of_loops(graph: Graph, values: Mapping[Value, int], plan: Plan) -> None:
+    """Refuse a batch that is drawn in a loop of a job: the processes tell each other its size once per step.
+
+    Raises:
+        GraphError: naming what draws it.
+    """
+    if len(plan.processes) == 1:
+        return
+    frames = frames_of(topological_order(graph))
+    for value in values:
+        if frames.get(value.node):
+            raise GraphError(
+                f"'{value.name}' is drawn from a dataset or an iterator in a loop inside of the function, which "
+                f"{len(plan.processes)} processes cannot do together",
+                node=value.node,
+                hint=_LOOP_OUTSIDE,
+            )
+
+
 def _where_examples_are(item: TrainingGraph) -> str:
     """Return what to do where no input is a batch."""
     infos = item.inputs.values()
     if infos and all(dtypes.NUMBERS[info.dtype] in (dtypes.VARIANT, dtypes.RESOURCE) for info in infos):
-        return (
-            "the function draws its examples itself, in a loop over a dataset or an iterator: let the loop stand "
-            "outside, as in `for batch in dataset: step(batch)`, and distribute the step"
-        )
+        return f"the function draws its examples itself, and their shape is not known: {_LOOP_OUTSIDE}"
     return "name the inputs that carry examples: batch_inputs={'x': 0}"
 
 
