@@ -7,13 +7,13 @@ process has already imported it.
 from __future__ import annotations
 
 import gzip
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from autograph_rewrite import tf_private
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.types.attrs import decode
 from autograph_rewrite.ir.types.protos import proto
@@ -62,8 +62,7 @@ def _shipped() -> dict[str, Any]:
 
 
 def _from_running_tensorflow(name: str) -> Any:
-    registry = sys.modules.get("tensorflow.python.framework.op_def_registry")
-    found = registry.get(name) if registry is not None else None
+    found = tf_private.registered_op(name)
     return None if found is None else proto("OpDef").FromString(found.SerializeToString())
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from autograph_rewrite import tf_private
 from autograph_rewrite.load.signature.keras_state import callbacks_of, variables_of
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.elastic.callback_state import Array
@@ -27,9 +28,7 @@ def seed(memory: JobMemory) -> None:
     Args:
         memory: of the job.
     """
-    from tensorflow.python.eager import context
-
-    if context.global_seed() is None:
+    if tf_private.global_seed() is None:
         tensorflow().random.set_seed(memory.seed)
 
 
