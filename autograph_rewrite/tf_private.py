@@ -12,6 +12,8 @@ from typing import Any
 
 from autograph_rewrite.requires import tensorflow
 
+_REGISTRY = "tensorflow.python.framework.op_def_registry"
+
 
 def context() -> Any:
     """Return the eager context, the only place where a server for collectives can be had."""
@@ -83,9 +85,14 @@ def graphs_and_functions() -> tuple[type | tuple[()], type | tuple[()]]:
     return FuncGraph, ConcreteFunction
 
 
+def is_imported() -> bool:
+    """Return whether this process has imported TensorFlow's registry of ops."""
+    return _REGISTRY in sys.modules
+
+
 def registered_op(name: str) -> Any:
     """Return the OpDef of an op, if TensorFlow was imported and knows it: this imports nothing."""
-    registry = sys.modules.get("tensorflow.python.framework.op_def_registry")
+    registry = sys.modules.get(_REGISTRY)
     return registry.get(name) if registry is not None else None
 
 

@@ -1,7 +1,7 @@
 """TensorFlow's op registry (operands, results, attributes of each op type), shipped and read without TensorFlow.
 
-An op that the shipped registry lacks (a custom kernel, a newer release) is looked up in TensorFlow when the
-process has already imported it.
+Where the process has imported TensorFlow, its registry comes first: it has custom kernels, and another release may
+declare other attributes.
 """
 
 from __future__ import annotations
@@ -73,14 +73,14 @@ def _args(items: Any) -> tuple[Arg, ...]:
 def find_op(name: str) -> OpDef | None:
     """Return the signature of an op type, or None if nobody knows it."""
     try:
-        return _known(name)
+        return _known(name, tf_private.is_imported())
     except LookupError:
         return None
 
 
 @cache  # an exception is not kept: the library of an unknown op may be loaded later
-def _known(name: str) -> OpDef:
-    declared = _shipped().get(name) or _from_running_tensorflow(name)
+def _known(name: str, is_running: bool) -> OpDef:
+    declared = (_from_running_tensorflow(name) if is_running else None) or _shipped().get(name)
     if declared is None:
         raise LookupError(name)
     return _read(declared)
@@ -116,6 +116,28 @@ def default_attr(op: str, key: str) -> bytes | None:
     found = find_op(op)
     declared = found.attrs.get(key) if found is not None else None
     return declared.default if declared is not None else None
+
+
+def drop_newer_attrs(graph: Any) -> None:
+    """Take out of a GraphDef what the running TensorFlow does not know: attributes of a later one, at their defaults.
+
+    Args:
+        graph: of TensorFlow's class; it is edited.
+    """
+    for node in (*graph.node, *(node for function in graph.library.function for node in function.node_def)):
+        for key, default in _newer_attrs(node.op):
+            if key in node.attr and node.attr[key].SerializeToString() == default:
+                del node.attr[key]
+
+
+@cache
+def _newer_attrs(name: str) -> tuple[tuple[str, bytes], ...]:
+    """Return the attributes, with their defaults, that the shipped registry has and TensorFlow's has not."""
+    shipped, running = _shipped().get(name), tf_private.registered_op(name)
+    if shipped is None or running is None:
+        return ()
+    lacking = set(_read(shipped).attrs) - {attr.name for attr in running.attr}
+    return tuple((key, one.default) for key, one in _read(shipped).attrs.items() if key in lacking and one.default)
 
 
 MOST = 2**20
