@@ -330,7 +330,6 @@ def report(
         states.keep("graph", original.graph, original.placements)
         shown = Shown(states, original, measured=found)
     else:
-
         asked = given or plan or chosen(None)
 
         def ranked(flat: TrainingGraph, observers: list[Observer], task: int) -> TrainingGraph:
