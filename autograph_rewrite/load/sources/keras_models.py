@@ -1,4 +1,4 @@
-"""A compiled Keras 3 model, or a .keras file, as a TrainingGraph: its `train_step`, traced on `(x, y[, sample_weight])`."""
+"""A compiled Keras model, or a .keras file, as a TrainingGraph: its `train_step`, traced on `(x, y[, sample_weight])`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from autograph_rewrite.errors import GraphError
+from autograph_rewrite.load.signature import keras_library
 from autograph_rewrite.load.signature.nested_specs import of_any_batch
 from autograph_rewrite.load.sources.functions import from_concrete, trace
 from autograph_rewrite.training_graph import TrainingGraph
@@ -20,7 +21,7 @@ def from_keras(
     """Trace a step of a model. See `GraphItem.from_keras`.
 
     Args:
-        model: a Keras 3 model on the TensorFlow backend; compiled, unless `step` is "predict_step".
+        model: one of Keras 3 on the TensorFlow backend, or of tf_keras; compiled, unless `step` is "predict_step".
         specs: x, y and sample_weight; each a spec, an array, a Keras input or a nest of them, or None.
         batch_inputs: axis by argument path.
         step: "train_step", "test_step" or "predict_step".
@@ -104,18 +105,26 @@ def step_function(model: Any, step: str, arguments: int) -> Callable[..., Any]:
     return (step_1, step_2, step_3)[arguments - 1]
 
 
-def _check(model: Any, specs: tuple[Any, ...], step: str) -> None:
-    import keras
+def require_usable(model: Any, *, is_trained: bool = True) -> None:
+    """Require that a model's steps are TensorFlow graphs, and that it has what trains it.
 
-    if not isinstance(model, keras.Model):
-        raise GraphError(f"expected a Keras 3 model, not {type(model).__module__}.{type(model).__name__}")
-    if keras.config.backend() != "tensorflow":
+    Raises:
+        GraphError: Keras runs on something else, or the model is not compiled.
+    """
+    runs_on = keras_library.backend(model)
+    if runs_on != "tensorflow":
         raise GraphError(
-            f"Keras runs on {keras.config.backend()} here; its train step is not a TensorFlow graph",
+            f"Keras runs on {runs_on} here; its steps are not TensorFlow graphs",
             hint="set KERAS_BACKEND=tensorflow before importing keras",
         )
-    if step != "predict_step" and getattr(model, "optimizer", None) is None and not model.compiled:
+    if is_trained and not keras_library.is_compiled(model):
         raise GraphError(f"the model '{model.name}' is not compiled", hint="call model.compile(...) first")
+
+
+def _check(model: Any, specs: tuple[Any, ...], step: str) -> None:
+    if not keras_library.is_model(model):
+        raise GraphError(f"expected a Keras model, not {type(model).__module__}.{type(model).__name__}")
+    require_usable(model, is_trained=step != "predict_step")
     if not 1 <= len(specs) <= len(_ARGUMENTS):
         raise GraphError(
             f"from_keras takes the specs of {', '.join(_ARGUMENTS)}, not {len(specs)} of them",

@@ -12,8 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from itertools import count
 from typing import Any
 
-import numpy as np
-
+from autograph_rewrite import tf_private
 from autograph_rewrite.load.signature.keras_state import callbacks_of, variables_of
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.elastic.callback_state import Array
@@ -27,9 +26,7 @@ def seed(memory: JobMemory) -> None:
     Args:
         memory: of the job.
     """
-    from tensorflow.python.eager import context
-
-    if context.global_seed() is None:
+    if tf_private.global_seed() is None:
         tensorflow().random.set_seed(memory.seed)
 
 
@@ -60,7 +57,7 @@ def _stepping(model: Any, train_on_batch: Callable[..., Any]) -> Callable[..., A
     name = ""
 
     def read() -> dict[str, Array]:
-        return {name: np.asarray(variable.value) for name, variable in _numbered(model).items()}
+        return {name: variable.numpy() for name, variable in _numbered(model).items()}
 
     def come_back(loop: OwnLoop, call: inspect.BoundArguments) -> None:
         if not loop.values(name, loop.known(name)):

@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from autograph_rewrite.load.signature.keras_library import as_callback
 from autograph_rewrite.load.signature.keras_state import callbacks_of
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.keras.model import functions_of
@@ -47,9 +48,7 @@ def _averaged(model: Any, method: Callable[..., Any]) -> Callable[..., Any]:
 def _fitting(model: Any, fit: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(fit)
     def fitted(*args: Any, **kwargs: Any) -> Any:
-        import keras
-
-        class Averages(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+        class Averages:
             """Averages at the end of each epoch."""
 
             def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -58,7 +57,7 @@ def _fitting(model: Any, fit: Callable[..., Any]) -> Callable[..., Any]:
 
         call = inspect.signature(fit).bind(*args, **kwargs)
         call.apply_defaults()
-        call.arguments["callbacks"] = [Averages(), *callbacks_of(call.arguments.get("callbacks"))]
+        call.arguments["callbacks"] = [as_callback(Averages, model)(), *callbacks_of(call.arguments.get("callbacks"))]
         return fit(*call.args, **call.kwargs)
 
     return fitted
