@@ -4,7 +4,7 @@ python          is executed, with the names of `prepared`; `python NAME.py` is a
                 `python before` another library's code, which is compiled,
                 `python row` and `python emitter` are run by tests/passes/collectives/test_lowerings.py
 sh              all blocks of a page are one script of a shell, run in a process in a folder with the files of `USERS`;
-                the tutorial, which begins with `make`, finds nothing but a checkout there
+                pages with `make` find a checkout there, and the tutorial nothing else
 yaml            is a configuration
 bash, json      are checked for their syntax
 """
@@ -217,15 +217,15 @@ QUICK = {"accelerators", "architecture", "hangs", "rematerialisation", "simulati
 SECONDS = 400
 
 
-def checkout(folder: Path) -> None:
-    """Make a folder a checkout in which nothing has been run yet."""
-    for path in folder.iterdir():
-        path.unlink()
+def checkout(folder: Path) -> Path:
+    """Make a folder a checkout in which nothing has been run yet; return it."""
+    folder.mkdir(exist_ok=True)
     for path in ROOT.iterdir():
-        if path.name not in {"build", "docs", "out", ".venv", ".git"}:
+        if path.name not in {"build", "docs", "out", ".venv", ".git"} and not (folder / path.name).exists():
             (folder / path.name).symlink_to(path)
     shutil.copytree(ROOT / "docs", folder / "docs")
     (folder / ".venv").symlink_to(sys.prefix)
+    return folder
 
 
 def users_files(page: Path, folder: Path) -> None:
@@ -233,9 +233,9 @@ def users_files(page: Path, folder: Path) -> None:
     for name, text in USERS.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
-    configured = [block.text for block in blocks("yaml", [page]) if "run" not in block.kind]
-    alone = next((text for text in configured if {"devices", "pipeline"} <= set(yaml.safe_load(text))), None)
-    (folder / "config.yaml").write_text(alone or "devices: [CPU:0]\n", encoding="utf-8")
+    first = min(block.line for block in blocks("sh", [page]))
+    shown = [block.text for block in blocks("yaml", [page]) if block.line < first and "pipeline" in block.text]
+    (folder / "config.yaml").write_text(shown[-1] if shown else "devices: [CPU:0]\n", encoding="utf-8")
     ports = [free_port() for _ in range(2)]
     addresses = ", ".join(f"127.0.0.1:{port}" for port in ports)
     (folder / "cluster.yaml").write_text(f"devices: [CPU:0]\ncluster: {{workers: [{addresses}]}}\n", encoding="utf-8")
@@ -261,11 +261,11 @@ def free_port() -> int:
     ],
 )
 def test_every_command_runs_in_a_process(page: Path, group: list[Block], folder: Path) -> None:
-    if page in CHECKOUT:
-        checkout(folder)
-    else:
+    if page.stem != "tutorial":
         users_files(page, folder)
         model().save(folder / "model.ar")
+    if page in CHECKOUT:
+        folder = checkout(folder if page.stem != "tutorial" else folder / "empty")
     path = os.environ["PATH"]
     if page.stem != "tutorial":  # which activates the environment itself
         path = f"{Path(sys.executable).parent}{os.pathsep}{path}"
