@@ -30,8 +30,8 @@ _DIGITS = 15
 PLAN_FORMS = (".yaml", ".yml", ".json", ".pb", ".binpb")
 CONFIG_HELP = "a YAML configuration, or the name of a shipped one (all_reduce, fsdp, ...)"
 GRAPH_HELP = (
-    "a script that trains (train.py, train.py:model; it runs up to its first step), a .keras, .pb, .pbtxt, .meta, .ar or .txt "
-    "(`dump --full`) file, a SavedModel directory, or - for standard input"
+    "a script that trains (train.py, train.py:model; it runs up to its first step), a .keras, .pb, .pbtxt, .meta, .ar "
+    "or .txt (`dump --full`) file, a SavedModel directory, or - for standard input"
 )
 
 
@@ -80,7 +80,7 @@ def load_graph(args: argparse.Namespace, path: str | None = None) -> ar.GraphIte
     stage("reading %s", given)
     inputs = dict(args.batch_input) if args.batch_input else None
     if _SCRIPT.fullmatch(given):
-        from autograph_rewrite.tools.launcher.script_graph import load_script
+        from autograph_rewrite.tools.script_graph import load_script
 
         return load_script(given, inputs)
     with readable(given) as file:

@@ -1,8 +1,8 @@
-"""`train.py` and `train.py:model` as a GRAPH: the step that a script would train, with its own data, and nothing trained.
+"""`train.py` and `train.py:model` in place of a graph: the step that a script would train, with its data.
 
-The script runs as under `python`, up to its first training step: a `fit` or `train_on_batch` of a Keras model, a call of what
-`ar.distribute` returned, or `ar.rewrite` of a graph. What would run there is the graph; it ends there. With a name after the
-colon, it is the first step of the model or function that a variable of that name holds; steps of others are left out.
+The script runs as under `python`, up to its first training step: a `fit` or `train_on_batch` of a Keras model, a call
+of what `ar.distribute` returned, or `ar.rewrite` of a graph. That step is the graph, and the script ends there. With a
+name after the colon it is the first step of the model or function in a variable of that name; others are left out.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _stopped_at_training(name: str | None) -> Iterator[None]:
 
 
 def _taken(original: Any, name: str | None) -> Any:
-    """Return a replacement for `fit` that ends at the first batch, or does nothing for a model that is not asked for."""
+    """Return a replacement for `fit` that ends at the first batch, and skips models that are not asked for."""
 
     def method(model: Any, *args: Any, **options: Any) -> Any:
         if not _is_named(model, name):
@@ -110,7 +110,7 @@ def _at_data(model: Any, force: bool = False) -> None:
 
 
 def _distribute(name: str | None) -> Any:
-    """Return a replacement for `ar.distribute`: a model stays as it is, and the first call of a function is its step."""
+    """Return a replacement for `ar.distribute`: a model stays as it is, a function's first call is its step."""
     import keras
 
     def distribute(target: Any, config: Any = None, *specs: Any, batch_inputs: Any = None, **named_specs: Any) -> Any:
