@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 from unittest import mock
 
@@ -139,11 +140,11 @@ def _is_named(one: Any, name: str | None) -> bool:
     """Return whether a variable of this name holds an object where the script is now."""
     if name is None:
         return True
-    frame = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         if any(scope.get(name) is one for scope in (frame.f_locals, frame.f_globals)):
             return True
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return False
 
 
