@@ -254,13 +254,13 @@ def free_port() -> int:
 @pytest.mark.timeout(SECONDS + 60)
 @pytest.mark.parametrize(("page", "group"), SHELL, ids=[page.stem for page, _ in SHELL])
 def test_every_command_runs_in_a_process(page: Path, group: list[Block], folder: Path) -> None:
-    if page.stem != "tutorial":
+    if page.stem != "digits":
         users_files(page, folder)
         model().save(folder / "model.ar")
     if page in CHECKOUT:
-        folder = checkout(folder if page.stem != "tutorial" else folder / "empty")
+        folder = checkout(folder if page.stem != "digits" else folder / "empty")
     path = os.environ["PATH"]
-    if page.stem != "tutorial":  # which activates the environment itself
+    if page.stem != "digits":  # which activates the environment itself
         path = f"{Path(sys.executable).parent}{os.pathsep}{path}"
     own = ("PYTEST_", "AUTOGRAPH", "TF_")
     environment = {key: value for key, value in os.environ.items() if not key.startswith(own)}

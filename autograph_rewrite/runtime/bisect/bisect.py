@@ -1,7 +1,7 @@
 """bisect: the first pass after which `verify` fails, and the first value and edge of the graph that is wrong.
 
     passes before conversion   leave graphs of one device: each is run beside the original, by halves
-    passes after it           the certificate compares every folded graph with the original, on samples
+    passes after it            the certificate compares every folded graph with the original, on samples
     values                     of one step from the same variables, producers first: the first that differs
 
 What the certificate and the states leave open, the provenance of the wrong edge says.
@@ -123,14 +123,14 @@ class _Search:
             return Bisection(True, verdict, notes=(*notes, *report.notes))
         verdicts = {} if report.ok else self._verdicts(states, report)
         stage("comparing values one by one")
-        wrong = next((one for one in states if verdicts.get(one.after) == DIFFERS), None)
+        wrong = next((one for one in states if verdicts.get(one.behind) == DIFFERS), None)
         divergences, failed = self._divergences(wrong.item if wrong else self.rewritten, apart, refusal.claims)
         if failed:
             notes = [*notes, f"values were not compared: {failed}"]
         made_by, shown_by = _blame(wrong, verdicts, refusal, divergences)
         if report.ok:
             verdict = "FAILS: the certificate refuses the graph, whose numbers agree on these feeds"
-        known = tuple((one.after, verdicts[one.after]) for one in states if one.after in verdicts)
+        known = tuple((one.behind, verdicts[one.behind]) for one in states if one.behind in verdicts)
         return Bisection(False, verdict, made_by, shown_by, problem, known, divergences, tuple(notes))
 
     def _verdicts(self, states: Sequence[State], report: VerifyReport) -> dict[str, str]:
@@ -142,9 +142,9 @@ class _Search:
         found: dict[str, str] = {}
 
         def differs(at: int) -> bool:
-            stage("one device runs the graph after %s", states[at].after)
+            stage("one device runs the graph after %s", states[at].behind)
             wrong = self._differs(states[at].item, limits)
-            found[states[at].after] = DIFFERS if wrong else AGREES
+            found[states[at].behind] = DIFFERS if wrong else AGREES
             return wrong
 
         good, bad = -1, len(states) - 1
@@ -187,7 +187,7 @@ def _blame(
 ) -> tuple[str, str]:
     """Return the first wrong pass, and how that is known."""
     if wrong is not None:
-        return wrong.after, "one device that runs the graph after it differs"
+        return wrong.behind, "one device that runs the graph after it differs"
     if refusal.error is not None:
         return refusal.pass_name, "the certificate refuses the graph after it"
     if DIFFERS not in verdicts.values() and verdicts:
