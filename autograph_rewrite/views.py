@@ -244,6 +244,8 @@ def levers(item: TrainingGraph, given: Config | Plan, batch: int | None, found: 
         found: the step.
     """
     from autograph_rewrite.cost.levers import levers as run
+    from autograph_rewrite.cost.search import Evaluator
+    from autograph_rewrite.cost.simulate import Hardware, network_of
     from autograph_rewrite.strategies import STRATEGIES
 
     flat = normalise_original(item)
@@ -252,10 +254,9 @@ def levers(item: TrainingGraph, given: Config | Plan, batch: int | None, found: 
         config = _with_devices(given)
         others = {name: partial(STRATEGIES[name].build, flat, config) for name in ("Parallax", "FSDP")}
 
-    def simulated(plan: Plan) -> Simulation:
-        return simulate(flat, plan, given if isinstance(given, Config) else None, batch=batch)
-
-    return run(found, plan, simulated, others)
+    network = network_of(given if isinstance(given, Config) else None)
+    evaluator = Evaluator(flat, Hardware(network=network), batch=batch)
+    return run(found, plan, evaluator.simulate, others)
 
 
 def requested(item: TrainingGraph, given: Config | Plan) -> Plan:

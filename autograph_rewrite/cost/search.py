@@ -54,7 +54,7 @@ class Evaluator:
 
     def simulate(self, plan: Plan) -> Simulation:
         """Return what one step of a plan takes."""
-        stage("Auto has simulated %s plans, next %s", self.tried, plan.strategy)
+        stage("simulated %s plans, next %s", self.tried, plan.strategy)
         kind = _analysed(plan)
         if kind not in self._folds:
             folded = fold(self.item, plan, self.batch)
@@ -71,7 +71,7 @@ class Evaluator:
 
     def simulate_once(self, plan: Plan) -> Simulation:
         """Return what one step of a plan takes that no other plan has anything in common with."""
-        stage("Auto has simulated %s plans, next %s", self.tried, plan.strategy)
+        stage("simulated %s plans, next %s", self.tried, plan.strategy)
         self.tried += 1
         return simulated(fold(self.item, plan, self.batch), plan, self.hardware, batch=self.batch, events=False)
 

@@ -12,7 +12,7 @@ from autograph_rewrite.compile import Job, compile_item, request
 from autograph_rewrite.config.config import Config, ConfigLike
 from autograph_rewrite.errors import ConfigError, GraphError
 from autograph_rewrite.ir.gc_pause import no_garbage_collection
-from autograph_rewrite.load.signature.keras_library import is_model
+from autograph_rewrite.load.signature.keras_library import is_legacy, is_model
 from autograph_rewrite.normalize.normalize import normalise_original
 from autograph_rewrite.plan.parts.graph_digest import graph_digest
 from autograph_rewrite.plan.plan import Plan
@@ -100,6 +100,11 @@ def _distributed_model(model: Any, rewriter: Rewriter, batch_inputs: Mapping[str
 
     memory = JobMemory.here()
     if memory is not None:
+        if is_legacy(model):
+            raise GraphError(
+                f"the model '{model.name}' is one of tf_keras, whose `fit` cannot go on in an elastic job",
+                hint="launch without --elastic and keep the fit with BackupAndRestore, or distribute a training loop",
+            )
         seed(memory)
     job = rewriter.keras_job(batch_inputs)
     model = distribute_keras(model, rewriter, batch_inputs=batch_inputs, job=job, steps=rewriter.steps_per_run)
@@ -108,7 +113,7 @@ def _distributed_model(model: Any, rewriter: Rewriter, batch_inputs: Mapping[str
     if memory is not None:
         make_elastic(model, memory, rewriter.snapshot_steps, saved_at_the_end)
         kept_loop()  # one around `train_on_batch`
-    else:
+    elif not is_legacy(model):  # tf_keras' BackupAndRestore has `save_freq`
         make_preemptible(model, rewriter.member, rewriter.timeout_seconds)
     return model
 

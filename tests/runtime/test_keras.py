@@ -432,3 +432,38 @@ def test_a_model_of_another_strategy_is_refused() -> None:
         model = classifier()
     with pytest.raises(ar.GraphError, match=r"scope of a tf\.distribute strategy"):
         ar.distribute(model, config("shared"))
+
+
+def test_losses_that_a_model_adds_and_layers_of_low_precision_are_trained_on() -> None:
+    class Adds(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.low, self.dense = LAYERS.Dense(4, dtype="mixed_float16"), LAYERS.Dense(3)
+
+        def call(self, inputs: Any) -> Any:
+            logits = self.dense(self.low(inputs))
+            self.add_loss(tf.reduce_mean(logits**2))
+            return logits
+
+    def build() -> Any:
+        keras.utils.set_random_seed(0)
+        return compiled(Adds())
+
+    with keras_floats("float32", keras):
+        one, many = build(), ar.distribute(build(), config("mirrored"))
+        for a, b in zip(seeded_fit(one)["loss"], seeded_fit(many)["loss"], strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-3)  # of float16
+
+
+def test_a_model_of_either_library_is_an_item_whose_slots_have_the_librarys_names(tmp_path: Path) -> None:
+    is_legacy = keras.__name__ == "tf_keras"
+    optimizer = (keras.optimizers.legacy if is_legacy else keras.optimizers).Adam(0.01)
+    model = without_dropout(optimizer=optimizer)
+    item = ar.GraphItem.from_keras(model, tf.TensorSpec([None, 5], tf.float64), tf.TensorSpec([None], tf.int64))
+    ending = "/kernel/m" if is_legacy else "_kernel_momentum"
+    slots = [name for name in item.variables if name.lower().startswith("adam/") and name.endswith(ending)]
+    assert len(slots) == 2
+    assert ar.verify(item, config("shared")).ok
+    fit(ar.distribute(model, config("shared")))
+    ar.report(model, str(tmp_path / "report.html"))
+    assert ending in (tmp_path / "report.html").read_text()

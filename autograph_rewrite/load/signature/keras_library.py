@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 Kind = TypeVar("Kind")
+Wrapper = TypeVar("Wrapper", bound=Callable[..., Any])
 
 LIBRARIES = ("keras", "tf_keras")
 
@@ -35,6 +38,17 @@ def as_callback(kind: type[Kind], model: Any) -> Callable[..., Kind]:
     """Return a class as one of callbacks that a model's `fit` takes."""
     made: Callable[..., Kind] = type(kind.__name__, (kind, library_of(model).callbacks.Callback), {})
     return made
+
+
+def wraps(method: Callable[..., Any]) -> Callable[[Wrapper], Wrapper]:
+    """Return what `functools.wraps` does, for a method: decorators of tf_keras count `self` among its arguments."""
+
+    def wrapped(wrapper: Wrapper) -> Wrapper:
+        made = functools.wraps(method)(wrapper)
+        made.__signature__ = inspect.signature(method)  # type: ignore[attr-defined]
+        return cast(Wrapper, made)
+
+    return wrapped
 
 
 def backend(model: Any) -> str:

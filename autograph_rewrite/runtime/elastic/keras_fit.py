@@ -5,7 +5,6 @@ A loop around `train_on_batch` is the program's own; it is led as one around a f
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -13,6 +12,7 @@ from itertools import count
 from typing import Any
 
 from autograph_rewrite import tf_private
+from autograph_rewrite.load.signature.keras_library import wraps
 from autograph_rewrite.load.signature.keras_state import callbacks_of, variables_of
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.elastic.callback_state import Array
@@ -69,7 +69,7 @@ def _stepping(model: Any, train_on_batch: Callable[..., Any]) -> Callable[..., A
         for key, value in loop.values(name, variables).items():
             variables[key].assign(value)
 
-    @functools.wraps(train_on_batch)
+    @wraps(train_on_batch)
     def stepped(*args: Any, **kwargs: Any) -> Any:
         nonlocal is_back, name
         loop = OwnLoop.here()
@@ -100,7 +100,7 @@ def _fitting(
 ) -> Callable[..., Any]:
     numbers = count(1)
 
-    @functools.wraps(fit)
+    @wraps(fit)
     def fitted(*args: Any, **kwargs: Any) -> Any:
         import keras
 

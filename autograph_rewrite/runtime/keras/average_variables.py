@@ -5,12 +5,11 @@ step ─► step ─► ... ─► averaged ─► validation ─► logs of the
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
 
-from autograph_rewrite.load.signature.keras_library import as_callback
+from autograph_rewrite.load.signature.keras_library import as_callback, wraps
 from autograph_rewrite.load.signature.keras_state import callbacks_of
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.keras.model import functions_of
@@ -36,7 +35,7 @@ def _average(model: Any) -> None:
 
 
 def _averaged(model: Any, method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
+    @wraps(method)
     def called(*args: Any, **kwargs: Any) -> Any:
         if tensorflow().executing_eagerly():  # a step that is being traced has what it has
             _average(model)
@@ -46,7 +45,7 @@ def _averaged(model: Any, method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _fitting(model: Any, fit: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(fit)
+    @wraps(fit)
     def fitted(*args: Any, **kwargs: Any) -> Any:
         class Averages:
             """Averages at the end of each epoch."""

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from autograph_rewrite.cluster.membership import Membership
-from autograph_rewrite.load.signature.keras_library import is_legacy, library_of
+from autograph_rewrite.load.signature.keras_library import is_legacy, library_of, wraps
 from autograph_rewrite.load.signature.keras_state import callbacks_of, variables_of
 from autograph_rewrite.runtime.consensus.agreement import adopt_from_chief
 from autograph_rewrite.runtime.consensus.rendezvous import Rendezvous
@@ -47,7 +47,7 @@ class Backups:
     def fitting(self, fit: Callable[..., Any]) -> Callable[..., Any]:
         """Return the model's `fit` with its callbacks changed."""
 
-        @functools.wraps(fit)
+        @wraps(fit)
         def fitted(*args: Any, **kwargs: Any) -> Any:
             callbacks = library_of(self._model).callbacks
             for callback in callbacks_of(inspect.signature(fit).bind(*args, **kwargs).arguments.get("callbacks")):
