@@ -76,7 +76,7 @@ def _coverage(account: Account) -> Iterator[str]:
     yield f"Coverage: {covered}."
     lines = covered.lines(SHOWN)
     if lines:
-        yield "These ops run on whole values, once or the same on every device, and so do the ops that follow from them:"
+        yield "These ops run on whole values, once or the same on every device; so do the ops that follow from them:"
         yield from (f"  {line}" for line in lines)
 
 
