@@ -254,10 +254,10 @@ def register_pass(name: str, function: Callable[[Any], None], *, after: str) -> 
     Args:
         name: in words with hyphens, as in `fold-bias`.
         function: is called with the rewrite under way (docs/writing_passes.md), and edits its graph.
-        after: the pass behind which it runs; `autograph-rewrite opt --list` names them.
+        after: the pass that it follows; `autograph-rewrite opt --list` names them.
 
     Raises:
-        ConfigError: the name is no name of a pass, or nothing of one's own can run behind that pass.
+        ConfigError: the name is no name of a pass, or no pass of a user can run after that pass.
     """
     user_passes.register_pass(name, function, after=after)
 

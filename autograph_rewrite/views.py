@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 VERIFY_HINT = "give the original graph with the configuration"
 Feeds = Sequence[Mapping[Any, Any]] | Mapping[Any, Any]
-"""A dict of values by input name for each step, used in turn, or one for all."""
+"""A dict of values by input name for each step, or one for all steps."""
 
 
 def explain(
@@ -133,7 +133,7 @@ def bisect(
     specs: Sequence[Any] = (),
     observers: Sequence[Observer] = (),
 ) -> Bisection:
-    """Find the first pass behind which `verify` fails, and the first value and edge that are wrong.
+    """Find the first pass after which `verify` fails, and the first value and edge that are wrong.
 
     Args:
         item: as for `verify`, as are all others but `observers`.

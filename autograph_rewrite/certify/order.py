@@ -163,7 +163,7 @@ def _check_pair(
     for i, j in ((0, 1), (1, 0)):
         if writes_variable(were[i].op) and not writes_variable(were[j].op) and rewritten.is_before(pair[i], pair[j]):
             raise VerifyError(
-                f"'{pair[j].name}' reads '{handle}' behind '{pair[i].name}', which it did not wait for", node=pair[j]
+                f"'{pair[j].name}' reads '{handle}' after '{pair[i].name}', which it did not wait for", node=pair[j]
             )
 
 

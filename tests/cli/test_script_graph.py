@@ -1,4 +1,4 @@
-"""A script, or a saved Keras model, in the place of a graph: its step is found with its own data, and nothing is trained."""
+"""A script, or a saved Keras model, in place of a graph: its step is found with its data, and nothing is trained."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def built(units):
 
 def main():
     first, second = built(1), ar.distribute(built(2), {"devices": ["CPU:0", "CPU:1"]})
-    data = tf.data.Dataset.from_tensor_slices((np.ones([7, 3], "f"), np.ones([7, 1], "f"))).batch(2, drop_remainder=True)
+    data = tf.data.Dataset.from_tensor_slices((np.ones([7, 3], "f"), np.ones([7, 1], "f")))
+    data = data.batch(2, drop_remainder=True)
     first.fit(data, callbacks=[keras.callbacks.ModelCheckpoint("trained.keras")])
     second.fit(np.ones([7, 4], "f"), np.ones([7, 2], "f"), sample_weight=np.ones([7], "f"))
     open("ended.txt", "w").close()

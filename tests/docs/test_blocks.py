@@ -210,10 +210,9 @@ model.fit(x, x[:, :1], batch_size=8, epochs=parser.parse_args().epochs, verbose=
     "package/train.py": "import train\n",
     "c.yaml": "devices: [CPU:0]\nstrategy: {name: PSLoadBalancing}\n",
 }
-"""What a page takes for a user's own: a script that trains under config.yaml, or under the configuration that it is given."""
+"""What a page takes for a user's own: a script that trains under config.yaml, or as --config says."""
 SHELL = [(page, list(group)) for page, group in groupby(blocks("sh"), key=lambda block: block.page)]
 CHECKOUT = [page for page, group in SHELL if any(block.text.startswith("make ") for block in group)]
-QUICK = {"accelerators", "architecture", "hangs", "rematerialisation", "simulation"}
 SECONDS = 400
 
 
@@ -253,28 +252,22 @@ def free_port() -> int:
 
 
 @pytest.mark.timeout(SECONDS + 60)
-@pytest.mark.parametrize(
-    ("page", "group"),
-    [
-        pytest.param(page, group, id=page.stem, marks=[] if page.stem in QUICK else [pytest.mark.slow])
-        for page, group in SHELL
-    ],
-)
+@pytest.mark.parametrize(("page", "group"), SHELL, ids=[page.stem for page, _ in SHELL])
 def test_every_command_runs_in_a_process(page: Path, group: list[Block], folder: Path) -> None:
-    if page.stem != "tutorial":
+    if page.stem != "digits":
         users_files(page, folder)
         model().save(folder / "model.ar")
     if page in CHECKOUT:
-        folder = checkout(folder if page.stem != "tutorial" else folder / "empty")
+        folder = checkout(folder if page.stem != "digits" else folder / "empty")
     path = os.environ["PATH"]
-    if page.stem != "tutorial":  # which activates the environment itself
+    if page.stem != "digits":  # which activates the environment itself
         path = f"{Path(sys.executable).parent}{os.pathsep}{path}"
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "AUTOGRAPH", "TF_"))}
+    own = ("PYTEST_", "AUTOGRAPH", "TF_")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(own)}
     environment |= {"PATH": path, "HOME": str(folder), "PYTHONWARNINGS": "ignore"}
     script = "set -e\n" + "\n".join(block.text for block in group)
-    done = subprocess.run(
-        ["bash", "-c", script], cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
-    )
+    line, options = ["bash", "-c", script], {"cwd": folder, "env": environment, "timeout": SECONDS}
+    done = subprocess.run(line, capture_output=True, text=True, check=False, **options)
     assert done.returncode == 0, f"{page}\n{done.stdout[-3000:]}\n{done.stderr[-5000:]}"
 
 

@@ -62,7 +62,7 @@ def test_an_explanation_is_as_it_was() -> None:
 def test_a_rewrite_without_exchanges_or_notes_is_explained_too() -> None:
     text = ar.explain(rewritten(edges=()))
     assert "No variable's gradient had to be combined." in text
-    assert "nothing runs whole for want of a rule" in text
+    assert "no op runs whole because it lacks a rule" in text
 
 
 def test_two_reductions_of_one_variable_are_pointed_out() -> None:

@@ -26,7 +26,6 @@ from autograph_rewrite.passes.propagation_passes import ANALYSIS
 from autograph_rewrite.passes.selection import select
 from autograph_rewrite.tools import cli
 from tests.support import text_cases
-from tests.support.paths import ROOT
 
 GRAPH = """\
 # output loss = %loss

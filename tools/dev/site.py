@@ -73,7 +73,7 @@ def site_paths() -> dict[str, str]:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Turn links to files of the repository into links of the site; drop what fences say to tests; weigh the page in the search.
+    """Turn links to files of the repository into links of the site, drop what fences say to tests, weigh the page.
 
     Args:
         markdown: the text of a page.
@@ -97,7 +97,7 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
 
 
 @cache
-def _sections() -> dict[str, str]:
+def sections() -> dict[str, str]:
     """Return the section of each page."""
     sections = navigation((ROOT / "docs" / "README.md").read_text(encoding="utf-8"))
     pages = [(name, part) for section in sections for name, part in section.items()]
@@ -112,7 +112,7 @@ def weight(uri: str) -> float:
         uri: of the page, below docs/.
     """
     listing = any(name in uri for name in LISTS)
-    return 0.1 if listing else WEIGHTS[_sections().get(uri, "Internals")]
+    return 0.1 if listing else WEIGHTS[sections().get(uri, "Internals")]
 
 
 def on_post_build(*, config: Any) -> None:

@@ -1,4 +1,4 @@
-"""`report GRAPH --config C`: write one offline HTML file: the graph behind every pass, tables, the predicted step."""
+"""`report GRAPH --config C`: write one offline HTML file: the graph after every pass, tables, the predicted step."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--task", metavar="K", type=_task, help="show the graph of worker K of a job, or of all (the default)"
     )
     parser.add_argument(
-        "--measured", metavar="PROFILE", help="show measured steps beside the predicted one: what `profile` wrote"
+        "--measured",
+        metavar="PROFILE",
+        help="show measured steps next to the predicted one: a file that `profile` wrote",
     )
     parser.add_argument(
         "--verify",

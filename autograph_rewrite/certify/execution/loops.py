@@ -180,7 +180,7 @@ class _Replica:
             carried = {value: item for value, item in self._now.items() if value.node.op in BACK_EDGES}
             carried = {value: item for value, item in carried.items() if item is not DEAD}
             if not self._goes_on and carried:
-                raise NotUnderstoodError("something goes on behind its last iteration")
+                raise NotUnderstoodError("something goes on after its last iteration")
             if not self._goes_on:
                 return
             self._before = carried
@@ -243,7 +243,7 @@ class _Replica:
         runs = self.read.setdefault(node, [])
         outputs = range(max((value.index for value in node.read_outputs), default=0) + 1)
         if len(runs) == self._micro:
-            return [Unknown(f"'{node.name}' behind the last micro-batch") for _ in outputs]
+            return [Unknown(f"'{node.name}' after the last micro-batch") for _ in outputs]
         runs.append(items)
         instance = self._copy * self._micro + len(runs) - 1
         return [self._outside.leaf(node, index, instance) for index in outputs]

@@ -217,7 +217,7 @@ def _types(content: str, at: int, end: int, line: _Line) -> None:
         behind = _NEXT.match(text, at)
         if behind is None:
             word = text[at:].split(",")[0]
-            problem, start = f"'{word.strip()}' is not understood behind a type", at + len(word) - len(word.lstrip())
+            problem, start = f"'{word.strip()}' is not understood after a type", at + len(word) - len(word.lstrip())
             raise MisreadError(problem, start, "write 'float32[?,3] @ split(0)'")
         at, position = behind.end(), position + 1
         if found["dtype"] == "?":
@@ -259,7 +259,7 @@ def _tail(content: str, at: int, line: _Line) -> None:
     if left and not left.startswith("#"):
         raise GraphError(
             f"'{left[:30]}' is not understood",
-            hint="behind the operands: {attributes} ^control @device each or replica",
+            hint="after the operands: {attributes} ^control @device each or replica",
         )
 
 

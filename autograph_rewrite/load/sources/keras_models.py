@@ -1,4 +1,4 @@
-"""A compiled Keras model, or a .keras file, as a TrainingGraph: its `train_step`, traced on `(x, y[, sample_weight])`."""
+"""A compiled Keras model, or a .keras file, as a TrainingGraph: its `train_step` on `(x, y[, sample_weight])`."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def from_file(path: Path, batch_inputs: Mapping[str, int | None] | None = None) 
 
 
 def _labels(model: Any) -> Any:
-    """Return specs of the labels that a model's losses want: numbers of classes where they are sparse, else as outputs."""
+    """Return specs of the labels that a model's losses want: class numbers where they are sparse, else as outputs."""
     import keras
     import tensorflow as tf
 

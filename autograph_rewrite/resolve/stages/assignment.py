@@ -156,7 +156,7 @@ def _boundary(graph: Graph, name: str) -> Node:
     node = graph.nodes.get(name.partition(":")[0])
     if node is None:
         hint = did_you_mean(name, list(graph.nodes)) if len(graph.nodes) < 5000 else None
-        raise PlanError(f"the graph has no tensor '{name}' to begin a stage behind", hint=hint)
+        raise PlanError(f"the graph has no tensor '{name}' to begin a stage after", hint=hint)
     return node
 
 

@@ -8,9 +8,10 @@ from autograph_rewrite.tools.dev.reference.sources import table
 HEAD = """\
 # Passes
 
-A rewrite runs these passes on the folded graph, in this order, and verifies the graph after each. A pass runs only where there is something for
-it to do. `autograph-rewrite opt --list` prints the same list, `opt --stop-after PASS` the graph after one of them, and
-[architecture](../architecture.md#the-way-of-a-rewrite) says how they work together. [A pass of your own](../writing_passes.md) can go after any of them.
+A rewrite runs these passes on the folded graph, in this order, and verifies the graph after each. A pass runs only
+where there is something for it to do. `autograph-rewrite opt --list` prints the same list, `opt --stop-after PASS` the
+graph after one of them, and [architecture](../architecture.md#the-way-of-a-rewrite) says how they work together.
+[A pass of your own](../writing_passes.md) can go after any of them.
 
 """
 

@@ -31,8 +31,8 @@ Configurations that are installed with the package. Their name does wherever a f
 LIMITS_HEAD = """\
 ## What cannot be combined
 
-Each setting may be right by itself, and the configuration refused all the same. This list comes from the checks that refuse it;
-[Known limits](../limits.md) lists what the rewrite itself cannot do yet. Not in this version are
+Each setting may be right by itself, and the configuration refused all the same. This list comes from the checks that
+refuse it; [Known limits](../limits.md) lists what the rewrite itself cannot do yet. Not in this version are
 
 """
 

@@ -1,20 +1,22 @@
-"""`train.py` and `train.py:model` as a GRAPH: the step that a script would train, with its own data, and nothing trained.
+"""`train.py` and `train.py:model` in place of a graph: the step that a script would train, with its data.
 
-The script runs as under `python`, up to its first training step: a `fit` or `train_on_batch` of a Keras model, a call of what
-`ar.distribute` returned, or `ar.rewrite` of a graph. What would run there is the graph; it ends there. With a name after the
-colon, it is the first step of the model or function that a variable of that name holds; steps of others are left out.
+The script runs as under `python`, up to its first training step: a `fit` or `train_on_batch` of a Keras model, a call
+of what `ar.distribute` returned, or `ar.rewrite` of a graph. That step is the graph, and the script ends there. With a
+name after the colon it is the first step of the model or function in a variable of that name; others are left out.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import re
 import runpy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 from unittest import mock
 
@@ -43,7 +45,7 @@ def load_script(graph: str, batch_inputs: dict[str, int | None] | None = None) -
         raise GraphError(f"there is no script '{path}'", hint="give the path of a Python file, or of a graph")
     os.environ.setdefault("KERAS_BACKEND", "tensorflow")
     try:
-        with _stopped_at_training(name), contextlib.redirect_stdout(sys.stderr), _as_main(path):
+        with _stopped_at_training(_libraries(path), name), contextlib.redirect_stdout(sys.stderr), _as_main(path):
             runpy.run_path(str(path), run_name="__main__")
     except _Found as one:
         return one.item(batch_inputs)
@@ -68,53 +70,62 @@ class _Found(BaseException):
 
 
 @contextmanager
-def _stopped_at_training(name: str | None) -> Iterator[None]:
+def _stopped_at_training(libraries: Sequence[Any], name: str | None) -> Iterator[None]:
     """Let each way to train end the script."""
-    import keras
-
     with ExitStack() as stack:
-        for method in ("fit", "train_on_batch"):
-            original = getattr(keras.Model, method)
-            stack.enter_context(mock.patch.object(keras.Model, method, _taken(original, name)))
-        stack.enter_context(mock.patch.object(keras.Model, "make_train_function", _at_data))
+        for library in libraries:
+            for method in ("fit", "train_on_batch"):
+                original = getattr(library.Model, method)
+                stack.enter_context(mock.patch.object(library.Model, method, _taken(original, library, name)))
+            stack.enter_context(mock.patch.object(library.Model, "make_train_function", _at_data(library)))
+        models = tuple(library.Model for library in libraries)
         for module in (ar, api):
-            stack.enter_context(mock.patch.object(module, "distribute", _distribute(name)))
+            stack.enter_context(mock.patch.object(module, "distribute", _distribute(models, name)))
             stack.enter_context(mock.patch.object(module, "rewrite", _rewrite))
         yield
 
 
-def _taken(original: Any, name: str | None) -> Any:
-    """Return a replacement for `fit` that ends at the first batch, or does nothing for a model that is not asked for."""
+def _libraries(path: Path) -> list[Any]:
+    """Return Keras, and tf_keras where the script speaks of it, or means it by `tf.keras`."""
+    legacy = "tf_keras" in path.read_text(encoding="utf-8", errors="replace") or os.environ.get("TF_USE_LEGACY_KERAS")
+    return [importlib.import_module(name) for name in (("keras", "tf_keras") if legacy else ("keras",))]
+
+
+def _taken(original: Any, library: Any, name: str | None) -> Any:
+    """Return a replacement for `fit` that ends at the first batch, and skips models that are not asked for."""
 
     def method(model: Any, *args: Any, **options: Any) -> Any:
         if not _is_named(model, name):
-            import keras
-
-            return keras.callbacks.History() if original.__name__ == "fit" else 0.0
+            return library.callbacks.History() if original.__name__ == "fit" else 0.0
         model.train_function = None
         return original(model, *args, **{key: value for key, value in options.items() if key != "callbacks"})
 
     return method
 
 
-def _at_data(model: Any, force: bool = False) -> None:
-    def train_function(data: Any) -> NoReturn:
-        import keras
+def _at_data(library: Any) -> Any:
+    """Return a replacement for `make_train_function`, whose function ends the script at the first batch."""
 
-        batch = getattr(data, "element_spec", None)
-        parts = keras.utils.unpack_x_y_sample_weight(next(iter(data)) if batch is None else batch)
-        given = tuple(_of_any_batch(part) for part in parts[: 3 - (parts[2] is None) - (parts[1] is parts[2] is None)])
-        raise _Found(lambda inputs: ar.GraphItem.from_keras(model, *given, batch_inputs=inputs))
+    def make_train_function(model: Any, force: bool = False) -> Any:
+        def train_function(data: Any) -> NoReturn:
+            spec = getattr(data, "element_spec", None)
+            batch = library.utils.unpack_x_y_sample_weight(next(iter(data)) if spec is None else spec)
+            given = [_of_any_batch(part) for part in batch]
+            while given[-1] is None:
+                given.pop()
+            raise _Found(lambda inputs: ar.GraphItem.from_keras(model, *given, batch_inputs=inputs))
 
-    model.train_function = train_function
+        model.train_function = train_function
+        return train_function
+
+    return make_train_function
 
 
-def _distribute(name: str | None) -> Any:
-    """Return a replacement for `ar.distribute`: a model stays as it is, and the first call of a function is its step."""
-    import keras
+def _distribute(libraries: tuple[Any, ...], name: str | None) -> Any:
+    """Return a replacement for `ar.distribute`: a model stays as it is, a function's first call is its step."""
 
     def distribute(target: Any, config: Any = None, *specs: Any, batch_inputs: Any = None, **named_specs: Any) -> Any:
-        if isinstance(target, keras.Model):
+        if isinstance(target, libraries):
             return target
 
         def step(*args: Any, **named: Any) -> None:
@@ -139,11 +150,11 @@ def _is_named(one: Any, name: str | None) -> bool:
     """Return whether a variable of this name holds an object where the script is now."""
     if name is None:
         return True
-    frame = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         if any(scope.get(name) is one for scope in (frame.f_locals, frame.f_globals)):
             return True
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return False
 
 
