@@ -360,11 +360,12 @@ def _compared(item: Any, config: ConfigLike | Plan | None, specs: Sequence[Any])
 def _traces(target: Any, specs: Sequence[Any] = ()) -> Sequence[RewrittenTrace]:
     """Return what was rewritten of an item, or of what `distribute` has returned; of what it takes, the original."""
     if not isinstance(target, TrainingGraph):
-        from autograph_rewrite.runtime.distribute import is_keras_model, traces_of
+        from autograph_rewrite.load.signature.keras_library import is_model
+        from autograph_rewrite.runtime.distribute import traces_of
 
         if not specs:
             return traces_of(target)
-        target = (GraphItem.from_keras if is_keras_model(target) else GraphItem.from_function)(target, *specs)
+        target = (GraphItem.from_keras if is_model(target) else GraphItem.from_function)(target, *specs)
     elif specs:
         raise GraphError("an item needs no specs: it is traced already", hint="leave `specs` out")
     return [RewrittenTrace(target, target)]

@@ -178,7 +178,7 @@ def named_batches(
     """Return inputs with their batch axes set: as named, or by default.
 
     A name may also stand for a whole structure: "x" for "x/image" and "x/mask". `composite` lists parts
-    of sparse and ragged tensors, whose dimension 0 is not the batch.
+    of sparse and ragged tensors, whose dimension 0 is not the batch; all replicas have all of these.
 
     Args:
         inputs: by public name.
@@ -204,7 +204,8 @@ def named_batches(
 
             close = difflib.get_close_matches(name, list(inputs), n=3) or list(inputs)[:10]
             raise GraphError(f"batch input '{name}' is not an input", hint=f"inputs: {', '.join(close)}")
-        axes |= dict.fromkeys(below, axis)
+        # A sparse or ragged tensor is not cut: its rows, values and limits have sizes of their own.
+        axes |= dict.fromkeys((one for one in below if one == name or one not in composite), axis)
     return {name: checked(_with_axis(info, axes.get(name))) for name, info in inputs.items()}
 
 
