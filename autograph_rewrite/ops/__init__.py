@@ -1,0 +1,1 @@
+"""Ops: what is known of each op of TensorFlow, in one place."""
