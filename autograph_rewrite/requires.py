@@ -9,18 +9,21 @@ from __future__ import annotations
 import functools
 import importlib
 import re
+import warnings
 from types import ModuleType
 
 from autograph_rewrite.errors import ClusterError
 
-OLDEST_TENSORFLOW = (2, 21)
+OLDEST_TENSORFLOW = (2, 16)
+NEWEST_TENSORFLOW = (2, 21)
+"""The newest that was tested."""
 
 _INSTALL = "pip install 'autograph-rewrite[tensorflow]', or 'autograph-rewrite[cpu]' where there are no GPUs"
 
 
 @functools.cache
 def tensorflow() -> ModuleType:
-    """Import and return TensorFlow.
+    """Import and return TensorFlow; warn of one that is newer than what was tested.
 
     Raises:
         ClusterError: if TensorFlow is missing or too old.
@@ -41,12 +44,21 @@ def missing_tensorflow() -> ClusterError:
 
 
 def check_tensorflow_version(version: str) -> None:
-    """Refuse a TensorFlow older than `OLDEST_TENSORFLOW`; a release candidate counts as its release."""
+    """Refuse a TensorFlow older than `OLDEST_TENSORFLOW`; a release candidate counts as its release.
+
+    A newer one than `NEWEST_TENSORFLOW` is warned of: `verify` says whether a program is right with it.
+    """
     found = re.match(r"(\d+)\.(\d+)", version)
-    if found is not None and tuple(map(int, found.groups())) >= OLDEST_TENSORFLOW:
-        return
-    oldest = ".".join(map(str, OLDEST_TENSORFLOW))
-    raise ClusterError(
-        f"TensorFlow '{version}' is too old: {oldest} or later is needed",
-        hint=f"upgrade it: pip install --upgrade 'tensorflow>={oldest}' (or 'tensorflow-cpu>={oldest}')",
-    )
+    number = tuple(map(int, found.groups())) if found is not None else ()
+    oldest, newest = (".".join(map(str, limit)) for limit in (OLDEST_TENSORFLOW, NEWEST_TENSORFLOW))
+    if number < OLDEST_TENSORFLOW:
+        raise ClusterError(
+            f"TensorFlow '{version}' is too old: {oldest} or later is needed",
+            hint=f"upgrade it: pip install --upgrade 'tensorflow>={oldest}' (or 'tensorflow-cpu>={oldest}')",
+        )
+    if number > NEWEST_TENSORFLOW:
+        warnings.warn(
+            f"autograph_rewrite was tested with TensorFlow {oldest} to {newest}, not with {version}: "
+            "compare your program with one device by ar.verify",
+            stacklevel=2,
+        )

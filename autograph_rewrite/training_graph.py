@@ -15,6 +15,8 @@ from autograph_rewrite.ir.format.annotations import Annotations
 from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.ir.shapes.recorded import Shape
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.opdefs import drop_newer_attrs
+from autograph_rewrite.requires import tensorflow
 
 T = TypeVar("T")
 
@@ -215,9 +217,9 @@ class TrainingGraph:
     @property
     def graph_def(self) -> Any:  # TensorFlow's class is only known at run time
         """The graph as TensorFlow's GraphDef (this imports TensorFlow)."""
-        from tensorflow.core.framework import graph_pb2
-
-        return graph_pb2.GraphDef.FromString(self.graph_bytes)
+        graph = tensorflow().compat.v1.GraphDef.FromString(self.graph_bytes)
+        drop_newer_attrs(graph)
+        return graph
 
 
 class RewrittenTrace(NamedTuple):

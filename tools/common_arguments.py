@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,12 +23,16 @@ from autograph_rewrite.tools.terminal.standard_streams import STANDARD, readable
 if TYPE_CHECKING:
     from autograph_rewrite.resolve.coverage import Coverage
 
+_SCRIPT = re.compile(r".+\.py(:\w+)?")
 GRAPH_FORMS = (".ar", ".pb", ".pbtxt")
 _DIGITS = 15
 """Of a number on the command line: what has more is no size of anything."""
 PLAN_FORMS = (".yaml", ".yml", ".json", ".pb", ".binpb")
 CONFIG_HELP = "a YAML configuration, or the name of a shipped one (all_reduce, fsdp, ...)"
-GRAPH_HELP = "a .pb, .pbtxt, .meta, .ar or .txt (`dump --full`) file, a SavedModel directory, or - for standard input"
+GRAPH_HELP = (
+    "a script that trains (train.py, train.py:model; it runs up to its first step), a .keras, .pb, .pbtxt, .meta, .ar or .txt "
+    "(`dump --full`) file, a SavedModel directory, or - for standard input"
+)
 
 
 def add_graph(parser: argparse.ArgumentParser) -> None:
@@ -73,13 +78,18 @@ def load_graph(args: argparse.Namespace, path: str | None = None) -> ar.GraphIte
     """
     given = args.graph if path is None else path
     stage("reading %s", given)
+    inputs = dict(args.batch_input) if args.batch_input else None
+    if _SCRIPT.fullmatch(given):
+        from autograph_rewrite.tools.launcher.script_graph import load_script
+
+        return load_script(given, inputs)
     with readable(given) as file:
         return ar.GraphItem.load(
             file,
             train_op=args.train_op,
             outputs=args.output,
             init_op=args.init_op,
-            batch_inputs=dict(args.batch_input) if args.batch_input else None,
+            batch_inputs=inputs,
             signature=args.signature,
         )
 

@@ -17,10 +17,10 @@ from autograph_rewrite.analysis.accelerator.device_placement import Placed, is_a
 from autograph_rewrite.analysis.accelerator.host_crossings import Crossing, crossings
 from autograph_rewrite.analysis.facts.concrete_sizes import EXAMPLES
 from autograph_rewrite.cost.hardware.machine import Machine
+from autograph_rewrite.diagnostics.amounts import several, size
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.communication import origin_of
 from autograph_rewrite.inspect.graph_source import Source, as_item
-from autograph_rewrite.inspect.render.format import several, size
 from autograph_rewrite.inspect.render.table import drawn, table
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.replication import common_name

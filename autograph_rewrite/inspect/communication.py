@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from autograph_rewrite.diagnostics.amounts import few, several, size
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.graph_source import Source, as_item
-from autograph_rewrite.inspect.render.format import few, several, size
 from autograph_rewrite.inspect.render.table import drawn, table
 from autograph_rewrite.inspect.report_view import Edge, edges_of, plan_of
 from autograph_rewrite.ir.format.printer import static_shape
@@ -145,7 +145,7 @@ def report(found: list[Meeting], batch: int | None = None, *, every: bool = Fals
             len(one.members),
             few(list(dict.fromkeys(map(device_specs.short, one.places))), most),
             "" if one.keys is None else f"{one.keys[0]}/{one.keys[1]}",
-            "?" if one.bytes is None else one.bytes,
+            "?" if one.bytes is None else size(one.bytes),
             few(one.owners, most),
         )
         for one in found
@@ -155,7 +155,9 @@ def report(found: list[Meeting], batch: int | None = None, *, every: bool = Fals
     roles = dict.fromkeys((EXCHANGE, *(one.role for one in found)))
     totals = [_total([one for one in found if one.role == role], role) for role in roles]
     totals[0] += f" per member and step{counted}"
-    return drawn(table("exchanges", columns, rows)) + "; ".join(totals) + "\n"
+    return (
+        drawn(table("exchanges", columns, rows, spare=("group/instance", "type", "devices"))) + "; ".join(totals) + "\n"
+    )
 
 
 def _total(found: Sequence[Meeting], role: str) -> str:

@@ -111,8 +111,7 @@ def _node_table(values: Values, nodes: Collection[Node]) -> Any:
         for n in nodes
     ]
     columns = ("name", "op", "type", "placement", "converted", "device", "made by")
-    used = [i for i, column in enumerate(columns) if i not in (3, 4) or any(row[i] for row in rows)]
-    return table("nodes", [columns[i] for i in used], [[row[i] for i in used] for row in rows])
+    return table("nodes", columns, rows)
 
 
 def _placements(values: Values, node: Node) -> str:

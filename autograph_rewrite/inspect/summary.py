@@ -10,11 +10,11 @@ from typing import Any
 from autograph_rewrite.analysis.propagate import propagate
 from autograph_rewrite.analysis.rules.base import Semantics
 from autograph_rewrite.analysis.variables.uses import VariableUse, plain_uses, variable_uses
+from autograph_rewrite.diagnostics.amounts import few
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.communication import bare
 from autograph_rewrite.inspect.graph_source import Source, as_item
 from autograph_rewrite.inspect.render.export import signature_data
-from autograph_rewrite.inspect.render.format import few
 from autograph_rewrite.inspect.render.table import drawn, table
 from autograph_rewrite.inspect.report_view import plan_of
 from autograph_rewrite.ir.format.literals import shape_text

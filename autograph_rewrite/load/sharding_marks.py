@@ -84,11 +84,10 @@ def assign(tensor: Any, device: int) -> Any:
 def _marked(tensor: Any, name: str) -> Any:
     """Return an identity of a tensor, under a name, with the line of the program that asks for it."""
     import tensorflow as tf
-    from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
     made = tf.identity(tensor, name=f"{SCOPE}/{name}")
     if isinstance(made, tf.Tensor) and not tf.executing_eagerly():
-        made.op._set_attr(PLACE, AttrValue(s=_line_of(made.op.traceback).encode()))
+        made.op._set_attr(PLACE, tf.compat.v1.AttrValue(s=_line_of(made.op.traceback).encode()))
     return made
 
 

@@ -12,8 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from autograph_rewrite.diagnostics.faults import either, failure
 from autograph_rewrite.diagnostics.files import read_whole, write_whole
@@ -22,7 +23,7 @@ from autograph_rewrite.diagnostics.time_limit import in_time
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.types.device_names import parse, process_of
 from autograph_rewrite.ir.types.replica_marks import AVERAGES
-from autograph_rewrite.plan import plan_pb2, proto_form, yaml_form
+from autograph_rewrite.plan import proto_form, yaml_form
 from autograph_rewrite.plan.parts.messages import (
     Axis,
     BatchInput,
@@ -296,14 +297,14 @@ class Plan(PlanView):
         """The place of a field in the file that it came from, as `file:line`; "plan" where there is none."""
         return self.source.at(path)
 
-    def to_proto(self) -> plan_pb2.Plan:
+    def to_proto(self) -> Message:
         """The message of plan.proto."""
-        message = plan_pb2.Plan()
+        message: Message = proto_form.new("Plan")
         proto_form.fill(message, self)
         return message
 
     @classmethod
-    def from_proto(cls, message: plan_pb2.Plan, *, source: Source | None = None) -> Plan:
+    def from_proto(cls, message: Any, *, source: Source | None = None) -> Plan:
         """Read a message.
 
         Raises:
@@ -314,14 +315,14 @@ class Plan(PlanView):
             written = f"version {message.version}" if message.version else "no version"
             fault = source.fault(("version",), f"this plan has {written}; only version {VERSION} can be read")
             raise failure([replace(fault, hint="build it anew with build_plan")], error=PlanError)
-        known = plan_pb2.Plan()
+        known = proto_form.new("Plan")
         known.CopyFrom(message)
         known.DiscardUnknownFields()
         if known.ByteSize() != message.ByteSize():
             problem = f"{source.name}: this plan has fields that are not known here"
             raise PlanError(problem, hint="build it anew with build_plan")
         for request in known.variables:  # what its options leave out is as in `default`
-            said = plan_pb2.Options()
+            said = proto_form.new("Options")
             said.CopyFrom(known.default)
             said.MergeFrom(request.options)
             request.options.CopyFrom(said)
@@ -358,7 +359,7 @@ class Plan(PlanView):
     @classmethod
     def from_bytes(cls, data: bytes, *, name: str = "plan") -> Plan:
         """Read the binary form; `name` is what error messages call it."""
-        message = plan_pb2.Plan()
+        message = proto_form.new("Plan")
         try:
             message.ParseFromString(data)
         except DecodeError:
@@ -379,7 +380,7 @@ class Plan(PlanView):
 
     @classmethod
     def _parse(cls, located: Located) -> Plan:
-        message = plan_pb2.Plan()
+        message = proto_form.new("Plan")
         yaml_form.parse(located, message)
         return cls.from_proto(message, source=located.source)
 

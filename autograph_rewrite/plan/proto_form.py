@@ -5,6 +5,7 @@ Only `from` differs: a keyword of Python, it is the field `from_` of the datacla
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -12,10 +13,12 @@ from google.protobuf.message import Message
 
 from autograph_rewrite.diagnostics.faults import did_you_mean
 from autograph_rewrite.errors import PlanError
+from autograph_rewrite.ir.types.protos import message_class
 from autograph_rewrite.plan.parts import messages
 
 Part = TypeVar("Part")
 
+_PLAN = Path(__file__).with_name("plan.binpb")
 _OWN = "own_"
 """Begins the name of a field with the name of what is the user's own, where the enumerated one says `own`."""
 _PARTS: dict[str, type[Any]] = {
@@ -35,6 +38,11 @@ _PARTS: dict[str, type[Any]] = {
     "Server": messages.Server,
     "Edge": messages.EdgePlan,
 }
+
+
+def new(name: str) -> Any:  # its class is made at run time
+    """Return an empty message of plan.proto."""
+    return message_class(_PLAN, f"autograph_rewrite.plan.{name}")()
 
 
 def fill(message: Message, part: object) -> None:

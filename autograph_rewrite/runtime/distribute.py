@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,6 +12,7 @@ from autograph_rewrite.compile import Job, compile_item, request
 from autograph_rewrite.config.config import Config, ConfigLike
 from autograph_rewrite.errors import ConfigError, GraphError
 from autograph_rewrite.ir.gc_pause import no_garbage_collection
+from autograph_rewrite.load.signature.keras_library import is_legacy, is_model
 from autograph_rewrite.normalize.normalize import normalise_original
 from autograph_rewrite.plan.parts.graph_digest import graph_digest
 from autograph_rewrite.plan.plan import Plan
@@ -66,7 +66,7 @@ def distribute(
         raise GraphError(f"ar.distribute cannot distribute {_described(target)}", hint=hint)
     rewriter = Rewriter(config)
     ensure_devices(rewriter.devices)
-    if is_keras_model(target):
+    if is_model(target):
         if specs or named_specs:
             raise ConfigError(
                 "a Keras model needs no specs: it is traced for the data that it is given",
@@ -100,6 +100,11 @@ def _distributed_model(model: Any, rewriter: Rewriter, batch_inputs: Mapping[str
 
     memory = JobMemory.here()
     if memory is not None:
+        if is_legacy(model):
+            raise GraphError(
+                f"the model '{model.name}' is one of tf_keras, whose `fit` cannot go on in an elastic job",
+                hint="launch without --elastic and keep the fit with BackupAndRestore, or distribute a training loop",
+            )
         seed(memory)
     job = rewriter.keras_job(batch_inputs)
     model = distribute_keras(model, rewriter, batch_inputs=batch_inputs, job=job, steps=rewriter.steps_per_run)
@@ -108,7 +113,7 @@ def _distributed_model(model: Any, rewriter: Rewriter, batch_inputs: Mapping[str
     if memory is not None:
         make_elastic(model, memory, rewriter.snapshot_steps, saved_at_the_end)
         kept_loop()  # one around `train_on_batch`
-    else:
+    elif not is_legacy(model):  # tf_keras' BackupAndRestore has `save_freq`
         make_preemptible(model, rewriter.member, rewriter.timeout_seconds)
     return model
 
@@ -124,7 +129,7 @@ def traces_of(target: Any) -> tuple[RewrittenTrace, ...]:
     """
     if isinstance(target, DistributedFunction):
         functions, kind = [target], "function"
-    elif is_keras_model(target):
+    elif is_model(target):
         from autograph_rewrite.runtime.keras.model import functions_of
 
         functions, kind = functions_of(target), "model"
@@ -136,12 +141,6 @@ def traces_of(target: Any) -> tuple[RewrittenTrace, ...]:
         problem = f"the {kind} has run no step on several devices yet"
         raise GraphError(problem, hint="run a step of what ar.distribute returns, or give specs=(...)")
     return found
-
-
-def is_keras_model(target: Any) -> bool:
-    """Return whether something is a Keras model; where Keras was not imported, nothing is."""
-    keras = sys.modules.get("keras")
-    return keras is not None and isinstance(target, keras.Model)
 
 
 class Rewriter:

@@ -9,7 +9,7 @@ from typing import Any, cast
 from autograph_rewrite.cost.hardware.machine import Machine
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.profile.profile import Profile
-from autograph_rewrite.runtime.distribute import is_keras_model
+from autograph_rewrite.load.signature.keras_library import is_model
 from autograph_rewrite.runtime.function.function import DistributedFunction
 from autograph_rewrite.runtime.keras.model import functions_of
 from autograph_rewrite.runtime.session.session import DistributedSession
@@ -66,7 +66,7 @@ def _runner(target: Any) -> Callable[..., Any]:
     """Return what runs one step."""
     if isinstance(target, DistributedSession):
         return target.run
-    if is_keras_model(target):
+    if is_model(target):
         run: Callable[..., Any] = target.train_on_batch
         return run
     if isinstance(target, TrainingGraph) or not callable(target):
@@ -80,5 +80,5 @@ def _observed(target: Any) -> tuple[Sequence[Observed], Sequence[TrainingGraph]]
     if isinstance(target, DistributedSession):
         return [target], [target.item]
     functions = [target] if isinstance(target, DistributedFunction) else []
-    functions += functions_of(target) if is_keras_model(target) else []
+    functions += functions_of(target) if is_model(target) else []
     return functions, [item for function in functions for item in function.items]

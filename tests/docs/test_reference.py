@@ -11,11 +11,12 @@ import pytest
 
 import autograph_rewrite
 from autograph_rewrite.config.config import Config
+from autograph_rewrite.passes.pass_pipeline import PIPELINE
 from autograph_rewrite.strategies import STRATEGIES
 from autograph_rewrite.tools.cli import VERBS
 from autograph_rewrite.tools.dev.reference.messages import messages
 from autograph_rewrite.tools.dev.reference.pages import pages
-from autograph_rewrite.tools.dev.reference.settings import limits_page, presets_page, settings_page
+from autograph_rewrite.tools.dev.reference.settings import presets_page, settings_page
 from autograph_rewrite.tools.dev.reference.strategies import PAGES, strategies_page
 from autograph_rewrite.tools.dev.reference.verbs import verbs_page
 from autograph_rewrite.tools.dev.strategy_pages import FOLDER, drawn, measured, picture, with_tables
@@ -41,7 +42,8 @@ def test_every_verb_option_setting_preset_and_strategy_is_listed() -> None:
     assert [path.stem for path in CONFIGS if f"\n## {path.stem}\n" not in presets] == []
     assert [name for name in STRATEGIES if f"[`{name}`]" not in strategies_page()] == []
     assert set(PAGES) == set(STRATEGIES)
-    assert "mesh.model above 1 with stages in a loop" in limits_page()
+    assert "mesh.model above 1 with stages in a loop" in settings
+    assert [one.name for one in PIPELINE if f"| `{one.name}` | {one.summary} |" not in made()["passes.md"]] == []
     assert [name for name in autograph_rewrite.__all__ if f".{name}\n" not in made()["api.md"]] == []
 
 

@@ -170,6 +170,8 @@ JOBS = {
     "steps": Kind(2, STEPS),
     "pipelines of three": Kind(3, PIPELINES),
 }
+LEGACY = Kind(2, ("callbacks", "per_worker", "resumed", "weighted", "recompiled"))
+"""Models that are built of `tf.keras`; batches of other sizes are other traces, which draw anew on one device."""
 REFERENCES = {
     "graphs": GRAPHS,
     "models": ("fit", "two_inputs"),
@@ -262,14 +264,19 @@ def test_two_processes_train_one_model_in_each_mode(mode: str, nursery: Nursery,
     assert_trains_as_one({**found, "single": one, "alone": alone}, job.cases[0], tolerance)
 
 
-def launch(job: Kind, folder: Path, nursery: Nursery) -> None:
+def launch(job: Kind, folder: Path, nursery: Nursery | None = None, **environ: str) -> None:
     """Run the cases of a job in processes that the launcher starts."""
     command = [sys.executable, "-m", "autograph_rewrite.tools.cli", "launch", "-n", str(job.workers)]
     command += ["--ps", str(job.servers), SCRIPT, ",".join(job.cases), str(folder)]
-    environ = {**os.environ, "JOB_STRATEGY": job.strategy, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "1"}
+    environ = {**plain_environ(), "JOB_STRATEGY": job.strategy, **environ}
     with open(folder / "job.log", "w") as log:
         done = subprocess.run(command, stdout=log, stderr=log, timeout=LIMIT, env=environ, cwd=ROOT, check=False)
     assert done.returncode == 0, (folder / "job.log").read_text()[-6000:]
+
+
+def plain_environ() -> dict[str, str]:
+    """Return the environment of a process that the nursery does not fork."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "1"}
 
 
 def error(got: Array, expected: Array) -> float:
@@ -323,6 +330,17 @@ def test_what_is_drawn_without_a_seed_is_the_same_in_all_processes(load: Load) -
 @pytest.mark.parametrize("case", MODELS)
 def test_two_processes_fit_a_keras_model_as_one_does(load: Load, case: str) -> None:
     assert_trains_as_one(load("models"), case, SINGLE_PRECISION)
+
+
+def test_two_processes_fit_models_of_tf_keras_as_one_does(tmp_path: Path) -> None:
+    legacy = {"TF_USE_LEGACY_KERAS": "1"}
+    launch(LEGACY, tmp_path, **legacy)
+    command = [sys.executable, SCRIPT, ",".join(LEGACY.cases), str(tmp_path)]
+    subprocess.run(command, env={**plain_environ(), **legacy}, cwd=ROOT, timeout=LIMIT, check=True)
+    found = {path.stem: pickle.loads(path.read_bytes()) for path in tmp_path.glob("*.pkl")}
+    assert any(name.endswith("/m/hidden/kernel") for name in found["worker0"]["callbacks"])  # named by tf_keras
+    for case in LEGACY.cases:
+        assert_trains_as_one(found, case, SINGLE_PRECISION)
 
 
 @pytest.mark.parametrize("case", THREE)

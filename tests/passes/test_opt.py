@@ -292,8 +292,3 @@ def test_a_selection_keeps_the_order_and_what_each_needs() -> None:
         "mark-replicas",
         "propagate",
     ]
-
-
-def test_the_readme_lists_all_passes() -> None:
-    rows = [f"| `{one.name}` | {one.summary} |" for one in PIPELINE]
-    assert "\n".join(["| pass | what it does |", "| --- | --- |", *rows]) in (ROOT / "README.md").read_text("utf-8")

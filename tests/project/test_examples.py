@@ -69,7 +69,7 @@ def test_the_session_graph_learns_and_is_verified(run: Callable[..., str]) -> No
 
 
 def test_the_digits_train_in_a_process_as_the_tutorial_shows(run: Callable[..., str], tmp_path: Path) -> None:
-    shown = (EXAMPLES.parent / "docs" / "tutorial" / "digits.md").read_text(encoding="utf-8")
+    shown = (EXAMPLES.parent / "docs" / "tutorial.md").read_text(encoding="utf-8")
     first = re.search(r"\[worker 0\] epoch 1  loss (\S+)", shown)
     assert first is not None
     assert losses(run("digits_job.py")) == [pytest.approx(float(first[1]), abs=1e-3)]

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import autograph_rewrite as ar
+from autograph_rewrite import tf_private
 from autograph_rewrite.runtime.failures.watchdog import Watchdog
 from autograph_rewrite.runtime.native import call_by_name, function_def
 from autograph_rewrite.runtime.native.function_def import FunctionSignature
@@ -25,8 +26,7 @@ def pair() -> tuple[Linear, Linear]:
 def test_the_public_call_op_serves_where_tensorflows_private_modules_have_changed(
     pair: tuple[Linear, Linear], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(call_by_name, "_private_modules", lambda: None)
-    monkeypatch.setattr(call_by_name, "cancellation_manager", lambda: None)
+    monkeypatch.setattr(tf_private, "executor", lambda: None)
     one, many = pair
     step = ar.distribute(many.step, config("mirrored"))
     for size in (5, 4):

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 
 @contextmanager
-def keras_floats(dtype: str) -> Iterator[None]:
-    """Let Keras make everything in a float type; afterwards in the one that it had before."""
+def keras_floats(dtype: str, library: Any = None) -> Iterator[None]:
+    """Let Keras make everything in a float type; afterwards in the one that it had before.
+
+    Args:
+        dtype: its name.
+        library: Keras 3, which is the default, or tf_keras.
+    """
     import keras
 
-    before = keras.config.floatx(), keras.config.dtype_policy()
-    keras.config.set_floatx(dtype)
-    keras.config.set_dtype_policy(dtype)
+    keras = library or keras
+    before = keras.backend.floatx(), keras.mixed_precision.global_policy()
+    keras.backend.set_floatx(dtype)
+    keras.mixed_precision.set_global_policy(dtype)
     try:
         yield
     finally:
-        keras.config.set_floatx(before[0])
-        keras.config.set_dtype_policy(before[1])
+        keras.backend.set_floatx(before[0])
+        keras.mixed_precision.set_global_policy(before[1])

@@ -1,13 +1,13 @@
-"""The optimizers of the zoo: what TensorFlow v1 graphs and what Keras 3 steps use, as two tables."""
+"""The optimizers of the zoo: what TensorFlow v1 graphs and what Keras steps use, as two tables."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import keras
 import tensorflow as tf
 
+keras = tf.keras  # Keras 3, or tf_keras where TF_USE_LEGACY_KERAS says so
 v1 = tf.compat.v1.train
 _NAME = "optimizer"
 

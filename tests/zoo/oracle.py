@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from autograph_rewrite.load.signature.keras_library import optimizer_variables, path_of
+
 from .case import Array, Built, BuiltFunction, BuiltModel
 from .data import stable_name
 
@@ -85,10 +87,10 @@ def model_variables(model: Any) -> dict[str, Array]:
     """Return weights, optimizer variables and metric variables of a Keras model by path."""
     groups = {
         "model": model.variables,
-        "optimizer": model.optimizer.variables,
-        "metric": model.metrics_variables,
+        "optimizer": optimizer_variables(model.optimizer),
+        "metric": [variable for metric in model.metrics for variable in metric.variables],
     }
-    return {f"{group}/{stable_name(each.path)}": _copy(each.value) for group, each in _flat(groups)}
+    return {f"{group}/{stable_name(path_of(each))}": _copy(each) for group, each in _flat(groups)}
 
 
 def as_arrays(values: Mapping[str, Any]) -> dict[str, Array]:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from autograph_rewrite import tf_private
 from autograph_rewrite.ir.types import dtypes
 
 KINDS = ("GPU", "DEFAULT")
@@ -84,9 +85,8 @@ def main() -> None:
     """Write the file beside `ir/types/kernels.py`."""
     import tensorflow as tf
     from tensorflow.core.framework import types_pb2
-    from tensorflow.python.framework import kernels
 
-    found = kernels.get_all_registered_kernels().kernel
+    found = tf_private.registered_kernels().kernel
     count = sum(kernel.device_type == "GPU" for kernel in found)
     if count < FEWEST:
         sys.exit(f"this TensorFlow registers {count} GPU kernels: install `tensorflow`, not `tensorflow-cpu`")

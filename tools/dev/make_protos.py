@@ -1,4 +1,4 @@
-"""Regenerate the shipped descriptor set and op registry from the installed TensorFlow.
+"""Regenerate the shipped descriptor sets, and the op registry from the installed TensorFlow.
 
 Run as `python -m autograph_rewrite.tools.dev.make_protos` after a TensorFlow upgrade. Shipping both lets every verb
 that only reads protos work without importing TensorFlow, which takes seconds.
@@ -7,10 +7,16 @@ that only reads protos work without importing TensorFlow, which takes seconds.
 from __future__ import annotations
 
 import gzip
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 from google.protobuf import descriptor_pb2
 from google.protobuf.descriptor import FileDescriptor
+
+import autograph_rewrite
+from autograph_rewrite import tf_private
 
 
 def _closure(files: list[FileDescriptor]) -> list[FileDescriptor]:
@@ -44,9 +50,8 @@ def descriptor_set() -> bytes:
 def op_registry() -> bytes:
     """Serialise every registered OpDef without its prose."""
     from tensorflow.core.framework import op_def_pb2
-    from tensorflow.python.client import pywrap_tf_session
 
-    everything = op_def_pb2.OpList.FromString(pywrap_tf_session.TF_GetBuffer(pywrap_tf_session.TF_GetAllOpList()))
+    everything = op_def_pb2.OpList.FromString(tf_private.registered_ops())
     kept = op_def_pb2.OpList()
     for op in sorted(everything.op, key=lambda op: op.name):
         op.summary = op.description = ""
@@ -57,13 +62,26 @@ def op_registry() -> bytes:
     return data
 
 
+def plan_descriptor(root: Path) -> bytes:
+    """Compile plan.proto (this needs grpcio-tools).
+
+    Args:
+        root: the folder that holds the package.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "plan.binpb"
+        command = [sys.executable, "-m", "grpc_tools.protoc", "-I.", f"--descriptor_set_out={out}"]
+        subprocess.run([*command, "autograph_rewrite/plan/plan.proto"], cwd=root, check=True)
+        return out.read_bytes()
+
+
 def main() -> None:
-    """Write both files beside `ir/types/protos.py`."""
-    folder = Path(__file__).resolve().parent.parent.parent
-    package = folder / "ir" if (folder / "ir").is_dir() else folder / "autograph_rewrite" / "ir"
-    package /= "types"
-    (package / "tensorflow_protos.binpb").write_bytes(descriptor_set())
-    (package / "tensorflow_ops.binpb.gz").write_bytes(gzip.compress(op_registry(), 9, mtime=0))
+    """Write all files to where they are shipped."""
+    package = Path(autograph_rewrite.__file__).parent
+    (package / "plan" / "plan.binpb").write_bytes(plan_descriptor(package.parent))
+    types = package / "ir" / "types"
+    (types / "tensorflow_protos.binpb").write_bytes(descriptor_set())
+    (types / "tensorflow_ops.binpb.gz").write_bytes(gzip.compress(op_registry(), 9, mtime=0))
 
 
 if __name__ == "__main__":

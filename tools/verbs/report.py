@@ -35,6 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--measured", metavar="PROFILE", help="show measured steps beside the predicted one: what `profile` wrote"
     )
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="train some steps of both graphs, and write into the page whether they agree",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -44,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     chosen = read_config(args) if args.config is not None else optional_plan(args)
     item = load_graph(args)
     title = "standard input" if args.graph == STANDARD else Path(args.graph).name
-    options = {"batch": args.batch, "task": args.task, "measured": args.measured}
+    options = {"batch": args.batch, "task": args.task, "measured": args.measured, "verify": args.verify}
     with replacing(args.out, ".html") as partial:
         ar.report(item, partial, chosen, **options, title=title)
     if args.out == STANDARD:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from autograph_rewrite.diagnostics.amounts import several
 from autograph_rewrite.inspect.profile.device_time import NANO
 from autograph_rewrite.inspect.profile.rank_trace import RankTrace, Source
-from autograph_rewrite.inspect.render.format import several
 from autograph_rewrite.inspect.render.table import drawn, table
 
 if TYPE_CHECKING:

@@ -1,19 +1,19 @@
 """TensorFlow's op registry (operands, results, attributes of each op type), shipped and read without TensorFlow.
 
-An op that the shipped registry lacks (a custom kernel, a newer release) is looked up in TensorFlow when the
-process has already imported it.
+Where the process has imported TensorFlow, its registry comes first: it has custom kernels, and another release may
+declare other attributes.
 """
 
 from __future__ import annotations
 
 import gzip
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from autograph_rewrite import tf_private
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.types.attrs import decode
 from autograph_rewrite.ir.types.protos import proto
@@ -62,8 +62,7 @@ def _shipped() -> dict[str, Any]:
 
 
 def _from_running_tensorflow(name: str) -> Any:
-    registry = sys.modules.get("tensorflow.python.framework.op_def_registry")
-    found = registry.get(name) if registry is not None else None
+    found = tf_private.registered_op(name)
     return None if found is None else proto("OpDef").FromString(found.SerializeToString())
 
 
@@ -74,14 +73,14 @@ def _args(items: Any) -> tuple[Arg, ...]:
 def find_op(name: str) -> OpDef | None:
     """Return the signature of an op type, or None if nobody knows it."""
     try:
-        return _known(name)
+        return _known(name, tf_private.is_imported())
     except LookupError:
         return None
 
 
 @cache  # an exception is not kept: the library of an unknown op may be loaded later
-def _known(name: str) -> OpDef:
-    declared = _shipped().get(name) or _from_running_tensorflow(name)
+def _known(name: str, is_running: bool) -> OpDef:
+    declared = (_from_running_tensorflow(name) if is_running else None) or _shipped().get(name)
     if declared is None:
         raise LookupError(name)
     return _read(declared)
@@ -123,6 +122,28 @@ def default_attr(op: str, key: str) -> bytes | None:
     found = find_op(op)
     declared = found.attrs.get(key) if found is not None else None
     return declared.default if declared is not None else None
+
+
+def drop_newer_attrs(graph: Any) -> None:
+    """Take out of a GraphDef what the running TensorFlow does not know: attributes of a later one, at their defaults.
+
+    Args:
+        graph: of TensorFlow's class; it is edited.
+    """
+    for node in (*graph.node, *(node for function in graph.library.function for node in function.node_def)):
+        for key, default in _newer_attrs(node.op):
+            if key in node.attr and node.attr[key].SerializeToString() == default:
+                del node.attr[key]
+
+
+@cache
+def _newer_attrs(name: str) -> tuple[tuple[str, bytes], ...]:
+    """Return the attributes, with their defaults, that the shipped registry has and TensorFlow's has not."""
+    shipped, running = _shipped().get(name), tf_private.registered_op(name)
+    if shipped is None or running is None:
+        return ()
+    lacking = set(_read(shipped).attrs) - {attr.name for attr in running.attr}
+    return tuple((key, one.default) for key, one in _read(shipped).attrs.items() if key in lacking and one.default)
 
 
 MOST = 2**20

@@ -1,6 +1,8 @@
-"""TensorFlow's proto messages without TensorFlow: classes from a shipped descriptor set in a private pool.
+"""Proto messages from shipped descriptor sets, each in a private pool: TensorFlow's without TensorFlow, and ours.
 
-Importing `tensorflow.core.framework.graph_pb2` pulls in all of TensorFlow (seconds); this takes milliseconds.
+Code that protoc generates works with one range of protobuf versions only; a descriptor set works with all.
+Importing `tensorflow.core.framework.graph_pb2` pulls in all of TensorFlow (seconds); this takes
+milliseconds.
 The wire format is the same, so bytes cross freely between these classes and TensorFlow's own.
 """
 
@@ -13,18 +15,23 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
 
 Message = message.Message
+_TENSORFLOW = Path(__file__).with_name("tensorflow_protos.binpb")
 
 
 @cache
-def _pool() -> descriptor_pool.DescriptorPool:
+def message_class(path: Path, name: str) -> Any:  # a message class made at run time has no static type
+    """Return the class of a message that a descriptor set declares, by its full name."""
+    return message_factory.GetMessageClass(_pool(path).FindMessageTypeByName(name))
+
+
+@cache
+def _pool(path: Path) -> descriptor_pool.DescriptorPool:
     pool = descriptor_pool.DescriptorPool()
-    shipped = Path(__file__).with_name("tensorflow_protos.binpb").read_bytes()
-    for file in descriptor_pb2.FileDescriptorSet.FromString(shipped).file:
+    for file in descriptor_pb2.FileDescriptorSet.FromString(path.read_bytes()).file:
         pool.Add(file)
     return pool
 
 
-@cache
-def proto(name: str) -> Any:  # a message class made at run time has no static type
+def proto(name: str) -> Any:
     """Return the class of `tensorflow.<name>`, for example `proto("GraphDef")`."""
-    return message_factory.GetMessageClass(_pool().FindMessageTypeByName(f"tensorflow.{name}"))
+    return message_class(_TENSORFLOW, f"tensorflow.{name}")

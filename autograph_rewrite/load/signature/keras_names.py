@@ -14,7 +14,7 @@ from typing import Any
 
 _DEPTH = 6
 _BUDGET = 20_000
-_SKIPPED = ("tensorflow", "numpy", "builtins", "typing", "abc")
+_SKIPPED = ("tensorflow", "tf_keras", "numpy", "builtins", "typing", "abc")
 
 
 def keras_variables(*roots: Any) -> dict[int, Any]:
@@ -52,12 +52,17 @@ def _inside(item: Any, found: dict[int, Any]) -> Iterator[Any]:
         yield from _referenced(item)
     elif hasattr(item, "python_function"):
         yield item.python_function
-    elif not isinstance(item, type | types.ModuleType) and not type(item).__module__.startswith(_SKIPPED):
+    elif not isinstance(item, type | types.ModuleType) and not _is_skipped(item):
         yield from list(getattr(item, "__dict__", {}).values())
 
 
 def _is_keras(item: Any) -> bool:
     return any(base.__module__.startswith("keras.") for base in type(item).__mro__)
+
+
+def _is_skipped(item: Any) -> bool:
+    """Return whether nothing of Keras 3 is below an object: the variables of tf_keras are TensorFlow's."""
+    return any(base.__module__.partition(".")[0] in _SKIPPED for base in type(item).__mro__ if base is not object)
 
 
 def _variables_of(item: Any) -> Iterator[Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from autograph_rewrite.load.signature.keras_library import build_optimizer, optimizer_variables
+
 
 def variables_of(model: Any) -> list[Any]:
     """Return the variables of a Keras model and its optimizer, each once; the optimizer makes its own now, if it can.
@@ -11,10 +13,9 @@ def variables_of(model: Any) -> list[Any]:
     Args:
         model: built or not, compiled or not.
     """
-    optimizer = getattr(model, "optimizer", None)  # of a model that is not compiled
-    if optimizer is not None and not optimizer.built and model.built and model.trainable_variables:
-        optimizer.build(model.trainable_variables)
-    own = optimizer.variables if optimizer is not None else ()
+    build_optimizer(model)
+    optimizer = getattr(model, "optimizer", None)
+    own = optimizer_variables(optimizer) if optimizer is not None else ()
     return list({id(variable): variable for variable in (*model.variables, *own)}.values())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -50,8 +49,7 @@ def of_any_batch(argument: Any) -> Any:
 
 
 def _is_keras_tensor(argument: Any) -> bool:
-    keras = sys.modules.get("keras")
-    return keras is not None and isinstance(argument, keras.KerasTensor)
+    return any(base.__name__ == "KerasTensor" for base in type(argument).__mro__)
 
 
 def leaves(structure: Any, path: str) -> Iterator[Leaf]:

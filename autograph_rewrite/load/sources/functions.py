@@ -13,6 +13,7 @@ from autograph_rewrite.load.marks import mark_checkpoints
 from autograph_rewrite.load.signature.captures import Capture, FunctionBinding
 from autograph_rewrite.load.signature.collections import declared, from_tf_graph
 from autograph_rewrite.load.signature.inputs import describe, named_batches
+from autograph_rewrite.load.signature.keras_library import path_of
 from autograph_rewrite.load.signature.keras_names import keras_variables
 from autograph_rewrite.load.signature.nested_specs import as_spec, leaves, output_leaves
 from autograph_rewrite.load.signature.variable_owners import variables_of
@@ -216,7 +217,7 @@ def _captures(traced: Any, keras: Mapping[int, Any], names: Mapping[str, str]) -
             captures.append(Capture(names[internal.op.name], external))
             continue
         public = keras.get(id(variable), variable)
-        name = unique_name(getattr(public, "path", None) or variable.name.partition(":")[0], taken)
+        name = unique_name(getattr(public, "path", None) or path_of(variable), taken)
         captures.append(Capture(names[internal.op.name], external, public, name))
     return tuple(captures)
 

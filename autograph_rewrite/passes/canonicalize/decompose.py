@@ -72,6 +72,11 @@ def decompose_mean(graph: Graph, node: Node, in_loop: bool) -> None:
 
 def _count(build: Pieces, x: Value, axes: Value, dtype: int) -> Value:
     """Return how many elements are reduced; its size turns global by propagation."""
+    # A mean takes axes that are counted from the end, a gather does not.
+    content = axes.node.attr("value") if axes.node.op == "Const" else None
+    if not isinstance(content, np.ndarray) or (content < 0).any():
+        rank = build.cast(build("Rank", x, name="rank"), axes.dtype, "rank_of_axes")
+        axes = build("FloorMod", axes, rank, name="axes")
     sizes = build(
         "GatherV2", build("Shape", x, name="shape"), axes, build.const(0, dtypes.INT32, "first"), name="sizes"
     )

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from autograph_rewrite.errors import GraphError
+from autograph_rewrite.load.signature.keras_library import is_model, optimizer_variables, path_of
 from autograph_rewrite.load.signature.keras_state import variables_of
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.checkpoints.deal import Extent
@@ -60,8 +61,7 @@ def target_of(given: Any, workers: int = 1) -> Target:
     """
     if isinstance(given, DistributedSession):
         return SessionVariables(given)
-    keras = sys.modules.get("keras")
-    if keras is not None and isinstance(given, keras.Model):
+    if is_model(given):
         return _of_model(given, workers)
     if not _is_keras(given) and not isinstance(given, tensorflow().__internal__.tracking.Trackable):
         raise GraphError(
@@ -77,10 +77,9 @@ def average_variables(given: Any) -> None:
     Args:
         given: as for `target_of`.
     """
-    keras = sys.modules.get("keras")
     if isinstance(given, DistributedSession):
         given.average_variables()
-    elif keras is not None and isinstance(given, keras.Model):
+    elif is_model(given):
         from autograph_rewrite.runtime.keras.model import functions_of
 
         for function in functions_of(given):
@@ -197,11 +196,11 @@ def _of_model(model: Any, workers: int) -> EagerVariables:
     seeds = {id(variable) for variable in model.variables} - {id(variable) for variable in model.weights}
     variables = variables_of(model)  # it builds the optimizer
     optimizer: Any = getattr(model, "optimizer", None)
-    state = {id(variable) for variable in optimizer.variables} if optimizer is not None else set()
+    state = {id(variable) for variable in optimizer_variables(optimizer)} if optimizer is not None else set()
     for variable in variables:
         if id(variable) in seeds:  # whose paths count how many a process has made
             continue
-        path = variable.path
+        path = path_of(variable)
         if id(variable) in state:  # Keras' path says where the optimizer was built: by itself, or in its first step
             path = f"{optimizer.name}/{path.removeprefix(f'{optimizer.name}/')}"
         named[_unique(path, named)] = variable

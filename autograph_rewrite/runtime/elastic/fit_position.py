@@ -141,7 +141,7 @@ class FitPosition(keras.callbacks.Callback):  # type: ignore[misc]
         variables = self._variables()
         if self._memory.rank:
             return
-        arrays: list[Array] = [np.asarray(variable.value) for variable in variables]
+        arrays: list[Array] = [variable.numpy() for variable in variables]
         callbacks = [state_of(callback, arrays) for callback in self._others]
         position = {
             "first": self._first,

@@ -5,15 +5,14 @@ A loop around `train_on_batch` is the program's own; it is led as one around a f
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from itertools import count
 from typing import Any
 
-import numpy as np
-
+from autograph_rewrite import tf_private
+from autograph_rewrite.load.signature.keras_library import wraps
 from autograph_rewrite.load.signature.keras_state import callbacks_of, variables_of
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.elastic.callback_state import Array
@@ -27,9 +26,7 @@ def seed(memory: JobMemory) -> None:
     Args:
         memory: of the job.
     """
-    from tensorflow.python.eager import context
-
-    if context.global_seed() is None:
+    if tf_private.global_seed() is None:
         tensorflow().random.set_seed(memory.seed)
 
 
@@ -60,7 +57,7 @@ def _stepping(model: Any, train_on_batch: Callable[..., Any]) -> Callable[..., A
     name = ""
 
     def read() -> dict[str, Array]:
-        return {name: np.asarray(variable.value) for name, variable in _numbered(model).items()}
+        return {name: variable.numpy() for name, variable in _numbered(model).items()}
 
     def come_back(loop: OwnLoop, call: inspect.BoundArguments) -> None:
         if not loop.values(name, loop.known(name)):
@@ -72,7 +69,7 @@ def _stepping(model: Any, train_on_batch: Callable[..., Any]) -> Callable[..., A
         for key, value in loop.values(name, variables).items():
             variables[key].assign(value)
 
-    @functools.wraps(train_on_batch)
+    @wraps(train_on_batch)
     def stepped(*args: Any, **kwargs: Any) -> Any:
         nonlocal is_back, name
         loop = OwnLoop.here()
@@ -103,7 +100,7 @@ def _fitting(
 ) -> Callable[..., Any]:
     numbers = count(1)
 
-    @functools.wraps(fit)
+    @wraps(fit)
     def fitted(*args: Any, **kwargs: Any) -> Any:
         import keras
 

@@ -23,7 +23,7 @@ from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.failures.background_thread import repeat
 from autograph_rewrite.runtime.failures.call_thread import Question, Runner
 from autograph_rewrite.runtime.failures.liveness import PeerMonitor
-from autograph_rewrite.runtime.native.call_by_name import cancellation_manager
+from autograph_rewrite.tf_private import cancellation_manager
 
 Result = TypeVar("Result")
 

@@ -23,6 +23,7 @@ from collections.abc import Iterable, Mapping
 from itertools import count
 from typing import Any
 
+from autograph_rewrite import tf_private
 from autograph_rewrite.cluster.membership import Membership, membership_of
 from autograph_rewrite.errors import ClusterError, ConfigError
 from autograph_rewrite.ir.types.device_names import process_of
@@ -58,8 +59,7 @@ def join(member: Membership, *, required: bool = True) -> None:
     Raises:
         ClusterError: TensorFlow has started, without the server or with another one.
     """
-    context = _context()
-    known = getattr(context, "_collective_ops_server_def", None)
+    known = tf_private.collective_server()
     if isinstance(known, ServerDef):
         if known.member == member:
             return
@@ -67,8 +67,8 @@ def join(member: Membership, *, required: bool = True) -> None:
             f"this process is {known.member.name} of {len(known.member.workers)} already, by {known.member.source}",
             hint="a process can be in one job only: start another one",
         )
-    if context._context_handle is None:
-        context.enable_collective_ops(ServerDef(member))
+    if not tf_private.has_started():
+        tf_private.context().enable_collective_ops(ServerDef(member))
     elif required:
         raise ClusterError(
             f"TensorFlow has started already, so {member.name} cannot join the job any more",
@@ -80,9 +80,8 @@ def join(member: Membership, *, required: bool = True) -> None:
 
 def target(member: Membership) -> str:
     """Return what a session connects to; starts the server if it does not run yet."""
-    context = _context()
-    context.ensure_initialized()
-    known: ServerDef = context._collective_ops_server_def
+    tf_private.context().ensure_initialized()
+    known: ServerDef = tf_private.collective_server()
     if not known.is_confined and not known.is_told:
         known.is_told = True
         warnings.warn(open_to_all(member), stacklevel=2)
@@ -121,25 +120,25 @@ def meet(member: Membership, seconds: float, what: str) -> None:
 
 def meetings() -> Meetings:
     """Return whom this process has met."""
-    known: ServerDef = _context()._collective_ops_server_def
+    known: ServerDef = tf_private.collective_server()
     return known.meetings
 
 
 def next_exchange() -> int:
     """Return the number of the next exchange outside of a step; all workers count alike."""
-    known: ServerDef = _context()._collective_ops_server_def
+    known: ServerDef = tf_private.collective_server()
     return next(known.exchanges)
 
 
 def next_channel() -> int:
     """Return the number of the next series of exchanges that keeps its own time; all workers count alike."""
-    known: ServerDef = _context()._collective_ops_server_def
+    known: ServerDef = tf_private.collective_server()
     return next(known.channels)
 
 
 def next_account() -> int:
     """Return the number of the next exchange of accounts; workers that tell each other what they do count alike."""
-    known: ServerDef = _context()._collective_ops_server_def
+    known: ServerDef = tf_private.collective_server()
     return next(known.accounts)
 
 
@@ -150,7 +149,7 @@ def be_patient(member: Membership, seconds: float) -> None:
         member: this process.
         seconds: as long.
     """
-    known = getattr(_context(), "_collective_ops_server_def", None)
+    known = tf_private.collective_server()
     if isinstance(known, ServerDef) and known.member == member:
         known.patience = seconds
 
@@ -161,31 +160,31 @@ def patience(default: float) -> float:
     Args:
         default: in seconds, before the program has given one.
     """
-    known = getattr(_context(), "_collective_ops_server_def", None)
+    known = tf_private.collective_server()
     return known.patience if isinstance(known, ServerDef) and known.patience is not None else default
 
 
 def count_failure() -> None:
     """Note that one more step of this process has failed, after which all workers carry on together."""
-    known: ServerDef = _context()._collective_ops_server_def
+    known: ServerDef = tf_private.collective_server()
     known.failures += 1
 
 
 def use_number() -> None:
     """Note that a run of this process with collectives is done, and has used a number up (`session.step_numbers`)."""
-    known: ServerDef = _context()._collective_ops_server_def
+    known: ServerDef = tf_private.collective_server()
     known.numbers += 1
 
 
 def numbers_used() -> int:
     """Return how many numbers runs of this process have used up."""
-    known: ServerDef = _context()._collective_ops_server_def
+    known: ServerDef = tf_private.collective_server()
     return known.numbers
 
 
 def failures() -> int:
     """Return how many steps of this process have failed; all workers count alike once they have carried on."""
-    known: ServerDef = _context()._collective_ops_server_def
+    known: ServerDef = tf_private.collective_server()
     return known.failures
 
 
@@ -195,8 +194,7 @@ def abort_when_lost(member: Membership, seconds: float) -> None:
     For steps that another function runs, so that there is nothing to cancel, and no error of theirs to replace: a
     connection that breaks in the middle of an exchange ends the step with TensorFlow's words. Who is gone is printed.
     """
-    context = _context()
-    known: ServerDef = context._collective_ops_server_def
+    known: ServerDef = tf_private.collective_server()
     if known.is_guarded:
         return
     known.is_guarded = True
@@ -206,7 +204,7 @@ def abort_when_lost(member: Membership, seconds: float) -> None:
         lost = lookout.lost()
         if lost:
             atexit.unregister(at_exit)
-            context.abort_collective_ops(tensorflow().errors.UNAVAILABLE, _say(member, lost))
+            tf_private.context().abort_collective_ops(tensorflow().errors.UNAVAILABLE, _say(member, lost))
         return not lost
 
     def at_exit() -> None:
@@ -267,17 +265,16 @@ class ServerDef:
         return encoded
 
     def _message(self) -> Any:
-        from tensorflow.core.protobuf import cluster_pb2, config_pb2, tensorflow_server_pb2
-
-        config = config_pb2.ConfigProto()
-        config.CopyFrom(_context().config)
+        tf = tensorflow()
+        config = tf.compat.v1.ConfigProto()
+        config.CopyFrom(tf_private.context().config)
         configure(config, self.member)
-        cluster = cluster_pb2.ClusterDef()
+        cluster = tf.train.ClusterDef()
         for name, addresses in self.member.cluster.items():
             job = cluster.job.add(name=name)
             for task, address in enumerate(addresses):
                 job.tasks[task] = address
-        return tensorflow_server_pb2.ServerDef(
+        return tf.train.ServerDef(
             cluster=cluster,
             job_name=self.member.job,
             task_index=self.member.task,
@@ -306,11 +303,3 @@ def open_to_all(member: Membership) -> str:
         f"TensorFlow's server listens on all interfaces, not only at {member.address}: its port "
         "must be closed to everybody but the processes of this job"
     )
-
-
-def _context() -> Any:
-    """Return TensorFlow's eager context, the only place where a server for collectives can be had."""
-    tensorflow()
-    from tensorflow.python.eager import context
-
-    return context.context()

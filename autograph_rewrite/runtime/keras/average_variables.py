@@ -5,11 +5,11 @@ step ─► step ─► ... ─► averaged ─► validation ─► logs of the
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
 
+from autograph_rewrite.load.signature.keras_library import as_callback, wraps
 from autograph_rewrite.load.signature.keras_state import callbacks_of
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.keras.model import functions_of
@@ -35,7 +35,7 @@ def _average(model: Any) -> None:
 
 
 def _averaged(model: Any, method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
+    @wraps(method)
     def called(*args: Any, **kwargs: Any) -> Any:
         if tensorflow().executing_eagerly():  # a step that is being traced has what it has
             _average(model)
@@ -45,11 +45,9 @@ def _averaged(model: Any, method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _fitting(model: Any, fit: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(fit)
+    @wraps(fit)
     def fitted(*args: Any, **kwargs: Any) -> Any:
-        import keras
-
-        class Averages(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+        class Averages:
             """Averages at the end of each epoch."""
 
             def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -58,7 +56,7 @@ def _fitting(model: Any, fit: Callable[..., Any]) -> Callable[..., Any]:
 
         call = inspect.signature(fit).bind(*args, **kwargs)
         call.apply_defaults()
-        call.arguments["callbacks"] = [Averages(), *callbacks_of(call.arguments.get("callbacks"))]
+        call.arguments["callbacks"] = [as_callback(Averages, model)(), *callbacks_of(call.arguments.get("callbacks"))]
         return fit(*call.args, **call.kwargs)
 
     return fitted

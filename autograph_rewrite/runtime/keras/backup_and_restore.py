@@ -14,13 +14,14 @@ import functools
 import inspect
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from autograph_rewrite.cluster.membership import Membership
+from autograph_rewrite.load.signature.keras_library import is_legacy, library_of, wraps
 from autograph_rewrite.load.signature.keras_state import callbacks_of, variables_of
 from autograph_rewrite.runtime.consensus.agreement import adopt_from_chief
 from autograph_rewrite.runtime.consensus.rendezvous import Rendezvous
@@ -46,14 +47,13 @@ class Backups:
     def fitting(self, fit: Callable[..., Any]) -> Callable[..., Any]:
         """Return the model's `fit` with its callbacks changed."""
 
-        @functools.wraps(fit)
+        @wraps(fit)
         def fitted(*args: Any, **kwargs: Any) -> Any:
-            import keras
-
+            callbacks = library_of(self._model).callbacks
             for callback in callbacks_of(inspect.signature(fit).bind(*args, **kwargs).arguments.get("callbacks")):
-                if isinstance(callback, keras.callbacks.BackupAndRestore):
-                    self._change(callback)
-                if isinstance(callback, keras.callbacks.CSVLogger) and not self._member.is_chief:
+                if isinstance(callback, callbacks.BackupAndRestore):
+                    (self._change_legacy if is_legacy(self._model) else self._change)(callback)
+                if isinstance(callback, callbacks.CSVLogger) and not self._member.is_chief:
                     callback.filename = os.devnull
             return fit(*args, **kwargs)
 
@@ -65,27 +65,54 @@ class Backups:
         if not self._member.is_chief:
             callback.delete_checkpoint = False
 
-    def _load(self, callback: Any) -> None:
-        """Begin where worker 0 does.
+    def _change_legacy(self, callback: Any) -> None:
+        """As `_change`, of tf_keras: TensorFlow's checkpoints are written whole, and a model has a training state."""
+        begin = callback.on_train_begin
 
-        Raises:
-            ClusterError: somebody is missing.
-        """
+        def on_train_begin(logs: Any = None) -> None:
+            begin(logs)
+            state = callback._training_state
+            is_restored = state.read_checkpoint_manager.latest_checkpoint is not None
+            counters = [state._ckpt_saved_epoch, state._ckpt_saved_batch, self._model._train_counter]
+            self._adopt([is_restored], lambda: [*variables_of(self._model), *counters])
+            state.back_up = self._files.of_chief(state.back_up, "BackupAndRestore")
+            if not self._member.is_chief:
+                state.delete_backup = _nothing
+
+        callback.on_train_begin = on_train_begin
+
+    def _load(self, callback: Any) -> None:
         model = self._model
         if self._member.is_chief:
             _finish_saving(callback)
             type(callback)._load_model(callback)
         mine = [os.path.exists(callback._weights_path), model._initial_epoch or 0]
-        job = Rendezvous(self._member, self._seconds)
-        restored, epoch = (int(number) for number in job.rows(np.array(mine, np.int64), "restore a backup")[0])
-        if not restored:
-            return
-        variables = variables_of(model)
-        values = adopt_from_chief(self._member, self._seconds, [np.asarray(v.value) for v in variables])
-        if not self._member.is_chief:
-            for variable, value in zip(variables, values, strict=True):
+        model._initial_epoch = self._adopt(mine, lambda: variables_of(model))[1]
+
+    def _adopt(self, mine: Sequence[int], variables: Callable[[], Sequence[Any]]) -> list[int]:
+        """Begin where worker 0 does.
+
+        Args:
+            mine: whether this worker has restored something, and what else worker 0 is to tell of it.
+            variables: returns what takes worker 0's values if it has.
+
+        Returns:
+            worker 0's `mine`.
+
+        Raises:
+            ClusterError: somebody is missing.
+        """
+        told = Rendezvous(self._member, self._seconds).rows(np.array(mine, np.int64), "restore a backup")[0]
+        if told[0]:
+            known = variables()
+            values = adopt_from_chief(self._member, self._seconds, [variable.numpy() for variable in known])
+            for variable, value in zip(known, values, strict=True) if not self._member.is_chief else ():
                 variable.assign(value)
-            model._initial_epoch = epoch
+        return [int(number) for number in told]
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
 
 
 def _save(callback: Any) -> None:

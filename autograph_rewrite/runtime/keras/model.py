@@ -11,15 +11,16 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from autograph_rewrite.diagnostics.user_warning import warn_user
 from autograph_rewrite.errors import ClusterError, GraphError, RewriteError
 from autograph_rewrite.ir.traversal import descendants
+from autograph_rewrite.load.signature.keras_library import count_steps, is_legacy, strategy_of
 from autograph_rewrite.load.sources.functions import from_concrete, trace
-from autograph_rewrite.load.sources.keras_models import step_function
+from autograph_rewrite.load.sources.keras_models import require_usable, step_function
 from autograph_rewrite.plan.parts.notes import Note
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.consensus.divergence import is_told, nothing
@@ -45,7 +46,7 @@ def distribute_keras(
     """Make a compiled model train, test and predict over all replicas.
 
     Args:
-        model: a compiled Keras 3 model on the TensorFlow backend; it is changed and returned.
+        model: a compiled model, of Keras 3 on the TensorFlow backend or of tf_keras; it is changed and returned.
         rewrite: distributes one traced item; takes `training`.
         batch_inputs: axis by argument path ("x/image").
         job: of several processes, this one's part.
@@ -68,21 +69,13 @@ def functions_of(model: Any) -> list[DistributedFunction]:
 
 
 def _check(model: Any) -> None:
-    import keras
-
-    if keras.config.backend() != "tensorflow":
-        raise GraphError(
-            f"Keras runs on {keras.config.backend()} here; its steps are not TensorFlow graphs",
-            hint="set KERAS_BACKEND=tensorflow before importing keras",
-        )
     if getattr(vars(model).get("make_train_function"), "__module__", None) == __name__:
         raise GraphError(
             f"the model '{model.name}' is already distributed",
             hint="it stays so when it is compiled anew; for another configuration make the model anew",
         )
-    if not model.compiled and getattr(model, "optimizer", None) is None:
-        raise GraphError(f"the model '{model.name}' is not compiled", hint="call model.compile(...) first")
-    if model._distribute_strategy is not None:
+    require_usable(model)
+    if strategy_of(model) is not None:
         raise GraphError(
             f"the model '{model.name}' was made in the scope of a tf.distribute strategy",
             hint="make it outside of the scope: the rewrite distributes single-device models",
@@ -144,7 +137,7 @@ class _ModelSteps:
         run = _StepOnData(self._model, kind, self._rewrite, self._mirrors, self._batch_inputs, self._job)
         if kind == "predict":
             return PredictFunction(self._model, run)
-        if kind == "train" and self._steps > 1 and self._model.steps_per_execution == 1:
+        if kind == "train" and self._steps > 1 and int(self._model.steps_per_execution) == 1:
             warn_user(
                 f"'{self._model.name}' was compiled anew with steps_per_execution=1, so each run does one step: "
                 f"compile it with steps_per_execution={self._steps} for steps_per_run"
@@ -294,8 +287,9 @@ class _StepOnData:
         function.__name__ = self._step  # for messages
 
         def traced(function: Any, *specs: Any, batch_inputs: Any = None) -> TrainingGraph:
-            # As Keras does, without autograph; and without XLA, which compiles for one device.
-            concrete = trace(self._tf.function(function, autograph=False), specs, {}, is_own=True)
+            # As Keras does, whose version 3 has no autograph; and without XLA, which compiles for one device.
+            function = self._tf.function(function, autograph=is_legacy(self._model))
+            concrete = trace(function, specs, {}, is_own=True)
             return part(from_concrete(concrete, batch_inputs=batch_inputs, search=(self._model,), owner=self._model))
 
         return DistributedFunction(
@@ -372,6 +366,7 @@ class IteratorFunction(_StepFunction):
     def __init__(self, model: Any, run: _StepOnData, kind: str) -> None:
         self._model = model
         self._run = run
+        self._kind = kind
         self._fall_back = _FallBack(model, kind) if kind != "train" else None
         self._drawn = Drawn(run)
 
@@ -389,7 +384,7 @@ class IteratorFunction(_StepFunction):
             StopIteration: there was no batch left.
         """
         with Stop.here().one_step(self, counts=self._fall_back is None):
-            outputs, count = None, self._model.steps_per_execution
+            outputs, count = None, int(self._model.steps_per_execution)
             if count == 1 or self._fall_back is not None or not self._run.is_alone:
                 for data in taken(iterator, count):
                     outputs = self._one(data)
@@ -402,6 +397,7 @@ class IteratorFunction(_StepFunction):
                 if count == 1 and self._fall_back is None and not self._model.jit_compile:
                     self._run.at_end()
                 raise StopIteration
+            count_steps(self._model, self._kind, count)
             return outputs
 
     def _one(self, data: Any) -> Any:
@@ -414,7 +410,7 @@ class IteratorFunction(_StepFunction):
                 raise
             except RewriteError as error:
                 self._fall_back.use(error)
-        return self._fall_back.function(iter([data]))
+        return self._fall_back.function(data)
 
 
 class PredictFunction(_StepFunction):
@@ -426,19 +422,35 @@ class PredictFunction(_StepFunction):
 
     def __init__(self, model: Any, run: _StepOnData) -> None:
         self._tf = tensorflow()
+        self._model = model
         self._run = run
         self._fall_back = _FallBack(model, "predict")
 
-    def __call__(self, batches: Sequence[Any]) -> Any:
-        """Return the predictions for all batches, in order."""
+    def __call__(self, given: Iterable[Any]) -> Any:
+        """Return the predictions for all batches, in order.
+
+        Args:
+            given: the batches, or an iterator over those of all calls.
+
+        Raises:
+            StopIteration: there was no batch left.
+        """
+        batches = list(taken(iter(given), int(self._model.steps_per_execution)))
+        if not batches:
+            raise StopIteration
+        outputs = [self._one(data) for data in batches]
+        count_steps(self._model, "predict", len(batches))
+        return self._join(outputs)
+
+    def _one(self, data: Any) -> Any:
         if self._fall_back.function is None:
             try:
-                return self._join([self._run(data) for data in batches])
+                return self._run(data)
             except ClusterError:
                 raise
             except RewriteError as error:
                 self._fall_back.use(error)
-        return self._fall_back.function(batches)
+        return self._fall_back.function(data)
 
     def _join(self, outputs: list[Any]) -> Any:
         if len(outputs) == 1:
@@ -447,7 +459,7 @@ class PredictFunction(_StepFunction):
 
 
 class _FallBack:
-    """Keras' own function, for what cannot be distributed although training can."""
+    """The model's own step on one device, for what cannot be distributed although training can."""
 
     def __init__(self, model: Any, kind: str) -> None:
         self._model = model
@@ -455,11 +467,8 @@ class _FallBack:
         self.function: Any = None
 
     def use(self, error: RewriteError) -> None:
-        """Take Keras' function from now on, saying why."""
+        """Take the model's step from now on, saying why."""
         verb = {"test": "evaluate", "predict": "predict"}[self._kind]
         warnings.warn(f"{verb} runs on one device: {error}", stacklevel=6)
-        attribute = f"{self._kind}_function"
-        ours = getattr(self._model, attribute)
-        getattr(type(self._model), _MADE_BY[self._kind])(self._model, force=True)
-        self.function = getattr(self._model, attribute)
-        setattr(self._model, attribute, ours)
+        step = getattr(self._model, f"{self._kind}_step")
+        self.function = tensorflow().function(step, autograph=is_legacy(self._model), reduce_retracing=True)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from autograph_rewrite import tf_private
 from autograph_rewrite.cluster.membership import Membership
 from autograph_rewrite.errors import ClusterError
 from autograph_rewrite.plan.parts.batch_split import bounds
@@ -74,8 +75,9 @@ class KerasJob:
             ClusterError: the workers have set different seeds, or somebody is missing.
         """
         if self.splits:
-            seed = common_seed(self._member, self._seconds, _seed())
-            if _seed() is None:
+            given = tf_private.global_seed()
+            seed = common_seed(self._member, self._seconds, given)
+            if given is None:
                 self._tf.random.set_seed(seed)
         files = WrittenFiles(
             self._member, self._seconds, lambda: self._given, functools.partial(_is_asynchronous, model)
@@ -153,14 +155,6 @@ class KerasJob:
     def _limits(self, size: int) -> tuple[int, int]:
         ends = bounds(size, len(self._member.workers))
         return ends[self._member.task], ends[self._member.task + 1]
-
-
-def _seed() -> int | None:
-    """Return the random seed that the program has set."""
-    from tensorflow.python.eager import context
-
-    seed = context.global_seed()
-    return None if seed is None else int(seed)
 
 
 def _account(tf: Any, data: Any, what: str) -> Account:

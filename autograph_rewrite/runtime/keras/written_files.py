@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from autograph_rewrite.cluster.membership import Membership
 from autograph_rewrite.errors import ClusterError
+from autograph_rewrite.load.signature.keras_library import wraps
 from autograph_rewrite.runtime.consensus import flags
 from autograph_rewrite.runtime.failures import liveness
 from autograph_rewrite.runtime.failures.failure_messages import missing
@@ -69,11 +70,11 @@ class WrittenFiles:
             what: its name.
         """
 
-        @functools.wraps(write)
+        @wraps(write)
         def left_to_the_chief(*args: Any, **kwargs: Any) -> None:
             self._wait(self._call(what, args, kwargs))
 
-        @functools.wraps(write)
+        @wraps(write)
         def written(*args: Any, **kwargs: Any) -> Any:
             if self._is_writing:  # a part of what is being written
                 return write(*args, **kwargs)
@@ -93,7 +94,7 @@ class WrittenFiles:
             what: its name.
         """
 
-        @functools.wraps(run)
+        @wraps(run)
         def ran(*args: Any, **kwargs: Any) -> Any:
             self._runs += 1
             told = _Told(what, f"call {self._runs}")

@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from autograph_rewrite import tf_private
 from autograph_rewrite.ir.attr_inference import OWN_FUNCTIONS
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.native.function_def import Function, function_name
@@ -38,7 +39,7 @@ class Call:
         self._tf = tensorflow()
         self._name = function.name
         self._types = [self._tf.as_dtype(t) for t in function.output_types]
-        self._private = _private_modules()
+        self._private = tf_private.executor()
         self._config = _config(self._tf, self._private, on_cpu)
         self._keep = _register(self._tf, self._private, function)
 
@@ -86,28 +87,6 @@ class Call:
         return (list(results), results[0].op) if self._types else ([], results)
 
 
-def cancellation_manager() -> Any:
-    """Return a new cancellation manager, None where TensorFlow has none."""
-    try:
-        from tensorflow.python.eager import cancellation
-
-        return cancellation.CancellationManager()
-    except (ImportError, AttributeError):
-        return None
-
-
-def _private_modules() -> tuple[Any, Any] | None:
-    """Return TensorFlow's eager `context` and `execute`, None where they are not as expected."""
-    try:
-        from tensorflow.python.eager import context, execute
-    except ImportError:
-        return None
-    wanted = ("add_function_def", "has_function", "remove_function", "function_call_options")
-    functions = ("execute", "execute_with_cancellation")
-    known = all(hasattr(context.Context, name) for name in wanted) and all(hasattr(execute, n) for n in functions)
-    return (context, execute) if known else None
-
-
 def _config(tf: Any, private: tuple[Any, Any] | None, on_cpu: bool) -> bytes:
     """Return the encoded ConfigProto of the calls: the process's own, with or without Grappler."""
     config = tf.compat.v1.ConfigProto()
@@ -121,21 +100,26 @@ def _config(tf: Any, private: tuple[Any, Any] | None, on_cpu: bool) -> bytes:
 
 def _register(tf: Any, private: tuple[Any, Any] | None, function: Function) -> Any:
     """Make TensorFlow know a function and what it refers to; return what must be kept for that."""
-    from tensorflow.core.framework import function_pb2, graph_pb2
-
     if private is None:
-        graph = graph_pb2.GraphDef()
+        graph = tf.compat.v1.GraphDef()
         for definition in (*function.library, function.definition):
-            graph.library.function.append(function_pb2.FunctionDef.FromString(definition))
+            graph.library.function.add().ParseFromString(definition)
         # Wrapping an imported graph registers the functions in its library.
         return tf.compat.v1.wrap_function(lambda: tf.graph_util.import_graph_def(graph, name=""), [])
     context = private[0].context()
     context.ensure_initialized()
     for definition in function.library:  # usually traced in this process, so known
         if not context.has_function(function_name(definition)):
-            context.add_function_def(function_pb2.FunctionDef.FromString(definition))
-    context.add_function_def(function_pb2.FunctionDef.FromString(function.definition))
+            context.add_function_def(_parsed(tf, definition))
+    context.add_function_def(_parsed(tf, function.definition))
     return _Registration(context, function.name)
+
+
+def _parsed(tf: Any, definition: bytes) -> Any:
+    """Return a FunctionDef as TensorFlow's message."""
+    parsed = tf.compat.v1.GraphDef().library.function.add()
+    parsed.ParseFromString(definition)
+    return parsed
 
 
 class _Registration:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from typing import Any
 
 from autograph_rewrite.cluster.membership import Membership
+from autograph_rewrite.load.signature.keras_library import wraps
 from autograph_rewrite.runtime.preemption.stop import Stop, is_wanted
 
 
@@ -44,7 +44,7 @@ def saved_at_the_end(save: Callable[[], str | None]) -> Iterator[None]:
 def _fitting(fit: Callable[..., Any], member: Membership | None, seconds: float) -> Callable[..., Any]:
     numbers, stop = count(1), Stop.here()
 
-    @functools.wraps(fit)
+    @wraps(fit)
     def fitted(*args: Any, **kwargs: Any) -> Any:
         from autograph_rewrite.runtime.preemption.fit_snapshot import kept
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from autograph_rewrite.cluster.membership import Membership
 from autograph_rewrite.errors import ClusterError
+from autograph_rewrite.ir.types.protos import proto
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.consensus.background_digest import Beside
 from autograph_rewrite.runtime.consensus.broadcast_queue import Relay, abandon
@@ -162,11 +163,9 @@ class ChiefDrivenSession:
         return b"" if value is None else bytes(self._tf.make_tensor_proto(value).SerializeToString())
 
     def _decoded(self, text: bytes) -> Any:
-        from tensorflow.core.framework import tensor_pb2
-
         if not text:
             return None
-        value = self._tf.make_ndarray(tensor_pb2.TensorProto.FromString(text))
+        value = self._tf.make_ndarray(proto("TensorProto").FromString(text))
         return value if value.ndim else value[()]
 
 

@@ -143,9 +143,7 @@ def _is_handle(tf: Any, op: Any) -> bool:
 
 def _add_functions(tf: Any, function: function_def.Function) -> None:
     """Make the default graph know a function and those that it calls."""
-    from tensorflow.core.framework import function_pb2, graph_pb2
-
-    graph = graph_pb2.GraphDef()
+    graph = tf.compat.v1.GraphDef()
     for definition in (*function.library, function.definition):
-        graph.library.function.append(function_pb2.FunctionDef.FromString(definition))
+        graph.library.function.add().ParseFromString(definition)
     tf.graph_util.import_graph_def(graph, name="")

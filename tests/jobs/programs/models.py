@@ -9,16 +9,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 import autograph_rewrite as ar
+from autograph_rewrite.load.signature.keras_library import path_of
 from tests.jobs.programs.job import Array, Case, Job, Results
 from tests.zoo import KERAS_OPTIMIZERS, ZOO
 from tests.zoo.data import initial
 from tests.zoo.oracle import model_variables
 
+keras = tf.keras  # Keras 3, or tf_keras where TF_USE_LEGACY_KERAS says so
 OWN = "own "
 """Begins the names of results that differ between workers."""
 
@@ -39,7 +40,7 @@ def small(optimizer: str) -> Any:
         name="small",
     )
     for weight in model.trainable_variables:
-        weight.assign(initial(7, weight.path, weight.shape, 0.3, 0.0, "float32"))
+        weight.assign(initial(7, path_of(weight), weight.shape, 0.3, 0.0, "float32"))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     metrics = [keras.metrics.SparseCategoricalAccuracy(name="accuracy")]
     model.compile(KERAS_OPTIMIZERS[optimizer](), loss, metrics=metrics, jit_compile=False)

@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+from autograph_rewrite import tf_private
 from autograph_rewrite.load.signature.captures import Capture, FunctionBinding
 from autograph_rewrite.requires import tensorflow
 
@@ -149,7 +150,7 @@ class Held:
         It traces a function twice that makes variables, and gives each of those graphs of their own.
         """
         began = time.monotonic()
-        graph_type, function_type = _graphs_and_functions()
+        graph_type, function_type = tf_private.graphs_and_functions()
         graphs, run = [], set()
         for one in gc.get_objects():
             if isinstance(one, graph_type):
@@ -188,7 +189,7 @@ def served(capture: Capture, held: Held) -> Served | None:
     known: Served | None = vars(variable).get(_SERVED)
     if known is not None:
         return known if known.held is held else None  # else another distributed function has it
-    return Served(variable, held) if type(variable) in _resource_variables() else None
+    return Served(variable, held) if type(variable) in tf_private.resource_variables() else None
 
 
 def bring(wanted: Iterable[Served]) -> None:
@@ -229,25 +230,3 @@ def _subclass(base: Any) -> type:
             self.__dict__[_HANDLE] = handle
 
     return ResourceVariable
-
-
-@functools.cache
-def _resource_variables() -> tuple[type, ...]:
-    """Return the classes of which `tf.Variable` makes its objects, outside of a function and in one."""
-    try:
-        from tensorflow.python.eager.polymorphic_function.polymorphic_function import UnliftedInitializerVariable
-        from tensorflow.python.ops.resource_variable_ops import ResourceVariable
-    except ImportError:
-        return ()
-    return ResourceVariable, UnliftedInitializerVariable
-
-
-@functools.cache
-def _graphs_and_functions() -> tuple[type | tuple[()], type | tuple[()]]:
-    """Return the classes of graphs of functions, and of functions; of none where they are not as expected."""
-    try:
-        from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
-        from tensorflow.python.framework.func_graph import FuncGraph
-    except ImportError:
-        return (), ()
-    return FuncGraph, ConcreteFunction
