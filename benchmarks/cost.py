@@ -12,7 +12,6 @@ from itertools import combinations
 from statistics import median
 from typing import Any
 
-from autograph_rewrite.analysis.work.op_work import VIEWS
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_update
 from autograph_rewrite.ops.traits import has
@@ -247,7 +246,7 @@ def _readers(handle: Any) -> Iterator[str]:
     while pending:
         node = pending.pop()
         yield node.name
-        if node.op in VIEWS or has(node.op, "reads"):
+        if has(node.op, "views", "reads"):
             pending += [use.node for value in node.read_outputs for use in value.uses]
 
 

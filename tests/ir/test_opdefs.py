@@ -104,3 +104,8 @@ def test_the_registry_loads_in_a_fraction_of_a_second_without_tensorflow() -> No
     seconds, imported = ran.stdout.split()
     assert float(seconds) < 1
     assert imported == "False"
+
+
+def test_an_op_is_pure_that_is_known_and_has_no_state() -> None:
+    assert all(map(opdefs.is_pure, ("MatMul", "NoOp", "Identity")))
+    assert not any(map(opdefs.is_pure, ("RandomUniform", "ReadVariableOp", "AssignVariableOp", "NoSuchOp")))

@@ -238,7 +238,7 @@ def value_cast(n: Op) -> tuple[tuple[Dim, ...] | None, ...] | None:
 def _rules() -> dict[str, Rule]:
     rules = {op: Rule(place_unary, shape_same) for op in UNARY}
     rules |= {op: Rule(place_linear_unary, shape_same) for op in LINEAR_UNARY}
-    rules |= {op: Rule(place_keeper, shape_same, value_same) for op in ops_with("forwards")}
+    rules |= {op: Rule(place_keeper, shape_same, value_same) for op in ops_with("forwards") - {"RefIdentity"}}
     rules["IdentityN"] = Rule(place_identity_n, shape_same, value_same)
     rules["ZerosLike"] = Rule(place_zeros_like, shape_same)
     rules["Cast"] = Rule(place_cast, shape_same, value_cast)
