@@ -8,8 +8,9 @@ from autograph_rewrite.ir.graph import Node, Use, Value
 from autograph_rewrite.ir.traversal import descendants
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import find_op, get_op
-from autograph_rewrite.ops.traits import MERGES, has
+from autograph_rewrite.ops.traits import MERGES, has, ops_with
 
+_FORWARDS = ops_with("forwards_handle")
 _DENSE_ARGUMENTS = frozenset(("value", "grad", "delta"))
 """What op definitions call the inputs of an update that have the variable's shape."""
 _OF_ROWS = ("ResourceSparseApply", "ResourceScatter")
@@ -32,7 +33,7 @@ def handle_node(value: Value) -> Node:
     Where ways meet, it is the one that all of them lead from; where they lead from two, it is the Merge.
     """
     node = value.node
-    while node._inputs and has(node.op, "forwards_handle"):
+    while node._inputs and node.op in _FORWARDS:
         if node.op in MERGES:
             return _before_merge(node)
         node = node._inputs[0].node
@@ -44,7 +45,7 @@ def _before_merge(merge: Node) -> Node:
     found: dict[Node, None] = {}
     while pending:
         for node in [value.node for value in pending.pop()._inputs]:
-            while node._inputs and has(node.op, "forwards_handle") and node not in seen:
+            while node._inputs and node.op in _FORWARDS and node not in seen:
                 seen.add(node)
                 if node.op in MERGES:
                     pending.append(node)
@@ -62,7 +63,7 @@ def handle_uses(handle: Node) -> Iterator[Use]:
     while pending:
         for use in pending.pop().uses:
             yield use
-            if has(use.node.op, "forwards_handle") and use.node not in seen:
+            if use.node.op in _FORWARDS and use.node not in seen:
                 seen.add(use.node)
                 pending += use.node.read_outputs
 

@@ -143,7 +143,7 @@ class _Numbering:
 
 def _may_write(node: Node) -> bool:
     """Return whether a node is given a handle, and may change what it is the handle of."""
-    if has(node.op, "routes", "forwards") or has(node.op, "reads", "inspects"):
+    if has(node.op, "routes", "forwards", "reads", "inspects"):
         return False
     return any(value.dtype == dtypes.RESOURCE for value in node.inputs)
 

@@ -31,7 +31,7 @@ def declared_trained(variables: Mapping[str, Variable]) -> set[str]:
 def reads_of(handle: Node) -> tuple[Use, ...]:
     """Return what reads a variable's contents, by its handle or as the value that was read; no update is a read."""
     others = [use for use in _uses_of(handle) if not is_update(use.node)]
-    return tuple(use for use in others if not (has(use.node.op, "measures", "inspects")))
+    return tuple(use for use in others if not has(use.node.op, "measures", "inspects"))
 
 
 def _uses_of(handle: Node) -> Iterator[Use]:

@@ -93,7 +93,7 @@ def _bound(condition: Node, number: Callable[[Value], int]) -> int:
 def _made(node: Node) -> Node:
     """Return the node that makes the list which a node is given."""
     node = node.inputs[0].node
-    while node.inputs and (has(node.op, "views", "lists")):
+    while node.inputs and has(node.op, "views", "lists"):
         node = node.inputs[0].node
     return node
 
