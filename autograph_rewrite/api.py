@@ -28,6 +28,17 @@ from autograph_rewrite.training_graph import TrainingGraph
 T = TypeVar("T")
 
 
+def virtual_devices(count: int) -> None:
+    """Make so many CPU devices of this process's CPU, for mirrored variables without accelerators.
+
+    Raises:
+        ClusterError: TensorFlow has started already with fewer.
+    """
+    from autograph_rewrite.runtime.job.logical_devices import ensure_devices
+
+    ensure_devices([f"/device:CPU:{number}" for number in range(count)])
+
+
 def build_plan(item: TrainingGraph, config: ConfigLike | None = None, *, batch: int | None = None) -> Plan:
     """Decide how to distribute an item, and list what follows from it: every reshard edge with its reason.
 
@@ -254,10 +265,10 @@ def register_pass(name: str, function: Callable[[Any], None], *, after: str) -> 
     Args:
         name: in words with hyphens, as in `fold-bias`.
         function: is called with the rewrite under way (docs/writing_passes.md), and edits its graph.
-        after: the pass behind which it runs; `autograph-rewrite opt --list` names them.
+        after: the pass that it follows; `autograph-rewrite opt --list` names them.
 
     Raises:
-        ConfigError: the name is no name of a pass, or nothing of one's own can run behind that pass.
+        ConfigError: the name is no name of a pass, or no pass of a user can run after that pass.
     """
     user_passes.register_pass(name, function, after=after)
 

@@ -75,7 +75,7 @@ class GraphItem(NotebookView, TrainingGraph):
         batch_inputs: Mapping[str, int | None] | None = None,
         signature: str | None = None,
     ) -> GraphItem:
-        """Read a .pb, .pbtxt, .meta, SavedModel directory, or what `save` wrote.
+        """Read a .pb, .pbtxt, .meta, .keras file, a SavedModel directory, or what `save` wrote.
 
         Args:
             path: file or directory.

@@ -48,7 +48,7 @@ class Shards:
         axis: along which they are joined.
         sizes: of the pieces along it.
         handles: names of the nodes that give their handles, in order; those of pieces of pieces, where there are some.
-        devices: where they live, in order, of one replica behind another where each has its own; empty where every
+        devices: where they live, in order, of one replica after another where each has its own; empty where every
             replica's device, or the first, has all of them.
         within: how each piece is cut again, None where it is not; empty: none is.
     """
@@ -171,7 +171,7 @@ class TrainingGraph:
         variables: by public name.
         keep: nodes that survive a rewrite although no step runs them (saver, table initialisers).
         report: what rewriting did; None for an original.
-        binding: what a runtime needs besides the graph (captured tf.Variables...); never saved.
+        binding: what a runtime needs in addition to the graph (captured tf.Variables...); never saved.
         layout: where the values of the folded graph went; None for an original.
         state: variables that rewriting added, by name; each replica has its own (the residuals of compressors).
         notes: what loading has to say: node, op and text; a rewrite puts them into its report.

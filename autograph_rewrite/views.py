@@ -8,6 +8,7 @@ Each takes an item, and what `distribute` takes or has returned:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +17,10 @@ from autograph_rewrite.config.config import Config, ConfigLike
 from autograph_rewrite.config.sections import Cluster, Network
 from autograph_rewrite.diagnostics.files import write_whole
 from autograph_rewrite.diagnostics.stages import stage
-from autograph_rewrite.errors import ConfigError, GraphError
+from autograph_rewrite.errors import ConfigError, GraphError, RewriteError
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.normalize.normalize import normalise_original
+from autograph_rewrite.notebook import Shown, ShownFile
 from autograph_rewrite.passes.base.pass_manager import Observer
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.selected import chosen
@@ -32,13 +34,14 @@ if TYPE_CHECKING:
     from autograph_rewrite.runtime.reduce.reduce import Reduction
     from autograph_rewrite.runtime.verify.report import VerifyReport
 
+VERIFY_HINT = "give the original graph with the configuration"
 Feeds = Sequence[Mapping[Any, Any]] | Mapping[Any, Any]
-"""A dict of values by input name for each step, used in turn, or one for all."""
+"""A dict of values by input name for each step, or one for all steps."""
 
 
 def explain(
     new: Any, config: ConfigLike | Plan | None = None, *, batch: int | None = None, specs: Sequence[Any] = ()
-) -> str:
+) -> Shown:
     """Say in sentences what was rewritten, what is divided, what runs whole, why, and what it costs.
 
     Args:
@@ -55,8 +58,24 @@ def explain(
 
     traces = _traces(new, specs)
     if config is not None:
-        return run(rewrite(traces[0].original, config, batch=batch), batch=batch)
-    return "\n".join(run(trace.rewritten, batch=batch) for trace in traces)
+        original, given = traces[0].original, chosen(config)
+        return Shown(run(rewrite(original, given, batch=batch), batch=batch) + where_time_goes(original, given, batch))
+    texts = []
+    for original, rewritten in traces:
+        more = where_time_goes(original, rewritten.report.plan, batch) if original is not rewritten else ""
+        texts.append(run(rewritten, batch=batch) + more)
+    return Shown("\n".join(texts))
+
+
+def where_time_goes(item: TrainingGraph, given: Config | Plan, batch: int | None = None) -> str:
+    """Return what the predicted step of an original takes, and for which layers; why not, where it has no such step."""
+    from autograph_rewrite.inspect.where_time_goes import where_time_goes as run
+
+    try:
+        found = simulate(item, given, batch=batch)
+        return run(found, levers(item, given, batch, found))
+    except RewriteError as error:
+        return f"The step cannot be predicted: {error.problem}.\n"
 
 
 def verify(
@@ -111,7 +130,7 @@ def bisect(
     specs: Sequence[Any] = (),
     observers: Sequence[Observer] = (),
 ) -> Bisection:
-    """Find the first pass behind which `verify` fails, and the first value and edge that are wrong.
+    """Find the first pass after which `verify` fails, and the first value and edge that are wrong.
 
     Args:
         item: as for `verify`, as are all others but `observers`.
@@ -212,16 +231,47 @@ def simulate(
     return run(flat, requested(flat, given), given if cluster is None else cluster, batch=batch, machine=machine)
 
 
-def requested(item: TrainingGraph, config: Config) -> Plan:
-    """Return the request of the builder that a configuration names, whether or not it can be carried out yet.
+def levers(item: TrainingGraph, given: Config | Plan, batch: int | None, found: Simulation) -> tuple[str, ...]:
+    """Say in at most three sentences what a step takes most of, and what another plan would change, simulated.
+
+    Args:
+        item: the original.
+        given: what it is rewritten by.
+        batch: examples of all devices together, where the graph leaves that open.
+        found: the step.
+    """
+    from autograph_rewrite.cost.levers import levers as run
+    from autograph_rewrite.cost.search import Evaluator
+    from autograph_rewrite.cost.simulate import Hardware, network_of
+    from autograph_rewrite.strategies import STRATEGIES
+
+    flat = normalise_original(item)
+    plan, others = requested(flat, given), {}
+    if isinstance(given, Config):
+        config = _with_devices(given)
+        others = {name: partial(STRATEGIES[name].build, flat, config) for name in ("Parallax", "FSDP")}
+
+    network = network_of(given if isinstance(given, Config) else None)
+    evaluator = Evaluator(flat, Hardware(network=network), batch=batch)
+    return run(found, plan, evaluator.simulate, others)
+
+
+def requested(item: TrainingGraph, given: Config | Plan) -> Plan:
+    """Return a plan, or the request of the builder that a configuration names, whether or not that can be carried out.
 
     Raises:
         ConfigError: it does not fit the item.
     """
     from autograph_rewrite.strategies import named_builder
 
-    config = config if config.devices is not None else config.with_devices(())
+    if isinstance(given, Plan):
+        return given
+    config = _with_devices(given)
     return named_builder(config).build(item, config)
+
+
+def _with_devices(config: Config) -> Config:
+    return config if config.devices is not None else config.with_devices(())
 
 
 def report(
@@ -232,6 +282,7 @@ def report(
     batch: int | None = None,
     task: int | None = None,
     measured: Profile | str | Path | None = None,
+    verify: bool = False,
     title: str = "",
     specs: Sequence[Any] = (),
 ) -> Path:
@@ -244,6 +295,7 @@ def report(
         batch: examples of all devices together, where the graph leaves that open.
         task: of several processes, the one whose graph is shown; left out, all of them.
         measured: what `profile` returned, or the file that it was saved in.
+        verify: train some steps of the graph and of its rewrite, and write into the page whether they agree.
         title: of the page; left out, the name of the file.
         specs: as for `verify`.
 
@@ -251,7 +303,8 @@ def report(
         The path of the file.
 
     Raises:
-        RewriteError: the graph cannot be rewritten so, or has been already; nothing is written then.
+        RewriteError: the graph cannot be rewritten so, or has been already, or there is nothing to verify; nothing is
+            written then.
     """
     from autograph_rewrite.inspect.profile.profile import Profile
     from autograph_rewrite.inspect.report.build import Shown, is_rewritten, of_ranks, report_page
@@ -263,6 +316,8 @@ def report(
     plan = plan_of(new, given if isinstance(given, Plan) else None)
     found = Profile.load(measured) if isinstance(measured, (str, Path)) else measured
     states = GraphStates()
+    if verify and (original is new and given is None):
+        raise GraphError("there is nothing to verify: no rewrite of this graph is at hand", hint=VERIFY_HINT)
     if original is new and (new.report is not None or is_rewritten(new.graph)):
         if isinstance(given, Config):
             hint = "give the original with the configuration; or this one alone, or with its plan"
@@ -273,16 +328,26 @@ def report(
         states.keep("graph", original.graph, original.placements)
         shown = Shown(states, original, measured=found)
     else:
+        asked = given or plan or chosen(None)
 
         def ranked(flat: TrainingGraph, observers: list[Observer], task: int) -> TrainingGraph:
-            return rewrite(flat, plan if given is None else given, observers=observers, batch=batch, task=task)
+            return rewrite(flat, asked, observers=observers, batch=batch, task=task)
 
         new = of_ranks(states, original, ranked, task)
         network = given if isinstance(given, Config) else None
-        shown = Shown(states, original, new, new.report.plan, network, batch, found)
+        words = partial(levers, original, asked, batch)
+        checked = _verified(original, asked, batch) if verify else None
+        shown = Shown(states, original, new, new.report.plan, network, batch, found, words, checked)
     stage("drawing")
     write_whole(out, report_page(title or Path(out).stem, shown).encode())
-    return Path(out)
+    return ShownFile(out)
+
+
+def _verified(original: TrainingGraph, given: Config | Plan, batch: int | None) -> dict[str, Any]:
+    """Return what `verify` says of a rewrite, as data and as text."""
+    stage("verifying the rewrite")
+    found = verify(original, given, batch=batch)
+    return {**found.data(), "text": str(found)}
 
 
 def _compared(item: Any, config: ConfigLike | Plan | None, specs: Sequence[Any]) -> tuple[TrainingGraph, Config | Plan]:

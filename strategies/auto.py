@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from autograph_rewrite.analysis.facts.concrete_sizes import EXAMPLES
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.config.sections import Network
+from autograph_rewrite.diagnostics.amounts import duration
 from autograph_rewrite.diagnostics.progress_line import progress_on
 from autograph_rewrite.plan.codecs import shown
 from autograph_rewrite.plan.parts.messages import VariableRequest
@@ -175,11 +176,9 @@ def _named(
         dropped: notes on plans that there are not.
         others: all plans that were simulated before, in their order; none: those that were compared.
     """
-    from autograph_rewrite.cost.search import milliseconds
-
     ranked = sorted(compared, key=lambda name: compared[name].key)
-    times = (f"{name} {milliseconds(compared[name].found.step_seconds)}" for name in ranked)
-    took = milliseconds(found.found.step_seconds)
+    times = (f"{name} {duration(compared[name].found.step_seconds)}" for name in ranked)
+    took = duration(found.found.step_seconds)
     reasons = search.reasons[: search.kept.index(found)] if found in search.kept else []
     first = search.kept[0] if found in search.kept else found
     began = next(name for name in ranked if compared[name] is first)

@@ -1,4 +1,4 @@
-"""The documented import path of what a strategy builder returns for each variable (docs/strategies.md)."""
+"""The documented import path of what a strategy builder returns for each variable (docs/strategy/choosing.md)."""
 
 from autograph_rewrite.strategies.builder.choice import Choice, Parts, TrainedVariable
 

@@ -22,6 +22,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 pytest_plugins = ("tests.matrix.summary", "tests.jobs.programs.fixtures", "tests.slow")
 VIRTUAL_DEVICES = 4

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,12 +23,16 @@ from autograph_rewrite.tools.terminal.standard_streams import STANDARD, readable
 if TYPE_CHECKING:
     from autograph_rewrite.resolve.coverage import Coverage
 
+_SCRIPT = re.compile(r".+\.py(:\w+)?")
 GRAPH_FORMS = (".ar", ".pb", ".pbtxt")
 _DIGITS = 15
 """Of a number on the command line: what has more is no size of anything."""
 PLAN_FORMS = (".yaml", ".yml", ".json", ".pb", ".binpb")
 CONFIG_HELP = "a YAML configuration, or the name of a shipped one (all_reduce, fsdp, ...)"
-GRAPH_HELP = "a .pb, .pbtxt, .meta, .ar or .txt (`dump --full`) file, a SavedModel directory, or - for standard input"
+GRAPH_HELP = (
+    "a script that trains (train.py, train.py:model; it runs up to its first step), a .keras, .pb, .pbtxt, .meta, .ar "
+    "or .txt (`dump --full`) file, a SavedModel directory, or - for standard input"
+)
 
 
 def add_graph(parser: argparse.ArgumentParser) -> None:
@@ -39,9 +44,11 @@ def add_graph(parser: argparse.ArgumentParser) -> None:
 def add_names(parser: argparse.ArgumentParser) -> None:
     """Declare what a raw GraphDef does not say about itself."""
     group = parser.add_argument_group("names, where the file does not tell them")
-    group.add_argument("--train-op", metavar="NODE", action="append", help="what one step runs; may be repeated")
+    group.add_argument(
+        "--train-op", metavar="NODE", action="append", help="a node that one training step runs; may be repeated"
+    )
     group.add_argument("--output", metavar="TENSOR", action="append", help="a declared output; may be repeated")
-    group.add_argument("--init-op", metavar="NODE", help="what initialises everything")
+    group.add_argument("--init-op", metavar="NODE", help="the node that initialises all variables")
     group.add_argument(
         "--batch-input",
         metavar="NAME=AXIS",
@@ -49,7 +56,7 @@ def add_names(parser: argparse.ArgumentParser) -> None:
         type=batch_input,
         help="an input and the axis of it that counts examples, or NAME=none; may be repeated",
     )
-    group.add_argument("--signature", metavar="NAME", help="of a SavedModel")
+    group.add_argument("--signature", metavar="NAME", help="the signature of a SavedModel")
 
 
 def batch_input(text: str) -> tuple[str, int | None]:
@@ -73,13 +80,18 @@ def load_graph(args: argparse.Namespace, path: str | None = None) -> ar.GraphIte
     """
     given = args.graph if path is None else path
     stage("reading %s", given)
+    inputs = dict(args.batch_input) if args.batch_input else None
+    if _SCRIPT.fullmatch(given):
+        from autograph_rewrite.tools.script_graph import load_script
+
+        return load_script(given, inputs)
     with readable(given) as file:
         return ar.GraphItem.load(
             file,
             train_op=args.train_op,
             outputs=args.output,
             init_op=args.init_op,
-            batch_inputs=dict(args.batch_input) if args.batch_input else None,
+            batch_inputs=inputs,
             signature=args.signature,
         )
 
@@ -109,7 +121,7 @@ def add_allow_code(parser: argparse.ArgumentParser) -> None:
 
 def add_batch(parser: argparse.ArgumentParser) -> None:
     """Declare `--batch`."""
-    text = "examples of all devices together (default: what the graph says, else 32 for each)"
+    text = "examples of one step on all devices together (default: as the graph says, else 32 for each)"
     parser.add_argument("--batch", metavar="N", type=number_of("examples"), help=text)
 
 
@@ -123,7 +135,7 @@ def add_comparison(parser: argparse.ArgumentParser, *, steps: int = 3) -> None:
     text = f"training steps (default {steps})"
     parser.add_argument("--steps", metavar="K", type=number_of("steps"), default=steps, help=text)
     add_batch(parser)
-    parser.add_argument("--seed", metavar="S", type=int, default=0, help="of the random feeds (default 0)")
+    parser.add_argument("--seed", metavar="S", type=int, default=0, help="seed of the random feeds (default 0)")
     parser.add_argument("--rtol", metavar="R", type=float, default=1e-5, help="relative tolerance (default 1e-5)")
 
 

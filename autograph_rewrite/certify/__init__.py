@@ -1,7 +1,7 @@
 """Translation validation: a check, independent of the passes, that a folded graph computes what the original does.
 
 From propagation on, placements are claims. The certificate takes the normalised original, the graph that placements
-are claimed of and the claims (`ir.claims`: plain data), and checks the folded graph behind every pass:
+are claimed of and the claims (`ir.claims`: plain data), and checks the folded graph after every pass:
 
     order       every access to a variable in the original's order, on shards too, and as often (`order`)
     values      each node reads what it should, in the placement that it should (`simulate`, `samples`, `kernels`)

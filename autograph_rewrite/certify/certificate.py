@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from autograph_rewrite.certify.check_claims import check_claims
 from autograph_rewrite.certify.execution.baseline import Baseline
+from autograph_rewrite.certify.execution.op_kinds import writes_variable
 from autograph_rewrite.certify.execution.samples import Sample
 from autograph_rewrite.certify.execution.simulate import Simulation
 from autograph_rewrite.certify.order import Accesses, accesses_of, check_order, effects_before, effects_needed, origin
@@ -21,7 +22,6 @@ from autograph_rewrite.certify.spans import spans
 from autograph_rewrite.errors import VerifyError, add_note
 from autograph_rewrite.ir.claims import Claims
 from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Span
-from autograph_rewrite.ir.op_traits import writes_variable
 from autograph_rewrite.ir.traversal import topological_order
 
 BEHIND = frozenset(("delegate-to-chief", "update-rows", "expand"))
@@ -137,12 +137,12 @@ class Certificate:
         try:
             self._check(after, graph, claims)
         except VerifyError as error:
-            add_note(error, f"behind pass '{after}'")
+            add_note(error, f"after pass '{after}'")
             raise
         except Exception as error:
             if self._strict:
                 raise
-            self.not_covered[f"the graph behind '{after}': {error!r}"] = None
+            self.not_covered[f"the graph after '{after}': {error!r}"] = None
 
     def _check(self, after: str, graph: Graph, claims: Claims) -> None:
         assert self._baseline is not None
@@ -176,7 +176,7 @@ class Certificate:
                 raise VerifyError(f"'{added[0].name}' writes '{handle}', which the original does not do", node=added[0])
             if added:
                 in_turn.add(handle)
-                self.not_covered[f"'{handle}', which micro-batches update in turn"] = None
+                self.not_covered[f"'{handle}', which micro-batches update one after the other"] = None
         looked_at = {name for name in now.of if name in claimed.of} - in_turn
         check_order(claimed, now, looked_at, matches, reads_are_ordered=after not in UNORDERED)
         if after not in UNORDERED:  # by now reads wait for writes, and writes for reads

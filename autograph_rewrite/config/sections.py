@@ -138,7 +138,7 @@ class Pipeline(Section):
     microbatch_size: Count | None = None
     """The other way to say it: examples in one micro-batch."""
     schedule: Literal["gpipe", "1f1b", "interleaved", "circular"] = "1f1b"
-    """In which order a device runs forwards and backwards: all forwards first (gpipe, circular), or in turn."""
+    """In which order a device runs forwards and backwards: all forwards first (gpipe, circular), or alternating."""
     form: Literal["unrolled", "loop"] = "unrolled"
     """A copy of each stage for each micro-batch (unrolled), or a loop in each iteration of which all stages work."""
     circular_repeat: Count = 1
@@ -190,7 +190,7 @@ class Remat(Section):
 
 
 AFTER = ("eliminate-dead-code", "propagate", "split-draws", "decompose", "place-reductions")
-"""Passes behind which one of the user's own can run: until the plan is resolved, nothing is converted yet."""
+"""Passes after which a user's pass can run: until the plan is resolved, nothing is converted yet."""
 
 
 class PassSection(Section):
@@ -199,7 +199,7 @@ class PassSection(Section):
     file: FunctionName
     """`path/to/file.py:function`; it runs only where that is allowed (--allow-code, or ar.allow_code)."""
     after: Literal["eliminate-dead-code", "propagate", "split-draws", "decompose", "place-reductions"]
-    """The pass behind which it runs."""
+    """The pass that it follows."""
 
 
 class Mesh(Section):

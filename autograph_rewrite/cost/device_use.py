@@ -7,14 +7,14 @@ a model axis of 2              CPU:0   CPU:1        the first replica's        C
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from autograph_rewrite.cost.hardware.topology import CPU, OTHERS, REST, Topology
 from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep
 from autograph_rewrite.cost.tasks import liveness
 from autograph_rewrite.cost.tasks.result import DeviceUse
-from autograph_rewrite.cost.tasks.task import COMPUTE, Buffer
+from autograph_rewrite.cost.tasks.task import COMPUTE, Buffer, Task
 from autograph_rewrite.cost.tasks.task_graph import Built
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.types.device_names import short
@@ -43,8 +43,8 @@ class Held:
 
 def device_uses(
     folded: AnalyzedStep, plan: Plan, built: Built, topology: Topology, seconds: float, *, lines: bool
-) -> list[DeviceUse]:
-    """Return the devices of a step that has been played.
+) -> list[tuple[DeviceUse, list[Buffer]]]:
+    """Return the devices of a step that has been played, each with what is in its memory at the peak.
 
     Args:
         folded: the step.
@@ -54,23 +54,24 @@ def device_uses(
         seconds: that the step takes.
         lines: whether memory over time, and what of it is activations, is wanted.
     """
-    found = _on_logical_devices(built, topology) if topology.logical > 1 else _on_lanes(built, topology)
+    found = _on_logical_devices(built, topology) if topology.logical > 1 else _on_lanes(folded, built, topology)
     activations = _activations(folded, plan, built) if lines else frozenset()
     return [_use(one, seconds, activations, lines=lines) for one in found]
 
 
-def _busy(built: Built) -> dict[str, float]:
+def _busy(built: Built, tasks: Iterable[Task]) -> dict[str, float]:
+    """Return for how long tasks keep each place busy: of cores, for how long all of them would be."""
     busy: dict[str, float] = {}
-    for task in built.tasks:
+    for task in tasks:
         if task.kind == COMPUTE:
-            for lane, held in task.holds.items():
+            for lane, held in built.busy(task).items():
                 place = task.place or lane
-                busy[place] = busy.get(place, 0.0) + held * task.width
+                busy[place] = busy.get(place, 0.0) + held
     return busy
 
 
-def _on_lanes(built: Built, topology: Topology) -> Iterator[Held]:
-    busy = _busy(built)
+def _on_lanes(folded: AnalyzedStep, built: Built, topology: Topology) -> Iterator[Held]:
+    busy = _busy(built, built.tasks)
     for lane in dict.fromkeys([*topology.lanes, *built.variable_bytes]):
         own = [buffer for buffer in built.buffers if buffer.place == lane]
         count = topology.processes
@@ -81,31 +82,40 @@ def _on_lanes(built: Built, topology: Topology) -> Iterator[Held]:
         elif lane not in topology.lanes:
             count = 1
         if lane == CPU and topology.local > 1:
-            yield from _cpu_devices(built, topology, own, busy.get(lane, 0.0))
+            each = (task for node, tasks in built.tasks_of.items() if node in folded.each for task in tasks)
+            both = busy.get(lane, 0.0), _busy(built, each).get(lane, 0.0)
+            yield from _cpu_devices(built, topology, own, both)
         else:
             work = _work(built, lane, 1, once=lane != REST)
-            yield Held(lane, count, busy.get(lane, 0.0) / built.cores.get(lane, 1), own, work)
+            yield Held(lane, count, busy.get(lane, 0.0), own, work)
 
 
-def _cpu_devices(built: Built, topology: Topology, own: list[Buffer], busy: float) -> Iterator[Held]:
-    """Yield the CPU devices of a process: the first also has what exists once, and all replicas of shared variables."""
+def _cpu_devices(built: Built, topology: Topology, own: list[Buffer], busy: tuple[float, float]) -> Iterator[Held]:
+    """Yield the CPU devices of a process: the first also has what exists once, and all replicas of shared variables.
+
+    Args:
+        built: the tasks of the step.
+        topology: of the plan.
+        own: what is in the memory of the CPU.
+        busy: seconds of everything, and of what each replica does: all replicas compute on the same cores at a time.
+    """
     others = topology.processes * (topology.local - 1)
     apart = built.variable_bytes.get(OTHERS, 0) // (topology.local - 1)
     held = [Buffer(apart, OTHERS, each=False, kept=True)]
     each = [buffer for buffer in own if buffer.each]
     if topology.plan.mode == "shared":
         together = own + each * (topology.local - 1)
-        yield Held(CPU, topology.processes, busy, together, _work(built, CPU, topology.local))
+        yield Held(CPU, topology.processes, busy[0], together, _work(built, CPU, topology.local))
         if apart:
             yield Held(OTHERS, others, 0.0, held)
     else:
-        yield Held("first cpu device", topology.processes, busy, own, _work(built, CPU, 1))
-        yield Held(OTHERS, others, 0.0, each + held, _work(built, CPU, 1, once=False))
+        yield Held("first cpu device", topology.processes, busy[0], own, _work(built, CPU, 1))
+        yield Held(OTHERS, others, busy[1], each + held, _work(built, CPU, 1, once=False))
 
 
 def _on_logical_devices(built: Built, topology: Topology) -> Iterator[Held]:
     """Yield the logical devices of the first replica, then those of the others, which only have what each has."""
-    busy, lanes = _busy(built), topology.lanes
+    busy, lanes = _busy(built, built.tasks), topology.lanes
     for device in range(topology.logical):
         place = topology.place(lanes[0], device)
         own = [buffer for buffer in built.buffers if buffer.place == place]
@@ -120,7 +130,7 @@ def _on_logical_devices(built: Built, topology: Topology) -> Iterator[Held]:
     for lane in built.variable_bytes:
         if all(lane != topology.place(own, device) for own in lanes for device in range(topology.logical)):
             own = [buffer for buffer in built.buffers if buffer.place == lane]
-            yield Held(lane, 1, busy.get(lane, 0.0) / built.cores.get(lane, 1), own)
+            yield Held(lane, 1, busy.get(lane, 0.0), own)
 
 
 def _work(built: Built, place: str, instances: int, *, once: bool = True) -> tuple[float, float]:
@@ -140,20 +150,22 @@ def _activations(folded: AnalyzedStep, plan: Plan, built: Built) -> frozenset[Bu
     return frozenset(one for one in made if any(reader not in tasks for reader in one.readers))
 
 
-def _use(held: Held, seconds: float, activations: Collection[Buffer], *, lines: bool) -> DeviceUse:
+def _use(held: Held, seconds: float, activations: Collection[Buffer], *, lines: bool) -> tuple[DeviceUse, list[Buffer]]:
     buffers = held.buffers
     variables = [buffer for buffer in buffers if buffer.kept and buffer.maker is None]
     flops, nbytes = held.work
-    return DeviceUse(
+    top = liveness.at_peak(buffers) if lines else []
+    use = DeviceUse(
         held.name,
         held.count,
         held.busy,
         liveness.peak(buffers, seconds),
         sum(buffer.nbytes for buffer in variables),
-        activation_bytes=sum(buffer.nbytes for buffer in buffers if buffer in activations),
+        activation_bytes=sum(buffer.nbytes for buffer in top if buffer in activations),
         slot_bytes=sum(buffer.nbytes for buffer in variables if buffer.is_slot),
         flops=flops,
         accessed_bytes=nbytes,
         memory=liveness.over_time(buffers) if lines else (),
-        holders=liveness.at_peak(buffers) if lines else (),
+        holders=liveness.holders(top),
     )
+    return use, top

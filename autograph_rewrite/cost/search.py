@@ -21,6 +21,7 @@ from autograph_rewrite.cost.simulate import Hardware, simulated
 from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep, cut_model, fold, whole
 from autograph_rewrite.cost.step.op_counts import OpCounts, count
 from autograph_rewrite.cost.tasks.result import Simulation
+from autograph_rewrite.diagnostics.amounts import duration
 from autograph_rewrite.diagnostics.stages import stage
 from autograph_rewrite.errors import RewriteError
 from autograph_rewrite.ir.graph import Node
@@ -53,7 +54,7 @@ class Evaluator:
 
     def simulate(self, plan: Plan) -> Simulation:
         """Return what one step of a plan takes."""
-        stage("Auto has simulated %s plans, next %s", self.tried, plan.strategy)
+        stage("simulated %s plans, next %s", self.tried, plan.strategy)
         kind = _analysed(plan)
         if kind not in self._folds:
             folded = fold(self.item, plan, self.batch)
@@ -70,7 +71,7 @@ class Evaluator:
 
     def simulate_once(self, plan: Plan) -> Simulation:
         """Return what one step of a plan takes that no other plan has anything in common with."""
-        stage("Auto has simulated %s plans, next %s", self.tried, plan.strategy)
+        stage("simulated %s plans, next %s", self.tried, plan.strategy)
         self.tried += 1
         return simulated(fold(self.item, plan, self.batch), plan, self.hardware, batch=self.batch, events=False)
 
@@ -143,12 +144,7 @@ class Search:
         if not candidate.is_better_than(self.best) or not candidate.fits(self.limit):
             return False
         saved = self.best.found.step_seconds - candidate.found.step_seconds
-        self.reasons.append(f"{reason}: {milliseconds(saved)} less")
+        self.reasons.append(f"{reason}: {duration(saved)} less")
         self.best = candidate
         self.kept.append(candidate)
         return True
-
-
-def milliseconds(seconds: float) -> str:
-    """Return a time for people."""
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"

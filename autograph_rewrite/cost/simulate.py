@@ -18,6 +18,7 @@ from autograph_rewrite.config.sections import Cluster, Network
 from autograph_rewrite.cost.device_use import device_uses
 from autograph_rewrite.cost.hardware.machine import Machine, network_link
 from autograph_rewrite.cost.hardware.topology import FIRST, IN, LOCAL, OUT, REST, Topology
+from autograph_rewrite.cost.node_use import node_uses, staged_uses
 from autograph_rewrite.cost.pipeline.utilization import use_of_pipeline
 from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep, fold, neutral
 from autograph_rewrite.cost.step.op_counts import OpCounts
@@ -132,13 +133,14 @@ def simulated(
     with no_garbage_collection():
         built = build(folded, resolved, topology, sizes, counts)
         seconds = simulate_events(built.tasks, built.cores) + topology.machine.run_seconds + topology.remote_seconds
+        devices = device_uses(folded, resolved, built, topology, seconds, lines=events)
     return Simulation(
         step_seconds=seconds,
         exposed_seconds=_exposed(built.tasks, topology.computing),
         bubble=0.0,
-        devices=tuple(device_uses(folded, resolved, built, topology, seconds, lines=events)),
+        devices=tuple(use for use, _ in devices),
         links=tuple(_links(built.tasks, topology)),
-        exchanges=(*_exchanges(built.groups, plan), *_sent(built, topology)),
+        exchanges=(*_exchanges((group for group, _ in built.groups), plan), *_sent(built, topology)),
         replicas=plan.replicas,
         batch=sizes.batch,
         events=tuple(_events(built.tasks, {id(task): task.place for task in built.tasks if task.place}))
@@ -146,6 +148,7 @@ def simulated(
         else (),
         notes=notes,
         exchanged_bytes=exchanged_bytes(resolved.edges),
+        nodes=node_uses(folded, built, max(devices, key=lambda pair: pair[0].peak_bytes)[1]) if events else (),
     )
 
 
@@ -173,6 +176,7 @@ def _in_stages(
         events=tuple(_events(tasks, used.step.places)),
         notes=notes,
         exchanged_bytes=exchanged_bytes(plan.edges),
+        nodes=staged_uses(used.step),
     )
 
 

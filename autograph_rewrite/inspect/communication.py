@@ -7,22 +7,21 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from autograph_rewrite.diagnostics.amounts import few, several, size
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.graph_source import Source, as_item
-from autograph_rewrite.inspect.render.format import few, several, size
 from autograph_rewrite.inspect.render.table import drawn, table
 from autograph_rewrite.inspect.report_view import Edge, edges_of, plan_of
 from autograph_rewrite.ir.format.printer import static_shape
 from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Graph, Node, Value
 from autograph_rewrite.ir.types import device_specs, dtypes
 from autograph_rewrite.ir.verify.collective_groups import collect, contracted_order
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.parts.messages import MODEL_AXIS
 from autograph_rewrite.plan.parts.names import MODEL_AXIS_ATTR, ROLE_ATTR
 from autograph_rewrite.plan.plan import Plan
 
-STORES = frozenset(("ResourceConditionalAccumulator", "FIFOQueueV2"))
 EXCHANGE = "exchange"
-JOINS = frozenset(("AddN", "ConcatV2", "Maximum", "Minimum"))
 _INSTANCE = re.compile(r"replica_(\d+(?:/micro_\d+)?)/(.+)", re.DOTALL)
 
 
@@ -117,7 +116,7 @@ def meetings(source: Source, plan: Plan | None = None) -> list[Meeting]:
 
 def _joins_blocks(node: Node) -> bool:
     """Return whether a node joins what a replica's logical devices hold: a sum of terms, or the whole of blocks."""
-    if node.op not in JOINS or MODEL_AXIS_ATTR not in node.attrs:
+    if not has(node.op, "joins_shards") or MODEL_AXIS_ATTR not in node.attrs:
         return False
     return len({value.node.device for value in node.inputs if value.node.op != "Const"}) > 1
 
@@ -146,7 +145,7 @@ def report(found: list[Meeting], batch: int | None = None, *, every: bool = Fals
             len(one.members),
             few(list(dict.fromkeys(map(device_specs.short, one.places))), most),
             "" if one.keys is None else f"{one.keys[0]}/{one.keys[1]}",
-            "?" if one.bytes is None else one.bytes,
+            "?" if one.bytes is None else size(one.bytes),
             few(one.owners, most),
         )
         for one in found
@@ -156,7 +155,9 @@ def report(found: list[Meeting], batch: int | None = None, *, every: bool = Fals
     roles = dict.fromkeys((EXCHANGE, *(one.role for one in found)))
     totals = [_total([one for one in found if one.role == role], role) for role in roles]
     totals[0] += f" per member and step{counted}"
-    return drawn(table("exchanges", columns, rows)) + "; ".join(totals) + "\n"
+    return (
+        drawn(table("exchanges", columns, rows, spare=("group/instance", "type", "devices"))) + "; ".join(totals) + "\n"
+    )
 
 
 def _total(found: Sequence[Meeting], role: str) -> str:
@@ -210,7 +211,7 @@ def _exchanged(node: Node, made: Collection[str]) -> str:
 
 def _stores(node: Node) -> bool:
     """Tell whether a pass made this node to hold what processes hand each other."""
-    return node.op in STORES and node.attr(PASS_ATTR, b"expand") != b"expand"
+    return has(node.op, "stores") and node.attr(PASS_ATTR, b"expand") != b"expand"
 
 
 def _stores_of(graph: Graph, edges: Sequence[Edge]) -> Iterator[Meeting]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from autograph_rewrite.inspect.render.format import few, several, size
+from autograph_rewrite.diagnostics.amounts import few, several, size
 from autograph_rewrite.inspect.render.ranking_table import ranking_text
 from autograph_rewrite.inspect.report_view import STEP, Account, Edge, account_of
 from autograph_rewrite.ir.types.device_names import short
@@ -76,7 +76,7 @@ def _coverage(account: Account) -> Iterator[str]:
     yield f"Coverage: {covered}."
     lines = covered.lines(SHOWN)
     if lines:
-        yield "Whole, once or alike on every device, is what these ops do, and what follows from them:"
+        yield "These ops run on whole values, once or the same on every device; so do the ops that follow from them:"
         yield from (f"  {line}" for line in lines)
 
 
@@ -125,7 +125,7 @@ def _step(account: Account) -> Iterator[str]:
     if not shared:
         return
     yield (
-        f"{several(len(shared), 'value')} of the step itself combined (losses, norms, statistics, outputs), "
+        f"{several(len(shared), 'value')} combined for the step itself (losses, norms, statistics, outputs), "
         f"{size(sum(edge.bytes for edge in shared))} per replica:"
     )
     yield from _listed(sorted(shared, key=lambda edge: (-edge.bytes, edge.value)))
@@ -146,8 +146,8 @@ def _model(account: Account) -> Iterator[str]:
 
 def _counted(account: Account) -> Iterator[str]:
     if account.batch and any(edge.kind != "local" for edge in (*account.edges, *account.model_edges)):
-        total = f", {size(account.exchanged_bytes)} handed over by each member in all"
-        yield f"Bytes are those of a step of {account.batch:,} examples{total}."
+        total = f"each member hands over {size(account.exchanged_bytes)} in all"
+        yield f"All bytes are for a step of {account.batch:,} examples; {total}."
 
 
 def _local(account: Account) -> Iterator[str]:
@@ -158,8 +158,8 @@ def _local(account: Account) -> Iterator[str]:
 
 def _whole(account: Account) -> Iterator[str]:
     if not account.notes:
-        divided = "Every op that depends on the batch is divided: nothing" if not account.covered.largest else "Nothing"
-        yield f"{divided} runs whole for want of a rule."
+        divided = "Every op that depends on the batch is divided, and no" if not account.covered.largest else "No"
+        yield f"{divided} op runs whole because it lacks a rule."
         return
     yield f"{several(len(account.notes), 'node')} left whole, which is right but saves nothing:"
     groups: dict[tuple[str, str], list[str]] = {}

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from autograph_rewrite.diagnostics.amounts import few, size
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.communication import bare
-from autograph_rewrite.inspect.render.format import few, size
 from autograph_rewrite.inspect.report_view import Edge, edges_of, model_edges_of, plan_of
 from autograph_rewrite.ir.format.annotations import Annotation, MisreadError, read_annotation
 from autograph_rewrite.ir.format.printer import static_shape, type_text

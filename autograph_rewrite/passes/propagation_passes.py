@@ -198,7 +198,7 @@ def _propagated(rewrite: Rewrite) -> Propagation:
 
 
 def _cut_draws(rewrite: Rewrite) -> None:
-    """Replicate random numbers only where they are drawn, and split them behind it."""
+    """Replicate random numbers only where they are drawn, and split them afterwards."""
     rewrite.put(split_draws(rewrite.get(Propagation)))
 
 
@@ -289,7 +289,7 @@ def _cannot_wait(rewrite: Rewrite) -> bool:
 
 
 def _rematerialize(rewrite: Rewrite) -> None:
-    """Recompute activations behind the gradients that need them, instead of keeping them (`remat`)."""
+    """Recompute activations for the gradients that need them, instead of keeping them (`remat`)."""
     assert rewrite.plan.remat is not None
     decision, state = recompute(rewrite, rewrite.plan.remat)
     rewrite.put(decision)

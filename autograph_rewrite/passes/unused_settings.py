@@ -341,6 +341,9 @@ READERS: Mapping[str, Reader] = MappingProxyType(
 )
 
 
+_SPLITTING = ("strategy.name", "variables.partition")
+
+
 def written(section: BaseModel, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
     """Yield the keys that a configuration sets to something else than their defaults, sections before their keys."""
     for name in type(section).model_fields:
@@ -358,7 +361,7 @@ def written(section: BaseModel, path: KeyPath = ()) -> Iterator[tuple[KeyPath, A
 
 
 def unused_settings(config: Config, plan: Plan, item: TrainingGraph, report: Report | None = None) -> list[str]:
-    """The settings that nothing reads, as notes.
+    """The settings that nothing reads, and those that split some variables only, as notes.
 
     Args:
         config: the configuration.
@@ -372,9 +375,11 @@ def unused_settings(config: Config, plan: Plan, item: TrainingGraph, report: Rep
         setting = Setting(config, plan, item, path, value, overrides, report)
         if setting.is_shadowed and path[2:] != ("match",):
             continue
-        reason = READERS[setting.key](setting)
+        effect, reason = "does nothing here", READERS[setting.key](setting)
+        if not reason and setting.key in _SPLITTING:
+            effect, reason = "splits the other variables only", _whole(setting)
         if reason:
-            notes.append(f"{config.where(*path)}: {dotted(path)}{_shown(value)} does nothing here: {reason}")
+            notes.append(f"{config.where(*path)}: {dotted(path)}{_shown(value)} {effect}: {reason}")
     return notes
 
 
@@ -406,7 +411,7 @@ def noted(plan: Plan, config: Config, item: TrainingGraph, report: Report | None
         report: of the rewrite; None: there was none.
 
     Raises:
-        PlanError: a setting was to split variables, it splits none, and `semantics.strict` is set.
+        PlanError: a setting was to split variables that stay whole, and `semantics.strict` is set.
     """
     notes = [note for note in unused_settings(config, plan, item, report) if note not in plan.notes]
     if not notes:

@@ -80,7 +80,7 @@ def _require_found(state: Propagation, value: Value, one: Annotation) -> None:
         f"'%{value.name}' is stated to be {replace(one, span=None)}, and propagation finds {found}",
         node=value.node,
         where=one.where or None,
-        hint="leave the placement out of the line, or run passes behind 'propagate' only, which take it as given",
+        hint="leave the placement out of the line, or run passes after 'propagate' only, which take it as given",
     )
 
 

@@ -67,14 +67,14 @@ def test_a_right_loop_is_certified_whole(program: str, optimizer: str, config: s
 def test_a_mistake_in_a_loop_is_refused(kind: iterations.Kind) -> None:
     program = ELSEWHERE.get(kind.__name__, "mlp")
     draw = _draw(program, "adam", "pipeline_loop") if "/" in program else _draw(program, "sgd", "loop_shared")
-    with pytest.raises(VerifyError, match="behind pass 'roll-loop'"):
+    with pytest.raises(VerifyError, match="after pass 'roll-loop'"):
         spoil(Mistake(draw, kind, "roll-loop"), Certificate(strict=True), let_through=True)
 
 
 @pytest.mark.parametrize("name", OF_OTHERS)
 def test_other_mistakes_are_refused_behind_the_loop_too(name: str) -> None:
     kind = next(one for one in KINDS if one.__name__ == name)
-    with pytest.raises(VerifyError, match="behind pass 'roll-loop'"):
+    with pytest.raises(VerifyError, match="after pass 'roll-loop'"):
         spoil(
             Mistake(_draw("mlp", "sgd", "loop_shared"), kind, "roll-loop"), Certificate(strict=True), let_through=True
         )

@@ -162,17 +162,19 @@ def test_the_note_names_the_line_and_stays_in_the_plan(tmp_path: Path) -> None:
     assert "c.yaml:4" in own_notes(plan)[0]
 
 
-def conditional() -> ar.GraphItem:
+def conditional(*, partly: bool = False) -> ar.GraphItem:
     """A step that updates under a condition, as optimizers do that accumulate gradients or scale losses."""
-    w = tf.Variable(tf.ones([8, 8]), name="w")
+    w, always = tf.Variable(tf.ones([8, 8]), name="w"), tf.Variable(tf.ones([8, 8]), name="always")
 
     def step(x: Any) -> Any:
         with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((x @ w) ** 2)
-        gradient = tape.gradient(loss, w)
+            loss = tf.reduce_mean((x @ w @ (always if partly else w)) ** 2)
+        gradient, other = tape.gradient(loss, (w, always))
         tf.cond(
             tf.reduce_all(tf.math.is_finite(gradient)), lambda: w.assign_sub(0.1 * gradient), lambda: w.read_value()
         )
+        if partly:
+            always.assign_sub(0.1 * other)
         return loss
 
     return ar.GraphItem.from_function(step, tf.TensorSpec([None, 8]))
@@ -187,6 +189,16 @@ def test_sharding_that_splits_nothing_says_why_and_how_many_bytes_stay_whole() -
     assert "'w' stays whole: a branch or loop" in str(new.report)
     with pytest.raises(PlanError, match=said):
         ar.rewrite(conditional(), {**given, "semantics": {"strict": True}})
+
+
+def test_sharding_that_splits_some_variables_only_names_the_others() -> None:
+    given = {**TWO, "strategy": {"name": "FSDP", "variables": "mirrored"}}
+    said = r"FSDP splits the other variables only: 256 bytes \('w'\) stay whole, .*: a branch or loop uses it"
+    with pytest.warns(UserWarning, match=said):
+        new = ar.rewrite(conditional(partly=True), given)
+    assert set(new.report.held.values()) == {256 + 128}
+    with pytest.raises(PlanError, match=said):
+        ar.rewrite(conditional(partly=True), {**given, "semantics": {"strict": True}})
 
 
 @pytest.mark.parametrize("name", ["FSDP", "PartitionedPS", "UnevenPartitionedPS", "partition"])

@@ -1,8 +1,10 @@
 """Every block of the documentation runs, or is checked as far as it can be here.
 
-python          is executed, with the names of `prepared`; `python before` is another library's code and is compiled,
-`python row` and `python emitter` are run by tests/passes/collectives/test_lowerings.py
-sh              commands of this package, run one page after another in one folder; make and launch are looked up only
+python          is executed, with the names of `prepared`; `python NAME.py` is a file that the page's commands read,
+                `python before` another library's code, which is compiled,
+                `python row` and `python emitter` are run by tests/passes/collectives/test_lowerings.py
+sh              all blocks of a page are one script of a shell, run in a process in a folder with the files of `USERS`;
+                pages with `make` find a checkout there, and the tutorial nothing else
 yaml            is a configuration
 bash, json      are checked for their syntax
 """
@@ -10,10 +12,12 @@ bash, json      are checked for their syntax
 from __future__ import annotations
 
 import json
+import os
 import re
-import shlex
 import shutil
+import socket
 import subprocess
+import sys
 from functools import cache
 from itertools import groupby
 from pathlib import Path
@@ -24,7 +28,6 @@ import pytest
 import yaml
 
 from autograph_rewrite.config.config import Config
-from autograph_rewrite.tools.cli import SCRIPTS, VERBS, main
 from tests.docs.blocks import PAGES, Block, blocks
 from tests.support.paths import ROOT
 
@@ -55,7 +58,7 @@ def parse(record):
     return numbers[:3], numbers[3:]
 """,
 }
-"""What a page takes for granted beside `prepared`."""
+"""What a page takes for granted in addition to `prepared`."""
 
 
 @cache
@@ -116,7 +119,12 @@ def prepared() -> dict[str, Any]:
 
 def running() -> list[Block]:
     """Return the blocks of Python that are executed here."""
-    return [block for block in blocks("python") if not ELSEWHERE & set(block.kind)]
+    return [block for block in blocks("python") if not ELSEWHERE & set(block.kind) and not is_file(block)]
+
+
+def is_file(block: Block) -> bool:
+    """Return whether a block is a file that the commands of its page read."""
+    return block.kind[-1].endswith(".py")
 
 
 def test_every_block_says_what_it_is() -> None:
@@ -182,30 +190,98 @@ def test_every_block_of_python_runs(block: Block, folder: Path) -> None:
     exec(compile("\n" * block.line + block.text, str(block.page), "exec"), names)
 
 
-def commands(block: Block) -> list[list[str]]:
-    """Return the words of each command of a block."""
-    lines = block.text.replace("\\\n", " ").splitlines()
-    return [words for words in (shlex.split(line, comments=True) for line in lines) if words]
+USERS = {
+    "train.py": """
+import argparse, os
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+import keras, numpy as np
+import autograph_rewrite as ar
 
-
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int, default=2)
+layers = [keras.Input([3]), keras.layers.Dense(4), keras.layers.Dense(4), keras.layers.Dense(1)]
+model = keras.Sequential(layers)
+model.compile("adam", "mse")
+chosen = os.environ.get("AUTOGRAPH_REWRITE_CONFIG")
+model = ar.distribute(model, *([] if chosen else [ar.Config.load("config.yaml")]))
+x = np.random.default_rng(0).normal(size=(128, 3)).astype("float32")
+model.fit(x, x[:, :1], batch_size=8, epochs=parser.parse_args().epochs, verbose=0)
+""",
+    "package/train.py": "import train\n",
+    "c.yaml": "devices: [CPU:0]\nstrategy: {name: PSLoadBalancing}\n",
+}
+"""What a page takes for a user's own: a script that trains under config.yaml, or as --config says."""
 SHELL = [(page, list(group)) for page, group in groupby(blocks("sh"), key=lambda block: block.page)]
+CHECKOUT = [page for page, group in SHELL if any(block.text.startswith("make ") for block in group)]
+SECONDS = 400
 
 
-@pytest.mark.parametrize(("page", "group"), SHELL, ids=[str(page.relative_to(ROOT)) for page, _ in SHELL])
-def test_every_command_runs(page: Path, group: list[Block], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+def checkout(folder: Path) -> Path:
+    """Make a folder a checkout in which nothing has been run yet; return it."""
+    folder.mkdir(exist_ok=True)
+    for path in ROOT.iterdir():
+        if path.name not in {"build", "docs", "out", ".venv", ".git"} and not (folder / path.name).exists():
+            (folder / path.name).symlink_to(path)
+    shutil.copytree(ROOT / "docs", folder / "docs")
+    (folder / ".venv").symlink_to(sys.prefix)
+    return folder
+
+
+def users_files(page: Path, folder: Path) -> None:
+    """Write what a page takes for a user's own files, and those that it shows."""
+    for name, text in USERS.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    first = min(block.line for block in blocks("sh", [page]))
+    shown = [block.text for block in blocks("yaml", [page]) if block.line < first and "pipeline" in block.text]
+    (folder / "config.yaml").write_text(shown[-1] if shown else "devices: [CPU:0]\n", encoding="utf-8")
+    ports = [free_port() for _ in range(2)]
+    addresses = ", ".join(f"127.0.0.1:{port}" for port in ports)
+    (folder / "cluster.yaml").write_text(f"devices: [CPU:0]\ncluster: {{workers: [{addresses}]}}\n", encoding="utf-8")
     of_page(page, folder)
-    for block in group:
-        for words in commands(block):
-            if words[0] == "make":
-                assert re.search(rf"^{words[1]}:", makefile, re.MULTILINE)
-            elif words[0] != "autograph-rewrite":
-                assert words[:2] == ["python", "-m"], words
-            elif words[1] in SCRIPTS:
-                assert words[1] in VERBS
-            else:
-                code = main(words[1:])
-                assert code == 0, f"{block}: {' '.join(words)}\n{capsys.readouterr()}"
+    for block in filter(is_file, blocks("python", [page])):
+        (folder / block.kind[-1]).write_text(block.text, encoding="utf-8")
+
+
+def free_port() -> int:
+    """Return a port of loopback that nobody listens at."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+@pytest.mark.timeout(SECONDS + 60)
+@pytest.mark.parametrize(("page", "group"), SHELL, ids=[page.stem for page, _ in SHELL])
+def test_every_command_runs_in_a_process(page: Path, group: list[Block], folder: Path) -> None:
+    if page.stem != "digits":
+        users_files(page, folder)
+        model().save(folder / "model.ar")
+    if page in CHECKOUT:
+        folder = checkout(folder if page.stem != "digits" else folder / "empty")
+    path = os.environ["PATH"]
+    if page.stem != "digits":  # which activates the environment itself
+        path = f"{Path(sys.executable).parent}{os.pathsep}{path}"
+    own = ("PYTEST_", "AUTOGRAPH", "TF_")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(own)}
+    environment |= {"PATH": path, "HOME": str(folder), "PYTHONWARNINGS": "ignore"}
+    script = "set -e\n" + "\n".join(block.text for block in group)
+    line, options = ["bash", "-c", script], {"cwd": folder, "env": environment, "timeout": SECONDS}
+    done = subprocess.run(line, capture_output=True, text=True, check=False, **options)
+    assert done.returncode == 0, f"{page}\n{done.stdout[-3000:]}\n{done.stderr[-5000:]}"
+
+
+@cache
+def model() -> Any:
+    """Return a Keras model's step, as the page on Keras saves it."""
+    import keras
+    import tensorflow as tf
+
+    import autograph_rewrite as ar
+
+    one = keras.Sequential([keras.Input([8]), keras.layers.Dense(1)])
+    one.compile("adam", "mse")
+    return ar.GraphItem.from_keras(one, tf.TensorSpec([None, 8]), tf.TensorSpec([None, 1]))
 
 
 @pytest.mark.parametrize("block", blocks("yaml"), ids=str)

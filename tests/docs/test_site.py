@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 
-from autograph_rewrite.tools.dev.site import navigation, on_page_markdown, site_paths, site_problems
+from autograph_rewrite.tools.dev.site import navigation, on_page_markdown, site_paths, site_problems, weight
 from tests.docs.blocks import DOCS, OWN
 from tests.support.paths import ROOT
 
@@ -19,7 +19,7 @@ def test_the_navigation_has_every_page_once() -> None:
 
 
 def moved(text: str, page: str) -> str:
-    return on_page_markdown(text, page=SimpleNamespace(file=SimpleNamespace(src_uri=page)))
+    return on_page_markdown(text, page=SimpleNamespace(file=SimpleNamespace(src_uri=page), meta={}))
 
 
 def test_links_out_of_docs_become_links_of_the_site() -> None:
@@ -29,6 +29,11 @@ def test_links_out_of_docs_become_links_of_the_site() -> None:
     assert moved("[a](https://b.c/d)", "a.md") == "[a](https://b.c/d)"
     assert moved("```python run\nx\n```", "a.md") == "```python\nx\n```"
     assert all((ROOT / path).is_file() for path in site_paths())
+
+
+def test_the_search_finds_guides_before_details_and_lists_last() -> None:
+    assert weight("hangs.md") > weight("jobs.md") > weight("reference/settings.md") > weight("architecture.md")
+    assert max(map(weight, ("corpus.md", "accelerators_zoo.md", "project/changelog.md"))) < weight("architecture.md")
 
 
 def test_broken_links_and_what_is_loaded_from_elsewhere_are_found(tmp_path: Path) -> None:

@@ -150,6 +150,7 @@ def run(step: Step, feeds: list[dict[str, Any]], config: dict[str, Any] | None, 
     """Train on one device (no configuration), or distribute, and train on many."""
     program, inputs = step.program, step.net.inputs
     each = 1 if config is None else config.get("steps_per_run", 1)
+    tf.random.set_seed(program.seed)  # a function takes its seeds when it is traced
     if config is None:
         function: Any = tf.function(step.function(), input_signature=[step.specs()], autograph=False)
     else:
@@ -158,7 +159,6 @@ def run(step: Step, feeds: list[dict[str, Any]], config: dict[str, Any] | None, 
         given = {"batch_inputs": axes} if named or each > 1 else {}
         function = ar.distribute(step.function(), config, step.specs(), **given)
     step.restart()
-    tf.random.set_seed(program.seed)
     if stretch.source is not None:
         ar.CheckpointManager(step.tracked(), stretch.source, config=config).restore()
     results: Results = {}

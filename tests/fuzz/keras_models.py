@@ -57,30 +57,35 @@ def _model(program: Program) -> Any:
         h = made[way]()(h)
     model = keras.Model(x, layers.Dense(2)(h))
     optimizer = keras_optimizer(dice.choice(KERAS), dice)
-    model.compile(optimizer, dice.choice(["mse", "mae", "huber"]), metrics=dice.choice([[], ["mae"]]))
+    loss, metrics = dice.choice(["mse", "mae", "huber"]), dice.choice([[], ["mae"]])
+    if isinstance(optimizer, keras.optimizers.Lion) and loss == "mae":
+        loss = "mse"  # the sign of a sum of signs: where it is zero, the order of the sum decides
+    model.compile(optimizer, loss, metrics=metrics)
     return model
 
 
 def run(program: Program, config: dict[str, Any] | None, stretch: Stretch, nudge: float = 0.0) -> Results:
     """Train on one device (no configuration) or on many.
 
-    A nudge also turns the examples round, where no layer draws by their position: a gradient of signs, whose sum is
-    zero but for rounding, depends on the order of the sum alone.
+    A nudge also shuffles the examples of each batch, where no layer draws by their position: a gradient of signs, whose
+    sum is zero but for rounding, depends on the order of the sum alone.
     """
     with keras_floats("float64"):
         model = _model(program)
-        turn = 1 if nudge and not draws(model) else 0
+        shuffled = np.random.default_rng(int(nudge * 2**51)) if nudge and not draws(model) else None
         if config is not None:
             model = ar.distribute(model, config)
         if stretch.source is not None:
             _restore(program, model, stretch.source, config)
         numbers = np.random.default_rng([program.seed, 1])
         data = [(_examples(program, numbers, b), numbers.normal(size=(b, 2))) for b in program.batches]
+        if shuffled is not None:
+            orders = [shuffled.permutation(len(y)) for _, y in data]
+            data = [(x[order], y[order]) for (x, y), order in zip(data, orders, strict=True)]
         results: Results = {}
         for chunk in stretch.chunks:
             x, y = (np.concatenate(parts) for parts in zip(*(data[i] for i in chunk), strict=True))
             x = x if x.dtype.kind == "i" else x * (1 + nudge)
-            x, y = np.roll(x, turn, 0), np.roll(y, turn, 0)
             if by_fit(program):
                 logs = model.fit(x, y, program.batches[0], shuffle=False, verbose=0).history
                 results |= {f"step {chunk[-1]} {name}": np.asarray(value) for name, value in logs.items()}

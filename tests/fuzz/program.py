@@ -174,12 +174,17 @@ class Program:
         return feeds
 
     def parts(self, inputs: Mapping[str, Input], feeds: list[dict[str, Any]], task: int) -> list[dict[str, Any]]:
-        """Return what one worker of a job is fed: where it holds a stage, or a part of a replica, all of it."""
+        """Return what one worker of a job is fed: where it holds a stage, or a part of a replica, all of it.
+
+        All workers are given all of what is ragged, since it is not divided.
+        """
         choice = self.choice
         if self.layout is None or choice.stages or (choice.model and choice.replicas < self.layout.workers):
             return feeds
+        ragged = [name for name, one in inputs.items() if one.kind == "ragged"]
         return [
             _cut(inputs, feed, self.part(i, self.batches[i], task), is_trimmed=self.style.time is None)
+            | {name: feed[name] for name in ragged}
             for i, feed in enumerate(feeds)
         ]
 
@@ -187,14 +192,13 @@ class Program:
         """Return what each replica is fed, where replicas train alone."""
         found = []
         for task in range(self.layout.workers if self.layout is not None else 1):
-            parts = self.parts(inputs, feeds, task)
             for device in range(self.choice.replicas):
                 rows = []
-                for i, part in enumerate(parts):
+                for i, feed in enumerate(feeds):
                     span = self.part(i, self.batches[i], task)
                     each, more = divmod(span.stop - span.start, self.choice.replicas)
-                    begin = device * each + min(device, more)
-                    rows.append(_cut(inputs, part, slice(begin, begin + each + (device < more)), is_trimmed=False))
+                    begin = span.start + device * each + min(device, more)
+                    rows.append(_cut(inputs, feed, slice(begin, begin + each + (device < more)), is_trimmed=False))
                 found.append(rows)
         return found
 
@@ -238,7 +242,9 @@ def grow(net: Net) -> Any:
         h = _alike(net, h)
     else:
         blocks = APART if net.style.apart else BLOCKS
-        blocks = {**blocks, **LENGTHS} if net.style.newest else blocks
+        # Replicas that train alone have no rows of a ragged argument, of which each has all.
+        lengths = {name: one for name, one in LENGTHS.items() if name != "ragged" or not net.style.apart}
+        blocks = {**blocks, **lengths} if net.style.newest else blocks
         weights = [weight for weight, _ in blocks.values()]
         h = net.cut(tf.tanh(linear(net, h, 4))) if net.chance(0.7) else h
         for _ in range(net.dice.choice([1, 2, 2, 3])):

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import autograph_rewrite as ar
+from autograph_rewrite.diagnostics.amounts import size
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.communication import Meeting, meetings, report
 from autograph_rewrite.inspect.reasons.why import why
-from autograph_rewrite.inspect.render.format import size
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes.base.report import PassRecord, Report
 from autograph_rewrite.plan.parts.messages import EdgePlan
@@ -62,7 +62,7 @@ def test_an_explanation_is_as_it_was() -> None:
 def test_a_rewrite_without_exchanges_or_notes_is_explained_too() -> None:
     text = ar.explain(rewritten(edges=()))
     assert "No variable's gradient had to be combined." in text
-    assert "nothing runs whole for want of a rule" in text
+    assert "no op runs whole because it lacks a rule" in text
 
 
 def test_two_reductions_of_one_variable_are_pointed_out() -> None:
@@ -75,7 +75,7 @@ def test_an_original_has_nothing_to_explain() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 bytes"), (1536, "1.5 KiB"), (2**20, "1.0 MiB"), (3 * 2**30, "3.0 GiB")]
+    ("count", "text"), [(0, "0 bytes"), (1536, "1.5 KiB"), (2**20, "1 MiB"), (343_441_420, "328 MiB")]
 )
 def test_sizes_are_readable(count: int, text: str) -> None:
     assert size(count) == text

@@ -217,3 +217,42 @@ def test_a_measured_step_stands_beside_the_predicted_one(tmp_path: Path) -> None
     assert all(row["predicted"]["compute"] > 0 for row in measured["devices"])
     assert data["step"]["batch"] == 8  # what was measured
     assert data["step"]["events"]["lanes"]
+
+
+def test_the_figures_of_the_page_are_those_of_plan_comm_and_simulate(report: Path) -> None:
+    data, item = data_of(report), regression()
+    new = ar.rewrite(item, CONFIG)
+    step = ar.simulate(item, CONFIG)
+    exchanged = {
+        data["overview"]["rewrite"]["exchanged_bytes"],
+        sum(row["bytes"] for row in data["exchanges"] if row["role"] == "exchange"),
+        sum(one.bytes or 0 for one in meetings(new, new.report.plan) if one.role == "exchange"),
+        data["step"]["exchanged_bytes"],
+        step.exchanged_bytes,
+    }
+    assert len(exchanged) == 1
+    assert data["step"]["step_seconds"] == step.step_seconds
+    assert data["step"]["peak_bytes"] == step.peak_bytes
+    assert len(data["overview"]["rewrite"]["devices"]) == new.report.plan.replicas
+    assert data["overview"]["graph"]["variables"] + data["overview"]["graph"]["slots"] == len(item.variables)
+    assert data["overview"]["graph"]["variables"] == len(data["variables"])
+
+
+def test_the_cost_of_scopes_adds_up_to_the_devices(report: Path) -> None:
+    data = data_of(report)
+    scopes, first = data["cost"]["scopes"], data["step"]["devices"][0]
+    outermost = [at for at, depth in enumerate(scopes["depth"]) if depth == 0]
+    assert sum(scopes["seconds"][at] for at in outermost) == pytest.approx(first["busy_seconds"])
+    assert sum(scopes["peak_bytes"][at] for at in outermost) == first["peak_bytes"]
+    assert sum(scopes["exchanged_bytes"][at] for at in outermost) == data["step"]["exchanged_bytes"]
+    assert first["busy_seconds"] <= data["step"]["step_seconds"]
+    assert len(data["cost"]["levers"]) == 3
+
+
+def test_a_page_says_whether_the_rewrite_is_right_or_that_nobody_has_looked(tmp_path: Path, report: Path) -> None:
+    assert data_of(report)["verified"] is None
+    found = data_of(ar.report(regression(), tmp_path / "verified.html", CONFIG, verify=True))["verified"]
+    assert found["ok"]
+    assert {row["name"] for row in found["rows"]} >= {"w", "loss"}
+    with pytest.raises(ar.GraphError, match="nothing to verify"):
+        ar.report(regression(), tmp_path / "original.html", verify=True)

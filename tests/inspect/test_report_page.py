@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import autograph_rewrite as ar
+from autograph_rewrite.diagnostics.amounts import duration, size
 from autograph_rewrite.inspect.profile.profile import Profile
 from autograph_rewrite.inspect.report.build import Shown, report_data
 from autograph_rewrite.inspect.report.graph_states import GraphStates
@@ -21,7 +22,7 @@ from tests.support.small_items import regression
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed here")
 
-VIEWS = ("overview", "graph", "compare", "variables", "communication", "timeline", "memory")
+VIEWS = ("overview", "cost", "graph", "compare", "variables", "communication", "timeline", "memory")
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +35,8 @@ def test_every_view_opens_and_no_request_leaves(report: Path) -> None:
     found = driven(report, f"{opened} R.requests = performance.getEntriesByType('resource').length;")
     assert found["requests"] == 0
     assert "predicted step" in found["overview"]
+    assert "Not verified" in found["overview"]
+    assert "Where the time goes" in found["cost"]
     assert "after expand" in found["graph"]
     assert "added" in found["compare"]
     assert "w/Momentum" in found["variables"] or "Momentum" in found["variables"]
@@ -116,6 +119,60 @@ def test_what_differs_is_listed_and_told_about(report: Path) -> None:
     assert found["again"] == found["headings"]
 
 
+def test_an_address_leads_to_a_node_after_a_pass_and_every_look_has_one(report: Path) -> None:
+    script = """
+    R.pass = document.getElementById('pass-name').innerText;
+    R.details = document.getElementById('details').innerText;
+    Page.go(Page.search('loss').find(id => Page.graph.state.names[id] === 'loss'));
+    R.node = location.hash;
+    Page.show('memory');
+    R.view = location.hash;
+    """
+    found = driven(report, script, view="graph/propagate/gradient")
+    assert found["pass"] == "after propagate"
+    assert "partial(sum)" in found["details"]
+    assert (found["node"], found["view"]) == ("#graph/propagate/loss", "#memory")
+
+
+def test_keys_choose_a_node_and_sort_a_table(report: Path) -> None:
+    script = """
+    const press = (element, key) => element.dispatchEvent(new KeyboardEvent('keydown', { key, bubbles: true }));
+    const drawing = document.querySelector('#pane-graph .drawing');
+    press(drawing, 'ArrowDown'); R.first = Page.graph.selected.label;
+    press(drawing, 'ArrowDown'); R.second = Page.graph.selected.label;
+    press(drawing, 'ArrowUp'); R.third = Page.graph.selected.label;
+    press(drawing, 'Escape'); R.none = Page.graph.selected;
+    Page.show('variables');
+    const heading = document.querySelector('#variables th');
+    press(heading, 'Enter'); R.sorted = heading.getAttribute('aria-sort');
+    """
+    found = driven(report, script, view="graph")
+    assert found["first"] != found["second"]
+    assert found["third"] == found["first"]
+    assert (found["none"], found["sorted"]) == (None, "ascending")
+
+
+def test_nothing_covers_the_graph_and_bookkeeping_waits_until_it_is_asked_for(report: Path) -> None:
+    script = """
+    const box = name => document.querySelector('#pane-graph ' + name).getBoundingClientRect();
+    R.bottom = box('.drawing').bottom; R.legend = box('.legend').top; R.end = box('.legend').bottom;
+    const shown = () => [...Page.graph.boxes.keys()].filter(item => item.label.startsWith('autograph_batch')).length;
+    R.hidden = shown();
+    document.getElementById('bookkeeping').click(); R.asked = shown();
+    R.image = Page.graph.image();
+    """
+    found = driven(report, script, view="graph")
+    assert found["bottom"] <= found["legend"] < found["end"] <= 900
+    assert found["hidden"] == 0 < found["asked"]
+    assert found["image"].startswith("<svg")
+
+
+def test_panes_move_together(report: Path) -> None:
+    script = "Page.before.zoom(2, 10, 10); R.before = Page.before.at; R.after = Page.after.at;"
+    found = driven(report, script, view="compare")
+    assert found["before"] == found["after"]
+
+
 @pytest.mark.full
 def test_bert_over_eight_replicas_is_looked_through_at_once(tmp_path: Path) -> None:
     from benchmarks import bert
@@ -175,3 +232,12 @@ for (let i = 0; i < 3; i++) {
 R.reveal = took(() => Page.go(Page.state(Page.steps.length - 1).ids.slice(-1)[0]));
 R.drawn = view.boxes.size;
 """
+
+
+def test_the_page_writes_amounts_as_python_does(report: Path) -> None:
+    sizes = [0, 1, 4, 1536, 2**20, 343_441_420, 3 * 2**40]
+    times = [0.0, 2e-7, 4.35e-5, 0.0435, 1.0, 47.61, 190.2]
+    script = f"R.sizes = {sizes}.map(bytes); R.times = {times}.map(seconds);"
+    found = driven(report, script)
+    assert found["sizes"] == [size(count) for count in sizes]
+    assert found["times"] == [duration(one) for one in times]

@@ -93,8 +93,8 @@ def test_the_span_of_an_annotation_is_not_that_of_a_node() -> None:
         ("local -> ", 25, "a placement is missing here", ""),
         ("local -> everywhere", 26, "'everywhere' is no placement", "write one of"),
         ("partial(sum) eech", 30, "'eech' says no number of instances", "did you mean 'each'?"),
-        ("split(0) each once", 31, "'once' is not understood behind a type", ""),
-        ("split(0)]", 25, "']' is not understood behind a type", ""),
+        ("split(0) each once", 31, "'once' is not understood after a type", ""),
+        ("split(0)]", 25, "']' is not understood after a type", ""),
     ],
 )
 def test_a_wrong_word_is_found_in_its_line_and_column(stated: str, column: int, problem: str, hint: str) -> None:

@@ -128,3 +128,8 @@ def test_attributes_of_a_later_tensorflow_are_left_out_where_they_have_their_def
         opdefs._newer_attrs.cache_clear()
     assert "bad_indices_policy" not in default.attr
     assert other.attr["bad_indices_policy"].s == b"IGNORE"
+
+
+def test_an_op_is_pure_that_is_known_and_has_no_state() -> None:
+    assert all(map(opdefs.is_pure, ("MatMul", "NoOp", "Identity")))
+    assert not any(map(opdefs.is_pure, ("RandomUniform", "ReadVariableOp", "AssignVariableOp", "NoSuchOp")))

@@ -115,7 +115,7 @@ def edit(graph: Graph, draw: st.DrawFn) -> None:
         check(graph.clone())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(graphs(), st.data())
 def test_random_edits_keep_both_ends_of_every_edge(graph: Graph, data: Any) -> None:
     for _ in range(data.draw(st.integers(1, 12))):

@@ -204,7 +204,7 @@ def test_an_original_states_no_placements(tmp_path: Path) -> None:
     ("text", "problem"),
     [
         ('{"splt(0)": ["x"]}', "'splt\\(0\\)' is no placement"),
-        ('{"split(0) each]": ["x"]}', "']' behind a placement means nothing"),
+        ('{"split(0) each]": ["x"]}', "']' after a placement means nothing"),
         ('{"split(0)": 3}', "corrupt or truncated"),
         ('["split(0)"]', "corrupt or truncated"),
         ("{", "corrupt or truncated"),

@@ -26,7 +26,6 @@ from autograph_rewrite.passes.propagation_passes import ANALYSIS
 from autograph_rewrite.passes.selection import select
 from autograph_rewrite.tools import cli
 from tests.support import text_cases
-from tests.support.paths import ROOT
 
 GRAPH = """\
 # output loss = %loss
@@ -292,8 +291,3 @@ def test_a_selection_keeps_the_order_and_what_each_needs() -> None:
         "mark-replicas",
         "propagate",
     ]
-
-
-def test_the_readme_lists_all_passes() -> None:
-    rows = [f"| `{one.name}` | {one.summary} |" for one in PIPELINE]
-    assert "\n".join(["| pass | what it does |", "| --- | --- |", *rows]) in (ROOT / "README.md").read_text("utf-8")

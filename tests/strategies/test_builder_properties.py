@@ -53,7 +53,7 @@ def built(name: str, shapes: list[tuple[int, ...]], cluster: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("name", SINGLE)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(shapes=SHAPES, cluster=CLUSTERS)
 def test_a_plan_fits_round_trips_and_does_not_depend_on_the_call(
     name: str, shapes: list[tuple[int, ...]], cluster: dict[str, Any]
@@ -66,7 +66,7 @@ def test_a_plan_fits_round_trips_and_does_not_depend_on_the_call(
     assert [request.name for request in plan.variables] == list(item.variables)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(shapes=SHAPES)
 def test_no_server_is_ahead_of_another_by_more_than_the_heaviest_variable(shapes: list[tuple[int, ...]]) -> None:
     cluster = {"devices": ["CPU:0"], "cluster": {"workers": ["a:1"], "ps": ["b:1", "c:1", "d:1"]}}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,10 @@ PROJECT = {
     "LICENSE": "project/LICENSE.txt",
 }
 BESIDE = ("configs/*.yaml", "examples/*.py", "examples/*.sh", "examples/*/*.yaml")
+WEIGHTS = {"Home": 3.0, "Use": 3.0, "In detail": 2.0, "Reference": 1.0, "Internals": 0.5}
+"""What a hit of the search counts for, by the section of its page: guides come before tables."""
+LISTS = ("corpus", "ops", "zoo", "changelog", "messages", "readme")
+"""Pages of the reference that name everything, so that they would be found before the page that explains it."""
 _LINK = re.compile(r"(\]\()([^)\s#]+)")
 _ROW = re.compile(r"^\| \[([^\]]+)\]\(([^)]+)\)", re.MULTILINE)
 _FENCE = re.compile(r"^(\s*```)(\w+) [^\n`]+$", re.MULTILINE)
@@ -45,7 +50,8 @@ def navigation(front: str) -> list[dict[str, Any]]:
     for section in front.split("\n## ")[1:]:
         title, _, body = section.partition("\n")
         rows = [(name, PROJECT.get(target.removeprefix("../"), target)) for name, target in _ROW.findall(body)]
-        nav.append({title: [{name: target} for name, target in rows if target.endswith(".md")]})
+        if rows:
+            nav.append({title: [{name: target} for name, target in rows if target.endswith(".md")]})
     return nav
 
 
@@ -67,7 +73,7 @@ def site_paths() -> dict[str, str]:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Turn links to files of the repository into links of the site; drop what fences say to tests.
+    """Turn links to files of the repository into links of the site, drop what fences say to tests, weigh the page.
 
     Args:
         markdown: the text of a page.
@@ -78,6 +84,7 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     origin = {target: path for path, target in PROJECT.items()}
     uri = page.file.src_uri
     source = origin.get(uri, f"docs/{uri}")
+    page.meta["search"] = {"boost": weight(uri)}
 
     def moved(match: re.Match[str]) -> str:
         if urlsplit(match[2]).scheme:
@@ -87,6 +94,25 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
         return match[1] + posixpath.relpath(target, posixpath.dirname(uri) or ".")
 
     return _FENCE.sub(r"\1\2", _LINK.sub(moved, markdown))
+
+
+@cache
+def sections() -> dict[str, str]:
+    """Return the section of each page."""
+    sections = navigation((ROOT / "docs" / "README.md").read_text(encoding="utf-8"))
+    pages = [(name, part) for section in sections for name, part in section.items()]
+    listed = [(name, page) for name, part in pages for page in (part if isinstance(part, list) else [{name: part}])]
+    return {target: name for name, page in listed for target in page.values()}
+
+
+def weight(uri: str) -> float:
+    """Return what a hit on a page counts for in the search.
+
+    Args:
+        uri: of the page, below docs/.
+    """
+    listing = any(name in uri for name in LISTS)
+    return 0.1 if listing else WEIGHTS[sections().get(uri, "Internals")]
 
 
 def on_post_build(*, config: Any) -> None:

@@ -53,7 +53,7 @@ def run_elastic(args: argparse.Namespace, made: Made, ports: Ports, options: Opt
     with OwnedMemory() as owned:
         if kept is not None and kept.restore(owned.folder):
             say(options, f"goes on from the snapshot in {args.snapshot_dir}")
-        group = _group(args, bounds, ports, owned)
+        group = _group(args, bounds, ports, owned, options)
         body = functools.partial(run_script, heartbeat=args.heartbeat, module=args.module)
         job = Elastic(tasks, body, options, bounds)
         summary = job.run(group, owned)
@@ -64,7 +64,7 @@ def run_elastic(args: argparse.Namespace, made: Made, ports: Ports, options: Opt
     return {**summary.data(), "generations": [generation.data() for generation in job.generations]}
 
 
-def _group(args: argparse.Namespace, bounds: Bounds, ports: Ports, owned: OwnedMemory) -> Group:
+def _group(args: argparse.Namespace, bounds: Bounds, ports: Ports, owned: OwnedMemory, options: Options) -> Group:
     """Return who decides."""
     if not args.rdzv_endpoint:
         return Alone(bounds, args.restart, args.ps or 0, ports)
@@ -74,4 +74,4 @@ def _group(args: argparse.Namespace, bounds: Bounds, ports: Ports, owned: OwnedM
     way = Way(args.rdzv_endpoint, token, args.address, args.rdzv_wait, args.rdzv_timeout)
     state = State(way, bounds, Seat("", "", args.nproc_per_node), owned, ports)
     state.restarts, state.servers = args.restart, args.ps or 0
-    return Meeting(state)
+    return Meeting(state, functools.partial(say, options))

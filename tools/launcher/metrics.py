@@ -30,7 +30,7 @@ _METRICS = (
 
 
 _SAVED = (
-    ("saved_step", "step", "Step behind which the last snapshot or checkpoint was taken."),
+    ("saved_step", "step", "Step after which the last snapshot or checkpoint was taken."),
     ("saved_time_seconds", "at", "Unix time at which it was there: time() less this is its age."),
 )
 

@@ -20,9 +20,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--op", metavar="RE", help="only op types with this regular expression in them")
     parser.add_argument("--name", metavar="RE", help="only nodes with this regular expression in their name")
     parser.add_argument("--device", metavar="RE", help="only nodes with this regular expression in their device")
-    parser.add_argument("--around", metavar="NODE", help="only what is near this node")
-    parser.add_argument("--depth", metavar="K", type=int, default=2, help="how many edges away is near (default 2)")
-    parser.add_argument("--plan", metavar="PLAN", help="of a .pb: the plan of the rewrite")
+    parser.add_argument("--around", metavar="NODE", help="only the nodes around this one")
+    parser.add_argument(
+        "--depth", metavar="K", type=int, default=2, help="how many edges away --around reaches (default 2)"
+    )
+    parser.add_argument("--plan", metavar="PLAN", help="the plan of the rewrite, which a .pb file does not hold")
     parser.add_argument("-o", dest="out", metavar="FILE", help="write there instead of printing")
 
 

@@ -22,7 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="show which nodes have no kernel on a GPU, and what crosses between host and device in every step",
     )
     parser.add_argument(
-        "--before", metavar="ORIGINAL", help="with --accelerator: tell what the rewrite of it has added"
+        "--before",
+        metavar="ORIGINAL",
+        help="with --accelerator: the original graph, to tell what the rewrite has added",
     )
     add_batch(parser)
 

@@ -58,15 +58,17 @@ def add_process_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-n", "--workers", metavar="W", type=count, help="how many processes train; see cluster.workers"
     )
-    parser.add_argument("--ps", metavar="P", type=at_least(0), help="how many parameter servers run beside them")
+    parser.add_argument("--ps", metavar="P", type=at_least(0), help="how many parameter servers run with them")
     parser.add_argument("--port", metavar="BASE", type=_port, help="use BASE, BASE + 1, ... (default: any free ports)")
     parser.add_argument("--timeout", metavar="S", type=seconds, help="give up after S seconds (exit code 124)")
-    parser.add_argument("--grace", metavar="S", type=seconds, default=5.0, help="from SIGTERM to SIGKILL (default 5)")
+    parser.add_argument(
+        "--grace", metavar="S", type=seconds, default=5.0, help="seconds from SIGTERM to SIGKILL (default 5)"
+    )
     parser.add_argument("--log-dir", metavar="D", type=Path, help="write the output of each process to a file, too")
     parser.add_argument(
         "--log-format", choices=("text", "json"), default="text", help="json: each line with process, time and steps"
     )
-    parser.add_argument("--pin", action="store_true", help="give each process a core of its own, in turn")
+    parser.add_argument("--pin", action="store_true", help="give each process its own core")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -75,7 +77,9 @@ def run(args: argparse.Namespace) -> int:
     if args.elastic is not None or args.rdzv_endpoint:
         return _run_elastic(args, config)
     if args.snapshot_dir is not None:
-        raise ConfigError("only an elastic job has snapshots", hint="say --elastic MIN:MAX beside --snapshot-dir")
+        raise ConfigError(
+            "only an elastic job has snapshots", hint="say --elastic MIN:MAX together with --snapshot-dir"
+        )
     return run_job(args, config, args.metrics)
 
 

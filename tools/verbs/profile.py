@@ -26,9 +26,15 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("--steps", metavar="K", type=at_least(1), default=5, help="how many are measured (default 5)")
     parser.add_argument(
-        "--skip", metavar="K", type=at_least(0), default=2, help="how many run before them (default 2): they trace"
+        "--steps", metavar="K", type=at_least(1), default=5, help="how many steps are measured (default 5)"
+    )
+    parser.add_argument(
+        "--skip",
+        metavar="K",
+        type=at_least(0),
+        default=2,
+        help="how many steps run before them (default 2), while TensorFlow traces",
     )
     parser.add_argument("--calibrate", action="store_true", help="measure this machine for the prediction (seconds)")
     parser.add_argument(

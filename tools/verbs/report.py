@@ -1,4 +1,4 @@
-"""`report GRAPH --config C`: write one offline HTML file: the graph behind every pass, tables, the predicted step."""
+"""`report GRAPH --config C`: write one offline HTML file: the graph after every pass, tables, the predicted step."""
 
 from __future__ import annotations
 
@@ -33,7 +33,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--task", metavar="K", type=_task, help="show the graph of worker K of a job, or of all (the default)"
     )
     parser.add_argument(
-        "--measured", metavar="PROFILE", help="show measured steps beside the predicted one: what `profile` wrote"
+        "--measured",
+        metavar="PROFILE",
+        help="show measured steps next to the predicted one: a file that `profile` wrote",
+    )
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="train some steps of both graphs, and write into the page whether they agree",
     )
 
 
@@ -44,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     chosen = read_config(args) if args.config is not None else optional_plan(args)
     item = load_graph(args)
     title = "standard input" if args.graph == STANDARD else Path(args.graph).name
-    options = {"batch": args.batch, "task": args.task, "measured": args.measured}
+    options = {"batch": args.batch, "task": args.task, "measured": args.measured, "verify": args.verify}
     with replacing(args.out, ".html") as partial:
         ar.report(item, partial, chosen, **options, title=title)
     if args.out == STANDARD:

@@ -16,10 +16,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from autograph_rewrite.certify.execution.baseline import Leaf, Unknown
+from autograph_rewrite.certify.execution.op_kinds import BACK_EDGES, ENTERS, EXITS, writes_variable
 from autograph_rewrite.errors import VerifyError
 from autograph_rewrite.ir.control_flow import by_loops, frames_of
 from autograph_rewrite.ir.graph import Node, PerInstance, Span, Value
-from autograph_rewrite.ir.op_traits import BACK_EDGES, ENTERS, EXITS, writes_variable
 
 IDLE = 64
 """So many iterations behind each other may work on no micro-batch: a stage of a pipeline waits for those before it."""
@@ -180,7 +180,7 @@ class _Replica:
             carried = {value: item for value, item in self._now.items() if value.node.op in BACK_EDGES}
             carried = {value: item for value, item in carried.items() if item is not DEAD}
             if not self._goes_on and carried:
-                raise NotUnderstoodError("something goes on behind its last iteration")
+                raise NotUnderstoodError("something goes on after its last iteration")
             if not self._goes_on:
                 return
             self._before = carried
@@ -243,7 +243,7 @@ class _Replica:
         runs = self.read.setdefault(node, [])
         outputs = range(max((value.index for value in node.read_outputs), default=0) + 1)
         if len(runs) == self._micro:
-            return [Unknown(f"'{node.name}' behind the last micro-batch") for _ in outputs]
+            return [Unknown(f"'{node.name}' after the last micro-batch") for _ in outputs]
         runs.append(items)
         instance = self._copy * self._micro + len(runs) - 1
         return [self._outside.leaf(node, index, instance) for index in outputs]

@@ -9,7 +9,7 @@ A part takes what its nodes take one after another; what crosses takes its bytes
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import NamedTuple
@@ -142,6 +142,18 @@ class StagedStep:
         task = self._timed(name, kind, self.devices[replica][device], own, 1)
         self.tasks[kind, 0, device, replica] = task
         return task
+
+    def seconds_of(self, part: Part, nodes: Iterable[Node]) -> Iterator[tuple[Node, float]]:
+        """Yield what each node takes in a step, for all micro-batches: of a CPU, as if it kept all cores busy."""
+        on_cpu = parse(self._at(part, 0)).kind == "CPU"
+        machine = self.topology.machine
+        for node in self._timed_nodes(nodes):
+            one = self.staged.counts[node]
+            if on_cpu:
+                took, width = on_cores(one.work, 1, machine, one.runs)
+                yield node, took * width / machine.cores
+            else:
+                yield node, (compute_seconds(one.work, machine.accelerator) + machine.accelerator.op_seconds) * one.runs
 
     def _timed_nodes(self, nodes: Iterable[Node]) -> Iterable[Node]:
         """Return the nodes whose time a part takes: of logical accelerators the first has what is whole, too."""

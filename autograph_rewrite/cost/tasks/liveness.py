@@ -43,22 +43,27 @@ def over_time(buffers: Iterable[Buffer]) -> Line:
     return line([change for born, freed, nbytes in lives for change in ((born, nbytes), (freed, -nbytes))], kept)
 
 
-def at_peak(buffers: Iterable[Buffer]) -> Holders:
-    """Return who holds the most when most bytes are alive: the makers of buffers, and what is always there, together.
+def at_peak(buffers: Iterable[Buffer]) -> list[Buffer]:
+    """Return what is alive when most bytes are.
 
     Args:
         buffers: of one device, after their tasks have been played.
     """
-    buffers, held = list(buffers), Counter[str]()
-    for buffer in buffers:
-        if buffer.kept:
-            held["variables" if buffer.maker is None else "inputs, constants and outputs"] += buffer.nbytes
+    kept = [one for one in buffers if one.kept]
     lives = [(one.born, _freed(one), one) for one in buffers if not one.kept and one.maker and one.nbytes]
     changes = [change for born, freed, one in lives for change in ((born, one.nbytes), (freed, -one.nbytes))]
     top = highest(changes)
-    for born, freed, one in lives:
-        if born <= top < freed and one.maker is not None:
-            held[one.maker.name] += one.nbytes
+    return kept + [one for born, freed, one in lives if born <= top < freed]
+
+
+def holders(alive: Iterable[Buffer]) -> Holders:
+    """Return who holds the most of what is alive: the makers of buffers, and what is always there, together."""
+    held = Counter[str]()
+    for buffer in alive:
+        if not buffer.kept and buffer.maker is not None:
+            held[buffer.maker.name] += buffer.nbytes
+        else:
+            held["variables" if buffer.maker is None else "inputs, constants and outputs"] += buffer.nbytes
     return first_holders(held)
 
 

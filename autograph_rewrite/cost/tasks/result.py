@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from autograph_rewrite.cost.layers import COLUMNS, Layer, NodeUse, cells, dearest, tree
+from autograph_rewrite.diagnostics.amounts import duration, percent, several, size
 from autograph_rewrite.notebook import NotebookView, table, text
 
 
@@ -110,6 +112,7 @@ class Simulation(NotebookView):
         notes: what was assumed.
         exchanged_bytes: what one member of each exchange of the plan hands over, together: the number that plan, comm,
             explain and report have as well (`plan.parts.exchanged`).
+        nodes: the cost of each; empty without events. `layers()` sums it up.
     """
 
     step_seconds: float
@@ -123,6 +126,11 @@ class Simulation(NotebookView):
     events: tuple[Event, ...] = ()
     notes: tuple[str, ...] = ()
     exchanged_bytes: int = 0
+    nodes: tuple[NodeUse, ...] = ()
+
+    def layers(self) -> tuple[Layer, ...]:
+        """Return what the layers of the model cost, the dearest first: name scopes, gradients with their layer."""
+        return dearest(tree(self.nodes))
 
     @property
     def peak_bytes(self) -> int:
@@ -151,6 +159,7 @@ class Simulation(NotebookView):
             "devices": devices,
             "links": [vars(link).copy() for link in self.links],
             "exchanges": [{**vars(one), "owners": list(one.owners)} for one in self.exchanges],
+            "layers": [vars(one) for one in self.layers()],
             "notes": list(self.notes),
         }
 
@@ -161,47 +170,44 @@ class Simulation(NotebookView):
 
     def _html_parts(self) -> Iterator[str]:
         rows = (
-            (d.count, d.name, f"{d.busy_seconds * 1e3:.3f}", _mebibytes(d.peak_bytes), _mebibytes(d.variable_bytes))
+            (d.count, d.name, duration(d.busy_seconds), size(d.peak_bytes), size(d.variable_bytes))
             for d in self.devices
         )
-        yield table(("#count", "device", "#busy ms", "#peak", "#variables"), rows)
-        links = ((x.count, x.name, f"{x.busy_seconds * 1e3:.3f}", _mebibytes(x.bytes)) for x in self.links)
-        yield table(("#count", "link", "#busy ms", "#carried"), links)
-        exchanges = ((x.value, x.kind, ", ".join(x.owners), f"{x.bytes:,}") for x in self.exchanges)
+        yield table(("#count", "device", "#busy", "#peak", "#variables"), rows)
+        yield table(COLUMNS, map(cells, self.layers()))
+        links = ((x.count, x.name, duration(x.busy_seconds), size(x.bytes)) for x in self.links)
+        yield table(("#count", "link", "#busy", "#carried"), links)
+        exchanges = ((x.value, x.kind, ", ".join(x.owners), size(x.bytes)) for x in self.exchanges)
         yield table(("exchange", "by", "for", "#bytes"), exchanges)
         yield text("\n".join(self.notes))
 
     def __str__(self) -> str:
         lines = [
-            f"step {self.step_seconds * 1e3:.3f} ms for {self.batch} examples on {self.replicas} replicas; "
-            f"{self.exposed_seconds * 1e3:.3f} ms of it only communicate"
-            + (f"; bubble {self.bubble:.1%}" if self.bubble else "")
+            f"step {duration(self.step_seconds)} for {several(self.batch, 'example')} on "
+            f"{several(self.replicas, 'replica')}; {duration(self.exposed_seconds)} of it only communicate"
+            + (f"; bubble {percent(self.bubble)}" if self.bubble else "")
         ]
         for device in self.devices:
             lines.append(
-                f"  {device.count:>4} x {device.name:<24} busy {device.busy_seconds * 1e3:9.3f} ms"
-                f"  peak {_mebibytes(device.peak_bytes)}  variables {_mebibytes(device.variable_bytes)}"
+                f"  {device.count:>4} x {device.name:<18} busy {duration(device.busy_seconds):>8}"
+                f"  peak {size(device.peak_bytes):>8}  variables {size(device.variable_bytes):>8}"
             )
             if device.in_flight:
-                lines[-1] += (
-                    f"  activations {_mebibytes(device.activation_bytes)}, {device.in_flight} in flight"
-                    f"  gradients {_mebibytes(device.gradient_bytes)}"
+                lines.append(
+                    f"{'':7}activations {size(device.activation_bytes)}, {device.in_flight} in flight;"
+                    f" gradients {size(device.gradient_bytes)}"
                 )
         for link in self.links:
             lines.append(
-                f"  {link.count:>4} x {link.name:<24} busy {link.busy_seconds * 1e3:9.3f} ms  {_mebibytes(link.bytes)}"
+                f"  {link.count:>4} x {link.name:<18} busy {duration(link.busy_seconds):>8}  {size(link.bytes)} carried"
             )
         more = self.moved_bytes - self.exchanged_bytes
         lines.append(
-            f"  {self.exchanged_bytes:,} bytes handed over by each member of the plan's exchanges"
-            + (f"; {self.moved_bytes:,} moved, with what passes between stages and devices" if more > 0 else "")
+            f"  {size(self.exchanged_bytes)} handed over by each member of the plan's exchanges"
+            + (f"; {size(self.moved_bytes)} moved, with what passes between stages and devices" if more > 0 else "")
         )
         lines += [f"note: {note}" for note in self.notes]
         return "\n".join(lines)
-
-
-def _mebibytes(count: float) -> str:
-    return f"{count / 2**20:10.3f} MiB"
 
 
 def _trace(events: tuple[Event, ...], lanes: list[str]) -> Iterator[Mapping[str, Any]]:

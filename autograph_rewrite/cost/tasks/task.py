@@ -30,6 +30,7 @@ class Buffer:
         kept: it outlives the step (variables, constants, what is fed or fetched).
         is_scratch: it is there from the start of its maker to its end.
         is_slot: it is a variable that an optimizer keeps beside another one.
+        handle: of the variable that it is, the node; empty for others.
     """
 
     nbytes: int
@@ -40,6 +41,7 @@ class Buffer:
     kept: bool = False
     is_scratch: bool = False
     is_slot: bool = False
+    handle: str = ""
 
     @property
     def born(self) -> float:

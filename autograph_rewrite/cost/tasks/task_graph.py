@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 
 from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
-from autograph_rewrite.analysis.work.buffers import FED
 from autograph_rewrite.analysis.work.op_work import Work
 from autograph_rewrite.cost.hardware.topology import HOST, Topology
 from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep
@@ -28,6 +28,7 @@ from autograph_rewrite.cost.tasks.row_updates import handed_on, meeting_places
 from autograph_rewrite.cost.tasks.task import COMPUTE, EXCHANGE, Buffer, Task, compute_seconds, on_cores
 from autograph_rewrite.cost.tasks.variable_reads import Reads
 from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.parts.messages import STEP
 from autograph_rewrite.plan.parts.residence import REPLICATED, Residence
 from autograph_rewrite.plan.plan import Plan
@@ -41,7 +42,7 @@ class Built:
         tasks: all of them.
         buffers: what they make and read, variables included.
         cores: the lanes that take several tasks at a time.
-        groups: the exchanges of the plan's edges.
+        groups: the exchanges of the plan's edges, each with its tasks.
         variable_bytes: of one instance of a device, by lane.
         work: FLOPs and bytes of one instance, by the device and whether every replica has one.
         tasks_of: the tasks of each node.
@@ -51,11 +52,15 @@ class Built:
     tasks: list[Task] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
     cores: dict[str, int] = field(default_factory=dict)
-    groups: list[Group] = field(default_factory=list)
+    groups: list[tuple[Group, list[Task]]] = field(default_factory=list)
     variable_bytes: dict[str, int] = field(default_factory=dict)
     work: dict[tuple[str, bool], tuple[float, float]] = field(default_factory=dict)
     tasks_of: dict[Node, list[Task]] = field(default_factory=dict)
     sent: dict[tuple[Value, str, int], tuple[Task, Buffer]] = field(default_factory=dict)
+
+    def busy(self, task: Task) -> dict[str, float]:
+        """Return for how long a task keeps each lane busy: of several cores, for how long it would keep all of them."""
+        return {lane: held * task.width / self.cores.get(lane, 1) for lane, held in task.holds.items()}
 
 
 def build(
@@ -156,22 +161,23 @@ class Builder:
         mirrored = self.plan.mode == "mirrored"
         for name, variable in self.folded.item.variables.items():
             nbytes, own = variable.nbytes, self.topology.lanes
-            owner, is_slot = owners.get(name, name), owners.get(name, name) != name
+            owner = owners.get(name, name)
+            keep = partial(self._keep, is_slot=owner != name, handle=variable.handle)
             device = self.logical.of(self.folded.state.graph.nodes.get(variable.handle))
             holder = self.residences.get(owner)
             if holder is not None and holder.is_on_server:
                 for server in holder.servers:
-                    self._keep(nbytes // len(holder.servers), self.topology.home(server), is_slot=is_slot)
+                    keep(nbytes // len(holder.servers), self.topology.home(server))
             elif holder is not None and holder.stage and (holder.stage == 3 or name != owner):
                 for lane in own:
-                    self._keep(nbytes // self.plan.replicas, lane, each=True, is_slot=is_slot)
+                    keep(nbytes // self.plan.replicas, lane, each=True)
             else:
                 for lane in own if mirrored else own[:1]:
-                    self._keep(nbytes, self.topology.place(lane, device), each=mirrored, is_slot=is_slot)
+                    keep(nbytes, self.topology.place(lane, device), each=mirrored)
 
-    def _keep(self, nbytes: int, lane: str, *, each: bool = False, is_slot: bool = False) -> None:
+    def _keep(self, nbytes: int, lane: str, *, each: bool = False, is_slot: bool = False, handle: str = "") -> None:
         self.built.variable_bytes[lane] = self.built.variable_bytes.get(lane, 0) + nbytes
-        self.built.buffers.append(Buffer(nbytes, lane, each, kept=True, is_slot=is_slot))
+        self.built.buffers.append(Buffer(nbytes, lane, each, kept=True, is_slot=is_slot, handle=handle))
 
     # Exchanges.
 
@@ -185,7 +191,7 @@ class Builder:
         for task in chain:
             self.logical.put(task, device)
         self.built.tasks += chain
-        self.built.groups.append(group)
+        self.built.groups.append((group, chain))
         for lane in self.topology.lanes if group.residual else ():
             self._keep(group.residual, lane, each=True)
         for lane in self.topology.lanes if group.scratch else ():
@@ -329,7 +335,7 @@ class Builder:
             first = self.topology.lanes[0]
             found = self.values.get((value, first))
             task.after([self.ends.get((value.node, first))])
-            if found is not None and lane in self.topology.lanes and found.nbytes and value.node.op not in FED:
+            if found is not None and lane in self.topology.lanes and found.nbytes and not has(value.node.op, "held"):
                 task.after([self._moved(value, found)])
             return self.logical.brought(task, value, found, self.logical.of(node), lane)
         task.after([self.ends.get((value.node, lane))])
@@ -381,5 +387,5 @@ class Builder:
                 times = self.topology.local  # the process is fed the shares of all its replicas
             place = self.topology.place(lane, self.logical.of(node))
             made = self._buffer(nbytes * times // share, place, task, each=each)
-            made.kept = node.op in FED or value in self.folded.outputs
+            made.kept = has(node.op, "held") or value in self.folded.outputs
             self.values[value, lane] = made

@@ -1,1 +1,1 @@
-"""Profiles: what ran when in measured steps, by original node and by exchange, beside what was predicted."""
+"""Profiles: what ran when in measured steps, by original node and by exchange, next to the prediction."""

@@ -18,8 +18,8 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any, NamedTuple
 
+from autograph_rewrite.diagnostics.amounts import few, several
 from autograph_rewrite.inspect.communication import bare
-from autograph_rewrite.inspect.render.format import few, several
 from autograph_rewrite.inspect.report_view import STEP, Edge
 from autograph_rewrite.inspect.values import Values, conversion, converts, over, results
 from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Node, Value

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from autograph_rewrite.diagnostics.amounts import size
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.communication import bare, origin_of
 from autograph_rewrite.inspect.graph_source import Source, as_item
 from autograph_rewrite.inspect.reasons.chain import Chains, Step, lines
-from autograph_rewrite.inspect.render.format import size
 from autograph_rewrite.inspect.report_view import STEP, Edge, edges_of
 from autograph_rewrite.inspect.values import Described, Values, conversion_data, results
 from autograph_rewrite.ir.attr_inference import closest

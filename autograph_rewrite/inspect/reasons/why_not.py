@@ -15,8 +15,8 @@ from autograph_rewrite.compile import resolve_plan, with_processes
 from autograph_rewrite.config import presets
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.cost.step.analyzed_step import cut_model
+from autograph_rewrite.diagnostics.amounts import few, several, size
 from autograph_rewrite.errors import ConfigError, GraphError, RewriteError
-from autograph_rewrite.inspect.render.format import few, several, size
 from autograph_rewrite.inspect.report_view import Edge, edges_of
 from autograph_rewrite.inspect.summary import VariableLine, summarise
 from autograph_rewrite.inspect.values import conversion

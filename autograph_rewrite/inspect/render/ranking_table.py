@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from autograph_rewrite.inspect.render.format import size
+from autograph_rewrite.diagnostics.amounts import size
 from autograph_rewrite.inspect.render.table import drawn, table
 from autograph_rewrite.plan.parts.ranking import row_of
 

@@ -3,16 +3,55 @@
 from __future__ import annotations
 
 import io
+import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from rich import box
 from rich.console import Console
+from rich.containers import Lines
 from rich.table import Table
 from rich.text import Text
 
 UNLIMITED = 1 << 20
+_PARTS = re.compile(r"[A-Z]?[^A-Z/_:.,\s]*[/_:.,\s]*")
+
+
+class Cell(Text):
+    """A text that breaks after a separator where it does not fit: `layer_1/` `dense`, never `layer_1/de`."""
+
+    def wrap(self, console: Console, width: int, **options: Any) -> Lines:
+        """Return the lines, of at most so many letters."""
+        lines = [""]
+        for part in _PARTS.findall(self.plain):
+            if lines[-1] and len((lines[-1] + part).rstrip()) > width:
+                lines.append("")
+            lines[-1] += part
+            while len(lines[-1].rstrip()) > width:
+                lines[-1:] = [lines[-1][:width], lines[-1][width:]]
+        found = Lines(Text(line.rstrip()) for line in lines)
+        found.justify(console, width, justify=self.justify or options.get("justify") or "left")
+        return found
+
+
+def fitted(text: str) -> str:
+    """Return sentences broken at blanks to the width of the terminal; elsewhere as they are."""
+    width = _width()
+    return "\n".join(
+        textwrap.fill(
+            line,
+            width,
+            subsequent_indent=" " * (len(line) - len(line.lstrip()) + 2),
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        if len(line) > width and "─" not in line
+        else line
+        for line in text.split("\n")
+    )
 
 
 def drawn(*tables: Table, width: int | None = None) -> str:
@@ -35,18 +74,25 @@ def _width() -> int:
     return shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else UNLIMITED
 
 
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
-    """Return a table; columns whose name starts with `#` hold numbers.
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, spare: Sequence[str] = ()) -> Table:
+    """Return a table; columns whose name starts with `#` hold numbers, and one without any cell is left out.
 
     Args:
         title: above the columns.
         columns: their headings.
         rows: a cell for each column; None is left empty.
+        spare: columns that are left out, the first of them first, as long as a terminal is too narrow for all.
     """
     made = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for column in columns:
+    cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    used = [at for at in range(len(columns)) if not cells or any(row[at] for row in cells)]
+    widths = {at: max([len(columns[at]), *(len(row[at]) for row in cells)]) + 3 for at in used}
+    for at in (columns.index(column) for column in spare):
+        if at in used and sum(widths[one] for one in used) > _width():
+            used.remove(at)
+    for column in (columns[at] for at in used):
         justify = "right" if column.startswith("#") else "left"
         made.add_column(Text(column.removeprefix("#")), justify=justify, overflow="fold")  # type: ignore[arg-type]
-    for row in rows:
-        made.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
+    for row in cells:
+        made.add_row(*(Cell(row[at]) for at in used))
     return made

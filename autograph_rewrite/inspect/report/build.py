@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from autograph_rewrite.config.config import ConfigLike
 from autograph_rewrite.cost.simulate import simulate
+from autograph_rewrite.cost.tasks.result import Simulation
 from autograph_rewrite.errors import RewriteError
 from autograph_rewrite.inspect.profile.profile import Profile
 from autograph_rewrite.inspect.profile.report_part import report_part
 from autograph_rewrite.inspect.report import overview, tables
+from autograph_rewrite.inspect.report.cost import of_cost
 from autograph_rewrite.inspect.report.graph_states import GraphStates
 from autograph_rewrite.inspect.report.html_file import page
 from autograph_rewrite.inspect.report_view import account_of
@@ -40,6 +42,8 @@ class Shown:
         config: how it was rewritten, for the speed of the network.
         batch: examples of all devices together, where the graph leaves that open.
         measured: some steps of it.
+        levers: of a simulated step, what it takes most of; None: nobody asks.
+        verified: what `verify` found, as plain data; None: it was not run.
     """
 
     states: GraphStates
@@ -49,6 +53,8 @@ class Shown:
     config: ConfigLike | None = None
     batch: int | None = None
     measured: Profile | None = None
+    levers: Callable[[Simulation], tuple[str, ...]] | None = None
+    verified: Mapping[str, Any] | None = None
 
 
 def of_ranks(
@@ -91,7 +97,10 @@ def report_data(shown: Shown) -> dict[str, Any]:
     told = new is not None and new.report is not None
     notes = [NO_SNAPSHOTS] if new is not None and len(shown.states.steps) == 1 else []
     notes += [NO_PLAN] if new is not None and plan is None else []
-    step, problem = _step(shown)
+    found_step, problem = _step(shown)
+    step = overview.of_step(found_step) if found_step is not None else None
+    states = shown.states.data()
+    levers = shown.levers(found_step) if shown.levers is not None and found_step is not None else ()
     return {
         "overview": {
             "schema": SCHEMA,
@@ -101,18 +110,20 @@ def report_data(shown: Shown) -> dict[str, Any]:
             "notes": [*notes, problem] if problem else notes,
             "no_step": problem,
         },
-        "graph": shown.states.data(),
+        "graph": states,
         **{f"step-{index}": one.data() for index, one in enumerate(shown.states.steps)},
         "variables": tables.variables(found.variables, plan),
         "exchanges": tables.exchanges(new, plan) if new is not None else [],
         "reshards": tables.reshards(new, plan) if new is not None and plan is not None else [],
         "model_edges": tables.model_edges(plan) if new is not None and plan is not None else [],
         "step": step,
+        "cost": of_cost(found_step, shown.states.names, levers, shown.measured) if found_step is not None else None,
+        "verified": shown.verified,
         "measured": _measured(shown, step),
     }
 
 
-def _step(shown: Shown) -> tuple[dict[str, Any] | None, str]:
+def _step(shown: Shown) -> tuple[Simulation | None, str]:
     """Return the simulated step, or why there is none."""
     if shown.new is None:
         return None, ""
@@ -123,7 +134,7 @@ def _step(shown: Shown) -> tuple[dict[str, Any] | None, str]:
         found = simulate(shown.original, shown.plan, shown.config, batch=batch or None)
     except RewriteError as error:
         return None, f"The step cannot be simulated: {error}"
-    return overview.of_step(found), ""
+    return found, ""
 
 
 def _measured(shown: Shown, step: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -23,6 +23,7 @@ SCRIPTS = (
     "graph_view.js",
     "details.js",
     "tables.js",
+    "cost.js",
     "timeline.js",
     "main.js",
 )

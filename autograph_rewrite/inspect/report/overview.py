@@ -14,10 +14,13 @@ from autograph_rewrite.plan.parts.ranking import ranking
 def of_graph(found: Summary) -> dict[str, Any]:
     """Return what there is to say of a graph that is not distributed."""
     item = found.item
+    names = {one.name for one in found.variables}
+    slots = sum(one.slot_of in names for one in found.variables)
     return {
         "nodes": found.ops.total(),
         "ops": found.ops.most_common(12),
-        "variables": len(found.variables),
+        "variables": len(found.variables) - slots,
+        "slots": slots,
         "inputs": [f"{one.name}: {one.dtype}" for one in item.inputs.values()],
         "outputs": [f"{one.name}: {one.dtype}" for one in item.outputs.values()],
         "warnings": list(found.warnings),

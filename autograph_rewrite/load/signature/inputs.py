@@ -16,11 +16,9 @@ from autograph_rewrite.ir.shapes.recorded import static_shape
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.replica_marks import replica_mark
 from autograph_rewrite.load.signature.references import find_value, tensor_name
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.training_graph import TensorInfo, TrainingGraph
 
-PLACEHOLDERS = frozenset(("Placeholder", "PlaceholderV2", "PlaceholderWithDefault"))
-ITERATORS = frozenset(("IteratorGetNext", "IteratorGetNextSync", "MultiDeviceIteratorGetNextFromShard"))
-DRAWN = ITERATORS | {"OptionalGetValue"}
 _NEVER_BATCH = frozenset((dtypes.RESOURCE, dtypes.VARIANT))
 
 BatchInputs = Mapping[str, int | None]
@@ -28,15 +26,15 @@ BatchInputs = Mapping[str, int | None]
 
 def is_fed(node: Node) -> bool:
     """Return whether a node is a placeholder that the caller feeds: what user code asks about replicas is none."""
-    return node.op in PLACEHOLDERS and not replica_mark(node.name)
+    return has(node.op, "placeholders") and not replica_mark(node.name)
 
 
 def is_drawn(node: Node) -> bool:
     """Return whether a node gives what an iterator draws, also through an Optional, as loops over data do."""
     if node.op != "OptionalGetValue":
-        return node.op in ITERATORS
+        return has(node.op, "input_elements")
     value = node.inputs[0]
-    while value.node.op in ("Switch", "Identity", "Enter"):
+    while has(value.node.op, "carries"):
         value = value.node.inputs[0]
     return value.node.op == "IteratorGetNextAsOptional"
 
@@ -90,7 +88,7 @@ def source_values(nodes: Iterable[Node]) -> list[Value]:
     for node in nodes:
         if is_fed(node):
             found.append(node.output())
-        elif node.op in ITERATORS:
+        elif has(node.op, "input_elements"):
             found += node.outputs
     return found
 
@@ -178,7 +176,7 @@ def named_batches(
     """Return inputs with their batch axes set: as named, or by default.
 
     A name may also stand for a whole structure: "x" for "x/image" and "x/mask". `composite` lists parts
-    of sparse and ragged tensors, whose dimension 0 is not the batch.
+    of sparse and ragged tensors, whose dimension 0 is not the batch; all replicas have all of these.
 
     Args:
         inputs: by public name.
@@ -204,7 +202,8 @@ def named_batches(
 
             close = difflib.get_close_matches(name, list(inputs), n=3) or list(inputs)[:10]
             raise GraphError(f"batch input '{name}' is not an input", hint=f"inputs: {', '.join(close)}")
-        axes |= dict.fromkeys(below, axis)
+        # A sparse or ragged tensor is not cut: its rows, values and limits have sizes of their own.
+        axes |= dict.fromkeys((one for one in below if one == name or one not in composite), axis)
     return {name: checked(_with_axis(info, axes.get(name))) for name, info in inputs.items()}
 
 

@@ -109,7 +109,7 @@ def _placements(archive: zipfile.ZipFile) -> Annotations | None:
     for words, names in dict(json.loads(_member(archive, _PLACEMENTS))).items():
         stated, end = read_annotation(words)
         if words[end:]:
-            raise GraphError(f"'{words[end:]}' behind a placement means nothing", where=_PLACEMENTS)
+            raise GraphError(f"'{words[end:]}' after a placement means nothing", where=_PLACEMENTS)
         found |= dict.fromkeys(names, stated)
     return found
 

@@ -1,6 +1,6 @@
-"""Graph files: .pb, .pbtxt, .meta, a SavedModel directory, printed text, and the `.ar` archive.
+"""Graph files: .pb, .pbtxt, .meta, a SavedModel directory, a .keras model, printed text, and the `.ar` archive.
 
-Only a TF2 SavedModel needs TensorFlow itself; the rest is read from protos. An error names the file.
+Only a TF2 SavedModel and a Keras model need TensorFlow itself; the rest is read from protos. An error names the file.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from autograph_rewrite.ir.types.protos import Message, proto
 from autograph_rewrite.load.signature.collections import Collected
 from autograph_rewrite.load.sources import archive, metagraph, validate
 from autograph_rewrite.load.sources.graphs import Declared, build_item, read
+from autograph_rewrite.load.sources.keras_models import from_file as from_keras_file
 from autograph_rewrite.load.sources.printed import from_printed, is_printed
 from autograph_rewrite.load.sources.saved_model import load_directory
 from autograph_rewrite.training_graph import TrainingGraph
@@ -30,7 +31,7 @@ from autograph_rewrite.training_graph import TrainingGraph
 _SAID = 300
 """Characters of what a parser says: it may quote all of a line."""
 _ZIPPED = b"PK\x03\x04"
-_KINDS = ".pb, .pbtxt, .meta, .ar, .txt (as `dump --full` prints it), or a SavedModel directory"
+_KINDS = ".keras, .pb, .pbtxt, .meta, .ar, .txt (as `dump --full` prints it), or a SavedModel directory"
 
 
 def load(path: Path, *, signature: str | None = None, **named: Any) -> TrainingGraph:
@@ -57,6 +58,8 @@ def _load(path: Path, signature: str | None, named: dict[str, Any]) -> TrainingG
         data = _content(path)
         if signature is not None:
             raise GraphError("only a SavedModel has signatures", hint="leave out `signature` for this file")
+        if path.suffix == ".keras":
+            return from_keras_file(path, named.get("batch_inputs"))
         is_archive = zipfile.is_zipfile(path) or path.suffix == ".ar"
         return archive.load(path, **named) if is_archive else _reader(path)(data, named)
     except (DecodeError, ValueError, IndexError, KeyError, TypeError) as error:

@@ -1,8 +1,9 @@
-"""A compiled Keras model as a TrainingGraph: its own `train_step`, traced on `(x, y[, sample_weight])`."""
+"""A compiled Keras model, or a .keras file, as a TrainingGraph: its `train_step` on `(x, y[, sample_weight])`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from autograph_rewrite.errors import GraphError
@@ -31,6 +32,53 @@ def from_keras(
     _check(model, specs, step)
     concrete = trace(step_function(model, step, len(specs)), [of_any_batch(spec) for spec in specs], {})
     return from_concrete(concrete, batch_inputs=batch_inputs, search=(model,))
+
+
+def from_file(path: Path, batch_inputs: Mapping[str, int | None] | None = None) -> TrainingGraph:
+    """Read a model that `model.save` wrote, and trace its step; what labels look like follows from its losses.
+
+    Args:
+        path: of the .keras file.
+        batch_inputs: axis of the examples by input.
+
+    Raises:
+        GraphError: the model cannot be loaded, was saved without being compiled, or its labels are not known.
+    """
+    import keras
+
+    hint = "begin with the script that trains it: autograph-rewrite VERB train.py"
+    try:
+        model = keras.saving.load_model(path)
+    except (ValueError, TypeError, OSError) as error:
+        raise GraphError(f"Keras cannot load the model: {error}", hint=hint) from error
+    if not getattr(model, "inputs", None) or not model.compiled:
+        raise GraphError("the model was saved without its inputs or without compile()", hint=hint)
+    try:
+        given = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
+        return from_keras(model, given, _labels(model), batch_inputs=batch_inputs)
+    except GraphError as error:
+        raise GraphError(f"the labels that this model wants are not known: {error.problem}", hint=hint) from error
+
+
+def _labels(model: Any) -> Any:
+    """Return specs of the labels that a model's losses want: class numbers where they are sparse, else as outputs."""
+    import keras
+    import tensorflow as tf
+
+    def label(output: Any, loss: Any) -> Any:
+        name = loss if isinstance(loss, str) else getattr(loss, "name", None) or type(loss).__name__
+        if "sparse" in str(name).lower():
+            return tf.TensorSpec(output.shape[:-1], tf.int64)
+        return tf.TensorSpec(output.shape, output.dtype if output.dtype.startswith("float") else "float32")
+
+    outputs, losses = model.outputs[0] if isinstance(model, keras.Sequential) else model.output, model.loss
+    if isinstance(outputs, Mapping):
+        return {key: label(one, losses[key] if isinstance(losses, Mapping) else losses) for key, one in outputs.items()}
+    if isinstance(outputs, list | tuple):
+        each = list(losses.values()) if isinstance(losses, Mapping) else losses
+        each = each if isinstance(each, list | tuple) else [losses] * len(outputs)
+        return [label(one, loss) for one, loss in zip(outputs, each, strict=True)]
+    return label(outputs, losses)
 
 
 def step_function(model: Any, step: str, arguments: int) -> Callable[..., Any]:

@@ -40,6 +40,7 @@ from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.variable_ops import variable_dependent_nodes
+from autograph_rewrite.ops.traits import ops_with
 from autograph_rewrite.passes.canonicalize.pieces import Pieces, finish
 
 SUMMED_AS = {
@@ -71,6 +72,11 @@ def decompose_mean(graph: Graph, node: Node, in_loop: bool) -> None:
 
 def _count(build: Pieces, x: Value, axes: Value, dtype: int) -> Value:
     """Return how many elements are reduced; its size turns global by propagation."""
+    # A mean takes axes that are counted from the end, a gather does not.
+    content = axes.node.attr("value") if axes.node.op == "Const" else None
+    if not isinstance(content, np.ndarray) or (content < 0).any():
+        rank = build.cast(build("Rank", x, name="rank"), axes.dtype, "rank_of_axes")
+        axes = build("FloorMod", axes, rank, name="axes")
     sizes = build(
         "GatherV2", build("Shape", x, name="shape"), axes, build.const(0, dtypes.INT32, "first"), name="sizes"
     )
@@ -262,10 +268,8 @@ DECOMPOSITIONS: Mapping[str, Callable[[Graph, Node, bool], None]] = {
     "Mean": decompose_mean,
     "Sum": keep_summed_dimensions,
     **dict.fromkeys(("ReverseV2", "Roll"), cut_again),
-    **dict.fromkeys(("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"), decompose_batch_norm),
-    **dict.fromkeys(
-        ("FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3"), decompose_batch_norm_gradient
-    ),
+    **dict.fromkeys(ops_with("fused_batch_norms"), decompose_batch_norm),
+    **dict.fromkeys(ops_with("fused_batch_norm_gradients"), decompose_batch_norm_gradient),
 }
 
 

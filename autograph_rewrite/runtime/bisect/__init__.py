@@ -1,1 +1,1 @@
-"""Where a rewrite begins to differ: the first pass behind which `verify` fails, and the first value and edge."""
+"""Where a rewrite begins to differ: the first pass after which `verify` fails, and the first value and edge."""

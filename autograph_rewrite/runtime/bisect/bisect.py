@@ -1,7 +1,7 @@
-"""bisect: the first pass behind which `verify` fails, and the first value and edge of the graph that is wrong.
+"""bisect: the first pass after which `verify` fails, and the first value and edge of the graph that is wrong.
 
     passes before conversion   leave graphs of one device: each is run beside the original, by halves
-    passes behind it           the certificate compares every folded graph with the original, on samples
+    passes after it            the certificate compares every folded graph with the original, on samples
     values                     of one step from the same variables, producers first: the first that differs
 
 What the certificate and the states leave open, the provenance of the wrong edge says.
@@ -48,7 +48,7 @@ def bisect(
     batch: int | None = None,
     observers: Sequence[Observer] = (),
 ) -> Bisection:
-    """Find the first pass behind which `verify` fails, and the first value and edge that are wrong.
+    """Find the first pass after which `verify` fails, and the first value and edge that are wrong.
 
     Args:
         item: a training graph; it is not changed.
@@ -95,7 +95,7 @@ def _broken(error: RewriteError, refusal: FirstRefusal, notes: Sequence[str]) ->
     """Return what is known where the rewritten graph breaks an invariant, so that nothing can be run."""
     first = refusal.error or error
     name = refusal.pass_name or failed_pass(error) or "expand"
-    shown = "the certificate refuses the graph behind it" if refusal.error else "it breaks an invariant of the graph"
+    shown = "the certificate refuses the graph after it" if refusal.error else "it breaks an invariant of the graph"
     return Bisection(False, "FAILS: the rewritten graph is refused", name, shown, str(first), notes=tuple(notes))
 
 
@@ -115,7 +115,7 @@ class _Search:
         try:
             report = compare(self.ready.original, self.rewritten, self.training, self.allowed, apart)
         except (ClusterError, VerifyError) as error:  # a step hangs, or TensorFlow cannot import the rewritten graph
-            shown = "the certificate refuses the graph behind it" if problem else ""
+            shown = "the certificate refuses the graph after it" if problem else ""
             verdict = f"FAILS: {first_line(error)}"
             return Bisection(False, verdict, refusal.pass_name, shown, problem, notes=tuple(notes))
         verdict = str(report).partition("\n")[0]
@@ -134,7 +134,7 @@ class _Search:
         return Bisection(False, verdict, made_by, shown_by, problem, known, divergences, tuple(notes))
 
     def _verdicts(self, states: Sequence[State], report: VerifyReport) -> dict[str, str]:
-        """Return whether graphs behind passes agree on one device, up to the first that does not, found by halves."""
+        """Return whether graphs after passes agree on one device, up to the first that does not, found by halves."""
         limits = {
             f"{'output' if row.kind == 'output' else 'variable'} {row.name}": NOISE_FACTOR * row.noise
             for row in report.wrong
@@ -142,7 +142,7 @@ class _Search:
         found: dict[str, str] = {}
 
         def differs(at: int) -> bool:
-            stage("one device runs the graph behind %s", states[at].behind)
+            stage("one device runs the graph after %s", states[at].behind)
             wrong = self._differs(states[at].item, limits)
             found[states[at].behind] = DIFFERS if wrong else AGREES
             return wrong
@@ -187,13 +187,13 @@ def _blame(
 ) -> tuple[str, str]:
     """Return the first wrong pass, and how that is known."""
     if wrong is not None:
-        return wrong.behind, "one device that runs the graph behind it differs"
+        return wrong.behind, "one device that runs the graph after it differs"
     if refusal.error is not None:
-        return refusal.pass_name, "the certificate refuses the graph behind it"
+        return refusal.pass_name, "the certificate refuses the graph after it"
     if DIFFERS not in verdicts.values() and verdicts:
         makers = [edge.made_by for one in divergences for edge in one.edges] + [one.made_by for one in divergences]
         made_by = next((name for name in makers if name and name != "expand"), "")
         if made_by:
             return made_by, "it made the first node that is wrong"
-        return "", f"it is {CONVERTS} or a pass behind it: on one device everything agrees"
+        return "", f"it is {CONVERTS} or a pass after it: on one device everything agrees"
     return "", ""

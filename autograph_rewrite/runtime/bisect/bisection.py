@@ -20,10 +20,10 @@ class Bisection(NotebookView):
     Attributes:
         ok: whether `verify` passes, so that there is nothing to find.
         verdict: what `verify` says, in a line.
-        made_by: the first pass behind which it fails; empty where that is not known.
+        made_by: the first pass after which it fails; empty where that is not known.
         shown_by: how that is known, in a sentence.
         problem: what the certificate or a verifier of invariants refuses; empty where neither does.
-        states: passes behind which one device has run the graph, with `agrees` or `differs`.
+        states: passes after which one device has run the graph, with `agrees` or `differs`.
         divergences: where values begin to differ, in the order of the step.
         notes: what was not looked at.
     """
@@ -45,7 +45,7 @@ class Bisection(NotebookView):
         if not self.ok:
             yield f"first pass: {self.made_by or '(not known)'}{f' ({self.shown_by})' if self.shown_by else ''}"
         if self.states:
-            yield "on one device: " + ", ".join(f"{verdict} behind {name}" for name, verdict in self.states)
+            yield "on one device: " + ", ".join(f"{verdict} after {name}" for name, verdict in self.states)
         if self.problem:
             yield f"refused: {self.problem}"
         for at, one in enumerate(self.divergences[:SHOWN]):

@@ -269,7 +269,7 @@ class Stop:
 
     def _force(self, why: str) -> None:
         assert self._number is not None
-        where = "behind" if self._is_ending else "in"
+        where = "after" if self._is_ending else "in"
         told = f"ends {where} step {self.steps}, as {name_of_signal(self._number)} asks for, by force"
         _say(f"{self._me} {told}: {why}")
         os._exit(BY_SIGNAL + self._number)

@@ -60,7 +60,7 @@ def test_every_real_graph_passes() -> None:
     check_folded(serde.from_bytes(original.as_graph_def().SerializeToString()), 1)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(graphs())
 def test_every_random_graph_passes(graph: Graph) -> None:
     check_folded(graph, 1, ("/device:CPU:0",))

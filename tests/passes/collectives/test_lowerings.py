@@ -1,4 +1,4 @@
-"""Lowerings are data: what follows from their hops, and a new one in two files, as docs/writing_lowerings.md says."""
+"""Lowerings are data: what follows from their hops, and a new one in two files, as docs/writing_rules.md says."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _block(page: str, kind: str) -> str:
 
 
 def test_a_lowering_is_added_in_two_files_as_the_page_says(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "writing_lowerings.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "writing_rules.md").read_text(encoding="utf-8")
     package = tmp_path / "autograph_rewrite"
     shutil.copytree(ROOT / "autograph_rewrite", package, ignore=shutil.ignore_patterns("__pycache__"))
     for mapped in ("strategies", "tools", "configs"):

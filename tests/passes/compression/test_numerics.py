@@ -141,7 +141,7 @@ def compressed(request: pytest.FixtureRequest) -> Iterator[Sums]:
         yield sums
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 @given(data=st.data())
 def test_what_is_applied_and_kept_is_what_there_was(compressed: Sums, data: st.DataObject):
     count = math.prod(SHAPE)

@@ -17,7 +17,7 @@ from tests.support.staged import MODELS as STAGED
 from tests.support.staged import staged_item
 from tests.zoo import ZOO, Options
 
-DOCS = ROOT / "docs" / "pipelines.md"
+DOCS = ROOT / "docs" / "strategy" / "pipeline.md"
 ROWS = re.findall(r"^\| `([\w/]+)` \| (yes|local|no) \| ?(.*?) ?\|$", DOCS.read_text(), re.MULTILINE)
 FLOAT32 = ("cnn_fused", "keras_cnn", "keras_two_inputs")
 

@@ -256,7 +256,7 @@ OPS = {
 }
 
 
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=8, derandomize=True)
 @given(
     st.lists(st.tuples(st.sampled_from(sorted(OPS)), st.integers(0, 3), st.integers(0, 5)), min_size=5, max_size=14),
     st.sampled_from([SQRT, EVERY, MATMULS, {"policy": "every:1"}, {"policy": "names", "names": ["v[0-9]*[05]/.*"]}]),

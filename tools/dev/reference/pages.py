@@ -1,4 +1,4 @@
-"""All generated reference pages by file name; each module beside this one makes one or more of them.
+"""All generated reference pages by file name; each module of this folder makes one or more of them.
 
 They are made whenever the site is built, so there is nothing that could be out of date.
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 from autograph_rewrite.tools.dev.reference.api import api_page
 from autograph_rewrite.tools.dev.reference.compatibility import compatibility_page
 from autograph_rewrite.tools.dev.reference.messages import messages_page
-from autograph_rewrite.tools.dev.reference.settings import limits_page, presets_page, settings_page
+from autograph_rewrite.tools.dev.reference.passes import passes_page
+from autograph_rewrite.tools.dev.reference.settings import presets_page, settings_page
 from autograph_rewrite.tools.dev.reference.strategies import strategies_page
 from autograph_rewrite.tools.dev.reference.verbs import verbs_page
 
@@ -20,7 +21,7 @@ def pages() -> dict[str, str]:
         "verbs.md": verbs_page(),
         "settings.md": settings_page(),
         "presets.md": presets_page(),
-        "limits.md": limits_page(),
+        "passes.md": passes_page(),
         "messages.md": messages_page(),
         "compatibility.md": compatibility_page(),
         "api.md": api_page(),

@@ -29,12 +29,10 @@ Configurations that are installed with the package. Their name does wherever a f
 
 """
 LIMITS_HEAD = """\
-# Limits of the settings
+## What cannot be combined
 
-What a configuration is refused for although each setting by itself is right, from the checks that refuse it. What the
-rewrite itself cannot do yet is listed in [Known limits](../limits.md).
-
-## Not in this version
+Each setting may be right by itself, and the configuration refused all the same. This list comes from the checks that
+refuse it; [Known limits](../limits.md) lists what the rewrite itself cannot do yet. Not in this version are
 
 """
 
@@ -44,7 +42,7 @@ def settings_page() -> str:
     schema = Config.json_schema()
     parts = [SETTINGS_HEAD + _section("Top level", "", schema)]
     parts += [_section(name, one.get("description", ""), one) for name, one in sorted(schema["$defs"].items())]
-    return "\n".join(parts)
+    return "\n".join([*parts, _limits()])
 
 
 def presets_page() -> str:
@@ -60,8 +58,8 @@ def presets_page() -> str:
     return "\n".join([PRESETS_HEAD + table(*rows), *texts])
 
 
-def limits_page() -> str:
-    """Return the page of what cannot be combined."""
+def _limits() -> str:
+    """Return the section on what cannot be combined."""
     refused = [template(part) for node in ast.walk(ast.parse(inspect.getsource(unsupported))) for part in _said(node)]
     rows = [(_keys(keys), (check.__doc__ or "").strip()) for keys, check in CHECKS]
     rows += [("`cluster`", (check.__doc__ or "").strip()) for check in IN_JOB]

@@ -12,7 +12,7 @@ HEAD = """\
 # Strategies: the list
 
 What `strategy.name` takes, from the registry of builders. `path/to/file.py:Class` names
-[one of your own](../strategies.md#a-builder-of-your-own).
+[one of your own](../writing_strategies.md).
 
 """
 PAGES = {
@@ -24,7 +24,7 @@ PAGES = {
     "PartitionedAR": "partitioned",
     "RandomAxisPartitionAR": "partitioned",
     "Parallax": "parallax",
-    "FSDP": "fsdp",
+    "FSDP": "partitioned",
     "Pipeline": "pipeline",
     "Auto": "auto",
 }

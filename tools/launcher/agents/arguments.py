@@ -21,7 +21,13 @@ def add_elastic_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add = parser.add_argument
     add("--elastic", metavar="MIN:MAX", type=_range, help="go on without workers that are lost")
-    add("--heartbeat", metavar="S", type=seconds, default=1.0, help="from one sign of life to the next (default 1)")
+    add(
+        "--heartbeat",
+        metavar="S",
+        type=seconds,
+        default=1.0,
+        help="seconds from one sign of life of a worker to the next (default 1)",
+    )
     add(
         "--snapshot-dir",
         metavar="D",
@@ -37,8 +43,20 @@ def add_elastic_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--nproc-per-node", metavar="K", type=_count, help="how many workers this host can run (0: it only votes)")
     add("--address", metavar="HOST", help="where the other hosts reach this one (default: as it reaches them)")
-    add("--rdzv-wait", metavar="S", type=seconds, default=10.0, help="for MAX workers, once MIN are there (default 10)")
-    add("--rdzv-timeout", metavar="S", type=seconds, default=300.0, help="for enough hosts, then end (default 300)")
+    add(
+        "--rdzv-wait",
+        metavar="S",
+        type=seconds,
+        default=10.0,
+        help="seconds to wait for MAX workers once MIN are there (default 10)",
+    )
+    add(
+        "--rdzv-timeout",
+        metavar="S",
+        type=seconds,
+        default=300.0,
+        help="seconds to wait for enough hosts before ending (default 300)",
+    )
 
 
 def check_elastic(args: argparse.Namespace, config: Config | None) -> None:
@@ -58,7 +76,9 @@ def check_elastic(args: argparse.Namespace, config: Config | None) -> None:
             hint="leave `cluster` out of it",
         )
     if args.elastic is None:
-        raise ConfigError("how many workers may the job have?", hint="say --elastic MIN:MAX beside --rdzv-endpoint")
+        raise ConfigError(
+            "how many workers may the job have?", hint="say --elastic MIN:MAX together with --rdzv-endpoint"
+        )
     least, most = args.elastic
     if args.workers not in (None, most):
         raise ConfigError(f"-n is {args.workers}, but --elastic {least}:{most} begins with {most}", hint="leave -n out")

@@ -29,6 +29,8 @@ from autograph_rewrite.tools.launcher.agents.wire import Message, Wire
 _TICK = 0.01
 _SOON = 0.3
 """Seconds in which a host refuses a connection."""
+_QUIET, _REMINDED = 5.0, 30.0
+"""Seconds of a meeting until it says what it waits for, and between two times that it says so."""
 
 
 class Meeting:
@@ -36,10 +38,11 @@ class Meeting:
 
     Args:
         state: what it knows.
+        say: takes what a person who waits wants to know.
     """
 
-    def __init__(self, state: State) -> None:
-        self._state, self._lead = state, Lead(state)
+    def __init__(self, state: State, say: Callable[[str], None] = lambda words: None) -> None:
+        self._state, self._lead, self._say = state, Lead(state), say
         self._loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._renewed = 0.0
@@ -60,8 +63,12 @@ class Meeting:
             self._note_snapshots(None)
             state.report = report
         task = self._loop.create_task(self._meet())
+        silent_until = time.monotonic() + _QUIET
         while not task.done():
             self._loop.run_until_complete(asyncio.wait({task}, timeout=0.05))
+            if time.monotonic() > silent_until and not task.done():
+                silent_until = time.monotonic() + _REMINDED
+                self._say(state.waits_for())
             if impatient():
                 task.cancel()
                 self._loop.run_until_complete(asyncio.wait({task}))

@@ -124,6 +124,17 @@ class State:
         """Whether it is too early to give up."""
         return time.monotonic() - self.trouble_since < self.way.patience
 
+    def waits_for(self) -> str:
+        """Return what the next generation waits for."""
+        limit = f"{self.way.patience:g} s (--rdzv-timeout)"
+        if self.leads:
+            here = sum(seat.places for seat in (self.own, *(peer.seat for peer in self.peers.values())))
+            wanted = f"{self.bounds.least} to {self.bounds.most} workers"
+            return f"{here} of {wanted} are here; the others may come to {self.own.address} within {limit}"
+        if self.leader is not None:
+            return f"waits for {self.leader_at}, which leads"
+        return f"nobody who leads answers at {', '.join(self.endpoints)} yet; gives up after {limit}"
+
     def unanswered(self) -> str:
         """Return why this agent gives up: nobody who leads answers."""
         places = f"nobody who leads answers at {', '.join(self.endpoints)}"

@@ -1,4 +1,4 @@
-"""`bisect GRAPH --config C`: the first pass behind which `verify` fails, and the first wrong value and edge."""
+"""`bisect GRAPH --config C`: the first pass after which `verify` fails, and the first wrong value and edge."""
 
 from __future__ import annotations
 

@@ -30,14 +30,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Rewrite, and explain it; nothing is written."""
     from autograph_rewrite.inspect.explain import text_of
+    from autograph_rewrite.inspect.render.table import fitted
     from autograph_rewrite.inspect.report_view import account_of
+    from autograph_rewrite.views import where_time_goes
 
     chosen = config_or_plan(args)
-    account = account_of(ar.rewrite(load_graph(args), chosen, batch=args.batch))
+    item = load_graph(args)
+    account = account_of(ar.rewrite(item, chosen, batch=args.batch))
     if args.json:
         print_json(_data(account))
     else:
-        print(text_of(account), end="")
+        print(fitted(text_of(account)), where_time_goes(item, chosen, args.batch), sep="", end="")
     return 0
 
 

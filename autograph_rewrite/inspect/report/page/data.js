@@ -133,12 +133,13 @@ function make(tag, attributes = {}, ...children) {
 }
 function bytes(count) {
   if (count === null || count === undefined) return "?";
-  for (const [unit, name] of [[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]])
+  for (const [unit, name] of [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]])
     if (count >= unit) return digits(count / unit) + " " + name;
-  return count + " B";
+  return several(Math.round(count), "byte");
 }
-/* Three digits that count, without an exponent. */
-const digits = value => value >= 100 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(3)));
+/* Three digits that count, without an exponent: the rules are those of diagnostics/amounts.py. */
+const digits = value => value >= 99.95 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(3)));
+const percent = share => share < 0.001 ? "< 0.1 %" : (100 * share).toPrecision(3) === "100" && share < 1 ? "> 99.9 %" : String(Number((100 * share).toPrecision(3))) + " %";
 function seconds(value) {
   if (!value) return "0 s";
   if (value >= 1) return digits(value) + " s";

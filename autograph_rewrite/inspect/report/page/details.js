@@ -20,9 +20,10 @@ function ofNode(id, view) {
     pairs([
       ["Op", state.text(id, "op")],
       ["Results", state.text(id, "type")],
-      ["Placement", state.text(id, "placement") || "not known behind this pass"],
+      ["Placement", state.text(id, "placement") || "not known after this pass"],
       ["Runs", { each: "once per replica and micro-batch", replica: "once per replica" }[state.text(id, "span")] || (copies > 1 ? copies + " copies" : "once")],
       ["Devices", state.text(id, "device") || "left to TensorFlow"],
+      ["Predicted", [Costs.node(id, "seconds") ? seconds(Costs.node(id, "seconds")) + " of compute" : "", Costs.node(id, "bytes") ? bytes(Costs.node(id, "bytes")) + " at the peak" : ""].filter(Boolean).join(", ")],
       ["Made by", made ? "pass " + made : "the original graph"],
       ["Origin", origin && origin !== name ? link(origin, view) : ""],
     ]),
@@ -52,7 +53,7 @@ function ofScope(item, view) {
   const top = counts => [...counts].sort((a, b) => b[1] - a[1]).slice(0, 12).map(([text, count]) => [text || "(none)", count.toLocaleString("en")]);
   return [
     make("h2", {}, item.label),
-    pairs([["Nodes", item.count.toLocaleString("en")], ["Exchanged values", exchanged ? String(exchanged) : ""]]),
+    pairs([["Nodes", item.count.toLocaleString("en")], ["Exchanged values", exchanged ? String(exchanged) : ""], ["Predicted", Costs.known ? percent(Costs.share(item, "seconds")) + " of compute, " + percent(Costs.share(item, "bytes")) + " of memory at the peak" : ""]]),
     make("button", { onclick: () => view.toggle(item) }, view.layout.isOpen(item) ? "Fold" : "Open"),
     make("h3", {}, "Ops"), pairs(top(ops)),
     make("h3", {}, "Placements"), pairs(top(placements)),
@@ -73,7 +74,7 @@ function listed(title, some, view) {
 function link(name, view, id) {
   const number = id ?? view.state.names.indexOf(name);
   if (number < 0 || !view.state.has(number)) return make("span", {}, name);
-  return make("a", { href: "#", onclick: event => { event.preventDefault(); view.reveal(number); } }, name);
+  return make("a", { href: "#graph/" + encodeURIComponent(Page.steps[view.state.last].pass) + "/" + encodeURIComponent(name), onclick: event => { event.preventDefault(); view.reveal(number); } }, name);
 }
 
 /* The list of what differs, by kind and by the pass that did it. */

@@ -2,8 +2,10 @@
 /* One drawn graph: scopes fold, colours say device, placement, pass or change; pan by dragging, zoom by the wheel. */
 const SVG = "http://www.w3.org/2000/svg";
 const PALETTE = ["#4477aa", "#66a61e", "#cc6677", "#aa8833", "#7a5bb5", "#2a9d9d", "#b5467c", "#5c6b7a", "#d1793a", "#3b7a57"];
-const CHANGE_COLOURS = ["#e8ebef", "#2e9d4d", "#d03b3b", "#d9920a"];
-const PLAIN = "#eef1f5";
+const CHANGE_COLOURS = ["var(--tag)", "#2e9d4d", "#d03b3b", "#d9920a"];
+const PLAIN = "var(--node)";
+/* What no model has asked for: hidden until somebody wants it. */
+const BOOKKEEPING = /^(save(_\d+)?|autograph_(batch|keys)[^/]*|init(_\d+)?|report_uninitialized_variables[^/]*)(\/|$)/;
 
 function svg(tag, attributes = {}, text) {
   const element = document.createElementNS(SVG, tag);
@@ -37,31 +39,35 @@ const Colours = (() => {
 })();
 
 class GraphView {
-  constructor(pane, { open, onselect, ontoggle }) {
+  constructor(pane, { open, onselect, ontoggle, onmove }) {
     this.open = open;
     this.onselect = onselect;
     this.ontoggle = ontoggle || (() => {});
+    this.onmove = onmove || (() => {});
+    this.shapes = true;
+    this.bookkeeping = false;
     this.colour = "device";
     this.selected = null;
-    this.svg = svg("svg", { class: "drawing", tabindex: "0" });
+    this.svg = svg("svg", { class: "drawing", tabindex: "0", role: "application", "aria-label": "Graph: arrows choose a node, Enter opens a scope, Escape closes it, + - 0 zoom" });
     this.world = svg("g");
     this.svg.append(arrowheads(), this.world);
-    this.legend = make("div", { class: "legend" });
+    this.legend = make("span", { class: "legend-items" });
     this.title = make("div", { class: "pane-title" });
-    pane.append(this.svg, this.legend, this.title, make("div", { class: "zoom" },
-      make("button", { title: "Fit", onclick: () => this.fit() }, "⤢"),
-      make("button", { title: "Zoom in", onclick: () => this.zoom(1.25) }, "+"),
-      make("button", { title: "Zoom out", onclick: () => this.zoom(0.8) }, "−")));
+    pane.append(this.title, this.svg, make("div", { class: "legend" }, this.legend, make("div", { class: "zoom" },
+      make("button", { title: "Fit ( 0 )", onclick: () => this.fit() }, "⤢"),
+      make("button", { title: "Zoom in ( + )", onclick: () => this.zoom(1.25) }, "+"),
+      make("button", { title: "Zoom out ( - )", onclick: () => this.zoom(0.8) }, "−"),
+      make("button", { title: "Save what is drawn as an image", onclick: () => this.save() }, "SVG"))));
     this.at = { x: 0, y: 0, scale: 1 };
     this.listen();
   }
   show(state, { constants = false, changes = null, keep = true } = {}) {
-    const same = this.state === state && this.constants === constants;
+    const same = this.state === state && this.constants === constants && this.tree.bookkeeping === this.bookkeeping;
     this.changes = changes;
     if (!same) {
       this.state = state;
       this.constants = constants;
-      this.tree = new Tree(state, { constants });
+      this.tree = new Tree(state, { constants, bookkeeping: this.bookkeeping });
       this.layout = new Layout(this.tree, this.open);
       this.mixes = new Map();
     }
@@ -80,6 +86,7 @@ class GraphView {
   }
   refold() { this.layout.kept.clear(); this.draw(); }
   reveal(id) {
+    if (!this.tree.scopeOf.has(id) && this.state.has(id)) { this.bookkeeping = true; this.show(this.state, { constants: this.constants, changes: this.changes }); }
     const path = this.tree.pathTo(id);
     if (!path.length) return;
     for (const item of path) if (!item.isLeaf) this.open.add(item.key);
@@ -126,10 +133,19 @@ class GraphView {
       path += `Q${x},${y} ${i === points.length - 2 ? [nx, ny] : [(x + nx) / 2, (y + ny) / 2]}`;
     }
     if (points.length === 2) path += "L" + points[1];
-    const element = svg("path", { d: path, class: line.exchanged ? "line exchanged" : "line", "stroke-width": Math.min(1 + Math.log2(line.count) / 2, 4), "marker-end": line.exchanged ? "url(#head-exchanged)" : "url(#head)" });
+    const drawn = svg("g"), element = svg("path", { d: path, class: line.exchanged ? "line exchanged" : "line", "stroke-width": Math.min(1 + Math.log2(line.count) / 2, 4), "marker-end": line.exchanged ? "url(#head-exchanged)" : "url(#head)" });
     const names = line.sample.map(id => this.state.names[id]).join("\n");
     element.append(svg("title", {}, several(line.count, "value") + (line.exchanged ? ", " + line.exchanged + " exchanged between replicas" : "") + "\n" + names));
-    return element;
+    drawn.append(element);
+    const middle = points[Math.floor((points.length - 1) / 2)], next = points[Math.floor((points.length - 1) / 2) + 1] || middle;
+    const told = this.shapes && !line.leaf ? this.shapeOf(line.sample[0]) : "";
+    if (told) drawn.append(svg("text", { class: "shape-of-line", x: (middle[0] + next[0]) / 2, y: (middle[1] + next[1]) / 2 + 3 }, told + (line.count > 1 ? " +" + (line.count - 1) : "")));
+    return drawn;
+  }
+  /* The shape of a node's first result; where a pass has left none, that of the original, whose batch is open. */
+  shapeOf(id) {
+    const found = [this.state, Page.state(0)].filter(state => state.has(id)).map(state => /\[[^\]]*\]/.exec(state.text(id, "type"))).find(Boolean);
+    return found ? found[0] : "";
   }
   box(item, box, depth) {
     const open = this.layout.isOpen(item), leaf = item.isLeaf;
@@ -139,19 +155,20 @@ class GraphView {
       group.append(svg("rect", { class: "copy", x: shift, y: shift, width: box.width, height: box.height, rx: leaf ? 13 : 5 }));
     const mix = this.mix(item);
     const main = mix.length === 1 ? mix[0].colour : PLAIN;
-    group.append(svg("rect", { class: "face", width: box.width, height: box.height, rx: leaf ? 13 : 5, fill: open ? (depth % 2 ? "#ffffff" : "#f7f8fa") : tint(main), stroke: main === PLAIN ? "#aab4c0" : main }));
+    group.append(svg("rect", { class: "face", width: box.width, height: box.height, rx: leaf ? 13 : 5, style: `fill: ${open ? (depth % 2 ? "var(--open-odd)" : "var(--open)") : mix[0] && mix[0].heat ? main : tint(main)}; stroke: ${main.startsWith("var(") || (mix[0] && mix[0].heat) ? "var(--node-line)" : main}` }));
     if (!leaf && mix.length > 1) {  /* how much of the scope has which colour */
       let x = 1;
       const room = box.width - 2, sum = mix.reduce((total, one) => total + one.count, 0);
-      for (const one of mix) { const width = room * one.count / sum; group.append(svg("rect", { x, y: open ? 0.5 : box.height - 5, width, height: 4, fill: one.colour })); x += width; }
+      for (const one of mix) { const width = room * one.count / sum; group.append(svg("rect", { x, y: open ? 0.5 : box.height - 5, width, height: 4, style: "fill: " + one.colour })); x += width; }
     }
     const badge = leaf ? (copies > 1 ? "×" + copies : "") : item.count.toLocaleString("en");
     const space = box.width - 18 - (badge ? measure(badge) + 6 : 0);
     const mark = leaf ? "" : open ? "▾ " : "▸ ";
     group.append(svg("text", { class: "name", x: 9, y: 17 }, mark + cut(item.label, leaf ? space : (space - 12) / 1.1)));
     if (badge) group.append(svg("text", { class: "badge", x: box.width - 8, y: 17, "text-anchor": "end" }, badge));
+    if (leaf && this.shapes) { const told = this.shapeOf(item.id); if (told) group.append(svg("text", { class: "shape", x: 12, y: box.height + 10 }, cut(told, Math.max(60, box.width)))); }
     if (!open && this.exchanges(item)) group.append(svg("circle", { class: "exchange", cx: box.width - 3, cy: 3, r: 4.5 }));
-    group.append(svg("title", {}, leaf ? this.state.names[item.id] + "\n" + this.state.text(item.id, "op") : item.label + "\n" + several(item.count, "node")));
+    group.append(svg("title", {}, leaf ? this.state.names[item.id] + "\n" + this.state.text(item.id, "op") + "\n" + this.state.text(item.id, "type") : item.label + "\n" + several(item.count, "node") + (mix[0] && mix[0].heat ? "\n" + mix[0].text : "")));
     group.addEventListener("click", event => { event.stopPropagation(); if (this.dragged) return; this.select(item); });
     group.addEventListener("dblclick", event => { event.stopPropagation(); this.toggle(item); });
     if (!leaf) {
@@ -197,6 +214,12 @@ class GraphView {
     const key = this.colour + (this.changes ? "\nchange" : "");
     let kept = this.mixes.get(item);
     if (kept && kept.key === key) return kept.mix;
+    if (HEAT[this.colour]) {
+      const share = Costs.share(item, HEAT[this.colour]);
+      const mix = [{ text: percent(share) + " of " + this.colour, count: item.count, colour: heat(share), heat: true }];
+      this.mixes.set(item, { key, mix });
+      return mix;
+    }
     const counts = new Map();
     item.eachId(id => { const text = this.said(id); counts.set(text, (counts.get(text) || 0) + 1); });
     let mix = [...counts].map(([text, count]) => ({ text, count, colour: this.colourOf(text) })).sort((a, b) => b.count - a.count);
@@ -211,18 +234,32 @@ class GraphView {
   }
   colourOf(text) { return this.colour === "change" ? CHANGE_COLOURS[CHANGES.indexOf(text)] : Colours.of(this.colour, text); }
   drawLegend() {
-    const mix = this.mix(this.tree.root).slice(0, 12);
+    const mix = HEAT[this.colour] ? [0.01, 0.1, 0.5, 1].map(share => ({ text: percent(share) + " of the step's " + this.colour, colour: heat(share), count: "" })) : this.mix(this.tree.root).slice(0, 12);
     this.legend.replaceChildren(...mix.map(one => make("span", {}, swatch(one.colour), shortList(one.text || "(none)") + "  " + one.count.toLocaleString("en"))),
       make("span", {}, make("i", { class: "swatch line-swatch" }), make("i", { class: "swatch dot-swatch" }), "exchanged between replicas"));
   }
 
-  move() { this.world.setAttribute("transform", `translate(${this.at.x},${this.at.y}) scale(${this.at.scale})`); }
+  move(told = true) { this.world.setAttribute("transform", `translate(${this.at.x},${this.at.y}) scale(${this.at.scale})`); if (told) this.onmove(this.at); }
+  /* What is drawn, as a file of its own. */
+  image() {
+    const copy = this.svg.cloneNode(true), world = copy.querySelector("g"), { width, height } = this.extent;
+    world.removeAttribute("transform");
+    for (const [key, value] of Object.entries({ xmlns: SVG, width: Math.ceil(width), height: Math.ceil(height), viewBox: `0 0 ${Math.ceil(width)} ${Math.ceil(height)}` })) copy.setAttribute(key, value);
+    const rules = [...document.styleSheets].flatMap(sheet => [...sheet.cssRules]).map(rule => rule.cssText).filter(text => /^:root|prefers-color|\.(item|line|link|exchange|shape)/.test(text));
+    copy.prepend(svg("style", {}, rules.join("\n") + "\nsvg { background: var(--drawing); }"));
+    return new XMLSerializer().serializeToString(copy);
+  }
+  save() {
+    const address = URL.createObjectURL(new Blob([this.image()], { type: "image/svg+xml" }));
+    make("a", { href: address, download: document.title.split(" ")[0] + ".svg" }).click();
+    URL.revokeObjectURL(address);
+  }
   fit(most = 1.1) {
     const { width, height } = this.svg.getBoundingClientRect();
     if (!width) return;
-    const whole = Math.min((width - 20) / this.extent.width, (height - 70) / this.extent.height);
-    const scale = Math.min(most, Math.max(whole, Math.min(0.8, (width - 20) / this.extent.width), 0.62));  /* names stay legible */
-    this.at = { scale, x: (width - this.extent.width * scale) / 2, y: 36 };
+    const whole = Math.min((width - 20) / this.extent.width, (height - 16) / this.extent.height);
+    const scale = Math.min(most, Math.max(whole, 0.4));  /* names stay legible */
+    this.at = { scale, x: Math.max(10, (width - this.extent.width * scale) / 2), y: 8 };
     this.move();
   }
   zoom(factor, x, y) {
@@ -232,7 +269,32 @@ class GraphView {
     this.at = { scale, x: x - (x - this.at.x) * scale / this.at.scale, y: y - (y - this.at.y) * scale / this.at.scale };
     this.move();
   }
+  key(event) {
+    const step = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
+    const zoom = { "+": 1.25, "=": 1.25, "-": 0.8 }[event.key];
+    if (step) this.choose(...step);
+    else if (zoom) this.zoom(zoom);
+    else if (event.key === "0") this.fit();
+    else if (event.key === "Enter" && this.selected) { this.toggle(this.selected); }
+    else if (event.key === "Escape" && this.selected) { const above = this.selected.parent; if (above && above !== this.tree.root) { this.select(above); this.toggle(above); } else this.select(null); }
+    else return;
+    event.preventDefault();
+  }
+  /* Select the nearest item to the left, right, top or bottom of the selected one. */
+  choose(x, y) {
+    const middle = box => [box.x + box.width / 2, box.y + SIZE.height / 2];
+    const own = this.selected && this.boxes.get(this.selected), from = own ? middle(own) : [this.extent.width / 2, 0];
+    let best = null, least = Infinity;
+    for (const [item, box] of this.boxes) {
+      if (item === this.selected) continue;
+      const [dx, dy] = [middle(box)[0] - from[0], middle(box)[1] - from[1]], along = dx * x + dy * y, across = Math.abs(dx * y) + Math.abs(dy * x);
+      if (own && along <= 1) continue;
+      if (along + 2 * across < least) { least = along + 2 * across; best = item; }
+    }
+    if (best) { this.select(best); this.center(best); }
+  }
   listen() {
+    this.svg.addEventListener("keydown", event => this.key(event));
     let from = null;
     this.svg.addEventListener("pointerdown", event => { from = { x: event.clientX - this.at.x, y: event.clientY - this.at.y, sx: event.clientX, sy: event.clientY }; this.dragged = false; });
     window.addEventListener("pointermove", event => {
@@ -254,16 +316,13 @@ class GraphView {
 /* CPU:0, CPU:1, ..., CPU:7 in short. */
 function shortList(text) { const some = text.split(", "); return some.length > 3 ? `${some[0]} … ${some[some.length - 1]} (${some.length})` : text; }
 function swatch(colour) { const element = make("i", { class: "swatch" }); element.style.background = colour; return element; }
-function tint(colour) {
-  if (colour === PLAIN) return "#f1f3f6";
-  const parts = [1, 3, 5].map(at => parseInt(colour.slice(at, at + 2), 16));
-  return "rgb(" + parts.map(part => Math.round(part * 0.24 + 255 * 0.76)).join(",") + ")";
-}
+const tint = colour => colour.startsWith("var(") ? colour : `color-mix(in srgb, ${colour} 24%, var(--face))`;
+const HEAT = { time: "seconds", memory: "bytes" };
 function arrowheads() {
   const defs = svg("defs");
-  for (const [id, colour] of [["head", "#9aa5b1"], ["head-exchanged", "#e8590c"], ["head-in", "#1c7ed6"], ["head-out", "#7048e8"]]) {
+  for (const [id, colour] of [["head", "var(--wire)"], ["head-exchanged", "var(--exchange)"], ["head-in", "#1c7ed6"], ["head-out", "#7048e8"]]) {
     const marker = svg("marker", { id, viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 8, markerHeight: 8, orient: "auto", markerUnits: "userSpaceOnUse" });
-    marker.append(svg("path", { d: "M0,0L8,4L0,8z", fill: colour }));
+    marker.append(svg("path", { d: "M0,0L8,4L0,8z", style: "fill: " + colour }));
     defs.append(marker);
   }
   return defs;

@@ -100,7 +100,7 @@ function linesWithin(items, state) {
     if (from < 0 || from === to) return;
     const key = from * items.length + to;
     let line = found.get(key);
-    if (!line) { line = { from, to, count: 0, exchanged: 0, sample: [] }; found.set(key, line); }
+    if (!line) { line = { from, to, leaf: items[from].isLeaf, count: 0, exchanged: 0, sample: [] }; found.set(key, line); }
     line.count++;
     if (line.sample.length < 5) line.sample.push(producer);
     if (Reshards.isExchanged(producer)) line.exchanged++;

@@ -93,9 +93,10 @@ function grouped(parent, items, tree, again = false) {
 }
 
 class Tree {
-  constructor(state, { constants = false } = {}) {
+  constructor(state, { constants = false, bookkeeping = false } = {}) {
     this.state = state;
     this.constants = constants;
+    this.bookkeeping = bookkeeping;
     this.leafOf = new Map();
     this.root = new Scope("", "", null);
     this.scopeOf = new Map();
@@ -112,6 +113,7 @@ class Tree {
       return scope;
     };
     for (const id of state.ids) {
+      if (!bookkeeping && BOOKKEEPING.test(state.names[id].replace(/^replica_\*\//, ""))) continue;
       const scope = find(scopeName(state.names[id]));
       scope.leaves.push(id);
       this.scopeOf.set(id, scope);
@@ -129,6 +131,7 @@ class Tree {
   shows(id) { return this.constants || this.state.text(id, "op") !== "Const"; }
   /* From the outermost scope to the node: the items that have to be open to see it, and it. */
   pathTo(id) {
+    if (!this.scopeOf.has(id)) return [];
     for (const scope of this.chain(id))
       if (scope === this.root || scope.leaves.length || scope.children.size !== 1) scope.items(this);
     const leaf = this.leafOf.get(id);

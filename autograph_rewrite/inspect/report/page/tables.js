@@ -6,7 +6,7 @@ function table(columns, rows, { filter = true, note = "" } = {}) {
   columns = columns.filter(column => rows.some(row => !["", null, undefined].includes(column.of(row))));
   let sorted = null, up = false, text = "";
   const body = make("tbody"), count = make("span", { class: "small" });
-  const heads = columns.map((column, index) => make("th", { class: column.number ? "number" : "", onclick: () => { up = sorted === index ? !up : !column.number; sorted = index; fill(); } }, column.title));
+  const heads = columns.map((column, index) => head(column.title, () => { up = sorted === index ? !up : !column.number; sorted = index; fill(); }, { class: column.number ? "number" : "" }));
   function fill() {
     let shown = rows;
     if (text) shown = shown.filter(row => columns.some(column => String(column.of(row) ?? "").toLowerCase().includes(text)));
@@ -14,7 +14,7 @@ function table(columns, rows, { filter = true, note = "" } = {}) {
       const key = columns[sorted].key || columns[sorted].of;
       shown = [...shown].sort((a, b) => { const x = key(a) ?? -Infinity, y = key(b) ?? -Infinity; return (x < y ? -1 : x > y ? 1 : 0) * (up ? 1 : -1); });
     }
-    heads.forEach((head, index) => head.classList.toggle("sorted", index === sorted));
+    heads.forEach((one, index) => { one.classList.toggle("sorted", index === sorted); one.setAttribute("aria-sort", index !== sorted ? "none" : up ? "ascending" : "descending"); });
     body.replaceChildren(...shown.slice(0, ROWS).map(row => make("tr", {}, columns.map(column => {
       const value = column.draw ? column.draw(row) : column.of(row);
       return make("td", { class: (column.number ? "number" : "") + (column.wide ? " wide" : ""), title: column.wide ? String(column.of(row) ?? "") : null }, value ?? "");
@@ -27,18 +27,38 @@ function table(columns, rows, { filter = true, note = "" } = {}) {
     make("div", { class: "scroll" }, make("table", {}, make("thead", {}, make("tr", {}, heads)), body)));
 }
 
+/* A heading that sorts, by the pointer or by Enter. */
+function head(title, sort, attributes) {
+  return make("th", { ...attributes, tabindex: "0", onclick: sort, onkeydown: event => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); sort(); } } }, title);
+}
+/* Whether the rewrite computes what one device does, as `verify` has found; or that nobody has looked. */
+function verdict() {
+  const found = Data.get("verified"), box = (kind, title, ...rest) => make("div", { class: "verdict " + kind }, make("b", {}, title), rest);
+  if (!Data.get("overview").rewrite) return null;
+  if (!found) return box("", "Not verified.", "autograph-rewrite report --verify trains some steps of both graphs, and writes here whether they agree.");
+  const row = one => make("tr", {}, make("td", { class: "number" }, typeof one.error === "number" ? one.error.toExponential(1) : one.error), make("td", {}, one.kind), make("td", {}, one.name), make("td", {}, one.ok ? (one.noise ? "rounding" : "") : "differs at " + one.where));
+  const open = found.notes.filter(text => text.startsWith("not covered")), others = found.notes.filter(text => !text.startsWith("not covered"));
+  return box(found.ok ? "good" : "bad", found.ok ? "Verified:" : "Not the same:", found.text.split("\n")[0],
+    make("details", {}, make("summary", {}, "Errors by variable, the certificate, what was not looked at"),
+      make("table", { class: "passes" }, found.rows.slice(0, 200).map(row)),
+      make("p", {}, open.length ? "The certificate followed every pass, and could not check:" : "The certificate followed every pass: each leaves a graph that computes what the original does."),
+      make("ul", {}, open.map(text => make("li", {}, text.replace("not covered by the certificate: ", "")))),
+      make("p", {}, "Outside of it: loading, kernels of accelerators, and other feeds than those of these steps."),
+      make("ul", {}, others.map(text => make("li", {}, text)))));
+}
+
 function card(value, label, small, kind) { return make("div", { class: "card " + (kind || "") }, make("b", {}, value), make("span", {}, label), small ? make("small", {}, small) : null); }
 
 function showOverview(view) {
   const { graph, rewrite, notes } = Data.get("overview"), step = Data.get("step");
-  const cards = [card(graph.nodes.toLocaleString("en"), "nodes in the original graph", several(graph.variables, "variable"))];
+  const cards = [card(graph.nodes.toLocaleString("en"), "nodes in the original graph", several(graph.variables, "variable") + (graph.slots ? ", " + several(graph.slots, "slot") : ""))];
   if (rewrite) {
     const share = rewrite.coverage.share;
     cards.unshift(card(rewrite.replicas + (rewrite.micro > 1 ? " × " + rewrite.micro : ""), rewrite.micro > 1 ? "replicas × micro-batches" : "replicas", rewrite.mode + " variables"),
       card((share === 1 ? "100" : Math.min(99.99, share * 100).toFixed(2)) + " %", "of the step's FLOPs divided", digits(rewrite.coverage.flops / 1e9) + " GFLOP", share < 0.9 ? "warn" : "good"));
     if (step) cards.push(card(seconds(step.step_seconds), "predicted step", step.batch.toLocaleString("en") + " examples, " + seconds(step.exposed_seconds) + " only communicate"), card(bytes(step.peak_bytes), "peak memory of a device", "variables " + bytes(Math.max(...step.devices.map(one => one.variable_bytes)))));
-    cards.push(card(bytes(rewrite.exchanged_bytes), "handed over by each member", several(rewrite.exchanges, "exchange") + ", " + rewrite.batch.toLocaleString("en") + " examples"));
-    cards.push(card(rewrite.nodes_after.toLocaleString("en"), "nodes in the rewritten graph", rewrite.seconds ? "rewritten in " + seconds(rewrite.seconds) : ""));
+    cards.push(card(bytes(rewrite.exchanged_bytes), "handed over by each member", several(rewrite.exchanges, "value") + " in " + several(Data.get("exchanges").length, "exchange") + ", " + several(rewrite.batch, "example")));
+    cards.push(card(rewrite.nodes_after.toLocaleString("en"), "nodes that run, all copies counted", rewrite.seconds ? "rewritten in " + seconds(rewrite.seconds) : ""));
   }
   const told = [];
   for (const text of graph.warnings) told.push(["warning", text]);
@@ -49,7 +69,8 @@ function showOverview(view) {
     for (const note of rewrite.plan_notes) told.push(["plan", note]);
   }
   for (const text of notes) told.push(["note", text]);
-  view.append(make("div", { class: "cards" }, cards),
+  const cost = Data.get("cost");
+  view.append(...[verdict(), make("div", { class: "cards" }, cards), cost && cost.levers.length ? make("h2", {}, "Where the time goes") : null, cost ? make("ul", { class: "levers" }, cost.levers.map(text => make("li", {}, text))) : null].filter(Boolean),
     make("div", { class: "columns" },
       make("div", {}, make("h2", {}, "Warnings and notes"),
         told.length ? make("ul", { class: "told" }, told.slice(0, 200).map(([kind, text]) => make("li", {}, make("span", { class: "tag " + kind.replace(" ", "-") }, kind), text))) : make("p", { class: "hint" }, "Nothing to note: what depends on the batch is divided, and everything is exact."),
@@ -122,8 +143,9 @@ function showMemory(view) {
   const most = Math.max(...step.devices.map(one => one.peak_bytes));
   view.append(make("h2", {}, `Memory of each device in a step of ${step.batch.toLocaleString("en")} examples (predicted)`),
     ...step.devices.map((device, index) => {
-      const rest = device.peak_bytes - device.variable_bytes - device.activation_bytes - device.gradient_bytes;
-      const parts = [["variables and slots", device.variable_bytes, "#4477aa"], ["activations", device.activation_bytes, "#e08a1e"], ["sums of gradients", device.gradient_bytes, "#8a6fb8"], [device.activation_bytes ? "others" : "activations, gradients and temporaries", rest, "#66a61e"]].filter(([, count]) => count > 0);
+      let rest = device.peak_bytes;
+      const part = count => { const taken = Math.min(count, rest); rest -= taken; return taken; };  /* each has its own peak; together they are that of the device */
+      const parts = [["variables and slots", part(device.variable_bytes), "#4477aa"], ["activations", part(device.activation_bytes), "#e08a1e"], ["sums of gradients", part(device.gradient_bytes), "#8a6fb8"], [device.activation_bytes ? "others" : "activations, gradients and temporaries", rest, "#66a61e"]].filter(([, count]) => count > 0);
       const row = make("div", { class: "memory-bar" }, parts.map(([text, count, colour]) => { const one = make("i", { title: text + ": " + bytes(count) }); one.style.width = 100 * count / most + "%"; one.style.background = colour; return one; }));
       return make("div", { class: "memory-row" }, make("b", {}, (device.count > 1 ? device.count + " × " : "") + device.name), row,
         make("div", { class: "small" }, bytes(device.peak_bytes) + " at its peak: ", parts.map(([text, count, colour]) => make("span", {}, swatch(colour), text + " " + bytes(count) + "  "))),

@@ -29,17 +29,18 @@ function showTimeline(view) {
     canvas.width = width * ratio; canvas.height = height * ratio;
     canvas.style.width = width + "px"; canvas.style.height = height + "px";
     const pen = canvas.getContext("2d"), scale = (width - LEFT - 10) / (to - from);
+    const [ink, soft, line, ground] = ["--ink", "--soft", "--line", "--thin"].map(name => getComputedStyle(document.documentElement).getPropertyValue(name));
     pen.scale(ratio, ratio);
     pen.font = "12px system-ui, sans-serif";
     const unit = 10 ** Math.floor(Math.log10((to - from) / 5)), tick = unit * ((to - from) / unit > 25 ? 5 : (to - from) / unit > 10 ? 2 : 1);
     for (let at = Math.ceil(from / tick) * tick; at <= to; at += tick) {
       const x = LEFT + (at - from) * scale;
-      pen.fillStyle = "#e6e9ee"; pen.fillRect(x, 20, 1, height - 20);
-      pen.fillStyle = "#5c6773"; pen.fillText(seconds(at / 1e6), x + 3, 14);
+      pen.fillStyle = line; pen.fillRect(x, 20, 1, height - 20);
+      pen.fillStyle = soft; pen.fillText(seconds(at / 1e6), x + 3, 14);
     }
     for (const lane of lanes) {
-      pen.fillStyle = "#f3f5f8"; pen.fillRect(LEFT, lane.top, width - LEFT - 10, lane.rows * ROW);
-      pen.fillStyle = "#1f2933"; pen.font = "600 12px system-ui, sans-serif";
+      pen.fillStyle = ground; pen.fillRect(LEFT, lane.top, width - LEFT - 10, lane.rows * ROW);
+      pen.fillStyle = ink; pen.font = "600 12px system-ui, sans-serif";
       const use = device(lane);
       pen.fillText(cut((use && use.count > 1 ? use.count + " × " : "") + lane.title, LEFT - 14), 4, lane.top + 13);
       pen.font = "11px system-ui, sans-serif";
@@ -81,6 +82,7 @@ function showTimeline(view) {
     draw();
   }, { passive: false });
   window.addEventListener("resize", draw);
+  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
   draw();
 }
 /* Lanes by name, what overlaps in rows of its own. */

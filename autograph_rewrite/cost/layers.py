@@ -1,0 +1,154 @@
+"""The cost of a step by layer: nodes are summed up by name scope, and gradients count with the layer that they are of.
+
+layer_0/MatMul, gradients/layer_0/MatMul_grad/MatMul, gradient_tape/layer_0/MatMul_1      layer_0
+gradients/AddN_3                                                                         gradients
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from autograph_rewrite.diagnostics.amounts import duration, size
+
+SHOWN = 16
+"""So many layers are shown at most."""
+WORTH_OPENING = 0.25
+"""A scope that takes more than this part of the step is shown as what is in it."""
+TOP, ITSELF = "(no scope)", "(itself)"
+_GRADIENTS = re.compile(r"gradients(_\d+)?|gradient_tape")
+
+
+@dataclass(frozen=True)
+class NodeUse:
+    """What one node costs, and the exchange of what it makes.
+
+    Attributes:
+        name: of the node in the original graph.
+        seconds: for which it keeps the device busy; of a CPU with several cores, for which it would keep all of them.
+        exchange_seconds: for which links exchange what it makes.
+        exchanged_bytes: of what it makes, that one member hands over.
+        peak_bytes: of what it makes, that the fullest device has at its peak; of a variable, what that takes.
+    """
+
+    name: str
+    seconds: float
+    exchange_seconds: float
+    exchanged_bytes: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A name scope, and what all of its nodes cost together: the figures are those of `NodeUse`."""
+
+    name: str
+    depth: int
+    nodes: int
+    seconds: float
+    exchange_seconds: float
+    exchanged_bytes: int
+    peak_bytes: int
+
+
+COLUMNS = ("layer", "#nodes", "#computes", "#exchanges", "#handed over", "#at the peak")
+
+
+def cells(one: Layer) -> tuple[str, ...]:
+    """Return the row of a layer."""
+    exchanged = (duration(one.exchange_seconds), size(one.exchanged_bytes)) if one.exchanged_bytes else ("", "")
+    return one.name, f"{one.nodes:,}", duration(one.seconds), *exchanged, size(one.peak_bytes)
+
+
+def scope_of(name: str) -> tuple[str, ...]:
+    """Return the scopes of a node's layer, outermost first."""
+    parts = name.split("/")
+    marks = [at for at, part in enumerate(parts[:-1]) if _GRADIENTS.fullmatch(part)]
+    if marks:
+        parts = parts[marks[-1] + 1 :]
+        ends = [at for at, part in enumerate(parts) if part.endswith("_grad")]
+        parts = parts[: ends[0] + 1] if ends else parts
+        return tuple(parts[:-1]) or ("gradients",)
+    return tuple(parts[:-1]) or (TOP,)
+
+
+@dataclass
+class Scope:
+    """A scope while its nodes are summed up."""
+
+    path: tuple[str, ...] = ()
+    children: dict[str, Scope] = field(default_factory=dict)
+    nodes: int = 0
+    seconds: float = 0.0
+    exchange_seconds: float = 0.0
+    exchanged_bytes: int = 0
+    peak_bytes: int = 0
+
+    def add(self, one: NodeUse) -> None:
+        """Count a node."""
+        self.nodes += 1
+        self.seconds += one.seconds
+        self.exchange_seconds += one.exchange_seconds
+        self.exchanged_bytes += one.exchanged_bytes
+        self.peak_bytes += one.peak_bytes
+
+    @property
+    def cost(self) -> tuple[float, int]:
+        """What scopes are ordered by."""
+        return -self.seconds - self.exchange_seconds, -self.peak_bytes
+
+    @property
+    def ordered(self) -> list[Scope]:
+        """Its scopes, the dearest first; one that holds nothing but another scope is that one."""
+        return sorted((one.innermost for one in self.children.values()), key=lambda one: (*one.cost, one.path))
+
+    @property
+    def innermost(self) -> Scope:
+        """The scope itself, or the only one in it if that holds all of its nodes."""
+        scope = self
+        while len(scope.children) == 1 and (inner := next(iter(scope.children.values()))).nodes == scope.nodes:
+            scope = inner
+        return scope
+
+    @property
+    def parts(self) -> list[Scope]:
+        """Its scopes, and the nodes that are in none of them."""
+        rest = Scope((*self.path, ITSELF))
+        for key in ("nodes", "seconds", "exchange_seconds", "exchanged_bytes", "peak_bytes"):
+            setattr(rest, key, getattr(self, key) - sum(getattr(one, key) for one in self.children.values()))
+        return [*self.ordered, *([rest] if rest.nodes else [])]
+
+    def layer(self, depth: int = 0) -> Layer:
+        """Return what it costs."""
+        sums = self.nodes, self.seconds, self.exchange_seconds, self.exchanged_bytes, self.peak_bytes
+        return Layer("/".join(self.path), depth, *sums)
+
+
+def tree(nodes: Iterable[NodeUse]) -> Scope:
+    """Return the scopes of nodes, with their costs."""
+    root = Scope()
+    for one in nodes:
+        scope = root
+        scope.add(one)
+        for part in scope_of(one.name):
+            scope = scope.children.setdefault(part, Scope((*scope.path, part)))
+            scope.add(one)
+    return root
+
+
+def rows(scope: Scope, depth: int = 0) -> Iterator[Layer]:
+    """Yield every scope below one, each before those in it, the dearest first."""
+    for one in scope.ordered:
+        yield one.layer(depth)
+        yield from rows(one, depth + 1)
+
+
+def dearest(root: Scope) -> tuple[Layer, ...]:
+    """Return the dearest scopes, none of them within another: a scope that takes much is shown as what is in it."""
+    shown = root.ordered
+    while True:
+        wide = [one for one in shown if one.cost[0] < WORTH_OPENING * root.cost[0] and one.children]
+        if not wide or len(shown) + len(wide[0].children) > 2 * SHOWN:
+            return tuple(one.layer() for one in shown[:SHOWN])
+        shown = sorted([*(one for one in shown if one is not wide[0]), *wide[0].parts], key=lambda one: one.cost)
