@@ -132,7 +132,7 @@ class GraphItem(NotebookView, TrainingGraph):
 
     @classmethod
     def from_keras(cls, model: Any, *specs: Any, batch_inputs: Mapping[str, int | None] | None = None) -> GraphItem:
-        """Trace the train step of a compiled Keras 3 model on `(x, y[, sample_weight])` specs.
+        """Trace the train step of a compiled Keras model on `(x, y[, sample_weight])` specs.
 
         Args:
             model: built and compiled.

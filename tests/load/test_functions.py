@@ -223,7 +223,7 @@ def test_what_cannot_be_traced_is_a_graph_error_with_the_cause() -> None:
 
 
 def test_what_is_no_compiled_keras_model_is_a_graph_error() -> None:
-    with pytest.raises(GraphError, match="expected a Keras 3 model"):
+    with pytest.raises(GraphError, match="expected a Keras model"):
         GraphItem.from_keras(tf.Module(), Spec([None]))
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     with pytest.raises(GraphError, match="is not compiled"):
